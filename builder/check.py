@@ -1,0 +1,59 @@
+"""The check at the end of a build: the bundle against Hugging Face and against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..runtime import Engine, SamplingParams
+from ..runtime.errors import ExecutionError
+from ..runtime.verify import Case, compare, plain
+from .reference import Reference
+
+NEW_TOKENS = 32
+PROMPTS = (
+    "The quick brown fox jumps over the lazy dog, and then",
+    "def fibonacci(n):\n    ",
+    "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 日本語も",
+    "\n",
+    "1, 2, 3, 4, 5, 6, 7, 8, ",
+)
+
+
+def tokenize(tokenizer: Any, max_seq_len: int) -> list[list[int]]:
+    """The check's prompts as token ids, cut to what the bundle holds with some output."""
+    room = max(1, max_seq_len - NEW_TOKENS)
+    prompts = [tokenizer(text)["input_ids"][:room] for text in PROMPTS]
+    return [ids for ids in prompts if ids]
+
+
+def check(folder: Path, references: Sequence[Reference]) -> dict[str, Any]:
+    """Decode with and without speculation, greedy and sampled; raises ExecutionError where tokens really differ."""
+    prompts = [reference.prompt for reference in references]
+    greedy = SamplingParams(max_new_tokens=NEW_TOKENS, seed=0)
+    sampled = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=1.0, top_p=0.95, seed=0)
+    with Engine.load(folder) as engine:
+        gap = max(float(np.abs(engine.logits(r.prompt) - r.logits).max()) for r in references)
+        off = SamplingParams(max_new_tokens=NEW_TOKENS, seed=0, speculation="off")
+        hugging_face = [reference.tokens for reference in references]
+        cases = [compare(engine, "plain decoding against Hugging Face", prompts, off, hugging_face)]
+        for name, params in (("greedy", greedy), ("temperature 1, top-p 0.95", sampled)):
+            expected = plain(engine, prompts, params)
+            cases.append(compare(engine, f"{name}: default tree against plain decoding", prompts, params, expected))
+        bound = engine.manifest.exactness_bound
+    _raise_real(cases)
+    return {"bound": bound, "largest_logit_difference": gap, "cases": [case.to_dict() for case in cases]}
+
+
+def _raise_real(cases: Sequence[Case]) -> None:
+    for case in cases:
+        for divergence in case.divergences:
+            if divergence.real:
+                raise ExecutionError(
+                    f"the bundle is not exact ({case.name}: prompt {divergence.prompt + 1}, token {divergence.position}, "
+                    f"{divergence.got} for {divergence.expected}, margin {divergence.margin:.2g}): nothing was written"
+                )

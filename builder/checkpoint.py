@@ -1,0 +1,191 @@
+"""A Hugging Face checkpoint: found, checked, loaded in float32, described.
+
+Only safetensors and JSON are read, never pickle, and no code that a checkpoint brings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..runtime.bundle import sha256_file
+from ..runtime.errors import CheckpointError
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+logging.getLogger("transformers").setLevel(logging.ERROR)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that passed the checks cheap enough to make before anything is loaded."""
+
+    source: str
+    folder: Path
+    config: Any  # transformers.PretrainedConfig
+    weights: list[Path]
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding and of the head."""
+        return int(self.config.vocab_size)
+
+    @property
+    def max_positions(self) -> int:
+        """Positions the model was made for."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def architecture(self) -> str:
+        """The model class the checkpoint names."""
+        return str((self.config.architectures or [type(self.config).__name__])[0])
+
+    def eos_token_ids(self) -> list[int]:
+        """The tokens that end a text: generation_config.json's, else config.json's."""
+        ids = _read_json(self.folder / "generation_config.json").get("eos_token_id", self.config.eos_token_id)
+        if ids is None:
+            ids = self.tokenizer.eos_token_id
+        return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+
+    def sha256(self) -> str:
+        """Identity of the weights: sha256 over the files' own, in name order."""
+        return hashlib.sha256("".join(sha256_file(path) for path in self.weights).encode()).hexdigest()
+
+
+def find(source: str) -> Checkpoint:
+    """Look at a checkpoint without loading it; raises CheckpointError."""
+    folder = _folder(source)
+    if not any(folder.iterdir()):
+        raise CheckpointError(f"{source} is empty: give a folder with config.json, safetensors and a tokenizer")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{source} has no config.json: it is not a Hugging Face checkpoint")
+    raw = _read_json(folder / "config.json")
+    if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(f"{source} needs code of its own to load, which specbuild never runs")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError, TypeError) as error:
+        raise CheckpointError(f"{source}/config.json cannot be used: {_line(error)}") from None
+    if config.is_encoder_decoder or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise CheckpointError(f"{source} is a {config.model_type!r} model: specbuild takes decoder-only language models")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise CheckpointError(f"{source} has no usable tokenizer: {_line(error)}") from None
+    if not tokenizer.is_fast:
+        raise CheckpointError(f"{source} has only a slow tokenizer: add a tokenizer.json")
+    return Checkpoint(source, folder, config, _weights(source, folder), tokenizer)
+
+
+def _folder(source: str) -> Path:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{source} is a file: give the folder of a checkpoint")
+    if not _HUB_ID.fullmatch(source):
+        raise CheckpointError(f"{source} does not exist: give the folder of a checkpoint, or a hub id like org/name")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=_WANTED, etag_timeout=5))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(f"{source} is no folder here, and the hub did not give it: {_line(error)}") from None
+
+
+def _weights(source: str, folder: Path) -> list[Path]:
+    """The safetensors files, all there and whole."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+        if any("/" in name or "\\" in name for name in names):
+            raise CheckpointError(f"{index} names a file outside the checkpoint: do not use it")
+    else:
+        names = ["model.safetensors"]
+    files = [folder / name for name in names]
+    missing = [path.name for path in files if not path.is_file()]
+    if missing or not files:
+        raise CheckpointError(f"{source} lacks {', '.join(missing) or 'weights'}: specbuild reads safetensors only")
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                file.keys()
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is damaged ({_line(error)}): download it again") from None
+    return files
+
+
+def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
+    """The model in float32, evaluation mode, every weight present and finite; raises CheckpointError."""
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            checkpoint.folder,
+            config=checkpoint.config,
+            dtype=torch.float32,
+            attn_implementation=attention,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (ValueError, RuntimeError, OSError, SafetensorError) as error:
+        raise CheckpointError(f"{checkpoint.source} does not load: {_line(error)}") from None
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if info.get(problem):
+            first = sorted(str(key) for key in info[problem])[0]
+            raise CheckpointError(
+                f"{checkpoint.source} does not fit its config.json: {problem.replace('_', ' ')}, the first is {first}"
+            )
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise CheckpointError(f"{checkpoint.source} has NaN or infinite values in {name}: the weights are damaged")
+    model.eval()
+    return model  # type: ignore[no-any-return]
+
+
+def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
+    """Target and draft must share a vocabulary; raises CheckpointError that names the first difference."""
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if ours != theirs:
+        differing = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda item: item[1])
+        raise CheckpointError(
+            f"target and draft have different vocabularies ({len(ours)} and {len(theirs)} tokens, the first that differs "
+            f"is {differing[0][0]!r}): use a draft with the target's tokenizer"
+        )
+    if target.vocab_size != draft.vocab_size:
+        raise CheckpointError(
+            f"target and draft have heads of {target.vocab_size} and {draft.vocab_size} rows: use a draft of the same size"
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not JSON ({error}): download it again") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object: download it again")
+    return content
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

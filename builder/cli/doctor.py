@@ -1,0 +1,86 @@
+"""`specbuild doctor`."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+
+_FLAVOURS = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx", "tensorrt-lean": "tensorrt_lean"}
+
+
+@click.command(name="doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def command(as_json: bool) -> None:
+    """Show what this machine has, and what that enables."""
+    found = examine()
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for name, value in found.items():
+        click.echo(f"{name:22}{value if not isinstance(value, list) else ', '.join(value) or 'none'}")
+
+
+def examine() -> dict[str, Any]:
+    """Facts by name; nothing is assumed of what could not be asked."""
+    import onnxruntime
+
+    build = [name for name in ("torch", "transformers", "onnx", "onnxscript", "onnx_ir") if not _importable(name)]
+    return {
+        "specbuild": version("specbuild-trt"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "GPUs": _gpus(),
+        "CUDA driver": _driver(),
+        "nvcc": shutil.which("nvcc") or "not found",
+        "TensorRT flavours": [f"{name} {_version(name)}" for name, module in _FLAVOURS.items() if _importable(module)],
+        "ONNX Runtime": onnxruntime.__version__,
+        "ONNX Runtime providers": list(onnxruntime.get_available_providers()),
+        "CUDA kernels": "this version has none",
+        "generate": "yes: backend onnxruntime, fp32, on the CPU",
+        "build": f"no, missing {', '.join(build)}: pip install 'specbuild-trt[build]'" if build else "yes",
+    }
+
+
+def _importable(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _version(distribution: str) -> str:
+    for name in (distribution, f"{distribution}-cu13", f"{distribution}-cu12"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "of unknown version"
+
+
+def _gpus() -> list[str]:
+    """GPUs as nvidia-smi names them: name, compute capability, memory."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def _driver() -> str:
+    """The CUDA version the driver supports."""
+    number = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "not found"
+    if driver.cuDriverGetVersion(ctypes.byref(number)) != 0:
+        return "found, but does not answer"
+    return f"CUDA {number.value // 1000}.{number.value % 1000 // 10}"

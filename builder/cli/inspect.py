@@ -1,0 +1,52 @@
+"""`specbuild inspect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...runtime import Bundle
+
+
+@click.command(name="inspect")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print manifest and report as JSON.")
+def command(bundle: Path, as_json: bool) -> None:
+    """Show what a bundle holds, after checking every file's hash."""
+    opened = Bundle.open(bundle)
+    opened.verify()
+    manifest = json.loads(opened.manifest.to_json())
+    report = json.loads(opened.path("report.json").read_text(encoding="utf-8"))
+    if as_json:
+        click.echo(json.dumps({"manifest": manifest, "report": report}, ensure_ascii=False))
+    else:
+        _show(bundle, manifest, report)
+
+
+def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console, size = Console(), sum(file["bytes"] for file in manifest["files"].values())
+    table = Table(show_header=False, box=None)
+    table.add_row("bundle", f"{bundle}: {len(manifest['files'])} files, {size / 1e6:.1f} MB, every hash as built")
+    table.add_row("built with", f"specbuild {manifest['specbuild_version']}, schema {manifest['schema_version']}")
+    table.add_row("backend", f"{manifest['backend']}, {manifest['precision']}")
+    table.add_row("longest text", f"{manifest['max_seq_len']} tokens")
+    table.add_row("largest batch", f"{manifest['max_batch_size']} sequences")
+    table.add_row("buckets", ", ".join(map(str, manifest["buckets"])))
+    table.add_row("default tree", manifest["default_tree"])
+    table.add_row("chat template", "yes" if manifest["chat_template"] else "no")
+    for name, model in manifest["models"].items():
+        table.add_row(name, f"{model['architecture']}, {model['parameters'] / 1e6:.1f}M parameters, {model['layers']} "
+                      f"layers, {model['kv_heads']} KV heads of {model['head_dim']}, from {model['source']}")
+    memory = report["memory"]
+    table.add_row("memory", f"{memory['weights'] / 1e6:.1f} MB of weights, {memory['caches_per_sequence'] / 1e6:.1f} MB "
+                  "of caches per sequence")
+    for case in report["exactness"]["cases"]:
+        ties = len(case["divergences"])
+        table.add_row("checked", f"{case['name']}: {case['tokens']} tokens, {ties} near-ties")
+    console.print(table)

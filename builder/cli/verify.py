@@ -1,0 +1,86 @@
+"""`specbuild verify`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from ...runtime import Bundle, Engine, SamplingParams
+from ...runtime.errors import OptionError
+from ...runtime.verify import Case, compare, plain
+from .prompts import Request, read
+
+TREES = ("auto", "chain:4", "topk:2,3", "topk:4,4", "best:16")
+PROMPTS = ("def main(argv):\n    ", "import os\n", "The weather today is", "\n", "日本語のテキスト")
+
+
+@click.command(name="verify")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--prompts", "file", metavar="FILE", help="Prompts as for generate; a few built-in ones without it.")
+@click.option("--hf", metavar="DIR", help="The target's checkpoint: compare with transformers' greedy generation too.")
+@click.option("-n", "--max-new-tokens", type=click.IntRange(1), default=48, show_default=True)
+@click.option("-b", "--batch-size", type=int, default=1, show_default=True)
+@click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per case.")
+def command(
+    bundle: Path, file: str | None, hf: str | None, max_new_tokens: int, batch_size: int, threads: int | None, as_json: bool
+) -> None:
+    """Check a bundle's tokens: every tree and drafter against plain decoding, plain decoding against Hugging Face.
+
+    A first difference whose deciding gap is below the precision's bound is a near-tie; any other makes the exit
+    status 1.
+    """
+    manifest = Bundle.open(bundle).manifest
+    defaults = {"max_new_tokens": max_new_tokens, "seed": 0}
+    requests = read(file, defaults) if file else [Request(text, SamplingParams(seed=0)) for text in PROMPTS]
+    real = False
+    drafters = [name for name in ("model", "ngram") if name == "ngram" or "draft" in manifest.models]
+    for drafter in drafters:
+        with Engine.load(bundle, drafter=drafter, batch_size=batch_size, threads=threads) as engine:  # type: ignore[arg-type]
+            prompts = _tokenize(engine, requests)
+            if hf and drafter == drafters[0]:
+                real |= _report(engine, _hugging_face(engine, hf, prompts, max_new_tokens), as_json)
+            for temperature in (0.0, 1.0):
+                params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=0)
+                expected = plain(engine, prompts, params)
+                for tree in TREES:
+                    name = f"{drafter}, {tree}, temperature {temperature:g} against plain decoding"
+                    case = compare(engine, name, prompts, replace(params, speculation=tree), expected)
+                    real |= _report(engine, case, as_json)
+    if real:
+        raise click.exceptions.Exit(1)
+
+
+def _tokenize(engine: Engine, requests: list[Request]) -> list[list[int]]:
+    prompts = [engine.tokenizer.encode(request.prompt) for request in requests]
+    if not all(prompts):
+        raise OptionError("a prompt is empty: give at least one token")
+    return prompts
+
+
+def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new_tokens: int) -> Case:
+    from .. import checkpoint
+    from ..reference import greedy
+
+    model = checkpoint.load(checkpoint.find(folder), "sdpa")
+    params = SamplingParams(max_new_tokens=max_new_tokens, seed=0, speculation="off")
+    references = greedy(model, prompts, max_new_tokens, engine.manifest.eos_token_ids)
+    return compare(engine, "plain decoding against Hugging Face", prompts, params, [r.tokens for r in references])
+
+
+def _report(engine: Engine, case: Case, as_json: bool) -> bool:
+    """Print a case; True where a divergence is real."""
+    import json
+
+    if as_json:
+        click.echo(json.dumps(case.to_dict()))
+        return not case.exact
+    verdict = "equal" if not case.divergences else "near-ties only" if case.exact else "DIFFERENT"
+    click.echo(f"{verdict:15}{case.tokens} tokens of {case.prompts} prompts, acceptance length "
+               f"{case.mean_acceptance_length:.2f}: {case.name}")
+    for d in case.divergences:
+        click.echo(f"{'':15}prompt {d.prompt + 1}, token {d.position}: {d.got} instead of {d.expected}, margin "
+                   f"{d.margin:.2g} ({'real' if d.real else 'below'} {engine.manifest.exactness_bound:g})")
+    return not case.exact

@@ -1,0 +1,51 @@
+"""What a build is asked for, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..runtime.errors import OptionError, OutputError
+from ..runtime.tree import TreeSpec
+from .lower import BACKENDS
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
+MAX_BATCH_SIZE = 64
+LONGEST_DEFAULT = 4096  # max_seq_len where the models would take more and nothing was asked for
+DEFAULT_TREE = "best:7"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildConfig:
+    """One build. `target` and `draft`: a folder or a hub id; `max_seq_len` None: what both models take, at most 4096."""
+
+    target: str
+    output: Path
+    draft: str | None = None
+    backend: str = "onnxruntime"
+    precision: str = "fp32"
+    max_seq_len: int | None = None
+    max_batch_size: int = 4
+    tree: str = DEFAULT_TREE
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises OptionError and OutputError."""
+        if self.backend not in BACKENDS:
+            raise OptionError(f"unknown backend {self.backend!r}: use {', '.join(BACKENDS)}")
+        precisions = BACKENDS[self.backend].precisions
+        if self.precision not in precisions:
+            raise OptionError(f"backend {self.backend} has no precision {self.precision!r}: use {', '.join(precisions)}")
+        if self.max_seq_len is not None and self.max_seq_len < 2:
+            raise OptionError(f"max-seq-len must be at least 2, not {self.max_seq_len}")
+        if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:
+            raise OptionError(f"max-batch-size must be 1…{MAX_BATCH_SIZE}, not {self.max_batch_size}")
+        TreeSpec.parse(self.tree).check(BUCKETS[-1])
+        if self.output.name in ("", ".", ".."):
+            raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """The batch sizes compiled: powers of two below the maximum, and the maximum."""
+        sizes = [1 << bit for bit in range(self.max_batch_size.bit_length())]
+        return sorted({size for size in sizes if size < self.max_batch_size} | {self.max_batch_size})

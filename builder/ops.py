@@ -1,0 +1,156 @@
+"""The operators the exporter swaps into a Hugging Face model, with their eager meaning.
+
+Each one is a `torch.library` custom op, so a patched model still runs in PyTorch (that is what the tests compare),
+and each has one ONNX translation, so the portable graph holds a single node where the model had a subgraph:
+
+| op                        | ONNX                                  |
+| ------------------------- | ------------------------------------- |
+| specbuild::tree_attention | specbuild::TreeAttention, version 1   |
+| specbuild::rotary         | RotaryEmbedding, opset 23             |
+| specbuild::rms_norm       | RMSNormalization, opset 23            |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import torch
+from onnxscript import opset23
+from onnxscript.values import Opset
+from torch import Tensor
+
+OPSET = 23
+DOMAIN = "specbuild"
+_specbuild = Opset(DOMAIN, 1)
+
+
+def _tree_attention_schema() -> onnx.defs.OpSchema:
+    """The formal signature of the portable operator, as ONNX tools read it."""
+    schema = onnx.defs.OpSchema
+    tensor = ["query", "key", "value", "past_key", "past_value"]
+    index = ["parents", "cache_len", "tree_offset"]
+    return schema(
+        "TreeAttention",
+        DOMAIN,
+        1,
+        doc="Attention of new tree nodes over the committed cache, their ancestors and themselves.",
+        inputs=[schema.FormalParameter(n, "T") for n in tensor]
+        + [schema.FormalParameter(n, "tensor(int32)") for n in index],
+        outputs=[schema.FormalParameter(n, "T") for n in ("output", "present_key", "present_value")],
+        type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "activations and cache")],
+        attributes=[schema.Attribute("scale", schema.AttrType.FLOAT, "scale of the scores", required=True)],
+    )
+
+
+if not onnx.defs.has("TreeAttention", DOMAIN):
+    onnx.defs.register_schema(_tree_attention_schema())
+
+
+def ancestor_mask(parents: Tensor) -> Tensor:
+    """Who may see whom within a tree: `bool[B, M, M]`, row i true at i and at every ancestor of i.
+
+    `parents` is `int[B, M]`, −1 for a node whose parent is already committed; parents come before children.
+    """
+    batch, nodes = parents.shape
+    mask = torch.eye(nodes, dtype=torch.bool, device=parents.device).repeat(batch, 1, 1)
+    for node in range(nodes):
+        parent = parents[:, node].long()
+        inherited = mask[torch.arange(batch), parent.clamp(min=0)]
+        mask[:, node] |= inherited & (parent >= 0)[:, None]
+    return mask
+
+
+@torch.library.custom_op("specbuild::tree_attention", mutates_args=())
+def tree_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_key: Tensor,
+    past_value: Tensor,
+    parents: Tensor,
+    cache_len: Tensor,
+    tree_offset: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of N new tree nodes over the committed cache, their ancestors and themselves.
+
+    query `[B, H, N, D]`, key and value `[B, Hkv, N, D]` (rotated already), past_key and past_value `[B, Hkv, S, D]`,
+    parents `int32[B, M]` (the whole tree), cache_len and tree_offset `int32[B]`. The new nodes are the tree's nodes
+    `tree_offset … tree_offset + N − 1`; their rows go to the slots `cache_len + node`. Returns the output
+    `[B, N, H·D]` and both caches with the new rows in place.
+    """
+    batch, heads, nodes, size = query.shape
+    new_key, new_value = past_key.clone(), past_value.clone()
+    capacity = past_key.shape[2]
+    visible = torch.zeros(batch, nodes, capacity, dtype=torch.bool)
+    ancestors = ancestor_mask(parents)
+    for b in range(batch):
+        committed, offset = int(cache_len[b]), int(tree_offset[b])
+        start, stop = committed + offset, committed + offset + nodes
+        new_key[b, :, start:stop], new_value[b, :, start:stop] = key[b], value[b]
+        visible[b, :, :committed] = True
+        visible[b, :, committed:stop] = ancestors[b, offset : offset + nodes, : offset + nodes]
+    group = heads // key.shape[1]
+    scores = query @ new_key.repeat_interleave(group, 1).transpose(2, 3) * scale
+    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
+    out = weights @ new_value.repeat_interleave(group, 1)
+    return out.transpose(1, 2).reshape(batch, nodes, heads * size), new_key, new_value
+
+
+@tree_attention.register_fake
+def _(query, key, value, past_key, past_value, parents, cache_len, tree_offset, scale):  # type: ignore[no-untyped-def]
+    batch, heads, nodes, size = query.shape
+    out = query.new_empty(batch, nodes, heads * size)
+    return out, torch.empty_like(past_key), torch.empty_like(past_value)
+
+
+@torch.library.custom_op("specbuild::rotary", mutates_args=())
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the halves of `x [B, H, N, D]` by `cos`, `sin` `[B, N, R/2]`; dimensions past R stay as they are."""
+    half = cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+@rotary.register_fake
+def _(x, cos, sin):  # type: ignore[no-untyped-def]
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("specbuild::rms_norm", mutates_args=())
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x · rsqrt(mean(x², −1) + eps) · weight`, in float32 (Zhang, Sennrich 2019)."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+@rms_norm.register_fake
+def _(x, weight, eps):  # type: ignore[no-untyped-def]
+    return torch.empty_like(x)
+
+
+def _onnx_tree_attention(
+    query, key, value, past_key, past_value, parents, cache_len, tree_offset, scale: float  # type: ignore[no-untyped-def]
+):
+    return _specbuild.TreeAttention(
+        query, key, value, past_key, past_value, parents, cache_len, tree_offset, scale=scale
+    )
+
+
+def _onnx_rotary(x, cos, sin):  # type: ignore[no-untyped-def]
+    return opset23.RotaryEmbedding(x, cos, sin, None)
+
+
+def _onnx_rms_norm(x, weight, eps: float):  # type: ignore[no-untyped-def]
+    return opset23.RMSNormalization(x, weight, axis=-1, epsilon=eps)
+
+
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.specbuild.tree_attention.default: _onnx_tree_attention,
+    torch.ops.specbuild.rotary.default: _onnx_rotary,
+    torch.ops.specbuild.rms_norm.default: _onnx_rms_norm,
+}
+__all__ = ["DOMAIN", "OPSET", "TRANSLATIONS", "ancestor_mask", "rms_norm", "rotary", "tree_attention"]

@@ -1,0 +1,87 @@
+"""What the passes share: a base that counts matches, and a few ways of looking at a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes as passes
+
+
+class FusionPass(passes.InPlacePass):
+    """Rewrites nodes one by one; `matched` counts them. A subclass implements `rewrite`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matched = 0
+
+    def call(self, model: ir.Model) -> passes.PassResult:
+        """Offer every node, in order, to `rewrite`."""
+        for node in list(model.graph):
+            if node.graph is not None and self.rewrite(model.graph, node):
+                self.matched += 1
+        return passes.PassResult(model, modified=self.matched > 0)
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        """Rewrite around this node if it matches; True if it did."""
+        raise NotImplementedError
+
+
+def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node that makes a value, if it is of this type."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type else None
+
+
+def dims(value: ir.Value | None) -> list[str | int] | None:
+    """A value's shape with names for dynamic dimensions; None where it is unknown."""
+    if value is None or value.shape is None:
+        return None
+    return [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
+
+
+def permutation(node: ir.Node) -> tuple[int, ...]:
+    """A Transpose's axes."""
+    attribute = node.attributes.get("perm")
+    return tuple(attribute.as_ints()) if attribute is not None else ()
+
+
+def constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    """An initializer of this name and content; made once."""
+    if name not in graph.initializers:
+        tensor = ir.tensor(array, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        graph.register_initializer(value)
+    return graph.initializers[name]
+
+
+def insert(
+    before: ir.Node,
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    domain: str = "",
+    attributes: dict[str, int | float | str | list[int]] | None = None,
+    outputs: Sequence[ir.Value] | int = 1,
+) -> ir.Node:
+    """A new node in front of another one."""
+    node = ir.node(
+        op_type, inputs, attributes, domain=domain,
+        **({"num_outputs": outputs} if isinstance(outputs, int) else {"outputs": outputs}),
+    )
+    graph = before.graph
+    assert graph is not None
+    graph.insert_before(before, node)
+    if domain and domain not in graph.opset_imports:
+        graph.opset_imports[domain] = 1
+    return node
+
+
+def replace(old: ir.Value, new: ir.Value) -> None:
+    """Let everything that used `old`, the graph's outputs included, use `new`, which takes its name and shape."""
+    if new.shape is None:
+        new.shape, new.type = old.shape, old.type
+    output = old.is_graph_output()
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    if output:
+        old.name, new.name = None, old.name

@@ -1,0 +1,285 @@
+"""The build: checkpoints → portable graphs → passes → lowering → bundle → check.
+
+Everything is written to a hidden folder beside the output, which is renamed when all is done; whatever stops the
+build, the hidden folder goes and an older bundle stays as it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import importlib
+import json
+import platform
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ..runtime.bundle import MANIFEST, SCHEMA_VERSION, FileRecord, Manifest, ModelRecord, file_record
+from ..runtime.errors import CheckpointError, OptionError, OutputError
+from . import checkpoint as checkpoints
+from . import passes
+from .check import NEW_TOKENS, check, tokenize
+from .checkpoint import Checkpoint
+from .config import BUCKETS, LONGEST_DEFAULT, BuildConfig
+from .export import Shapes, export
+from .lower import BACKENDS
+from .reference import Reference, greedy
+
+TOKENIZER, CHAT_TEMPLATE, REPORT, WEIGHTS = "tokenizer.json", "chat_template.jinja", "report.json", "weights.bin"
+INLINE_BYTES = 1024  # smaller tensors stay in the graph file
+LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")
+Progress = Callable[[str], None]
+
+
+@dataclass
+class _Build:
+    """One build under way."""
+
+    config: BuildConfig
+    folder: Path
+    progress: Progress
+    target: Checkpoint
+    draft: Checkpoint | None
+    max_seq_len: int
+    models: dict[str, ModelRecord] = field(default_factory=dict)
+    matched: dict[str, dict[str, int]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def capacity(self) -> int:
+        """Cache rows of a slot: the longest text, and the largest bucket, whose padded nodes write there too."""
+        return self.max_seq_len + BUCKETS[-1]
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Announce a stage, and note how long it took."""
+        self.progress(name)
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - started, 3)
+
+
+def stages(config: BuildConfig) -> int:
+    """How many stages a build announces."""
+    return 1 + 5 + (3 if config.draft else 0)
+
+
+def build(config: BuildConfig, progress: Progress = lambda stage: None) -> dict[str, Any]:
+    """Build a bundle at `config.output`; returns its report. Raises SpecbuildError, and leaves nothing then."""
+    _check_output(config)
+    progress("checkpoints")
+    target = checkpoints.find(config.target)
+    draft = checkpoints.find(config.draft) if config.draft else None
+    if draft:
+        checkpoints.check_pair(target, draft)
+    max_seq_len = _max_seq_len(config, target, draft)
+    with _staging(config, _expected_bytes(target, draft)) as folder:
+        return _run(_Build(config, folder, progress, target, draft, max_seq_len))
+
+
+def _run(work: _Build) -> dict[str, Any]:
+    references = _compile(work, "target", work.target)
+    if work.draft:
+        _compile(work, "draft", work.draft)
+    template = _save_tokenizer(work)
+    _write_manifest(work, template, {})
+    with work.stage("check"):
+        exactness = check(work.folder, references)
+    report = {
+        "seconds": work.seconds,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "matched_passes": work.matched,
+        "memory": _memory_plan(work),
+        "exactness": exactness,
+        "machine": {"platform": platform.platform(), "python": platform.python_version()},
+    }
+    (work.folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    _write_manifest(work, template, {REPORT: file_record(work.folder / REPORT)})
+    return report
+
+
+def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]:
+    """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
+    references: list[Reference] = []
+    with work.stage(f"{name}: load"):
+        model = checkpoints.load(checkpoint, "sdpa")
+        parameters, shapes = model.num_parameters(), Shapes.of(model)
+    if name == "target":
+        with work.stage("target: Hugging Face reference"):
+            prompts = tokenize(checkpoint.tokenizer, work.max_seq_len)
+            room = work.max_seq_len - max(map(len, prompts))
+            references = greedy(model, prompts, min(NEW_TOKENS, room), checkpoint.eos_token_ids())
+    with work.stage(f"{name}: export"):
+        graph = export(model, work.capacity)
+    with work.stage(f"{name}: fuse and lower"):
+        work.matched[name] = passes.run_portable(graph)
+        graphs = _save_graphs(work, name, graph)
+    del model, graph
+    gc.collect()
+    lowering = importlib.import_module(f".lower{BACKENDS[work.config.backend].module}", __package__)
+    work.models[name] = ModelRecord(
+        source=checkpoint.source,
+        source_sha256=checkpoint.sha256(),
+        architecture=checkpoint.architecture,
+        parameters=parameters,
+        layers=shapes.layers,
+        kv_heads=shapes.kv_heads,
+        head_dim=shapes.head_dim,
+        vocab_size=checkpoint.vocab_size,
+        capacity=work.capacity,
+        max_positions=checkpoint.max_positions,
+        graphs=graphs,
+        inputs=lowering.INPUTS,
+        outputs=lowering.OUTPUTS,
+    )
+    return references
+
+
+def _save_graphs(work: _Build, name: str, graph: ir.Model) -> dict[str, str]:
+    """One graph file per batch size beside one file of weights."""
+    lowering = importlib.import_module(f".lower{BACKENDS[work.config.backend].module}", __package__)
+    folder = work.folder / name
+    folder.mkdir()
+    large = [v for v in graph.graph.initializers.values() if v.const_value and v.const_value.nbytes >= INLINE_BYTES]
+    stored = ir.external_data.convert_tensors_to_external([v.const_value for v in large], folder, WEIGHTS)  # type: ignore[misc]
+    for value, tensor in zip(large, stored, strict=True):
+        value.const_value = tensor
+    files = {}
+    for batch_size in work.config.batch_sizes:
+        file = f"{name}/batch{batch_size}.onnx"
+        ir.save(lowering.lower(graph, batch_size, work.capacity), work.folder / file)
+        files[str(batch_size)] = file
+    return files
+
+
+def _save_tokenizer(work: _Build) -> str | None:
+    """tokenizer.json as `transformers` uses it, and the chat template where there is one."""
+    tokenizer = work.target.tokenizer
+    tokenizer.backend_tokenizer.save(str(work.folder / TOKENIZER))
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not template:
+        return None
+    (work.folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+    return CHAT_TEMPLATE
+
+
+def _write_manifest(work: _Build, template: str | None, extra: dict[str, FileRecord]) -> None:
+    config, tokenizer = work.config, work.target.tokenizer
+    names = [p.relative_to(work.folder).as_posix() for p in sorted(work.folder.rglob("*")) if p.is_file()]
+    files = {n: file_record(work.folder / n) for n in names if n not in (MANIFEST, *extra)} | extra
+    special = {key: str(value) for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        specbuild_version=version("specbuild-trt"),
+        libraries={name: version(name) for name in LIBRARIES},
+        backend=config.backend,
+        precision=config.precision,
+        exactness_bound=BACKENDS[config.backend].bound(config.precision),
+        max_seq_len=work.max_seq_len,
+        max_batch_size=config.max_batch_size,
+        buckets=list(BUCKETS),
+        default_tree=config.tree,
+        eos_token_ids=work.target.eos_token_ids(),
+        special_tokens=special,
+        tokenizer=TOKENIZER,
+        chat_template=template,
+        models=work.models,
+        files=files,
+    )
+    (work.folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def _memory_plan(work: _Build) -> dict[str, int]:
+    """Bytes by what takes them when the bundle runs, the caches per sequence."""
+    weights = sum((work.folder / name / WEIGHTS).stat().st_size for name in work.models)
+    rows = sum(2 * m.layers * m.kv_heads * m.head_dim * m.capacity * 4 for m in work.models.values())
+    return {"weights": weights, "caches_per_sequence": rows}
+
+
+def _max_seq_len(config: BuildConfig, target: Checkpoint, draft: Checkpoint | None) -> int:
+    """What was asked for, if both models take it; else what both take, at most LONGEST_DEFAULT."""
+    for name, checkpoint in (("target", target), ("draft", draft)):
+        if checkpoint and config.max_seq_len and config.max_seq_len > checkpoint.max_positions:
+            raise OptionError(f"max-seq-len {config.max_seq_len} is beyond the {name}'s {checkpoint.max_positions} positions")
+    longest = min(c.max_positions for c in (target, draft) if c)
+    return config.max_seq_len or min(longest, LONGEST_DEFAULT)
+
+
+def _expected_bytes(*models: Checkpoint | None) -> int:
+    """A bundle's size at most: float32 of weights stored in 16 bits, and the graphs."""
+    return sum(2 * path.stat().st_size for model in models if model for path in model.weights) + (8 << 20)
+
+
+def _check_output(config: BuildConfig) -> None:
+    """Before minutes are spent: may the bundle go there? Raises OutputError."""
+    output = config.output
+    if output.is_symlink() or (output.exists() and not output.is_dir()):
+        raise OutputError(f"{output} exists and is not a folder: give another --output")
+    if output.exists():
+        if not config.force:
+            raise OutputError(f"{output} exists: give --force to replace it, or another --output")
+        if any(output.iterdir()) and not (output / MANIFEST).is_file():
+            raise OutputError(f"{output} exists and is not a bundle, so --force will not replace it: give another --output")
+
+
+@contextmanager
+def _staging(config: BuildConfig, size: int) -> Iterator[Path]:
+    """A hidden folder beside the output, renamed to it at the end; removed whatever happens."""
+    output = config.output
+    made: list[Path] = []
+    folder: Path | None = None
+    try:
+        try:
+            for parent in reversed([p for p in output.absolute().parents if not p.exists()]):
+                parent.mkdir()
+                made.append(parent)
+            folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.absolute().parent))
+            free = shutil.disk_usage(folder).free
+            if free < size:
+                raise OutputError(f"{output.absolute().parent} has {free >> 20} MiB free, the bundle may take "
+                                  f"{size >> 20} MiB: free some, or give another --output")
+            folder.chmod(0o755)
+            yield folder
+            _publish(folder, output)
+            made = []
+        except OSError as error:
+            raise _output_error(output, error) from error
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        for parent in reversed(made):
+            parent.rmdir()
+
+
+def _publish(folder: Path, output: Path) -> None:
+    """Rename into place; an older bundle is moved aside first, and back if that fails."""
+    if not output.exists():
+        folder.rename(output)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.absolute().parent))
+    output.rename(aside / "bundle")
+    try:
+        folder.rename(output)
+    except BaseException:
+        (aside / "bundle").rename(output)
+        aside.rmdir()
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _output_error(output: Path, error: OSError) -> OutputError | CheckpointError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(f"{output} cannot be written, the disk is full: free some, or give another --output")
+    return OutputError(f"{output} cannot be written ({error.strerror or error}): give another --output")

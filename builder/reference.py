@@ -1,0 +1,41 @@
+"""What Hugging Face computes: the tokens and logits a bundle is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import GenerationConfig, PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One prompt's greedy continuation in float32, and the logits after the prompt's last token (`float32[V]`)."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logits: NDArray[np.float32]
+
+
+def greedy(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int]
+) -> list[Reference]:
+    """`transformers` greedy generation, one prompt at a time; no other processor, whatever generation_config.json says."""
+    config = GenerationConfig(
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(eos) or None,
+        pad_token_id=eos[0] if eos else 0,
+    )
+    references = []
+    for prompt in prompts:
+        ids = torch.tensor([list(prompt)])
+        with torch.no_grad():
+            output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+            logits = model(input_ids=ids, logits_to_keep=1).logits[0, -1]
+        references.append(Reference(list(prompt), output[0, len(prompt) :].tolist(), logits.numpy().copy()))
+    return references

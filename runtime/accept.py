@@ -1,0 +1,26 @@
+"""Acceptance: walk the tree along the target's own choices.
+
+The target's choice at a node is a function of its logits, the node's path and the noise at its position, never of
+the draft, so the accepted text is the same whatever was drafted (Daliri, Musco, Suresh, "Coupling without
+Communication and Drafter-Invariant Speculative Decoding", 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from .tree import Tree
+
+
+def walk(tree: Tree, choose: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    """Yield `(node, token)`: an accepted node, the root first, and the target's choice there.
+
+    The walk goes on while a child carries the choice; the last token is the bonus token. `choose(node)` is asked
+    only at accepted nodes, and only as far as the caller goes on.
+    """
+    children = tree.children() if len(tree) > 1 else {}
+    node: int | None = 0
+    while node is not None:
+        token = choose(node)
+        yield node, token
+        node = children.get((node, token))

@@ -1,0 +1,85 @@
+"""The seam between the loop and what runs the models: the executor protocol and the registry of backends.
+
+The loop knows no backend; a backend knows no policy. A backend is a module with `load(graph, spec, options)`; it is
+imported when a bundle asks for it by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BundleError
+
+_MODULES = {"onnxruntime": ".ort"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What an executor has to know of a compiled model; sizes in elements and rows."""
+
+    name: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    capacity: int
+
+
+@dataclass(slots=True)
+class Share:
+    """One sequence's part of a step: nodes that are new to its cache.
+
+    Node i's row goes to cache row `start + i`. It sees every row before `committed`, and of the rows from there on
+    itself and those that `visible` (`bool[n, start + n − committed]`) names; None: all rows up to its own, a chain.
+    `logits`: for how many of the nodes, counted from the last, logits are wanted.
+    """
+
+    slot: int
+    start: int
+    committed: int
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    visible: NDArray[np.bool_] | None
+    logits: int
+
+
+class Executor(Protocol):
+    """A compiled model with its cache, for `batch_size` sequences at once."""
+
+    spec: ModelSpec
+    batch_size: int
+    seconds: float  # spent executing the model since it was loaded
+
+    def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
+        """Run one step; per share `float32[logits, V]`, valid until the next step. Raises ExecutionError."""
+        ...
+
+    def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
+        """Move cache rows to `start, start + 1, …`; everything from `start + len(rows)` on becomes garbage."""
+        ...
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache."""
+        ...
+
+    def close(self) -> None:
+        """Free the model and its cache."""
+        ...
+
+
+def load(backend: str, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> Executor:
+    """Load a compiled model with the backend that a bundle names; raises BundleError for one unknown here."""
+    if backend not in _MODULES:
+        known = ", ".join(_MODULES)
+        raise BundleError(f"the bundle needs backend {backend!r}, this specbuild has {known}: update specbuild")
+    module = importlib.import_module(_MODULES[backend], __package__)
+    executor: Executor = module.OrtExecutor(graph, spec, batch_size, threads)
+    return executor

@@ -1,0 +1,204 @@
+"""The bundle on disk: `manifest.json`, what it says, and the check that every file is what was built.
+
+`manifest.json` lists each file with its sha256, and carries a digest of itself. Reading refuses, in this order: what
+is no manifest, a newer schema, a path that leaves the folder, a changed manifest, a changed file. Hashes are computed
+in threads while the models load; nothing is executed before they are done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from .errors import BundleError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file of the bundle: its size in bytes and its sha256."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A compiled model: where it came from, its shapes, and its graphs by batch size.
+
+    `source_sha256`: of the checkpoint's weight files, in name order. `inputs`: the names of the graph's inputs by
+    role; `{layer}` and `{slot}` stand for numbers.
+    """
+
+    source: str
+    source_sha256: str
+    architecture: str
+    parameters: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    capacity: int
+    max_positions: int
+    graphs: dict[str, str]
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a bundle holds. `buckets`: node counts, root included, ascending; the largest bounds trees and chunks."""
+
+    schema_version: int
+    specbuild_version: str
+    libraries: dict[str, str]
+    backend: str
+    precision: str
+    exactness_bound: float
+    max_seq_len: int
+    max_batch_size: int
+    buckets: list[int]
+    default_tree: str
+    eos_token_ids: list[int]
+    special_tokens: dict[str, str]
+    tokenizer: str
+    chat_template: str | None
+    models: dict[str, ModelRecord]
+    files: dict[str, FileRecord]
+
+    def to_json(self) -> str:
+        """The file's text, digest included."""
+        body = asdict(self)
+        return json.dumps(body | {"digest": _digest(body)}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a file, read in blocks; hashing releases the interpreter's lock."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def file_record(path: Path) -> FileRecord:
+    """The record of a file as it is now."""
+    return FileRecord(path.stat().st_size, sha256_file(path))
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A folder and its manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Bundle:
+        """Read and check the manifest, not yet the files; raises BundleError."""
+        root = Path(folder)
+        if not root.is_dir():
+            raise BundleError(f"{root} is not a folder: give the bundle that `specbuild build -o` wrote")
+        if not (root / MANIFEST).is_file():
+            raise BundleError(f"{root} has no {MANIFEST}: it is not a specbuild bundle")
+        return cls(root, _parse(root))
+
+    def path(self, name: str) -> Path:
+        """Where a file of the manifest is."""
+        return self.folder / name
+
+    def verify(self) -> None:
+        """Check every file's size and hash; raises BundleError for the first that differs."""
+        with self.verifying():
+            pass
+
+    @contextmanager
+    def verifying(self) -> Iterator[None]:
+        """Check every file while the body runs; a changed file's BundleError takes precedence over the body's error."""
+        names = sorted(self.manifest.files, key=lambda n: -self.manifest.files[n].bytes)
+        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+            checks = [pool.submit(self._check, name) for name in names]
+            try:
+                yield
+            finally:
+                _raise_first(checks)
+
+    def _check(self, name: str) -> None:
+        record, path = self.manifest.files[name], self.path(name)
+        try:
+            size = path.stat().st_size
+            if size == record.bytes and sha256_file(path) == record.sha256:
+                return
+        except OSError as error:
+            raise BundleError(f"{path} cannot be read ({error.strerror}): build the bundle again") from None
+        raise BundleError(f"{path} is not what was built (its {'hash' if size == record.bytes else 'size'} differs): "
+                          "copy the bundle again, or build it again")
+
+
+def _raise_first(checks: list[Future[None]]) -> None:
+    for check in checks:
+        check.result()
+
+
+def _parse(root: Path) -> Manifest:
+    try:
+        body = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{root / MANIFEST} cannot be read as JSON ({error}): copy or build the bundle again") from None
+    if not isinstance(body, dict) or not isinstance(body.get("schema_version"), int):
+        raise BundleError(f"{root / MANIFEST} has no schema_version: it is not a specbuild manifest")
+    if body["schema_version"] > SCHEMA_VERSION:
+        raise BundleError(
+            f"{root} has schema_version {body['schema_version']}, this specbuild reads up to {SCHEMA_VERSION}: "
+            "update specbuild, or build the bundle again"
+        )
+    try:
+        for name in _paths(body):
+            _check_inside(root, name)
+        digest = body.pop("digest", None)
+        if digest != _digest(body):
+            raise BundleError(f"{root / MANIFEST} was changed after the build: copy or build the bundle again")
+        known = {f.name for f in fields(Manifest)}
+        if set(body) != known:
+            raise BundleError(f"{root / MANIFEST} lacks or adds fields: {', '.join(sorted(set(body) ^ known))}")
+        models = {name: ModelRecord(**record) for name, record in body["models"].items()}
+        files = {name: FileRecord(**record) for name, record in body["files"].items()}
+        manifest = Manifest(**body | {"models": models, "files": files})
+    except (AttributeError, KeyError, TypeError) as error:
+        raise BundleError(f"{root / MANIFEST} is malformed ({error}): copy or build the bundle again") from None
+    for name in _used(manifest):
+        if name not in manifest.files:
+            raise BundleError(f"{root / MANIFEST} uses {name!r} but does not list its hash: build the bundle again")
+    return manifest
+
+
+def _used(manifest: Manifest) -> list[str]:
+    graphs = [graph for model in manifest.models.values() for graph in model.graphs.values()]
+    return [*graphs, manifest.tokenizer, *([manifest.chat_template] if manifest.chat_template else [])]
+
+
+def _paths(body: Mapping[str, Any]) -> list[Any]:
+    """Every path a manifest names, before anything else in it is believed."""
+    graphs = [graph for model in body["models"].values() for graph in model["graphs"].values()]
+    return [*body["files"], *graphs, body["tokenizer"], *([body["chat_template"]] if body["chat_template"] else [])]
+
+
+def _check_inside(root: Path, name: Any) -> None:
+    pure = PurePosixPath(name)
+    inside = (root / name).resolve().is_relative_to(root.resolve())
+    if pure.is_absolute() or ".." in pure.parts or "\\" in name or not inside:
+        raise BundleError(f"{root / MANIFEST} names {name!r}, which leaves the bundle: do not use this bundle")

@@ -1,0 +1,234 @@
+"""Drafters: whatever proposes a round's trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .backends import Executor, Share
+from .sequence import Sequence
+from .tree import Tree, TreeSpec
+
+
+class Drafter(Protocol):
+    """Proposes trees, and is told which path of each was accepted."""
+
+    @property
+    def seconds(self) -> float:
+        """Time spent executing a model."""
+        ...
+
+    def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
+        """A tree per sequence, its root the sequence's last token; may be the root alone."""
+        ...
+
+    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
+        """`path`: the accepted nodes of the tree just proposed, the root first."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """The sequence in this slot has ended."""
+        ...
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of its cache; 0 where it has none."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+@dataclass(slots=True)
+class Growth:
+    """A tree while it grows: the pool of kept candidates, and which of them the draft has run.
+
+    Pool index 0 is the root. `rows[i]`: the cache row of node i, counted from the committed rows; −1 until it is run.
+    """
+
+    spec: TreeSpec
+    pool: Tree
+    scores: list[float] = field(default_factory=lambda: [0.0])
+    rows: list[int] = field(default_factory=lambda: [-1])
+    frontier: list[int] = field(default_factory=lambda: [0])
+    depth: int = 0
+    run: int = 0  # nodes that have a row
+    seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: who sees whom
+    kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
+
+    def grow(self, logits: Seq[NDArray[np.float32]]) -> None:
+        """Add a level: children of the frontier from their `scores` (one row per frontier node)."""
+        candidates = [
+            (score, parent, token)
+            for parent, row in zip(self.frontier, logits, strict=True)
+            for token, score in best_tokens(row, self.spec.branch, self.scores[parent])
+        ]
+        if len(candidates) > 1:
+            candidates.sort(key=lambda c: -c[0])
+        level = []
+        for score, parent, token in candidates[: self.spec.width]:
+            level.append(self.pool.add(token, parent))
+            self.scores.append(score)
+            self.rows.append(-1)
+        self.depth += 1
+        best = set(self.best())
+        self.frontier = [node for node in level if node in best][: self.spec.expand]
+
+    def best(self) -> list[int]:
+        """The root and the best `nodes` of the pool; an ancestor never scores below its descendants."""
+        if len(self.pool) <= self.spec.nodes + 1:
+            return list(range(len(self.pool)))
+        order = sorted(range(1, len(self.pool)), key=lambda n: -self.scores[n])  # stable: parents first
+        return [0, *sorted(order[: self.spec.nodes])]
+
+    @property
+    def done(self) -> bool:
+        """No further level is wanted."""
+        return self.depth >= self.spec.depth or not self.frontier
+
+    def tree(self) -> Tree:
+        """The final tree; remembers where its nodes lie in the pool."""
+        self.kept = self.best()
+        if len(self.kept) == len(self.pool):
+            return self.pool
+        tree, index = Tree([self.pool.tokens[0]]), {0: 0}
+        for node in self.kept[1:]:
+            index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
+        return tree
+
+    def place(self) -> NDArray[np.bool_] | None:
+        """Give the frontier its rows; returns which rows since the committed ones its nodes see, None for a chain."""
+        first = self.run
+        for node in self.frontier:
+            self.rows[node] = self.run
+            self.run += 1
+        if self.spec.width == 1:
+            return None
+        size = self.run
+        if self.seen is None:
+            limit = self.spec.expand * self.spec.depth
+            self.seen = np.zeros((limit, limit), dtype=np.bool_)
+        for node in self.frontier:
+            row, above = self.rows[node], self.rows[self.pool.parents[node]]
+            if above >= 0:
+                self.seen[row] = self.seen[above]
+            self.seen[row, row] = True
+        return self.seen[first:size, :size]
+
+
+def best_tokens(scores: NDArray[np.float32], count: int, base: float) -> list[tuple[int, float]]:
+    """The `count` best tokens of a row and, added to `base`, the logarithm of their softmax.
+
+    With the shared noise in the scores this is a guess at how likely the target chooses the same; exact at none.
+    """
+    if count == 1:
+        return [(int(scores.argmax()), base)]
+    top = float(scores.max())
+    total = top + float(np.log(np.exp(scores - np.float32(top)).sum()))
+    rest = scores.copy()
+    best = []
+    for _ in range(min(count, scores.size)):
+        token = int(rest.argmax())
+        value = float(rest[token])
+        if value == -np.inf:
+            break
+        best.append((token, base + value - total))
+        rest[token] = -np.inf
+    return best
+
+
+class ModelDrafter:
+    """A small language model, run level by level: only new nodes, keys and values in place.
+
+    Its cache may be behind by the last accepted leaf, the bonus token and whatever was emitted while it was not
+    asked; it catches up before it drafts.
+    """
+
+    def __init__(self, executor: Executor, chunk: int) -> None:
+        self._executor, self._chunk = executor, chunk
+        self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are committed
+        self._growth: dict[int, Growth] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Time spent executing the draft."""
+        return self._executor.seconds
+
+    def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
+        """Grow all sequences' trees together, a step of the draft a level."""
+        growths = [Growth(s.tree, Tree([s.tokens[-1]])) for s in sequences if s.tree is not None]
+        logits = self._catch_up(sequences)
+        growing = list(zip(sequences, growths, strict=True))
+        while True:
+            for (sequence, growth), rows in zip(growing, logits, strict=True):
+                growth.grow(self._scores(sequence, growth, rows))
+            growing = [(s, g) for s, g in growing if not g.done]
+            if not growing:
+                break
+            logits = self._executor.step([self._level(s, g) for s, g in growing])
+        self._growth.update((s.slot, g) for s, g in zip(sequences, growths, strict=True))
+        return [growth.tree() for growth in growths]
+
+    def _catch_up(self, sequences: Seq[Sequence]) -> list[NDArray[np.float32]]:
+        """Run what each sequence's cache is behind, its last token included; the logits after it."""
+        while True:
+            behind = [s for s in sequences if len(s.tokens) - self._cached[s.slot] > self._chunk]
+            if not behind:
+                return self._executor.step([self._chain(s, 1) for s in sequences])
+            self._executor.step([self._chain(s, 0) for s in behind])
+
+    def _chain(self, sequence: Sequence, logits: int) -> Share:
+        start = self._cached[sequence.slot]
+        stop = min(len(sequence.tokens), start + self._chunk)
+        self._cached[sequence.slot] = stop
+        return Share(sequence.slot, start, start, sequence.tokens[start:stop], range(start, stop), None, logits)
+
+    def _level(self, sequence: Sequence, growth: Growth) -> Share:
+        """The share that runs a growth's frontier."""
+        committed, nodes = self._cached[sequence.slot], growth.frontier
+        start = committed + growth.run
+        visible = growth.place()
+        tokens = [growth.pool.tokens[node] for node in nodes]
+        return Share(
+            sequence.slot, start, committed, tokens, [committed - 1 + growth.depth] * len(nodes), visible, len(nodes)
+        )
+
+    def _scores(
+        self, sequence: Sequence, growth: Growth, logits: NDArray[np.float32]
+    ) -> list[NDArray[np.float32]]:
+        """The target's own processors and noise over the draft's logits, along each node's path."""
+        if sequence.sampler.greedy:
+            return list(logits)
+        position = len(sequence.tokens) - 1 + growth.depth
+        return [
+            sequence.sampler.scores(row, position, growth.pool.path(node))
+            for node, row in zip(growth.frontier, logits, strict=True)
+        ]
+
+    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
+        """Keep the rows of the accepted nodes that were run; the root's is in place."""
+        growth = self._growth.pop(sequence.slot)
+        start = self._cached[sequence.slot]
+        rows = [start + row for row in (growth.rows[growth.kept[node]] for node in path[1:]) if row >= 0]
+        self._executor.commit(sequence.slot, rows, start)
+        self._cached[sequence.slot] = start + len(rows)
+
+    def release(self, slot: int) -> None:
+        """Forget a slot."""
+        self._cached[slot] = 0
+        self._growth.pop(slot, None)
+        self._executor.commit(slot, (), 0)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the draft's cache."""
+        return self._executor.cache_bytes
+
+    def close(self) -> None:
+        """Free the draft."""
+        self._executor.close()

@@ -1,0 +1,54 @@
+"""Every error specbuild raises on purpose.
+
+    SpecbuildError            exit status 1: it failed, and not because of what was asked
+    ├── ExecutionError        a backend could not run a compiled model
+    ├── EngineBusyError       a second generation was started before the first one ended
+    └── InputError            exit status 2: what was asked for cannot be done
+        ├── OptionError       a flag, parameter, tree, precision or backend
+        ├── PromptError       a prompt or a prompt file
+        ├── CheckpointError   a model folder
+        ├── BundleError       a bundle: missing, damaged, too new
+        └── OutputError       a place to write to
+
+The message is one line that says what is wrong and what to do about it.
+"""
+
+
+class SpecbuildError(Exception):
+    """The root of the tree; `exit_status` is what the CLI returns."""
+
+    exit_status = 1
+
+
+class ExecutionError(SpecbuildError):
+    """A backend could not run a compiled model."""
+
+
+class EngineBusyError(SpecbuildError):
+    """A second generation was started on an engine before the first one ended."""
+
+
+class InputError(SpecbuildError):
+    """What was asked for cannot be done."""
+
+    exit_status = 2
+
+
+class OptionError(InputError):
+    """A flag, sampling parameter, tree, precision or backend that does not exist or is out of range."""
+
+
+class PromptError(InputError):
+    """A prompt, or a line of a prompt file, that cannot be used."""
+
+
+class CheckpointError(InputError):
+    """A model folder that is missing, damaged or of an unsupported kind."""
+
+
+class BundleError(InputError):
+    """A bundle that is missing, damaged, unsafe, or written by a newer specbuild."""
+
+
+class OutputError(InputError):
+    """An output folder that exists, cannot be written, or is full."""

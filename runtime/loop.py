@@ -1,0 +1,112 @@
+"""The decode loop: draft → verify → accept → commit, on a batch of sequences.
+
+Prompts are read by the same step: a chunk of a prompt is a long chain whose nodes are accepted unseen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .accept import walk
+from .backends import Executor, Share
+from .draft import Drafter
+from .metrics import RunStats
+from .sequence import Sequence
+from .tree import Tree
+
+
+class Loop:
+    """Drives a target and a drafter; knows no backend, no tokenizer and no queue."""
+
+    def __init__(self, target: Executor, drafter: Drafter | None, chunk: int, eos: frozenset[int]) -> None:
+        self.target, self.drafter, self.chunk, self.eos = target, drafter, chunk, eos
+        self.stats = RunStats()
+
+    def round(self, sequences: Seq[Sequence]) -> None:
+        """One round for every sequence: each emits at least one token, or reads a chunk of its prompt."""
+        started = time.perf_counter()
+        trees = self.draft(sequences)
+        logits = self.target.step([self.share(s, t) for s, t in zip(sequences, trees, strict=True)])
+        for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
+            if sequence.pending == 1:
+                self.accept(sequence, tree, rows)
+            else:
+                self.read(sequence, tree, rows)
+        self.measure(started)
+
+    def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
+        """A drafted tree, the root alone, or the next chunk of the prompt."""
+        drafting = [s for s in sequences if s.drafts]
+        proposed = self.drafter.propose(drafting) if self.drafter and drafting else []
+        drafted = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
+        return [drafted.get(s.slot) or Tree.chain(s.tokens[s.cached : s.cached + self.chunk]) for s in sequences]
+
+    def share(self, sequence: Sequence, tree: Tree) -> Share:
+        """A tree as the executor takes it: rows from the committed ones on, logits for what will be decided."""
+        start = sequence.cached
+        visible = None if tree.is_chain else tree.ancestors()
+        wanted = len(tree) if sequence.pending == 1 else int(start + len(tree) == len(sequence.tokens))
+        return Share(sequence.slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, wanted)
+
+    def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> None:
+        """Walk the tree along the target's choices, emit them, commit the path in both caches."""
+        root, drafted, path = sequence.cached, sequence.drafts, list[int]()
+
+        def choose(node: int) -> int:
+            return sequence.sampler.choose(logits[node], root + tree.depths[node], ())
+
+        for node, token in walk(tree, choose):
+            path.append(node)
+            sequence.emit(token, self.eos)
+            if sequence.finish_reason:
+                break
+        self.target.commit(sequence.slot, [root + node for node in path], root)
+        sequence.cached += len(path)
+        if drafted and self.drafter:
+            self.drafter.commit(sequence, path)
+            if len(tree) > 1:
+                sequence.metrics.speculative_decoding.record(len(tree) - 1, len(path) - 1)
+
+    def read(self, sequence: Sequence, chunk: Tree, logits: NDArray[np.float32]) -> None:
+        """Commit a chunk of the prompt; after its last one, emit the first token."""
+        sequence.cached += len(chunk)
+        self.target.commit(sequence.slot, (), sequence.cached)
+        if len(logits):
+            sequence.emit(sequence.sampler.choose(logits[-1], sequence.cached - 1, ()), self.eos)
+
+    def measure(self, started: float) -> None:
+        """Split a round's time into the models' and the loop's own."""
+        stats = self.stats
+        stats.rounds += 1
+        stats.total += time.perf_counter() - started
+        stats.verify, stats.draft = self.target.seconds, self.drafter.seconds if self.drafter else 0.0
+
+    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        """The target's logits after a text, read into slot 0."""
+        for start in range(0, len(tokens), self.chunk):
+            part = tokens[start : start + self.chunk]
+            share = Share(0, start, start, part, range(start, start + len(part)), None, 1)
+            (rows,) = self.target.step([share])
+        self.release(0)
+        return rows[-1].copy()
+
+    def release(self, slot: int) -> None:
+        """A sequence has ended: its slot's rows are garbage."""
+        self.target.commit(slot, (), 0)
+        if self.drafter:
+            self.drafter.release(slot)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of both caches."""
+        return self.target.cache_bytes + (self.drafter.cache_bytes if self.drafter else 0)
+
+    def close(self) -> None:
+        """Free the models and the caches."""
+        self.target.close()
+        if self.drafter:
+            self.drafter.close()

@@ -1,0 +1,118 @@
+"""What is measured of a request and of a run, under vLLM's names; times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Counts of the rounds that drafted."""
+
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)  # [k]: rounds that accepted k drafted tokens
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """Count one round."""
+        self.num_spec_steps += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_draft_tokens += accepted
+        self.acceptance_histogram.extend([0] * (accepted + 1 - len(self.acceptance_histogram)))
+        self.acceptance_histogram[accepted] += 1
+
+    def merge(self, other: SpeculationStats) -> None:
+        """Add another request's counts."""
+        self.num_spec_steps += other.num_spec_steps
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_draft_tokens += other.num_accepted_draft_tokens
+        longest = max(len(self.acceptance_histogram), len(other.acceptance_histogram))
+        pair = [h + [0] * (longest - len(h)) for h in (self.acceptance_histogram, other.acceptance_histogram)]
+        self.acceptance_histogram = [a + b for a, b in zip(*pair, strict=True)]
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted a round, the bonus token included; 1 where nothing was drafted."""
+        return 1 + self.num_accepted_draft_tokens / max(self.num_spec_steps, 1)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; 0 where nothing was drafted."""
+        return self.num_accepted_draft_tokens / max(self.num_draft_tokens, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """vLLM's `speculative_decoding` object."""
+        return {
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "acceptance_histogram": self.acceptance_histogram,
+            "num_spec_steps": self.num_spec_steps,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_draft_tokens": self.num_accepted_draft_tokens,
+        }
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """One request, from when it got its slot: `ttft` to the first token, `tpot` per token after it, `e2el` to the last."""
+
+    num_prompt_tokens: int
+    seed: int
+    speculation: str
+    num_output_tokens: int = 0
+    ttft: float = 0.0
+    e2el: float = 0.0
+    speculative_decoding: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def tpot(self) -> float:
+        """Mean time of an output token after the first; 0 where there is none."""
+        return (self.e2el - self.ttft) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The `metrics` object of a result."""
+        return {
+            "ttft": self.ttft,
+            "tpot": self.tpot,
+            "e2el": self.e2el,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_output_tokens": self.num_output_tokens,
+            "seed": self.seed,
+            "speculation": self.speculation,
+            "speculative_decoding": self.speculative_decoding.to_dict(),
+        }
+
+
+@dataclass(slots=True)
+class RunStats:
+    """Where an engine's time went since it was loaded: the models, and the loop around them."""
+
+    rounds: int = 0
+    emitted: int = 0
+    total: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+
+    @property
+    def host(self) -> float:
+        """The loop's own time: all but model execution."""
+        return self.total - self.draft - self.verify
+
+    @property
+    def host_share(self) -> float:
+        """The loop's own time as a share of all."""
+        return self.host / self.total if self.total else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts, seconds and the loop's own share."""
+        return {
+            "rounds": self.rounds,
+            "emitted": self.emitted,
+            "total_s": self.total,
+            "draft_s": self.draft,
+            "verify_s": self.verify,
+            "host_s": self.host,
+            "host_share": self.host_share,
+        }

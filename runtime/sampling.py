@@ -1,0 +1,256 @@
+"""Sampling parameters, logit processors, and the one choice that target and draft share.
+
+The choice at absolute position t is `argmax_x(f(logits)_x + g(seed, t, x))`: f are the request's processors, which see
+the node's own path; g is Gumbel noise, the same for every node at t, in target and draft, and zero at temperature 0.
+An argmax over logits plus Gumbel noise is an exact sample of their softmax (Gumbel 1954; Maddison et al. 2014).
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import OptionError
+from .tree import TreeSpec
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is decoded; validated when made, raises OptionError.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; the penalties are Hugging Face's
+    (repetition_penalty: prompt and output, divided or multiplied) and OpenAI's (frequency and presence: output only,
+    subtracted); logit_bias maps token ids to what is added. seed None draws fresh entropy, which the result reports.
+    speculation is "auto" (the bundle's default tree), "off", or a tree.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    speculation: str = "auto"
+
+    def __post_init__(self) -> None:
+        _integer("max_new_tokens", self.max_new_tokens, 1)
+        _integer("top_k", self.top_k, 0)
+        _number("temperature", self.temperature, 0, 100)
+        if 0 < self.temperature < 0.01:
+            raise OptionError(f"temperature {self.temperature} is too small to divide by: use 0 for greedy, or ≥ 0.01")
+        _number("top_p", self.top_p, 0, 1, open_low=True)
+        _number("min_p", self.min_p, 0, 1)
+        _number("repetition_penalty", self.repetition_penalty, 0, 100, open_low=True)
+        _number("frequency_penalty", self.frequency_penalty, -100, 100)
+        _number("presence_penalty", self.presence_penalty, -100, 100)
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, 2**64 - 1)
+        if not isinstance(self.ignore_eos, bool):
+            raise OptionError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, list | tuple) or not all(isinstance(s, str) and s for s in stop):
+            raise OptionError(f"stop must be a string or a list of strings, none of them empty, not {self.stop!r}")
+        object.__setattr__(self, "stop", tuple(stop))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        if self.speculation not in ("auto", "off"):
+            try:
+                TreeSpec.parse(self.speculation)
+            except OptionError as error:
+                raise OptionError(f'speculation must be "auto", "off" or a tree: {error}') from None
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """The names of all parameters."""
+        return frozenset(f.name for f in fields(cls))
+
+
+def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
+    bad = isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
+    if bad or not low <= value <= high or (open_low and value == low):
+        raise OptionError(f"{name} must be a number {'above' if open_low else 'from'} {low} to {high}, not {value!r}")
+
+
+def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        raise OptionError(f"{name} must be a whole number {limit}, not {value!r}")
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"logit_bias must map token ids to numbers, not {value!r}")
+    bias = {}
+    for token, amount in value.items():
+        try:
+            bias[int(token)] = amount
+        except (TypeError, ValueError):
+            raise OptionError(f"logit_bias has {token!r} for a token id: use whole numbers") from None
+        _integer("a token id in logit_bias", int(token), 0)
+        _number("an amount in logit_bias", amount, -1e6, 1e6)
+    return bias
+
+
+def fresh_seed() -> int:
+    """53 bits of entropy: a seed that survives JSON in every language."""
+    return secrets.randbits(53)
+
+
+def gumbel(seed: int, position: int, vocab_size: int) -> Logits:
+    """g(seed, t, ·): `float32[V]` of standard Gumbel noise; 64-bit word x of Philox(key=[seed, t]) is token x's."""
+    words = np.random.Philox(key=np.array([seed, position], dtype=np.uint64)).random_raw(vocab_size)
+    uniform = ((words >> np.uint64(12)) + 0.5) * 2.0**-52  # in the open interval (0, 1), exact in float64
+    noise: Logits = (-np.log(-np.log(uniform))).astype(np.float32)
+    return noise
+
+
+def keep_top_k(logits: Logits, top_k: int) -> NDArray[np.bool_]:
+    """True at the k largest logits, and at ties with the k-th."""
+    if top_k >= logits.size:
+        return np.ones(logits.shape, dtype=np.bool_)
+    return logits >= np.partition(logits, -top_k)[-top_k]
+
+
+def mass_above(logits: Logits) -> NDArray[np.float64]:
+    """Per token, the probability of all tokens ranked before it (higher logit, then lower index)."""
+    order = np.argsort(-logits, kind="stable")
+    weights = np.exp((logits[order] - logits[order[0]]).astype(np.float64))
+    before = np.empty(logits.size)
+    before[order] = (np.cumsum(weights) - weights) / weights.sum()
+    return before
+
+
+class Sampler:
+    """f and g of one request: turns a node's logits into scores, and scores into the choice."""
+
+    def __init__(self, params: SamplingParams, seed: int, prompt: Sequence[int], vocab_size: int) -> None:
+        self.params, self.seed, self.vocab_size = params, seed, vocab_size
+        p = params
+        if any(token >= vocab_size for token in p.logit_bias):
+            raise OptionError(f"logit_bias names a token past the vocabulary of {vocab_size}")
+        self._bias_ids = np.fromiter(p.logit_bias.keys(), dtype=np.int64)
+        self._bias = np.fromiter(p.logit_bias.values(), dtype=np.float32)
+        self._repeats = p.repetition_penalty != 1
+        self._counts = p.frequency_penalty != 0 or p.presence_penalty != 0
+        self._plain = not (self._repeats or self._counts or self._bias.size)
+        self._cuts = p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
+        self._seen = np.zeros(vocab_size if self._repeats else 0, dtype=np.bool_)
+        if self._repeats:
+            self._seen[np.asarray(prompt, dtype=np.int64)] = True
+        self._output: Counter[int] = Counter()
+        self._noise: dict[int, Logits] = {}
+
+    @property
+    def greedy(self) -> bool:
+        """True where the scores are the logits themselves."""
+        return self._plain and self.params.temperature == 0
+
+    def emit(self, token: int, position: int) -> None:
+        """Take note of an emitted token, and forget the noise of positions before `position`."""
+        if self._repeats:
+            self._seen[token] = True
+        if self._counts:
+            self._output[token] += 1
+        for past in [t for t in self._noise if t < position]:
+            del self._noise[past]
+
+    def noise(self, position: int) -> Logits:
+        """g at one position, kept until the text has passed it."""
+        if position not in self._noise:
+            self._noise[position] = gumbel(self.seed, position, self.vocab_size)
+        return self._noise[position]
+
+    def scores(self, logits: Logits, position: int, path: Sequence[int]) -> Logits:
+        """f(logits) + g: `float32[V]`, −inf where a cut-off excludes. `path`: drafted tokens above and at the node."""
+        if self.greedy:
+            return logits
+        processed = self.processed(logits, path)
+        if self.params.temperature == 0:
+            return processed
+        if self._cuts:
+            processed = np.where(self.kept(processed), processed, np.float32(-np.inf))
+        scores: Logits = processed + self.noise(position)
+        return scores
+
+    def choose(self, logits: Logits, position: int, path: Sequence[int]) -> int:
+        """The choice: the best score, the lowest token id among equals."""
+        return int(self.scores(logits, position, path).argmax())
+
+    def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
+        """f before the cut-offs: penalties, bias, temperature."""
+        if self._plain and self.params.temperature in (0, 1):
+            return logits
+        p, out = self.params, logits.copy()
+        if self._repeats:
+            seen = self._seen
+            if path:
+                seen = seen.copy()
+                seen[np.asarray(path, dtype=np.int64)] = True
+            penalty = np.float32(p.repetition_penalty)
+            out[seen] = np.where(out[seen] > 0, out[seen] / penalty, out[seen] * penalty)
+        if self._counts:
+            counts = self._output + Counter(path)
+            ids = np.fromiter(counts.keys(), dtype=np.int64)
+            times = np.fromiter(counts.values(), dtype=np.float32)
+            out[ids] -= np.float32(p.frequency_penalty) * times + np.float32(p.presence_penalty)
+        if self._bias.size:
+            out[self._bias_ids] += self._bias
+        if p.temperature not in (0, 1):
+            out /= np.float32(p.temperature)
+        return out
+
+    def kept(self, processed: Logits) -> NDArray[np.bool_]:
+        """Where top-k, then top-p, then min-p leave a token in, each on what the one before left."""
+        p = self.params
+        keep = keep_top_k(processed, p.top_k) if p.top_k else np.ones(processed.shape, dtype=np.bool_)
+        if p.top_p < 1:
+            keep &= mass_above(np.where(keep, processed, np.float32(-np.inf))) < p.top_p
+        if p.min_p > 0:
+            keep &= processed >= processed.max() + math.log(p.min_p)
+        return keep
+
+    def margin(self, logits: Logits, position: int, path: Sequence[int], other: int) -> float:
+        """How far the choice was from being `other`: what has to move for a rounding to turn one into the other.
+
+        The gap of their scores where both were left in; else the distance of whichever was nearer its cut-off
+        (logits for top-k and min-p, probability mass for top-p).
+        """
+        scores = self.scores(logits, position, path)
+        chosen = int(scores.argmax())
+        if chosen == other:
+            return 0.0
+        if not self._cuts:
+            return float(scores[chosen] - scores[other])
+        processed = self.processed(logits, path)
+        if math.isfinite(scores[other]):
+            return min(float(scores[chosen] - scores[other]), *self._slacks(processed, chosen))
+        return max(-slack for slack in self._slacks(processed, other))
+
+    def _slacks(self, processed: Logits, token: int) -> list[float]:
+        """Per cut-off, how far inside it a token is; negative where it is left out."""
+        p, value, slacks = self.params, processed[token], []
+        keep = np.ones(processed.shape, dtype=np.bool_)
+        if p.top_k and p.top_k < processed.size:
+            ranked = np.sort(np.partition(processed, -p.top_k - 1)[-p.top_k - 1 :])
+            slacks.append(float(value - (ranked[0] if value >= ranked[1] else ranked[1])))
+            keep = processed >= ranked[1]
+        if p.top_p < 1:
+            keep[token] = True
+            slacks.append(p.top_p - float(mass_above(np.where(keep, processed, np.float32(-np.inf)))[token]))
+        if p.min_p > 0:
+            slacks.append(float(value - processed.max()) - math.log(p.min_p))
+        return slacks or [math.inf]

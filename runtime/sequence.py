@@ -1,0 +1,51 @@
+"""One sequence in flight: its tokens, its slot, its parameters, and what is measured of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .metrics import RequestMetrics
+from .sampling import Sampler, SamplingParams
+from .tokenizer import Detokenizer
+from .tree import TreeSpec
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request while it runs. `tokens` is prompt and output; the last one is the next round's root."""
+
+    index: int
+    tokens: list[int]
+    params: SamplingParams
+    sampler: Sampler
+    tree: TreeSpec | None  # None: plain decoding
+    detokenizer: Detokenizer
+    metrics: RequestMetrics
+    limit: int  # most tokens in all, prompt included
+    slot: int = -1
+    started: float = 0.0  # when it got its slot, on the performance counter
+    cached: int = 0  # tokens whose rows the target has committed
+    output: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def pending(self) -> int:
+        """Tokens the target has not seen: 1 (the root) once the prompt is in."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the next round should draft: not while the prompt is read, not for the last token."""
+        return self.tree is not None and self.pending == 1 and len(self.tokens) + 1 < self.limit
+
+    def emit(self, token: int, eos: frozenset[int]) -> None:
+        """Append a token; sets `finish_reason` where the text ends with it."""
+        self.tokens.append(token)
+        self.output.append(token)
+        self.sampler.emit(token, len(self.tokens) - 1)
+        if token in eos and not self.params.ignore_eos:
+            self.finish_reason = "stop"
+        elif self.detokenizer.push(token):
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self.limit:
+            self.finish_reason = "length"

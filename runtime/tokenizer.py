@@ -1,0 +1,121 @@
+"""Text to tokens and back: the bundle's tokenizer, its chat template, and the incremental detokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from .errors import BundleError, PromptError
+
+_CONTEXT = 8  # prompt tokens that tell the decoder whether the first new one begins a word
+
+
+class Tokenizer:
+    """A `tokenizers` model and, where the checkpoint has one, its chat template."""
+
+    def __init__(self, tokenizer_file: Path, chat_template: Path | None, special: dict[str, str]) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+        except Exception as error:  # the library raises bare Exception
+            raise BundleError(f"{tokenizer_file.name} is not a tokenizer: {error}") from error
+        self._template = chat_template.read_text(encoding="utf-8") if chat_template else None
+        self._special = special
+
+    def encode(self, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a text, of a chat's messages (by the chat template), or ids as they are."""
+        if isinstance(prompt, str):
+            return self._encode(prompt, add_special_tokens=True)
+        if all(isinstance(item, dict) for item in prompt) and prompt:
+            return self._encode(self.chat_text(list(prompt)), add_special_tokens=False)  # type: ignore[arg-type]
+        if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+            return list(prompt)  # type: ignore[arg-type]
+        raise PromptError("a prompt is a text, a list of token ids, or a list of chat messages")
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except UnicodeEncodeError as error:
+            raise PromptError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
+
+    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The text the chat template makes of messages, ready for the assistant's turn."""
+        if self._template is None:
+            raise PromptError("the prompt has messages, but this model has no chat template: give it as text")
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = refuse
+        try:
+            template = environment.from_string(self._template)
+            return str(template.render(messages=messages, add_generation_prompt=True, **self._special))
+        except TemplateError as error:
+            raise PromptError(f"the chat template refuses these messages: {error}") from None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens the tokenizer knows, added ones included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+
+class Detokenizer:
+    """The text of a growing output, complete characters only, watched for stop strings.
+
+    `text` is final as far as it goes: what may still become a stop string, or is half a character, is held back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
+        self._ids = list(prompt[-_CONTEXT:])
+        self._start, self._read = 0, len(self._ids)  # the text of _ids[_start:_read] is out already
+        self._whole = ""  # everything decoded
+        self._stopped = False
+        self.text = ""  # what is final of it
+
+    def push(self, token: int) -> bool:
+        """Take one token; True where a stop string is complete, the text then ends before it."""
+        self._ids.append(token)
+        before = self._tokenizer.decode(self._ids[self._start : self._read])
+        after = self._tokenizer.decode(self._ids[self._start :])
+        if after.endswith("\ufffd"):
+            return False
+        self._start, self._read = self._read, len(self._ids)
+        return self._grow(after[len(before) :])
+
+    def finish(self) -> None:
+        """The output has ended: nothing is held back any longer."""
+        if self._stopped:
+            return
+        before = self._tokenizer.decode(self._ids[self._start : self._read])
+        tail = self._tokenizer.decode(self._ids[self._start :])[len(before) :]
+        self._start = self._read = len(self._ids)
+        if not self._grow(tail):
+            self.text = self._whole
+
+    def _grow(self, piece: str) -> bool:
+        checked = len(self._whole)
+        self._whole += piece
+        for stop in self._stop:
+            found = self._whole.find(stop, max(0, checked - len(stop) + 1))
+            if found >= 0:
+                self._whole, self._stopped = self._whole[:found], True
+        self.text = self._whole[: len(self._whole) - (0 if self._stopped else self._held())]
+        return self._stopped
+
+    def _held(self) -> int:
+        """Length of the longest tail that may be the beginning of a stop string."""
+        longest = max((len(stop) for stop in self._stop), default=1) - 1
+        for length in range(min(longest, len(self._whole)), 0, -1):
+            if any(stop.startswith(self._whole[-length:]) for stop in self._stop):
+                return length
+        return 0

@@ -1,0 +1,89 @@
+"""Exactness: are the tokens those of plain decoding, and if not, was it a near-tie?
+
+Two ways of computing the same logits differ by rounding. A first divergence whose deciding gap is below the
+precision's bound is a near-tie; any other is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from .engine import Engine
+from .sampling import Sampler, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first output token that differs. `margin`: how far the choice was from the other token, in its own units."""
+
+    prompt: int
+    position: int
+    expected: int
+    got: int
+    margin: float
+    real: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way of decoding, held against another: how many prompts and tokens were compared, and what differed."""
+
+    name: str
+    prompts: int
+    tokens: int
+    mean_acceptance_length: float
+    divergences: list[Divergence]
+
+    @property
+    def exact(self) -> bool:
+        """No divergence but near-ties."""
+        return not any(d.real for d in self.divergences)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For report.json."""
+        return asdict(self) | {"exact": self.exact}
+
+
+def compare(
+    engine: Engine, name: str, prompts: Seq[Seq[int]], params: SamplingParams, expected: Seq[Seq[int]]
+) -> Case:
+    """Decode the prompts (token ids) and hold the tokens against the expected ones. `params.seed` must be set."""
+    results = engine.generate([list(prompt) for prompt in prompts], params)
+    bound, found, accepted, rounds = engine.manifest.exactness_bound, [], 0, 0
+    for index, (prompt, want, result) in enumerate(zip(prompts, expected, results, strict=True)):
+        stats = result.metrics.speculative_decoding
+        accepted, rounds = accepted + stats.num_accepted_draft_tokens, rounds + stats.num_spec_steps
+        divergence = _first(engine, index, prompt, params, list(want), result.token_ids, bound)
+        if divergence:
+            found.append(divergence)
+    tokens = sum(len(want) for want in expected)
+    return Case(name, len(prompts), tokens, 1 + accepted / max(rounds, 1), found)
+
+
+def plain(engine: Engine, prompts: Seq[Seq[int]], params: SamplingParams) -> list[list[int]]:
+    """The tokens of plain decoding."""
+    results = engine.generate([list(prompt) for prompt in prompts], replace(params, speculation="off"))
+    return [result.token_ids for result in results]
+
+
+def _first(
+    engine: Engine, index: int, prompt: Seq[int], params: SamplingParams, want: list[int], got: list[int], bound: float
+) -> Divergence | None:
+    differing = [i for i, (a, b) in enumerate(zip(want, got, strict=False)) if a != b]
+    if not differing:
+        if len(want) == len(got):
+            return None
+        short = min(len(want), len(got))
+        return Divergence(index, short, *((t[short] if len(t) > short else -1) for t in (want, got)), float("inf"), True)
+    at = differing[0]
+    history = [*prompt, *want[:at]]
+    sampler = Sampler(params, params.seed or 0, prompt, engine.manifest.models["target"].vocab_size)
+    for offset, token in enumerate(want[:at]):
+        sampler.emit(token, len(prompt) + offset)
+    logits, position = engine.logits(history), len(history) - 1
+    choice = sampler.choose(logits, position, ())
+    other = got[at] if choice == want[at] else want[at]
+    margin = sampler.margin(logits, position, (), other)
+    return Divergence(index, at, want[at], got[at], margin, margin >= bound)
