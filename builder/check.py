@@ -54,6 +54,7 @@ def _raise_real(cases: Sequence[Case]) -> None:
         for divergence in case.divergences:
             if divergence.real:
                 raise ExecutionError(
-                    f"the bundle is not exact ({case.name}: prompt {divergence.prompt + 1}, token {divergence.position}, "
-                    f"{divergence.got} for {divergence.expected}, margin {divergence.margin:.2g}): nothing was written"
+                    f"the bundle is not exact ({case.name}: prompt {divergence.prompt + 1}, token "
+                    f"{divergence.position}, {divergence.got} for {divergence.expected}, "
+                    f"margin {divergence.margin:.2g}): nothing was written"
                 )

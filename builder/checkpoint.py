@@ -81,7 +81,9 @@ def find(source: str) -> Checkpoint:
     except (ValueError, KeyError, OSError, TypeError) as error:
         raise CheckpointError(f"{source}/config.json cannot be used: {_line(error)}") from None
     if config.is_encoder_decoder or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise CheckpointError(f"{source} is a {config.model_type!r} model: specbuild takes decoder-only language models")
+        raise CheckpointError(
+            f"{source} is a {config.model_type!r} model: specbuild takes decoder-only language models"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception
@@ -155,7 +157,7 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
         if not torch.isfinite(weight).all():
             raise CheckpointError(f"{checkpoint.source} has NaN or infinite values in {name}: the weights are damaged")
     model.eval()
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
@@ -164,12 +166,13 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
     if ours != theirs:
         differing = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda item: item[1])
         raise CheckpointError(
-            f"target and draft have different vocabularies ({len(ours)} and {len(theirs)} tokens, the first that differs "
-            f"is {differing[0][0]!r}): use a draft with the target's tokenizer"
+            f"target and draft have different vocabularies ({len(ours)} and {len(theirs)} tokens, the first that "
+            f"differs is {differing[0][0]!r}): use a draft with the target's tokenizer"
         )
     if target.vocab_size != draft.vocab_size:
         raise CheckpointError(
-            f"target and draft have heads of {target.vocab_size} and {draft.vocab_size} rows: use a draft of the same size"
+            f"target and draft have heads of {target.vocab_size} and {draft.vocab_size} rows: "
+            "use a draft of the same size"
         )
 
 

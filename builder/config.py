@@ -12,12 +12,12 @@ from .lower import BACKENDS
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
 MAX_BATCH_SIZE = 64
 LONGEST_DEFAULT = 4096  # max_seq_len where the models would take more and nothing was asked for
-DEFAULT_TREE = "best:7"
+DEFAULT_TREE = "best:5"  # six nodes: on a CPU the most that cost little more than one
 
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
-    """One build. `target` and `draft`: a folder or a hub id; `max_seq_len` None: what both models take, at most 4096."""
+    """One build. `target` and `draft`: a folder or a hub id; `max_seq_len` None: what both take, at most 4096."""
 
     target: str
     output: Path
@@ -35,7 +35,9 @@ class BuildConfig:
             raise OptionError(f"unknown backend {self.backend!r}: use {', '.join(BACKENDS)}")
         precisions = BACKENDS[self.backend].precisions
         if self.precision not in precisions:
-            raise OptionError(f"backend {self.backend} has no precision {self.precision!r}: use {', '.join(precisions)}")
+            raise OptionError(
+                f"backend {self.backend} has no precision {self.precision!r}: use {', '.join(precisions)}"
+            )
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise OptionError(f"max-seq-len must be at least 2, not {self.max_seq_len}")
         if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:

@@ -76,8 +76,15 @@ def _attention(
     assert _call is not None, "specbuild's attention runs inside PortableModel only"
     layer: int = module.layer_idx  # type: ignore[assignment]
     out, new_key, new_value = torch.ops.specbuild.tree_attention(
-        query, key, value, _call.past[2 * layer], _call.past[2 * layer + 1],
-        _call.parents, _call.cache_len, _call.tree_offset, scaling,
+        query,
+        key,
+        value,
+        _call.past[2 * layer],
+        _call.past[2 * layer + 1],
+        _call.parents,
+        _call.cache_len,
+        _call.tree_offset,
+        scaling,
     )
     _call.present += [new_key, new_value]
     return out, None
@@ -200,7 +207,13 @@ def export(model: PreTrainedModel, positions: int) -> ir.Model:
     """The portable graph; `positions`: rows of the rotary table, so the cache's capacity. Raises CheckpointError."""
     shapes = Shapes.of(model)
     past = [f"past_{kind}.{layer}" for layer in range(shapes.layers) for kind in ("key", "value")]
-    batch, nodes, tree, wanted, capacity = 2, 3, 5, 2, 7  # any sizes but 0 and 1, which torch.export takes for constants
+    batch, nodes, tree, wanted, capacity = (
+        2,
+        3,
+        5,
+        2,
+        7,
+    )  # any sizes but 0 and 1, which torch.export takes for constants
     dim = torch.export.Dim
     b, n, m, w, s = dim("batch"), dim("nodes"), dim("tree"), dim("logit_nodes"), dim("capacity")
     cache = torch.zeros(batch, shapes.kv_heads, capacity, shapes.head_dim)
@@ -230,8 +243,10 @@ def export(model: PreTrainedModel, positions: int) -> ir.Model:
     assert program is not None
     attentions = sum(node.op_type == "TreeAttention" for node in program.model.graph)
     if attentions != shapes.layers:
-        raise CheckpointError(f"{type(model).__name__} has {shapes.layers} layers but exported {attentions} attentions: "
-                              "its layers do not all use transformers' attention interface")
+        raise CheckpointError(
+            f"{type(model).__name__} has {shapes.layers} layers but exported {attentions} attentions: "
+            "its layers do not all use transformers' attention interface"
+        )
     return program.model
 
 

@@ -132,19 +132,15 @@ def _(x, weight, eps):  # type: ignore[no-untyped-def]
     return torch.empty_like(x)
 
 
-def _onnx_tree_attention(
-    query, key, value, past_key, past_value, parents, cache_len, tree_offset, scale: float  # type: ignore[no-untyped-def]
-):
-    return _specbuild.TreeAttention(
-        query, key, value, past_key, past_value, parents, cache_len, tree_offset, scale=scale
-    )
+def _onnx_tree_attention(*tensors: Any, scale: float) -> Any:
+    return _specbuild.TreeAttention(*tensors, scale=scale)
 
 
-def _onnx_rotary(x, cos, sin):  # type: ignore[no-untyped-def]
+def _onnx_rotary(x: Any, cos: Any, sin: Any) -> Any:
     return opset23.RotaryEmbedding(x, cos, sin, None)
 
 
-def _onnx_rms_norm(x, weight, eps: float):  # type: ignore[no-untyped-def]
+def _onnx_rms_norm(x: Any, weight: Any, eps: float) -> Any:
     return opset23.RMSNormalization(x, weight, axis=-1, epsilon=eps)
 
 

@@ -212,7 +212,9 @@ def _max_seq_len(config: BuildConfig, target: Checkpoint, draft: Checkpoint | No
     """What was asked for, if both models take it; else what both take, at most LONGEST_DEFAULT."""
     for name, checkpoint in (("target", target), ("draft", draft)):
         if checkpoint and config.max_seq_len and config.max_seq_len > checkpoint.max_positions:
-            raise OptionError(f"max-seq-len {config.max_seq_len} is beyond the {name}'s {checkpoint.max_positions} positions")
+            raise OptionError(
+                f"max-seq-len {config.max_seq_len} is beyond the {name}'s {checkpoint.max_positions} positions"
+            )
     longest = min(c.max_positions for c in (target, draft) if c)
     return config.max_seq_len or min(longest, LONGEST_DEFAULT)
 
@@ -231,7 +233,9 @@ def _check_output(config: BuildConfig) -> None:
         if not config.force:
             raise OutputError(f"{output} exists: give --force to replace it, or another --output")
         if any(output.iterdir()) and not (output / MANIFEST).is_file():
-            raise OutputError(f"{output} exists and is not a bundle, so --force will not replace it: give another --output")
+            raise OutputError(
+                f"{output} exists and is not a bundle, so --force will not replace it: give another --output"
+            )
 
 
 @contextmanager
@@ -248,8 +252,10 @@ def _staging(config: BuildConfig, size: int) -> Iterator[Path]:
             folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.absolute().parent))
             free = shutil.disk_usage(folder).free
             if free < size:
-                raise OutputError(f"{output.absolute().parent} has {free >> 20} MiB free, the bundle may take "
-                                  f"{size >> 20} MiB: free some, or give another --output")
+                raise OutputError(
+                    f"{output.absolute().parent} has {free >> 20} MiB free, the bundle may take "
+                    f"{size >> 20} MiB: free some, or give another --output"
+                )
             folder.chmod(0o755)
             yield folder
             _publish(folder, output)

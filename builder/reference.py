@@ -23,7 +23,7 @@ class Reference:
 def greedy(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int]
 ) -> list[Reference]:
-    """`transformers` greedy generation, one prompt at a time; no other processor, whatever generation_config.json says."""
+    """`transformers` greedy generation, prompt by prompt, without what generation_config.json would add."""
     config = GenerationConfig(
         do_sample=False,
         num_beams=1,

@@ -1,9 +1,9 @@
 """The runtime: loads a bundle and drives the draft/verify loop. Imports no torch, no transformers, no onnx.
 
-    from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime import Engine, SamplingParams
 
-    with Engine.load("pycode.bundle") as engine:
-        print(engine.generate("def main(", SamplingParams(max_new_tokens=64))[0].text)
+with Engine.load("pycode.bundle") as engine:
+    print(engine.generate("def main(", SamplingParams(max_new_tokens=64))[0].text)
 """
 
 from .bundle import Bundle, Manifest

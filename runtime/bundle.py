@@ -145,8 +145,10 @@ class Bundle:
                 return
         except OSError as error:
             raise BundleError(f"{path} cannot be read ({error.strerror}): build the bundle again") from None
-        raise BundleError(f"{path} is not what was built (its {'hash' if size == record.bytes else 'size'} differs): "
-                          "copy the bundle again, or build it again")
+        raise BundleError(
+            f"{path} is not what was built (its {'hash' if size == record.bytes else 'size'} differs): "
+            "copy the bundle again, or build it again"
+        )
 
 
 def _raise_first(checks: list[Future[None]]) -> None:
@@ -158,7 +160,9 @@ def _parse(root: Path) -> Manifest:
     try:
         body = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BundleError(f"{root / MANIFEST} cannot be read as JSON ({error}): copy or build the bundle again") from None
+        raise BundleError(
+            f"{root / MANIFEST} cannot be read as JSON ({error}): copy or build the bundle again"
+        ) from None
     if not isinstance(body, dict) or not isinstance(body.get("schema_version"), int):
         raise BundleError(f"{root / MANIFEST} has no schema_version: it is not a specbuild manifest")
     if body["schema_version"] > SCHEMA_VERSION:

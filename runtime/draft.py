@@ -61,20 +61,18 @@ class Growth:
     seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: who sees whom
     kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
 
-    def grow(self, logits: Seq[NDArray[np.float32]]) -> None:
-        """Add a level: children of the frontier from their `scores` (one row per frontier node)."""
-        candidates = [
-            (score, parent, token)
-            for parent, row in zip(self.frontier, logits, strict=True)
-            for token, score in best_tokens(row, self.spec.branch, self.scores[parent])
-        ]
-        if len(candidates) > 1:
-            candidates.sort(key=lambda c: -c[0])
+    def grow(self, scores: NDArray[np.float32]) -> None:
+        """Add a level: children of the frontier from its nodes' scores, `[frontier, V]`, which are overwritten."""
+        tokens, likelihoods = best_tokens(scores, self.spec.branch)
+        likelihoods += np.array([self.scores[node] for node in self.frontier])[:, None]
+        flat = likelihoods.ravel()
+        order = np.argsort(-flat, kind="stable")[: self.spec.width] if flat.size > 1 else np.zeros(1, dtype=np.int64)
         level = []
-        for score, parent, token in candidates[: self.spec.width]:
-            level.append(self.pool.add(token, parent))
-            self.scores.append(score)
-            self.rows.append(-1)
+        for index, score in zip(order.tolist(), flat[order].tolist(), strict=True):
+            if score > -np.inf:
+                level.append(self.pool.add(int(tokens.flat[index]), self.frontier[index // self.spec.branch]))
+                self.scores.append(score)
+                self.rows.append(-1)
         self.depth += 1
         best = set(self.best())
         self.frontier = [node for node in level if node in best][: self.spec.expand]
@@ -121,25 +119,23 @@ class Growth:
         return self.seen[first:size, :size]
 
 
-def best_tokens(scores: NDArray[np.float32], count: int, base: float) -> list[tuple[int, float]]:
-    """The `count` best tokens of a row and, added to `base`, the logarithm of their softmax.
+def best_tokens(scores: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Per row the `count` best tokens, best first, and the logarithm of their softmax; `scores` is overwritten.
 
-    With the shared noise in the scores this is a guess at how likely the target chooses the same; exact at none.
+    With the shared noise in the scores this is a guess at how likely the target chooses the same; exact without.
     """
+    rows = np.arange(len(scores))
     if count == 1:
-        return [(int(scores.argmax()), base)]
-    top = float(scores.max())
-    total = top + float(np.log(np.exp(scores - np.float32(top)).sum()))
-    rest = scores.copy()
-    best = []
-    for _ in range(min(count, scores.size)):
-        token = int(rest.argmax())
-        value = float(rest[token])
-        if value == -np.inf:
-            break
-        best.append((token, base + value - total))
-        rest[token] = -np.inf
-    return best
+        return scores.argmax(axis=1)[:, None], np.zeros((len(scores), 1))
+    tokens = np.empty((len(scores), count), dtype=np.int64)
+    likelihoods = np.empty((len(scores), count))
+    for rank in range(count):
+        best = scores.argmax(axis=1)
+        tokens[:, rank], likelihoods[:, rank] = best, scores[rows, best]
+        if rank == 0:
+            total = np.log(np.exp(scores - scores[rows, best][:, None]).sum(axis=1)) + likelihoods[:, 0]
+        scores[rows, best] = -np.inf
+    return tokens, likelihoods - total[:, None]
 
 
 class ModelDrafter:
@@ -198,17 +194,14 @@ class ModelDrafter:
             sequence.slot, start, committed, tokens, [committed - 1 + growth.depth] * len(nodes), visible, len(nodes)
         )
 
-    def _scores(
-        self, sequence: Sequence, growth: Growth, logits: NDArray[np.float32]
-    ) -> list[NDArray[np.float32]]:
+    def _scores(self, sequence: Sequence, growth: Growth, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """The target's own processors and noise over the draft's logits, along each node's path."""
         if sequence.sampler.greedy:
-            return list(logits)
+            return logits
         position = len(sequence.tokens) - 1 + growth.depth
-        return [
-            sequence.sampler.scores(row, position, growth.pool.path(node))
-            for node, row in zip(growth.frontier, logits, strict=True)
-        ]
+        for node, row in zip(growth.frontier, logits, strict=True):
+            row[:] = sequence.sampler.scores(row, position, growth.pool.path(node))
+        return logits
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """Keep the rows of the accepted nodes that were run; the root's is in place."""

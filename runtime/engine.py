@@ -21,6 +21,7 @@ from .draft import Drafter, ModelDrafter
 from .errors import EngineBusyError, OptionError, PromptError
 from .loop import Loop
 from .metrics import RequestMetrics, RunStats
+from .mixed import MixedDrafter
 from .ngram import NgramDrafter
 from .sampling import Sampler, SamplingParams, fresh_seed
 from .sequence import Sequence
@@ -81,9 +82,9 @@ class Engine:
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
-        drafter: "model", "ngram", or None for the bundle's draft, n-gram lookup where it has none. batch_size: how
-        many sequences share a step. threads: of the target, all cores by default; the draft has its own. Raises
-        BundleError and OptionError.
+        drafter: "model", "ngram", or None for both (lookup where the text repeats itself, else the model).
+        batch_size: how many sequences share a step. threads: of the target, all cores by default; the draft has
+        its own. Raises BundleError and OptionError.
         """
         bundle = Bundle.open(path)
         manifest = bundle.manifest
@@ -92,8 +93,10 @@ class Engine:
         if drafter not in (None, "model", "ngram"):
             raise OptionError(f"unknown drafter {drafter!r}: use model or ngram")
         if not 1 <= batch_size <= manifest.max_batch_size:
-            raise OptionError(f"batch size {batch_size} is not in 1…{manifest.max_batch_size}, what {path} was built "
-                              "for: build it with --max-batch-size")
+            raise OptionError(
+                f"batch size {batch_size} is not in 1…{manifest.max_batch_size}, what {path} was built "
+                "for: build it with --max-batch-size"
+            )
         if (threads is not None and threads < 1) or draft_threads < 1:
             raise OptionError("threads must be at least 1")
         chunk = manifest.buckets[-1]
@@ -103,7 +106,8 @@ class Engine:
             target = _load_model(bundle, "target", batch_size, threads or _cores())
             drafting: Drafter = NgramDrafter()
             if drafter != "ngram" and "draft" in manifest.models:
-                drafting = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads), chunk)
+                model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads), chunk)
+                drafting = model if drafter == "model" else MixedDrafter(model)
         return cls(manifest, tokenizer, Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids)))
 
     def generate(
@@ -148,8 +152,10 @@ class Engine:
         if not tokens:
             raise PromptError(f"{where} is empty: give at least one token")
         if len(tokens) >= manifest.max_seq_len:
-            raise PromptError(f"{where} has {len(tokens)} tokens, this bundle holds {manifest.max_seq_len} with at "
-                              "least one of output: shorten it, or build with a larger --max-seq-len")
+            raise PromptError(
+                f"{where} has {len(tokens)} tokens, this bundle holds {manifest.max_seq_len} with at "
+                "least one of output: shorten it, or build with a larger --max-seq-len"
+            )
         if not all(0 <= token < vocab_size for token in tokens):
             raise PromptError(f"{where} has a token id outside the vocabulary of {vocab_size}")
         tree = self._tree(params.speculation)
@@ -243,7 +249,13 @@ def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> bac
     model = bundle.manifest.models[name]
     compiled = min(int(size) for size in model.graphs if int(size) >= batch_size)
     spec = backends.ModelSpec(
-        name, model.layers, model.kv_heads, model.head_dim, model.vocab_size, model.capacity
+        name=name,
+        layers=model.layers,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        capacity=model.capacity,
+        max_nodes=bundle.manifest.buckets[-1],
     )
     graph = bundle.path(model.graphs[str(compiled)])
     return backends.load(bundle.manifest.backend, graph, spec, compiled, threads)

@@ -91,8 +91,9 @@ class Loop:
             part = tokens[start : start + self.chunk]
             share = Share(0, start, start, part, range(start, start + len(part)), None, 1)
             (rows,) = self.target.step([share])
+        last: NDArray[np.float32] = rows[-1].copy()
         self.release(0)
-        return rows[-1].copy()
+        return last
 
     def release(self, slot: int) -> None:
         """A sequence has ended: its slot's rows are garbage."""

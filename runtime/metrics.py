@@ -56,7 +56,7 @@ class SpeculationStats:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """One request, from when it got its slot: `ttft` to the first token, `tpot` per token after it, `e2el` to the last."""
+    """One request, from when it got its slot: `ttft` to the first token, `tpot` per later token, `e2el` to the last."""
 
     num_prompt_tokens: int
     seed: int

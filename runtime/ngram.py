@@ -1,6 +1,8 @@
 """Prompt lookup: drafts what followed the last tokens' earlier occurrences; needs no model.
 
-Source: Saxena, "Prompt Lookup Decoding" (2023); the n-gram drafter of vLLM and transformers.
+Source: Saxena, "Prompt Lookup Decoding" (2023); the n-gram drafter of vLLM and transformers. Two things differ: the
+longest match comes first, whatever its length, and a continuation that reaches the end of the text goes on through
+itself, so that a loop is drafted to any depth.
 """
 
 from __future__ import annotations
@@ -8,22 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .sequence import Sequence
 from .tree import Tree, TreeSpec
 
-LONGEST, SHORTEST = 4, 1  # tokens that must match
+LONGEST = 12  # tokens compared at most
+SURE = 4  # tokens that must match for the text to count as repeating itself
+SURE_GREEDY = 2  # at temperature 0, where texts repeat themselves sooner and longer
+_MOST_MATCHES = 32
 
 
 class NgramDrafter:
-    """Merges the continuations of the most recent matches, longest n-gram first, into a tree of the asked shape."""
+    """Merges the continuations of the best matches into a tree of the asked shape; the root alone where none is."""
 
     seconds = 0.0
     cache_bytes = 0
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
-        """A tree per sequence; the root alone where nothing matches."""
-        return [lookup(s.tokens, s.tree) if s.tree else Tree([s.tokens[-1]]) for s in sequences]
+        """A tree per sequence."""
+        return [lookup(s.history, s.tree) if s.tree else Tree([s.tokens[-1]]) for s in sequences]
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """Nothing to keep: the text is the state."""
@@ -35,36 +41,61 @@ class NgramDrafter:
         """Nothing to free."""
 
 
-def lookup(tokens: Seq[int], spec: TreeSpec) -> Tree:
-    """The tree of continuations: at most `branch` matches, `width` nodes a level, `depth` levels, `nodes` in all."""
-    history = np.asarray(tokens, dtype=np.int64)
-    tree, children, level = Tree([tokens[-1]]), {}, [1] + [0] * spec.depth
-    branches = 0
-    for start in matches(history, spec.branch):
-        node, grown = 0, False
-        for token in tokens[start : start + spec.depth]:
+def lookup(history: NDArray[np.int64], spec: TreeSpec) -> Tree:
+    """The tree of continuations: at most `branch` matches, `width` nodes a level, `nodes` in all.
+
+    A match of SURE tokens may fill a best:N tree alone, deeper than its levels.
+    """
+    tree = Tree([int(history[-1])])
+    children: dict[tuple[int, int], int] = {}
+    for rank, (start, length) in enumerate(matches(history, spec.branch)):
+        alone = rank == 0 and length >= SURE and spec.fills_with_chain
+        node = 0
+        for token in continuation(history, start, spec.nodes if alone else spec.depth):
             child = children.get((node, token))
             if child is None:
                 depth = tree.depths[node] + 1
-                if len(tree) > spec.nodes or level[depth] >= spec.width:
+                if len(tree) > spec.nodes or tree.depths.count(depth) >= spec.width:
                     break
                 child = children[node, token] = tree.add(token, node)
-                level[depth] += 1
-                grown = True
             node = child
-        branches += grown
-        if branches == spec.branch:
-            break
     return tree
 
 
-def matches(history: np.ndarray, count: int) -> list[int]:
-    """Where earlier occurrences of the last n tokens end, longest n first, the most recent first; no repeats."""
-    found: list[int] = []
-    for n in range(min(LONGEST, len(history) - 1), SHORTEST - 1, -1):
-        windows = np.lib.stride_tricks.sliding_window_view(history[:-1], n)
-        ends = np.flatnonzero((windows == history[-n:]).all(axis=1)) + n
-        found += [int(end) for end in ends[::-1] if end not in found]
-        if len(found) >= 4 * count:
+def repeats(history: NDArray[np.int64], spec: TreeSpec, sure: int) -> Tree | None:
+    """The continuation of a text whose last `sure` tokens have occurred before, as a chain that fills the tree."""
+    found = matches(history, 1) if spec.fills_with_chain else []
+    if not found or found[0][1] < sure:
+        return None
+    return Tree.chain([int(history[-1]), *continuation(history, found[0][0], spec.nodes)])
+
+
+def matches(history: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
+    """Earlier occurrences of the text's end: (where the text went on after it, tokens that match), best first.
+
+    The longest match is best, the most recent among equals.
+    """
+    ends = np.flatnonzero(history[:-1] == history[-1])
+    nested = [ends]
+    for back in range(1, LONGEST):
+        ends = ends[ends >= back]
+        ends = ends[history[ends - back] == history[-1 - back]]
+        if not ends.size:
             break
-    return found
+        nested.append(ends)
+    found: dict[int, int] = {}
+    for length in range(len(nested), 0, -1):
+        for end in nested[length - 1][: -_MOST_MATCHES - 1 : -1].tolist():
+            found.setdefault(end + 1, length)
+            if len(found) == count:
+                return list(found.items())
+    return list(found.items())
+
+
+def continuation(history: NDArray[np.int64], start: int, count: int) -> list[int]:
+    """`count` tokens from `start` on; past the end of the text, what was just drafted."""
+    tokens: list[int] = history[start : start + count].tolist()
+    period = len(history) - start
+    while len(tokens) < count:
+        tokens.append(tokens[len(tokens) - period])
+    return tokens

@@ -122,7 +122,8 @@ def keep_top_k(logits: Logits, top_k: int) -> NDArray[np.bool_]:
     """True at the k largest logits, and at ties with the k-th."""
     if top_k >= logits.size:
         return np.ones(logits.shape, dtype=np.bool_)
-    return logits >= np.partition(logits, -top_k)[-top_k]
+    keep: NDArray[np.bool_] = logits >= np.partition(logits, -top_k)[-top_k]
+    return keep
 
 
 def mass_above(logits: Logits) -> NDArray[np.float64]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .metrics import RequestMetrics
 from .sampling import Sampler, SamplingParams
 from .tokenizer import Detokenizer
@@ -27,6 +30,16 @@ class Sequence:
     cached: int = 0  # tokens whose rows the target has committed
     output: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    _ids: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ids = np.empty(max(self.limit, len(self.tokens)), dtype=np.int64)
+        self._ids[: len(self.tokens)] = self.tokens
+
+    @property
+    def history(self) -> NDArray[np.int64]:
+        """`tokens` as an array; not a copy."""
+        return self._ids[: len(self.tokens)]
 
     @property
     def pending(self) -> int:
@@ -40,12 +53,12 @@ class Sequence:
 
     def emit(self, token: int, eos: frozenset[int]) -> None:
         """Append a token; sets `finish_reason` where the text ends with it."""
+        self._ids[len(self.tokens)] = token
         self.tokens.append(token)
         self.output.append(token)
         self.sampler.emit(token, len(self.tokens) - 1)
-        if token in eos and not self.params.ignore_eos:
-            self.finish_reason = "stop"
-        elif self.detokenizer.push(token):
+        ended = token in eos and not self.params.ignore_eos
+        if ended or self.detokenizer.push(token):
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"

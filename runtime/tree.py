@@ -58,6 +58,11 @@ class TreeSpec:
             )
         return self
 
+    @property
+    def fills_with_chain(self) -> bool:
+        """Whether a single chain of `nodes` tokens is of this shape: chain:K and best:N."""
+        return self.width in (1, self.nodes)
+
     def __str__(self) -> str:
         return self.text
 

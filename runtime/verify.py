@@ -46,9 +46,7 @@ class Case:
         return asdict(self) | {"exact": self.exact}
 
 
-def compare(
-    engine: Engine, name: str, prompts: Seq[Seq[int]], params: SamplingParams, expected: Seq[Seq[int]]
-) -> Case:
+def compare(engine: Engine, name: str, prompts: Seq[Seq[int]], params: SamplingParams, expected: Seq[Seq[int]]) -> Case:
     """Decode the prompts (token ids) and hold the tokens against the expected ones. `params.seed` must be set."""
     results = engine.generate([list(prompt) for prompt in prompts], params)
     bound, found, accepted, rounds = engine.manifest.exactness_bound, [], 0, 0
@@ -75,8 +73,8 @@ def _first(
     if not differing:
         if len(want) == len(got):
             return None
-        short = min(len(want), len(got))
-        return Divergence(index, short, *((t[short] if len(t) > short else -1) for t in (want, got)), float("inf"), True)
+        at = min(len(want), len(got))
+        return Divergence(index, at, [*want, -1][at], [*got, -1][at], float("inf"), True)
     at = differing[0]
     history = [*prompt, *want[:at]]
     sampler = Sampler(params, params.seed or 0, prompt, engine.manifest.models["target"].vocab_size)

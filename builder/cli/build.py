@@ -15,7 +15,9 @@ from ..lower import BACKENDS
 @click.command(name="build")
 @click.option("--target", required=True, metavar="DIR", help="The model whose output counts: a folder, or a hub id.")
 @click.option("--draft", metavar="DIR", help="A small model with the same tokenizer; without it, n-gram lookup drafts.")
-@click.option("-o", "--output", required=True, metavar="BUNDLE", type=click.Path(path_type=Path), help="Folder to create.")
+@click.option(
+    "-o", "--output", required=True, metavar="BUNDLE", type=click.Path(path_type=Path), help="Folder to create."
+)
 @click.option("--backend", default="onnxruntime", show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
 @click.option("--precision", default="fp32", show_default=True, help="Precision of weights and activations.")
 @click.option("--max-seq-len", type=int, metavar="N", help="Most tokens of a text, prompt included.")

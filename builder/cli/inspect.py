@@ -41,11 +41,17 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
     table.add_row("default tree", manifest["default_tree"])
     table.add_row("chat template", "yes" if manifest["chat_template"] else "no")
     for name, model in manifest["models"].items():
-        table.add_row(name, f"{model['architecture']}, {model['parameters'] / 1e6:.1f}M parameters, {model['layers']} "
-                      f"layers, {model['kv_heads']} KV heads of {model['head_dim']}, from {model['source']}")
+        table.add_row(
+            name,
+            f"{model['architecture']}, {model['parameters'] / 1e6:.1f}M parameters, {model['layers']} "
+            f"layers, {model['kv_heads']} KV heads of {model['head_dim']}, from {model['source']}",
+        )
     memory = report["memory"]
-    table.add_row("memory", f"{memory['weights'] / 1e6:.1f} MB of weights, {memory['caches_per_sequence'] / 1e6:.1f} MB "
-                  "of caches per sequence")
+    table.add_row(
+        "memory",
+        f"{memory['weights'] / 1e6:.1f} MB of weights, {memory['caches_per_sequence'] / 1e6:.1f} MB "
+        "of caches per sequence",
+    )
     for case in report["exactness"]["cases"]:
         ties = len(case["divergences"])
         table.add_row("checked", f"{case['name']}: {case['tokens']} tokens, {ties} near-ties")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import click
 
 from ...runtime import Prompt, SamplingParams
 from ...runtime.errors import InputError, PromptError
@@ -28,7 +27,7 @@ class Request:
 def read(path: str, defaults: dict[str, Any]) -> list[Request]:
     """The requests of a file, `-` for standard input; a line's fields override `defaults`. Raises PromptError."""
     try:
-        text = click.get_binary_stream("stdin").read() if path == "-" else Path(path).read_bytes()
+        text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise PromptError(f"{path} cannot be read ({error.strerror}): give a file of JSON lines") from None
     requests = []

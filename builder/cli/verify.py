@@ -25,7 +25,13 @@ PROMPTS = ("def main(argv):\n    ", "import os\n", "The weather today is", "\n",
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per case.")
 def command(
-    bundle: Path, file: str | None, hf: str | None, max_new_tokens: int, batch_size: int, threads: int | None, as_json: bool
+    bundle: Path,
+    file: str | None,
+    hf: str | None,
+    max_new_tokens: int,
+    batch_size: int,
+    threads: int | None,
+    as_json: bool,
 ) -> None:
     """Check a bundle's tokens: every tree and drafter against plain decoding, plain decoding against Hugging Face.
 
@@ -78,9 +84,13 @@ def _report(engine: Engine, case: Case, as_json: bool) -> bool:
         click.echo(json.dumps(case.to_dict()))
         return not case.exact
     verdict = "equal" if not case.divergences else "near-ties only" if case.exact else "DIFFERENT"
-    click.echo(f"{verdict:15}{case.tokens} tokens of {case.prompts} prompts, acceptance length "
-               f"{case.mean_acceptance_length:.2f}: {case.name}")
+    click.echo(
+        f"{verdict:15}{case.tokens} tokens of {case.prompts} prompts, acceptance length "
+        f"{case.mean_acceptance_length:.2f}: {case.name}"
+    )
     for d in case.divergences:
-        click.echo(f"{'':15}prompt {d.prompt + 1}, token {d.position}: {d.got} instead of {d.expected}, margin "
-                   f"{d.margin:.2g} ({'real' if d.real else 'below'} {engine.manifest.exactness_bound:g})")
+        click.echo(
+            f"{'':15}prompt {d.prompt + 1}, token {d.position}: {d.got} instead of {d.expected}, margin "
+            f"{d.margin:.2g} ({'real' if d.real else 'below'} {engine.manifest.exactness_bound:g})"
+        )
     return not case.exact

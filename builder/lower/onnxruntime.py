@@ -119,7 +119,9 @@ def _lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: _Lanes, 
             present.append(ir.Value(name=f"present_{kind}.{layer}.{slot}", shape=shape, type=dtype))
         inputs = [q, k, v, *past, lanes.last_row[slot], total, cos, sin, lanes.positions[slot], lanes.bias[slot]]
         attributes: dict[str, int | float | str | list[int]] = {
-            "num_heads": int(heads), "kv_num_heads": int(kv_heads), "do_rotary": 1,
+            "num_heads": int(heads),
+            "kv_num_heads": int(kv_heads),
+            "do_rotary": 1,
             "scale": node.attributes["scale"].as_float(),
         }
         out = ir.Value()

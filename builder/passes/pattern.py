@@ -51,7 +51,7 @@ def constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     """An initializer of this name and content; made once."""
     if name not in graph.initializers:
         tensor = ir.tensor(array, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
         graph.register_initializer(value)
     return graph.initializers[name]
 
@@ -66,7 +66,10 @@ def insert(
 ) -> ir.Node:
     """A new node in front of another one."""
     node = ir.node(
-        op_type, inputs, attributes, domain=domain,
+        op_type,
+        inputs,
+        attributes,
+        domain=domain,
         **({"num_outputs": outputs} if isinstance(outputs, int) else {"outputs": outputs}),
     )
     graph = before.graph

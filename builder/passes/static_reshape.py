@@ -17,12 +17,13 @@ class StaticReshape(FusionPass):
 
     def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
         """See the class."""
-        if node.op_type != "Reshape" or node.inputs[1] is None or node.inputs[1].producer() is None:
+        if not _computes_shape(node):
             return False
         before, after = dims(node.inputs[0]), dims(node.outputs[0])
         if not _keeps_leading(before, after):
             return False
-        assert before is not None and after is not None
+        assert before is not None
+        assert after is not None
         if before == after:
             replace(node.outputs[0], node.inputs[0])  # type: ignore[arg-type]
             graph.remove(node, safe=True)
@@ -36,9 +37,12 @@ class StaticReshape(FusionPass):
     def ensures(self, model: ir.Model) -> None:
         """See the class."""
         for node in model.graph:
-            if node.op_type == "Reshape" and node.inputs[1] is not None and node.inputs[1].producer() is not None:
-                if _keeps_leading(dims(node.inputs[0]), dims(node.outputs[0])):
-                    raise passes.PostconditionError(f"{node.name} still computes its shape")
+            if _computes_shape(node) and _keeps_leading(dims(node.inputs[0]), dims(node.outputs[0])):
+                raise passes.PostconditionError(f"{node.name} still computes its shape")
+
+
+def _computes_shape(node: ir.Node) -> bool:
+    return node.op_type == "Reshape" and node.inputs[1] is not None and node.inputs[1].producer() is not None
 
 
 def _keeps_leading(before: list[str | int] | None, after: list[str | int] | None) -> bool:

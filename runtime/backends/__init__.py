@@ -30,6 +30,7 @@ class ModelSpec:
     head_dim: int
     vocab_size: int
     capacity: int
+    max_nodes: int  # of one share
 
 
 @dataclass(slots=True)
@@ -58,7 +59,9 @@ class Executor(Protocol):
     seconds: float  # spent executing the model since it was loaded
 
     def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
-        """Run one step; per share `float32[logits, V]`, valid until the next step. Raises ExecutionError."""
+        """Run one step; per share `float32[logits, V]`, the caller's to overwrite until the next step.
+
+        Raises ExecutionError."""
         ...
 
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:

@@ -1,0 +1,56 @@
+"""Two drafters in one: the text itself where it repeats itself, the draft model elsewhere.
+
+A loop, a quotation or an edit is continued from the text for nothing, and deeper than a model's tree would go; the
+model is asked for all the rest, and catches up when it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from .draft import ModelDrafter
+from .ngram import SURE, SURE_GREEDY, repeats
+from .sequence import Sequence
+from .tree import Tree
+
+
+class MixedDrafter:
+    """Lookup where the last few tokens have occurred before and a chain fills the asked tree; else the model."""
+
+    def __init__(self, model: ModelDrafter) -> None:
+        self._model = model
+        self._repeating: set[int] = set()  # slots whose tree is the text's own
+
+    @property
+    def seconds(self) -> float:
+        """Time spent executing the draft."""
+        return self._model.seconds
+
+    def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
+        """A tree per sequence, from the text or from the model."""
+        trees = [
+            repeats(s.history, s.tree, SURE if s.params.temperature else SURE_GREEDY) if s.tree else None
+            for s in sequences
+        ]
+        self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
+        asked = [s for s, tree in zip(sequences, trees, strict=True) if not tree]
+        drafted = iter(self._model.propose(asked) if asked else ())
+        return [tree or next(drafted) for tree in trees]
+
+    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
+        """The model keeps its rows; the text is its own state."""
+        if sequence.slot not in self._repeating:
+            self._model.commit(sequence, path)
+
+    def release(self, slot: int) -> None:
+        """Forget a slot."""
+        self._model.release(slot)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the draft's cache."""
+        return self._model.cache_bytes
+
+    def close(self) -> None:
+        """Free the draft."""
+        self._model.close()
