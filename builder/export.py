@@ -227,7 +227,7 @@ def export(model: PreTrainedModel, positions: int) -> ir.Model:
         [cache.clone() for _ in past],
     )
     dynamic = ({0: b, 1: n}, {0: b, 1: n}, {0: b, 1: m}, {0: b}, {0: b}, {0: w}, [{0: b, 2: s} for _ in past])
-    with portable(model, positions) as module, torch.no_grad(), _quiet():
+    with portable(model, positions) as module, torch.no_grad(), _quiet(), _explained(model):
         program = torch.onnx.export(
             module,
             example,
@@ -248,6 +248,21 @@ def export(model: PreTrainedModel, positions: int) -> ir.Model:
             "its layers do not all use transformers' attention interface"
         )
     return program.model
+
+
+@contextmanager
+def _explained(model: PreTrainedModel) -> Iterator[None]:
+    """The exporter's errors in one line; our own, which it wraps, as they were."""
+    try:
+        yield
+    except Exception as error:  # torch.export raises many unrelated types
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, CheckpointError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            raise cause from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise CheckpointError(f"{type(model).__name__} cannot be exported by torch.onnx: {reason}") from error
 
 
 @contextmanager

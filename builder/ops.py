@@ -132,7 +132,8 @@ def _(x, weight, eps):  # type: ignore[no-untyped-def]
     return torch.empty_like(x)
 
 
-def _onnx_tree_attention(*tensors: Any, scale: float) -> Any:
+def _onnx_tree_attention(*arguments: Any) -> Any:
+    *tensors, scale = arguments
     return _specbuild.TreeAttention(*tensors, scale=scale)
 
 

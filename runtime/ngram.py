@@ -77,7 +77,7 @@ def matches(history: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
     """
     ends = np.flatnonzero(history[:-1] == history[-1])
     nested = [ends]
-    for back in range(1, LONGEST):
+    for back in range(1, min(LONGEST, len(history) - 1)):
         ends = ends[ends >= back]
         ends = ends[history[ends - back] == history[-1 - back]]
         if not ends.size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from types import FrameType
@@ -11,6 +12,7 @@ import click
 
 from ...runtime.errors import SpecbuildError
 
+DEBUG = "SPECBUILD_DEBUG"  # set: an unexpected error shows its traceback
 _COMMANDS = {
     "build": "Compile a target and a draft into a bundle.",
     "inspect": "Show what a bundle holds.",
@@ -65,6 +67,10 @@ def main() -> None:
         status = _fail("out of memory: use a smaller model, or a smaller --max-seq-len or --max-batch-size", 1)
     except OSError as error:
         status = _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1)
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        status = _fail(f"a bug in specbuild, {type(error).__name__}: {error} ({DEBUG}=1 shows where)", 1)
     sys.exit(status if isinstance(status, int) else 0)
 
 
