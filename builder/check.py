@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,27 @@ PROMPTS = (
 )
 
 
-def tokenize(tokenizer: Any, max_seq_len: int) -> list[list[int]]:
-    """The check's prompts as token ids, cut to what the bundle holds with some output."""
+def tokenize(tokenizer: Any, max_seq_len: int) -> tuple[list[list[int]], int]:
+    """The check's prompts as token ids, cut to what the bundle holds, and how many tokens of output fit after them."""
     room = max(1, max_seq_len - NEW_TOKENS)
-    prompts = [tokenizer(text)["input_ids"][:room] for text in PROMPTS]
-    return [ids for ids in prompts if ids]
+    prompts = [ids for ids in (tokenizer(text)["input_ids"][:room] for text in PROMPTS) if ids]
+    return prompts, min(NEW_TOKENS, max_seq_len - max(map(len, prompts)))
 
 
-def check(folder: Path, references: Sequence[Reference]) -> dict[str, Any]:
+def check(folder: Path, references: Sequence[Reference], new_tokens: int) -> dict[str, Any]:
     """Decode with and without speculation, greedy and sampled; raises ExecutionError where tokens really differ."""
     prompts = [reference.prompt for reference in references]
-    greedy = SamplingParams(max_new_tokens=NEW_TOKENS, seed=0)
-    sampled = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=1.0, top_p=0.95, seed=0)
+    hugging_face = [reference.tokens for reference in references]
+    greedy = SamplingParams(max_new_tokens=new_tokens, seed=0)
+    sampled = replace(greedy, temperature=1.0, top_p=0.95)
     with Engine.load(folder) as engine:
         gap = max(float(np.abs(engine.logits(r.prompt) - r.logits).max()) for r in references)
-        off = SamplingParams(max_new_tokens=NEW_TOKENS, seed=0, speculation="off")
-        hugging_face = [reference.tokens for reference in references]
+        off = [replace(greedy, speculation="off")] * len(prompts)
         cases = [compare(engine, "plain decoding against Hugging Face", prompts, off, hugging_face)]
         for name, params in (("greedy", greedy), ("temperature 1, top-p 0.95", sampled)):
-            expected = plain(engine, prompts, params)
-            cases.append(compare(engine, f"{name}: default tree against plain decoding", prompts, params, expected))
+            each = [params] * len(prompts)
+            expected = plain(engine, prompts, each)
+            cases.append(compare(engine, f"{name}: default tree against plain decoding", prompts, each, expected))
         bound = engine.manifest.exactness_bound
     _raise_real(cases)
     return {"bound": bound, "largest_logit_difference": gap, "cases": [case.to_dict() for case in cases]}

@@ -28,7 +28,7 @@ from ..runtime.bundle import MANIFEST, SCHEMA_VERSION, FileRecord, Manifest, Mod
 from ..runtime.errors import CheckpointError, OptionError, OutputError
 from . import checkpoint as checkpoints
 from . import passes
-from .check import NEW_TOKENS, check, tokenize
+from .check import check, tokenize
 from .checkpoint import Checkpoint
 from .config import BUCKETS, LONGEST_DEFAULT, BuildConfig
 from .export import Shapes, export
@@ -51,6 +51,7 @@ class _Build:
     target: Checkpoint
     draft: Checkpoint | None
     max_seq_len: int
+    check_tokens: int = 0  # of output, per prompt of the check
     models: dict[str, ModelRecord] = field(default_factory=dict)
     matched: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -94,7 +95,7 @@ def _run(work: _Build) -> dict[str, Any]:
     template = _save_tokenizer(work)
     _write_manifest(work, template, {})
     with work.stage("check"):
-        exactness = check(work.folder, references)
+        exactness = check(work.folder, references, work.check_tokens)
     report = {
         "seconds": work.seconds,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -116,9 +117,8 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]
         parameters, shapes = model.num_parameters(), Shapes.of(model)
     if name == "target":
         with work.stage("target: Hugging Face reference"):
-            prompts = tokenize(checkpoint.tokenizer, work.max_seq_len)
-            room = work.max_seq_len - max(map(len, prompts))
-            references = greedy(model, prompts, min(NEW_TOKENS, room), checkpoint.eos_token_ids())
+            prompts, work.check_tokens = tokenize(checkpoint.tokenizer, work.max_seq_len)
+            references = greedy(model, prompts, work.check_tokens, checkpoint.eos_token_ids())
     with work.stage(f"{name}: export"):
         graph = export(model, work.capacity)
     with work.stage(f"{name}: fuse and lower"):

@@ -46,23 +46,26 @@ class Case:
         return asdict(self) | {"exact": self.exact}
 
 
-def compare(engine: Engine, name: str, prompts: Seq[Seq[int]], params: SamplingParams, expected: Seq[Seq[int]]) -> Case:
-    """Decode the prompts (token ids) and hold the tokens against the expected ones. `params.seed` must be set."""
+def compare(
+    engine: Engine, name: str, prompts: Seq[Seq[int]], params: Seq[SamplingParams], expected: Seq[Seq[int]]
+) -> Case:
+    """Decode the prompts (token ids) and hold the tokens against the expected ones. Every seed must be set."""
     results = engine.generate([list(prompt) for prompt in prompts], params)
     bound, found, accepted, rounds = engine.manifest.exactness_bound, [], 0, 0
-    for index, (prompt, want, result) in enumerate(zip(prompts, expected, results, strict=True)):
+    for index, (prompt, each, want, result) in enumerate(zip(prompts, params, expected, results, strict=True)):
         stats = result.metrics.speculative_decoding
         accepted, rounds = accepted + stats.num_accepted_draft_tokens, rounds + stats.num_spec_steps
-        divergence = _first(engine, index, prompt, params, list(want), result.token_ids, bound)
+        divergence = _first(engine, index, prompt, each, list(want), result.token_ids, bound)
         if divergence:
             found.append(divergence)
     tokens = sum(len(want) for want in expected)
     return Case(name, len(prompts), tokens, 1 + accepted / max(rounds, 1), found)
 
 
-def plain(engine: Engine, prompts: Seq[Seq[int]], params: SamplingParams) -> list[list[int]]:
+def plain(engine: Engine, prompts: Seq[Seq[int]], params: Seq[SamplingParams]) -> list[list[int]]:
     """The tokens of plain decoding."""
-    results = engine.generate([list(prompt) for prompt in prompts], replace(params, speculation="off"))
+    off = [replace(each, speculation="off") for each in params]
+    results = engine.generate([list(prompt) for prompt in prompts], off)
     return [result.token_ids for result in results]
 
 

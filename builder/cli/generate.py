@@ -29,7 +29,11 @@ from .prompts import Request, read
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given again.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--no-speculation", is_flag=True, help="Plain decoding.")
-@click.option("--drafter", type=click.Choice(["model", "ngram"]), help="Who drafts; the bundle's draft by default.")
+@click.option(
+    "--drafter",
+    type=click.Choice(["model", "ngram"]),
+    help="Who drafts; by default lookup where the text repeats itself, else the model.",
+)
 @click.option("--tree", metavar="TREE", help="chain:K, topk:W,D or best:N; the bundle's own by default.")
 @click.option("-b", "--batch-size", type=int, default=1, show_default=True, help="Sequences that share a step.")
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,30 +34,38 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Check a bundle's tokens: every tree and drafter against plain decoding, plain decoding against Hugging Face.
+    """Check a bundle's tokens: trees and drafters against plain decoding, plain decoding against Hugging Face.
 
     A first difference whose deciding gap is below the precision's bound is a near-tie; any other makes the exit
     status 1.
     """
     manifest = Bundle.open(bundle).manifest
     defaults = {"max_new_tokens": max_new_tokens, "seed": 0}
-    requests = read(file, defaults) if file else [Request(text, SamplingParams(seed=0)) for text in PROMPTS]
+    own = SamplingParams(max_new_tokens=max_new_tokens, seed=0)
+    requests = read(file, defaults) if file else [Request(text, own) for text in PROMPTS]
     real = False
-    drafters = [name for name in ("model", "ngram") if name == "ngram" or "draft" in manifest.models]
-    for drafter in drafters:
-        with Engine.load(bundle, drafter=drafter, batch_size=batch_size, threads=threads) as engine:  # type: ignore[arg-type]
+    for drafter in (None, "model", "ngram") if "draft" in manifest.models else ("ngram",):
+        with Engine.load(bundle, drafter=drafter, batch_size=batch_size, threads=threads) as engine:
             prompts = _tokenize(engine, requests)
-            if hf and drafter == drafters[0]:
+            if hf:
                 real |= _report(engine, _hugging_face(engine, hf, prompts, max_new_tokens), as_json)
-            for temperature in (0.0, 1.0):
-                params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=0)
+                hf = None
+            for name, params in _parameters(requests, own):
                 expected = plain(engine, prompts, params)
                 for tree in TREES:
-                    name = f"{drafter}, {tree}, temperature {temperature:g} against plain decoding"
-                    case = compare(engine, name, prompts, replace(params, speculation=tree), expected)
-                    real |= _report(engine, case, as_json)
+                    title = f"{name}, {tree}, {drafter or 'both drafters'}"
+                    drafted = [replace(each, speculation=tree) for each in params]
+                    real |= _report(engine, compare(engine, title, prompts, drafted, expected), as_json)
     if real:
         raise click.exceptions.Exit(1)
+
+
+def _parameters(requests: list[Request], own: SamplingParams) -> list[tuple[str, list[SamplingParams]]]:
+    """Greedy, temperature 1, and, where lines bring parameters of their own, those."""
+    each = [request.params for request in requests]
+    greedy, sampled = [own] * len(each), [replace(own, temperature=1.0)] * len(each)
+    listed = [("greedy", greedy), ("temperature 1", sampled)]
+    return [*listed, ("the file's parameters", each)] if any(params != own for params in each) else listed
 
 
 def _tokenize(engine: Engine, requests: list[Request]) -> list[list[int]]:
@@ -71,15 +80,15 @@ def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new
     from ..reference import greedy
 
     model = checkpoint.load(checkpoint.find(folder), "sdpa")
-    params = SamplingParams(max_new_tokens=max_new_tokens, seed=0, speculation="off")
+    params = [SamplingParams(max_new_tokens=max_new_tokens, seed=0, speculation="off")] * len(prompts)
     references = greedy(model, prompts, max_new_tokens, engine.manifest.eos_token_ids)
-    return compare(engine, "plain decoding against Hugging Face", prompts, params, [r.tokens for r in references])
+    longest = engine.manifest.max_seq_len
+    expected = [r.tokens[: longest - len(r.prompt)] for r in references]
+    return compare(engine, "plain decoding against Hugging Face", prompts, params, expected)
 
 
 def _report(engine: Engine, case: Case, as_json: bool) -> bool:
     """Print a case; True where a divergence is real."""
-    import json
-
     if as_json:
         click.echo(json.dumps(case.to_dict()))
         return not case.exact

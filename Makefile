@@ -1,0 +1,41 @@
+# Two commands set everything up: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+BUNDLE ?= pycode.bundle
+PROMPT ?= def parse_arguments(argv):
+
+.PHONY: demo test lint bench clean
+
+demo: $(BUNDLE)/manifest.json
+	$(BIN)/specbuild inspect $(BUNDLE)
+	@echo
+	$(BIN)/specbuild generate $(BUNDLE) --prompt '$(PROMPT)' --max-new-tokens 96 --stats
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@# The sources lie in folders of other names than their package's: mypy reads them through links.
+	@mkdir -p build/typing/specbuild
+	@ln -sfn ../../../builder build/typing/specbuild/builder
+	@ln -sfn ../../../runtime build/typing/specbuild/runtime
+	cd build/typing && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p specbuild.runtime -p specbuild.builder
+	$(BIN)/python scripts/size_budget.py
+
+bench: $(BUNDLE)/manifest.json
+	$(BIN)/python benchmarks/speed.py --out benchmarks/out
+	$(BIN)/python benchmarks/memory.py --out benchmarks/out
+
+$(BUNDLE)/manifest.json: $(VENV)/.ready
+	$(BIN)/specbuild build --target engines/pycode/target --draft engines/pycode/draft --output $(BUNDLE) --force
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.bundle

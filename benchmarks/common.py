@@ -1,0 +1,77 @@
+"""What the benchmarks share: the machine, the bundles, the result file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAIR = ROOT / "engines" / "pycode"
+PROMPTS = ROOT / "benchmarks" / "prompts.jsonl"
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """The one option they have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out", help="folder for results and bundles")
+    return parser.parse_args()
+
+
+def prompts() -> list[str]:
+    """Real prompts the reference pair was not trained on."""
+    return [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+
+
+def bundles(out: Path) -> dict[str, Path]:
+    """The reference pair and the widened target, built where they are not there yet."""
+    out.mkdir(parents=True, exist_ok=True)
+    wide = out / "wide"
+    if not wide.is_dir():
+        subprocess.run([sys.executable, ROOT / "scripts" / "widen.py", PAIR / "target", wide], check=True)
+    built = {}
+    for name, target in (("pycode", PAIR / "target"), ("wide", wide)):
+        built[name] = out / f"{name}.bundle"
+        if not built[name].is_dir():
+            specbuild("build", "--target", target, "--draft", PAIR / "draft", "-o", built[name])
+    return built
+
+
+def specbuild(*arguments: Any) -> None:
+    """Run the command line of this environment."""
+    subprocess.run([Path(sys.executable).parent / "specbuild", *map(str, arguments)], check=True, stdout=sys.stderr)
+
+
+def machine() -> dict[str, Any]:
+    """What a number was measured on, and with."""
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    names = ("specbuild-trt", "onnxruntime", "torch", "transformers", "numpy")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in names},
+        "commit": commit.strip(),
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+def save(out: Path, name: str, result: dict[str, Any]) -> None:
+    """Write a result and print it."""
+    text = json.dumps({"machine": machine()} | result, indent=2)
+    (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    print(text)

@@ -1,0 +1,73 @@
+"""Fixtures: the reference pair's bundle, built once a session, and tiny checkpoints made on the spot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAIR = ROOT / "engines" / "pycode"
+PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
+
+
+@pytest.fixture(scope="session")
+def pair() -> Path:
+    """The folder of the reference pair, with `target` and `draft`."""
+    return PAIR
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference pair as a bundle; read it, do not change it."""
+    from specbuild.builder.config import BuildConfig
+    from specbuild.builder.pipeline import build
+
+    path = tmp_path_factory.mktemp("bundles") / "pycode.bundle"
+    build(BuildConfig(target=str(PAIR / "target"), draft=str(PAIR / "draft"), output=path))
+    return path
+
+
+@pytest.fixture
+def bundle_copy(bundle: Path, tmp_path: Path) -> Path:
+    """A bundle to damage."""
+    return Path(shutil.copytree(bundle, tmp_path / "copy.bundle"))
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    """Real prompts the reference pair was not trained on, and awkward ones: Unicode, one token, a lone newline."""
+    return [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint() -> Callable[..., Path]:
+    """`make_checkpoint(folder, **LlamaConfig fields)`: a random Llama of the reference pair's vocabulary."""
+
+    def make(folder: Path, **fields: object) -> Path:
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        defaults = {
+            "vocab_size": 4096,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 128,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        }
+        save = {"max_shard_size": fields.pop("max_shard_size")} if "max_shard_size" in fields else {}
+        LlamaForCausalLM(LlamaConfig(**defaults | fields)).save_pretrained(folder, **save)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(PAIR / "target" / name, folder / name)
+        return folder
+
+    return make

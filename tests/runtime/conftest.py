@@ -1,0 +1,154 @@
+"""Fixtures of the runtime's tests: the reference tokenizer, compiled models of the bundle, and models made of a hash."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from specbuild.runtime import backends
+from specbuild.runtime.backends import Executor, ModelSpec, Share
+from specbuild.runtime.bundle import Bundle
+from specbuild.runtime.metrics import RequestMetrics
+from specbuild.runtime.sampling import Sampler, SamplingParams
+from specbuild.runtime.sequence import Sequence as Request
+from specbuild.runtime.tokenizer import Detokenizer, Tokenizer
+from specbuild.runtime.tree import TreeSpec
+
+VOCAB = 12
+
+
+@pytest.fixture(scope="session")
+def tokenizer(pair: Path) -> Tokenizer:
+    """The reference pair's tokenizer."""
+    return Tokenizer(pair / "target" / "tokenizer.json", None, {})
+
+
+@pytest.fixture(scope="session")
+def load(bundle: Path) -> Iterator[Callable[[str, int], Executor]]:
+    """`load(model, batch_size)`: a fresh executor of one of the bundle's models."""
+    opened, loaded = Bundle.open(bundle), list[Executor]()
+
+    def make(name: str, batch_size: int) -> Executor:
+        model = opened.manifest.models[name]
+        spec = ModelSpec(
+            name=name,
+            layers=model.layers,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            vocab_size=model.vocab_size,
+            capacity=model.capacity,
+            max_nodes=opened.manifest.buckets[-1],
+        )
+        graph = opened.path(model.graphs[str(batch_size)])
+        loaded.append(backends.load(opened.manifest.backend, graph, spec, batch_size, 1))
+        return loaded[-1]
+
+    yield make
+    for executor in loaded:
+        executor.close()
+
+
+class HashModel:
+    """Logits drawn from a hash of the text, all of it or its last `order` tokens; `error`: how far from the target."""
+
+    def __init__(self, seed: int = 0, error: float = 0.0, order: int = 0) -> None:
+        self.seed, self.error, self.order = seed, error, order
+
+    def __call__(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        key = zlib.crc32(np.array(tokens[-self.order :], dtype=np.int64).tobytes())
+        logits = np.random.default_rng([self.seed, key]).normal(0, 2, VOCAB)
+        off = np.random.default_rng([self.seed + 1, key]).normal(0, 2, VOCAB)
+        return (logits + self.error * off).astype(np.float32)
+
+
+class HashExecutor:
+    """An executor whose cache rows are (position, token); a node's text is what it sees, in the order of positions."""
+
+    def __init__(self, model: HashModel, batch_size: int, capacity: int, max_nodes: int) -> None:
+        self.spec = ModelSpec("fake", 1, 1, 1, VOCAB, capacity, max_nodes)
+        self.model, self.batch_size, self.seconds = model, batch_size, 0.0
+        self.rows: list[list[tuple[int, int]]] = [[(-1, -1)] * capacity for _ in range(batch_size)]
+
+    def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
+        self.seconds += 1.0
+        assert len({share.slot for share in shares}) == len(shares)
+        return [self._share(share) for share in shares]
+
+    def _share(self, share: Share) -> NDArray[np.float32]:
+        rows, count = self.rows[share.slot], len(share.tokens)
+        end = share.start + count
+        assert 0 < count <= self.spec.max_nodes
+        assert end <= self.spec.capacity
+        rows[share.start : end] = list(zip(share.positions, share.tokens, strict=True))
+        visible = share.visible
+        if visible is None:
+            visible = np.tri(count, end - share.committed, share.start - share.committed, dtype=np.bool_)
+        assert visible.shape == (count, end - share.committed)
+        logits = np.empty((share.logits, VOCAB), dtype=np.float32)
+        for index, seen in enumerate(visible[count - share.logits :]):
+            text = sorted(rows[: share.committed] + [row for row, sees in zip(rows[share.committed :], seen) if sees])  # noqa: B905
+            assert [position for position, _ in text] == list(range(len(text)))
+            logits[index] = self.model([token for _, token in text])
+        return logits
+
+    def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
+        kept = self.rows[slot]
+        moved = [kept[row] for row in rows]
+        kept[start:] = moved + [(-1, -1)] * (self.spec.capacity - start - len(moved))
+
+    @property
+    def cache_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+class Letters:
+    """A tokenizer of one letter a token."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(97 + token) for token in ids)
+
+
+@pytest.fixture(scope="session")
+def hash_model() -> type[HashModel]:
+    """The class of deterministic models."""
+    return HashModel
+
+
+@pytest.fixture(scope="session")
+def hash_executor() -> Callable[..., HashExecutor]:
+    """`hash_executor(model, batch_size)`: runs such a model as the loop asks for it."""
+
+    def make(model: HashModel, batch_size: int = 1, capacity: int = 256, max_nodes: int = 64) -> HashExecutor:
+        return HashExecutor(model, batch_size, capacity, max_nodes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def request_of() -> Callable[..., Request]:
+    """`request_of(prompt, params)`: a sequence over the hash models' vocabulary, or another."""
+
+    def make(prompt: Sequence[int], params: SamplingParams, index: int = 0, slot: int = 0, **other: Any) -> Request:
+        tree = None if params.speculation == "off" else TreeSpec.parse(params.speculation)
+        vocab_size, seed = other.get("vocab_size", VOCAB), params.seed or 0
+        return Request(
+            index=index,
+            tokens=list(prompt),
+            params=params,
+            sampler=Sampler(params, seed, prompt, vocab_size),
+            tree=tree,
+            detokenizer=Detokenizer(other.get("tokenizer", Letters()), prompt, params.stop),
+            metrics=RequestMetrics(len(prompt), seed, params.speculation),
+            limit=len(prompt) + params.max_new_tokens,
+            slot=slot,
+        )
+
+    return make

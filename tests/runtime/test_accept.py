@@ -1,0 +1,93 @@
+"""Acceptance: the walk against a naive one, and the text the same whatever is drafted."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specbuild.runtime.accept import walk
+from specbuild.runtime.tree import Tree
+
+VOCAB = 4
+
+
+def random_tree(rng: random.Random, root: int, nodes: int) -> Tree:
+    tree = Tree([root])
+    for _ in range(nodes):
+        parent, token = rng.randrange(len(tree)), rng.randrange(VOCAB)
+        if (parent, token) not in zip(tree.parents[1:], tree.tokens[1:], strict=True):
+            tree.add(token, parent)
+    return tree
+
+
+def naive_walk(tree: Tree, choices: list[int]) -> list[tuple[int, int]]:
+    node, found = 0, []
+    while True:
+        found.append((node, choices[node]))
+        below = [n for n in range(1, len(tree)) if tree.parents[n] == node and tree.tokens[n] == choices[node]]
+        if not below:
+            return found
+        (node,) = below
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(0, 30))
+def test_walk_against_a_naive_one(rng: random.Random, nodes: int) -> None:
+    tree = random_tree(rng, rng.randrange(VOCAB), nodes)
+    choices, asked = [rng.randrange(VOCAB) for _ in range(len(tree))], list[int]()
+
+    def choose(node: int) -> int:
+        asked.append(node)
+        return choices[node]
+
+    walked = list(walk(tree, choose))
+    assert walked == naive_walk(tree, choices)
+    assert asked == [node for node, _ in walked]  # nothing is chosen where nothing was accepted
+    last, bonus = walked[-1]
+    assert tree.path(last) + [bonus] == [token for _, token in walked]
+
+
+def test_walk_asks_no_further_than_its_caller_goes() -> None:
+    asked: list[int] = []
+
+    def choose(node: int) -> int:
+        asked.append(node)
+        return node + 1
+
+    steps = walk(Tree.chain([0, 1, 2, 3]), choose)
+    assert next(steps) == (0, 1)
+    assert next(steps) == (1, 2)
+    steps.close()
+    assert asked == [0, 1]
+
+
+def test_walk_of_the_root_alone_gives_the_bonus_token() -> None:
+    assert list(walk(Tree([7]), lambda node: 7)) == [(0, 7)]
+
+
+def test_walk_never_goes_back_to_the_root() -> None:
+    assert list(walk(Tree.chain([-1, 2]), lambda node: -1)) == [(0, -1)]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.randoms(use_true_random=False), st.floats(0, 1))
+def test_the_text_does_not_depend_on_the_draft(salt: int, rng: random.Random, skill: float) -> None:
+    def target(text: list[int]) -> int:
+        return random.Random(f"{salt} {text}").randrange(VOCAB)
+
+    text, plain, most = [0], [0], 0
+    while len(text) < 40:
+        tree = random_tree(rng, text[-1], rng.randrange(8))
+        node = 0
+        while rng.random() < skill and len(tree) < 24:  # a draft that is often right
+            token = target(text + tree.path(node))
+            known = [n for n in range(1, len(tree)) if (tree.parents[n], tree.tokens[n]) == (node, token)]
+            node = known[0] if known else tree.add(token, node)
+        emitted = [token for _, token in walk(tree, lambda n, t=tree: target(text + t.path(n)))]
+        most = max(most, len(emitted))
+        assert 1 <= len(emitted) <= 1 + max(tree.depths)
+        text += emitted
+    while len(plain) < len(text):
+        plain.append(target(plain))
+    assert text == plain

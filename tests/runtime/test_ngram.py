@@ -1,0 +1,125 @@
+"""Prompt lookup: matches against a naive search, continuations, and trees of the asked shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from specbuild.runtime.ngram import LONGEST, SURE, continuation, lookup, matches, repeats
+from specbuild.runtime.tree import TreeSpec
+
+histories = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+specs = st.sampled_from(["chain:1", "chain:4", "chain:20", "topk:1,4", "topk:2,3", "topk:4,4", "best:1", "best:5"])
+
+
+def array(tokens: list[int]) -> NDArray[np.int64]:
+    return np.array(tokens, dtype=np.int64)
+
+
+def naive_matches(tokens: list[int]) -> list[tuple[int, int]]:
+    found = []
+    for start in range(1, len(tokens)):
+        length = 0
+        while length < min(LONGEST, start) and tokens[start - 1 - length] == tokens[-1 - length]:
+            length += 1
+        if length:
+            found.append((start, length))
+    return sorted(found, key=lambda match: (-match[1], -match[0]))
+
+
+def naive_continuation(tokens: list[int], start: int, count: int) -> list[int]:
+    text = list(tokens)
+    for offset in range(count):  # the text goes on as it did after `start`
+        text.append(text[start + offset])
+    return text[len(tokens) :]
+
+
+@settings(deadline=None)
+@given(histories, st.integers(1, 40))
+def test_matches_against_a_naive_search(tokens: list[int], count: int) -> None:
+    assert matches(array(tokens), count) == naive_matches(tokens)[:count]
+
+
+@settings(deadline=None)
+@given(histories, st.integers(1, 40))
+def test_continuation_goes_on_through_itself(tokens: list[int], count: int) -> None:
+    for start, _ in naive_matches(tokens):
+        assert continuation(array(tokens), start, count) == naive_continuation(tokens, start, count)
+
+
+def test_a_short_history_has_no_or_one_match() -> None:
+    assert matches(array([5]), 4) == []
+    assert matches(array([5, 6]), 4) == []
+    assert matches(array([5, 5]), 4) == [(1, 1)]
+    assert lookup(array([5]), TreeSpec.parse("best:5")).tokens == [5]
+    assert lookup(array([5, 6]), TreeSpec.parse("chain:3")).tokens == [6]
+    assert lookup(array([5, 5]), TreeSpec.parse("chain:3")).tokens == [5, 5, 5, 5]
+    assert repeats(array([5]), TreeSpec.parse("chain:3"), 1) is None
+    assert repeats(array([5, 6]), TreeSpec.parse("chain:3"), 1) is None
+
+
+def test_a_match_is_no_longer_than_the_longest_compared() -> None:
+    assert matches(array([7] * 40), 1) == [(39, LONGEST)]
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5])
+def test_a_loop_is_drafted_to_any_depth(period: int) -> None:
+    loop = list(range(period)) * 40
+    tokens = loop[: 4 * period + 2]
+    spec = TreeSpec.parse("chain:50")
+    assert lookup(array(tokens), spec).tokens == loop[len(tokens) - 1 : len(tokens) + 50]
+    drafted = repeats(array(tokens), spec, 2)
+    assert drafted is not None
+    assert drafted.tokens == loop[len(tokens) - 1 : len(tokens) + 50]
+
+
+@settings(deadline=None)
+@given(histories, specs)
+def test_lookup_keeps_the_asked_shape(tokens: list[int], text: str) -> None:
+    spec, tree = TreeSpec.parse(text), lookup(array(tokens), TreeSpec.parse(text))
+    found = naive_matches(tokens)
+    assert tree.tokens[0] == tokens[-1]
+    assert len(tree) - 1 <= spec.nodes
+    assert (len(tree) > 1) == bool(found)
+    levels = [tree.depths.count(depth) for depth in range(1, max(tree.depths) + 1)]
+    assert all(level <= spec.width for level in levels)
+    edges = list(zip(tree.parents[1:], tree.tokens[1:], strict=True))
+    assert len(set(edges)) == len(edges)  # siblings differ
+    sure = bool(found) and found[0][1] >= SURE
+    assert max(tree.depths) <= (spec.nodes if sure and not text.startswith("topk") else spec.depth)
+    drafted = [naive_continuation(tokens, start, spec.nodes) for start, _ in found]
+    for node in range(1, len(tree)):
+        path = tree.path(node)
+        assert any(other[: len(path)] == path for other in drafted)
+
+
+def test_a_sure_match_fills_best_alone() -> None:
+    tokens = [1, 2, 3, 4, 9, 8, 7, 6, 5, 1, 1, 2, 3, 4]
+    tree = lookup(array(tokens), TreeSpec.parse("best:10"))
+    assert tree.is_chain
+    assert tree.tokens == [4, 9, 8, 7, 6, 5, 1, 1, 2, 3, 4]
+
+
+def test_several_matches_branch_the_longest_first() -> None:
+    tokens = [1, 2, 8, 2, 9, 1, 2]
+    tree = lookup(array(tokens), TreeSpec.parse("topk:2,2"))
+    assert tree.path(1) == [8]
+    assert {tuple(tree.path(node)) for node in range(1, len(tree))} == {(8,), (8, 2), (9,), (9, 1)}
+
+
+@pytest.mark.parametrize("text", ["topk:2,3", "topk:4,4", "topk:4,1"])
+def test_a_wide_shape_is_never_one_deep_chain(text: str) -> None:
+    tokens, spec = [3] * 30, TreeSpec.parse(text)
+    assert repeats(array(tokens), spec, 2) is None
+    assert max(lookup(array(tokens), spec).depths) <= spec.depth
+
+
+def test_repeats_wants_as_many_tokens_as_it_is_told() -> None:
+    tokens, spec = [1, 2, 3, 7, 7, 1, 2, 3], TreeSpec.parse("best:4")
+    assert repeats(array(tokens), spec, 4) is None
+    tree = repeats(array(tokens), spec, 3)
+    assert tree is not None
+    assert tree.is_chain
+    assert tree.tokens == [3, 7, 7, 1, 2]
