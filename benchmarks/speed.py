@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import common
-
 from specbuild.runtime import Engine, SamplingParams
 
 NEW_TOKENS = 128

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from .backends import Executor, Share
 from .sequence import Sequence
 from .tree import Tree, TreeSpec
+
+PATIENCE = 4  # tokens outside top-p the draft passes over before it stops looking for children
 
 
 class Drafter(Protocol):
@@ -61,10 +64,9 @@ class Growth:
     seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: who sees whom
     kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
 
-    def grow(self, scores: NDArray[np.float32]) -> None:
-        """Add a level: children of the frontier from its nodes' scores, `[frontier, V]`, which are overwritten."""
-        tokens, likelihoods = best_tokens(scores, self.spec.branch)
-        likelihoods += np.array([self.scores[node] for node in self.frontier])[:, None]
+    def grow(self, tokens: NDArray[np.int64], likelihoods: NDArray[np.float64]) -> None:
+        """Add a level: the frontier's children, `[frontier, branch]`, and the logarithms of their probabilities."""
+        likelihoods = likelihoods + np.array([self.scores[node] for node in self.frontier])[:, None]
         flat = likelihoods.ravel()
         order = np.argsort(-flat, kind="stable")[: self.spec.width] if flat.size > 1 else np.zeros(1, dtype=np.int64)
         level = []
@@ -119,23 +121,26 @@ class Growth:
         return self.seen[first:size, :size]
 
 
-def best_tokens(scores: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Per row the `count` best tokens, best first, and the logarithm of their softmax; `scores` is overwritten.
-
-    With the shared noise in the scores this is a guess at how likely the target chooses the same; exact without.
-    """
-    rows = np.arange(len(scores))
+def best_tokens(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Per row the `count` best tokens, best first, and the logarithm of their softmax; `logits` is overwritten."""
+    rows = np.arange(len(logits))
     if count == 1:
-        return scores.argmax(axis=1)[:, None], np.zeros((len(scores), 1))
-    tokens = np.empty((len(scores), count), dtype=np.int64)
-    likelihoods = np.empty((len(scores), count))
+        return logits.argmax(axis=1)[:, None], np.zeros((len(logits), 1))
+    tokens = np.empty((len(logits), count), dtype=np.int64)
+    likelihoods = np.empty((len(logits), count))
+    total = log_sum_exp(logits)
     for rank in range(count):
-        best = scores.argmax(axis=1)
-        tokens[:, rank], likelihoods[:, rank] = best, scores[rows, best]
-        if rank == 0:
-            total = np.log(np.exp(scores - scores[rows, best][:, None]).sum(axis=1)) + likelihoods[:, 0]
-        scores[rows, best] = -np.inf
+        best = logits.argmax(axis=1)
+        tokens[:, rank], likelihoods[:, rank] = best, logits[rows, best]
+        logits[rows, best] = -np.inf
     return tokens, likelihoods - total[:, None]
+
+
+def log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The logarithm of the sum of exponentials of each row."""
+    top = logits.max(axis=1)
+    total: NDArray[np.float64] = np.log(np.exp(logits - top[:, None]).sum(axis=1, dtype=np.float64)) + top
+    return total
 
 
 class ModelDrafter:
@@ -162,7 +167,7 @@ class ModelDrafter:
         growing = list(zip(sequences, growths, strict=True))
         while True:
             for (sequence, growth), rows in zip(growing, logits, strict=True):
-                growth.grow(self._scores(sequence, growth, rows))
+                growth.grow(*self._children(sequence, growth, rows))
             growing = [(s, g) for s, g in growing if not g.done]
             if not growing:
                 break
@@ -194,14 +199,27 @@ class ModelDrafter:
             sequence.slot, start, committed, tokens, [committed - 1 + growth.depth] * len(nodes), visible, len(nodes)
         )
 
-    def _scores(self, sequence: Sequence, growth: Growth, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The target's own processors and noise over the draft's logits, along each node's path."""
+    def _children(
+        self, sequence: Sequence, growth: Growth, logits: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The frontier's best children by the target's own processors and noise, and how likely each seems.
+
+        Under noise, the softmax of the scores is a guess at how likely the target chooses the same.
+        """
         if sequence.sampler.greedy:
-            return logits
+            return best_tokens(logits, growth.spec.branch)
         position = len(sequence.tokens) - 1 + growth.depth
-        for node, row in zip(growth.frontier, logits, strict=True):
-            row[:] = sequence.sampler.scores(row, position, growth.pool.path(node))
-        return logits
+        tokens = np.zeros((len(logits), growth.spec.branch), dtype=np.int64)
+        likelihoods = np.full(tokens.shape, -np.inf)
+        for i, (node, row) in enumerate(zip(growth.frontier, logits, strict=True)):
+            ranked = sequence.sampler.ranked(row, position, growth.pool.path(node), PATIENCE)
+            for j, (token, score) in enumerate(islice(ranked, growth.spec.branch)):
+                tokens[i, j], likelihoods[i, j] = token, score
+        if growth.spec.branch == 1:
+            return tokens, np.where(likelihoods > -np.inf, 0.0, likelihoods)
+        with np.errstate(invalid="ignore"):
+            top = likelihoods[:, :1]
+            return tokens, likelihoods - top - np.log(np.exp(likelihoods - top).sum(axis=1, keepdims=True))
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """Keep the rows of the accepted nodes that were run; the root's is in place."""

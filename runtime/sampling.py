@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -118,21 +118,46 @@ def gumbel(seed: int, position: int, vocab_size: int) -> Logits:
     return noise
 
 
-def keep_top_k(logits: Logits, top_k: int) -> NDArray[np.bool_]:
-    """True at the k largest logits, and at ties with the k-th."""
-    if top_k >= logits.size:
-        return np.ones(logits.shape, dtype=np.bool_)
-    keep: NDArray[np.bool_] = logits >= np.partition(logits, -top_k)[-top_k]
-    return keep
+class CutOffs:
+    """Top-k, then top-p, then min-p over one node's logits, each on what the one before left.
 
+    Top-k and min-p are one threshold. Top-p is asked token by token, which needs no sort: the mass above a token is
+    summed when the walk comes to it, and the walk comes to few. Tokens of equal logits stay or go together.
+    """
 
-def mass_above(logits: Logits) -> NDArray[np.float64]:
-    """Per token, the probability of all tokens ranked before it (higher logit, then lower index)."""
-    order = np.argsort(-logits, kind="stable")
-    weights = np.exp((logits[order] - logits[order[0]]).astype(np.float64))
-    before = np.empty(logits.size)
-    before[order] = (np.cumsum(weights) - weights) / weights.sum()
-    return before
+    def __init__(self, params: SamplingParams, logits: Logits) -> None:
+        self._logits, self._top_p = logits, params.top_p
+        self._floor = float(logits.max()) + math.log(params.min_p) if params.min_p > 0 else -math.inf
+        self._kth = self._next = -math.inf  # the k-th largest logit, and the largest one that top-k leaves out
+        if 0 < params.top_k < logits.size:
+            ranked = np.partition(logits, (-params.top_k - 1, -params.top_k))
+            self._next, self._kth = float(ranked[-params.top_k - 1]), float(ranked[-params.top_k])
+        if self._top_p < 1:
+            self._weights = np.exp(logits - logits.max())
+            self._total = float(self._weights[logits >= self._kth].sum(dtype=np.float64))
+
+    def mask(self, scores: Logits) -> Logits:
+        """The scores, −inf where top-k or min-p leave a token out."""
+        threshold = max(self._kth, self._floor)
+        return scores if threshold == -math.inf else np.where(self._logits >= threshold, scores, np.float32(-np.inf))
+
+    def in_top_p(self, token: int) -> bool:
+        """Whether top-p leaves a token in that top-k did."""
+        return self._top_p >= 1 or self._mass_above(float(self._logits[token])) < self._top_p
+
+    def slacks(self, token: int) -> list[float]:
+        """Per cut-off that is on, how far inside it a token is, in logits, for top-p in mass; negative outside."""
+        value, slacks = float(self._logits[token]), []
+        if self._kth > -math.inf:
+            slacks.append(value - (self._next if value >= self._kth else self._kth))
+        if self._top_p < 1:
+            slacks.append(self._top_p - self._mass_above(value))
+        if self._floor > -math.inf:
+            slacks.append(value - self._floor)
+        return slacks
+
+    def _mass_above(self, value: float) -> float:
+        return float(self._weights[self._logits > value].sum(dtype=np.float64)) / self._total
 
 
 class Sampler:
@@ -175,21 +200,32 @@ class Sampler:
             self._noise[position] = gumbel(self.seed, position, self.vocab_size)
         return self._noise[position]
 
-    def scores(self, logits: Logits, position: int, path: Sequence[int]) -> Logits:
-        """f(logits) + g: `float32[V]`, −inf where a cut-off excludes. `path`: drafted tokens above and at the node."""
-        if self.greedy:
-            return logits
+    def ranked(
+        self, logits: Logits, position: int, path: Sequence[int], misses: int | None = None
+    ) -> Iterator[tuple[int, float]]:
+        """Tokens and their scores f(logits) + g, best first, the lowest id among equals; no token a cut-off excludes.
+
+        `path`: the drafted tokens from below the root down to the node. Ends early after `misses` excluded ones.
+        """
         processed = self.processed(logits, path)
-        if self.params.temperature == 0:
-            return processed
-        if self._cuts:
-            processed = np.where(self.kept(processed), processed, np.float32(-np.inf))
-        scores: Logits = processed + self.noise(position)
-        return scores
+        scores = processed + self.noise(position) if self.params.temperature > 0 else processed.copy()
+        cut_offs = CutOffs(self.params, processed) if self._cuts else None
+        if cut_offs:
+            scores = cut_offs.mask(scores)
+        while (score := scores[token := int(scores.argmax())]) > -np.inf:
+            if cut_offs is None or cut_offs.in_top_p(token):
+                yield token, float(score)
+            elif misses is not None:
+                misses -= 1
+                if misses < 0:
+                    return
+            scores[token] = -np.inf
 
     def choose(self, logits: Logits, position: int, path: Sequence[int]) -> int:
-        """The choice: the best score, the lowest token id among equals."""
-        return int(self.scores(logits, position, path).argmax())
+        """The choice at a node: the best token of `ranked`."""
+        if self.greedy:
+            return int(logits.argmax())
+        return next(self.ranked(logits, position, path))[0]
 
     def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
         """f before the cut-offs: penalties, bias, temperature."""
@@ -214,44 +250,19 @@ class Sampler:
             out /= np.float32(p.temperature)
         return out
 
-    def kept(self, processed: Logits) -> NDArray[np.bool_]:
-        """Where top-k, then top-p, then min-p leave a token in, each on what the one before left."""
-        p = self.params
-        keep = keep_top_k(processed, p.top_k) if p.top_k else np.ones(processed.shape, dtype=np.bool_)
-        if p.top_p < 1:
-            keep &= mass_above(np.where(keep, processed, np.float32(-np.inf))) < p.top_p
-        if p.min_p > 0:
-            keep &= processed >= processed.max() + math.log(p.min_p)
-        return keep
-
     def margin(self, logits: Logits, position: int, path: Sequence[int], other: int) -> float:
         """How far the choice was from being `other`: what has to move for a rounding to turn one into the other.
 
-        The gap of their scores where both were left in; else the distance of whichever was nearer its cut-off
-        (logits for top-k and min-p, probability mass for top-p).
+        The gap of their scores where both were left in, or the choice's distance to a cut-off if that is less; else
+        the distance of `other` to the cut-offs that left it out.
         """
-        scores = self.scores(logits, position, path)
-        chosen = int(scores.argmax())
+        chosen, processed = self.choose(logits, position, path), self.processed(logits, path)
         if chosen == other:
             return 0.0
+        scores = processed + self.noise(position) if self.params.temperature > 0 else processed
+        gap = float(scores[chosen] - scores[other])
         if not self._cuts:
-            return float(scores[chosen] - scores[other])
-        processed = self.processed(logits, path)
-        if math.isfinite(scores[other]):
-            return min(float(scores[chosen] - scores[other]), *self._slacks(processed, chosen))
-        return max(-slack for slack in self._slacks(processed, other))
-
-    def _slacks(self, processed: Logits, token: int) -> list[float]:
-        """Per cut-off, how far inside it a token is; negative where it is left out."""
-        p, value, slacks = self.params, processed[token], []
-        keep = np.ones(processed.shape, dtype=np.bool_)
-        if p.top_k and p.top_k < processed.size:
-            ranked = np.sort(np.partition(processed, -p.top_k - 1)[-p.top_k - 1 :])
-            slacks.append(float(value - (ranked[0] if value >= ranked[1] else ranked[1])))
-            keep = processed >= ranked[1]
-        if p.top_p < 1:
-            keep[token] = True
-            slacks.append(p.top_p - float(mass_above(np.where(keep, processed, np.float32(-np.inf)))[token]))
-        if p.min_p > 0:
-            slacks.append(float(value - processed.max()) - math.log(p.min_p))
-        return slacks or [math.inf]
+            return gap
+        cut_offs = CutOffs(self.params, processed)
+        inside = cut_offs.slacks(other)
+        return min([gap, *cut_offs.slacks(chosen)]) if min(inside) >= 0 else -min(inside)

@@ -50,7 +50,10 @@ def examine() -> dict[str, Any]:
 
 
 def _importable(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
 
 
 def _version(distribution: str) -> str:

@@ -1,4 +1,4 @@
-"""Fixtures of the runtime's tests: the reference tokenizer, compiled models of the bundle, and models made of a hash."""
+"""Fixtures of the runtime's tests: the tokenizer, the bundle's compiled models, and models made of a hash."""
 
 from __future__ import annotations
 

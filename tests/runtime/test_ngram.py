@@ -66,7 +66,7 @@ def test_a_match_is_no_longer_than_the_longest_compared() -> None:
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 def test_a_loop_is_drafted_to_any_depth(period: int) -> None:
-    loop = list(range(period)) * 40
+    loop = list(range(period)) * 80
     tokens = loop[: 4 * period + 2]
     spec = TreeSpec.parse("chain:50")
     assert lookup(array(tokens), spec).tokens == loop[len(tokens) - 1 : len(tokens) + 50]

@@ -91,14 +91,13 @@ def test_a_number_too_long_to_read_is_refused() -> None:
 def test_any_text_parses_or_is_refused(text: str) -> None:
     try:
         spec = TreeSpec.parse(text)
-    except OptionError as error:
-        assert "\n" not in str(error)
-    else:
-        kind, _, numbers = text.partition(":")
-        values = [int(number) for number in numbers.split(",")]
-        assert kind in ("chain", "topk", "best")
-        assert spec.nodes == int(np.prod(values))
-        assert len(values) == (2 if kind == "topk" else 1)
+    except OptionError:
+        return
+    kind, _, numbers = text.partition(":")
+    values = [int(number) for number in numbers.split(",")]
+    assert kind in ("chain", "topk", "best")
+    assert spec.nodes == int(np.prod(values))
+    assert len(values) == (2 if kind == "topk" else 1)
 
 
 @pytest.mark.parametrize(

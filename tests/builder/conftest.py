@@ -1,0 +1,64 @@
+"""Fixtures of the builder's tests: random Llamas, in memory and on disk, whose every weight counts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+logging.getLogger("torch.__trace").propagate = False  # thousands of records that pytest would keep
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., Any]:
+    """`make_model(**LlamaConfig fields)`: a random float32 Llama, norms and biases random too."""
+
+    def make(**fields: Any) -> Any:
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        defaults = {
+            "vocab_size": 97,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 128,
+            "initializer_range": 0.2,
+            "attn_implementation": "sdpa",
+        }
+        model = LlamaForCausalLM(LlamaConfig(**defaults | fields)).eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim == 1:
+                    weight += 0.2 * torch.randn_like(weight)
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_sharp_checkpoint(make_checkpoint: Callable[..., Path]) -> Callable[..., Path]:
+    """`make_checkpoint` with wide logits, so that no choice is a near-tie, and with random norms and biases."""
+
+    def make(folder: Path, **fields: object) -> Path:
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        make_checkpoint(folder, **{"initializer_range": 0.4} | fields)
+        generator = torch.Generator().manual_seed(1)
+        for path in folder.glob("*.safetensors"):
+            weights = load_file(path)
+            for name, weight in weights.items():
+                if weight.ndim == 1:
+                    weights[name] = weight + 0.2 * torch.randn(weight.shape, generator=generator)
+            save_file(weights, path, metadata={"format": "pt"})
+        return folder
+
+    return make

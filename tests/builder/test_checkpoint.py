@@ -1,0 +1,159 @@
+"""Checkpoints: what is found in a folder, what is refused, and which two make a pair."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from specbuild.builder.checkpoint import check_pair, find, load
+from specbuild.runtime.errors import CheckpointError
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def original(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", num_hidden_layers=1)
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A checkpoint to damage."""
+    return Path(shutil.copytree(original, tmp_path / "tiny"))
+
+
+def edit(path: Path, **fields: Any) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | fields), encoding="utf-8")
+
+
+def test_a_checkpoint_is_described(original: Path) -> None:
+    found = find(str(original))
+    assert (found.vocab_size, found.max_positions, found.architecture) == (4096, 128, "LlamaForCausalLM")
+    assert found.weights == [original / "model.safetensors"]
+    assert found.eos_token_ids() == [0]
+    weights = hashlib.sha256((original / "model.safetensors").read_bytes()).hexdigest()
+    assert found.sha256() == hashlib.sha256(weights.encode()).hexdigest()
+
+
+def test_shards_are_found_and_load_as_one(make_checkpoint: Make, tmp_path: Path) -> None:
+    whole = make_checkpoint(tmp_path / "whole", num_hidden_layers=1)
+    sharded = make_checkpoint(tmp_path / "sharded", num_hidden_layers=1, max_shard_size="100KB")
+    found = find(str(sharded))
+    assert len(found.weights) > 1
+    assert not (sharded / "model.safetensors").exists()
+    expected = dict(load(find(str(whole)), "sdpa").named_parameters())
+    for name, weight in load(found, "sdpa").named_parameters():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=0)
+    found.weights[0].unlink()
+    with pytest.raises(CheckpointError, match=found.weights[0].name):
+        find(str(sharded))
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [({"eos_token_id": [3, 4]}, 5, [3, 4]), ({"eos_token_id": 7}, 5, [7]), ({}, 5, [5]), (None, [5, 6], [5, 6])],
+)
+def test_eos(folder: Path, generation: dict[str, Any] | None, config: Any, expected: list[int]) -> None:
+    (folder / "generation_config.json").unlink()
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    edit(folder / "config.json", eos_token_id=config)
+    assert find(str(folder)).eos_token_ids() == expected
+
+
+def test_eos_of_the_tokenizer_is_the_last_resort(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+    edit(folder / "config.json", eos_token_id=None)
+    assert find(str(folder)).eos_token_ids() == [0]
+
+
+def test_16_bit_weights_load_in_float32(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    half = {name: weight.to(torch.bfloat16) for name, weight in load_file(path).items()}
+    save_file(half, path, metadata={"format": "pt"})
+    model = load(find(str(folder)), "sdpa")
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert not model.training
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_no_number_is_named(folder: Path, value: float) -> None:
+    path, name = folder / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    weights = load_file(path)
+    weights[name][3, 4] = value
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=name):
+        load(find(str(folder)), "sdpa")
+
+
+def test_no_code_of_a_checkpoint_is_run(folder: Path, tmp_path: Path) -> None:
+    edit(folder / "config.json", model_type="other", auto_map={"AutoConfig": "code.Config"})
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(CheckpointError, match="code of its own"):
+        find(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_index_cannot_leave_the_folder(folder: Path) -> None:
+    shutil.move(folder / "model.safetensors", folder.parent / "outside.safetensors")
+    index = {"weight_map": {"model.norm.weight": "../outside.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="outside the checkpoint"):
+        find(str(folder))
+
+
+def test_a_hub_id_is_downloaded(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[tuple[str, list[str]]] = []
+
+    def download(repo: str, allow_patterns: list[str], **_: Any) -> str:
+        asked.append((repo, allow_patterns))
+        return str(original)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert find("some/model").folder == original
+    ((repo, patterns),) = asked
+    assert repo == "some/model"
+    assert not {"*", "*.bin", "*.py", "*.pt"} & set(patterns)
+
+
+def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def download(*_: Any, **__: Any) -> str:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CheckpointError, match=r"some/model.*no network"):
+        find("some/model")
+
+
+def test_the_reference_pair_is_a_pair(pair: Path) -> None:
+    check_pair(find(str(pair / "target")), find(str(pair / "draft")))
+
+
+def test_a_pair_shares_its_vocabulary(original: Path, folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    last = max(vocab, key=lambda token: vocab[token])
+    merges = content["model"]["merges"]
+    content["model"]["merges"] = [merge for merge in merges if "".join(merge).replace(" ", "") != last]
+    vocab["zzz"] = vocab.pop(last)
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="different vocabularies"):
+        check_pair(find(str(original)), find(str(folder)))
+
+
+def test_a_pair_shares_the_size_of_its_heads(original: Path, make_checkpoint: Make, tmp_path: Path) -> None:
+    padded = make_checkpoint(tmp_path / "padded", num_hidden_layers=1, vocab_size=4160)
+    with pytest.raises(CheckpointError, match="4096 and 4160"):
+        check_pair(find(str(original)), find(str(padded)))

@@ -1,0 +1,220 @@
+"""The portable model and graph: what transformers computes, in one operator per layer, and the model as it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from specbuild.builder.export import PortableModel, Shapes, export, portable
+from specbuild.runtime.errors import CheckpointError
+from transformers.models.llama import modeling_llama
+
+Make = Callable[..., Any]
+PROMPT = [5, 17, 3, 88, 42, 9, 9, 61]
+TREE_TOKENS = [11, 20, 21, 30, 31, 32, 40]
+TREE_PARENTS = [-1, 0, 0, 1, 1, 2, 3]
+CAPACITY = 40
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Make) -> Any:
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def graph(model: Any) -> ir.Model:
+    return export(model, CAPACITY)
+
+
+def reference(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([tokens])).logits[0]
+
+
+def step(
+    module: PortableModel,
+    past: list[torch.Tensor],
+    tokens: list[int],
+    parents: list[int],
+    start: int,
+    wanted: list[int],
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """One sequence's nodes over a cache of `start` committed rows."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    with torch.no_grad():
+        logits, present = module(
+            torch.tensor([tokens]),
+            torch.tensor([[start + depth for depth in depths]]),
+            torch.tensor([parents], dtype=torch.int32),
+            torch.tensor([start], dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int32),
+            torch.tensor(wanted),
+            past,
+        )
+    return logits[0], present
+
+
+def caches(model: Any) -> list[torch.Tensor]:
+    shapes = Shapes.of(model)
+    return [torch.zeros(1, shapes.kv_heads, CAPACITY, shapes.head_dim) for _ in range(2 * shapes.layers)]
+
+
+def test_a_prompt_gives_transformers_logits(model: Any) -> None:
+    expected = reference(model, PROMPT)
+    nodes = list(range(len(PROMPT)))
+    with portable(model, CAPACITY) as module:
+        logits, _ = step(module, caches(model), PROMPT, [node - 1 for node in nodes], 0, nodes)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_node_of_a_tree_gives_its_paths_logits(model: Any) -> None:
+    with portable(model, CAPACITY) as module:
+        chain = [node - 1 for node in range(len(PROMPT))]
+        _, past = step(module, caches(model), PROMPT, chain, 0, [0])
+        logits, _ = step(module, past, TREE_TOKENS, TREE_PARENTS, len(PROMPT), list(range(len(TREE_TOKENS))))
+    for node in range(len(TREE_TOKENS)):
+        path, at = [], node
+        while at >= 0:
+            path.insert(0, TREE_TOKENS[at])
+            at = TREE_PARENTS[at]
+        torch.testing.assert_close(logits[node], reference(model, PROMPT + path)[-1], rtol=1e-4, atol=1e-4)
+
+
+def test_logit_nodes_select(model: Any) -> None:
+    expected = reference(model, PROMPT)
+    chain = [node - 1 for node in range(len(PROMPT))]
+    with portable(model, CAPACITY) as module:
+        logits, _ = step(module, caches(model), PROMPT, chain, 0, [6, 1])
+    torch.testing.assert_close(logits, expected[[6, 1]], rtol=1e-4, atol=1e-4)
+
+
+def state(model: Any) -> tuple[Any, ...]:
+    norms = [name for name, module in model.named_modules() if "forward" in vars(module)]
+    rotation = modeling_llama.apply_rotary_pos_emb
+    return model.config._attn_implementation, model.model.rotary_emb, rotation, norms, set(model.state_dict())
+
+
+def test_the_model_is_as_it_was_afterwards(make_model: Make) -> None:
+    model = make_model(num_hidden_layers=1)
+    before, logits = state(model), reference(model, PROMPT)
+    with portable(model, CAPACITY):
+        inside = state(model)
+    assert inside[0] == "specbuild"
+    assert inside != before
+    assert state(model) == before
+    torch.testing.assert_close(reference(model, PROMPT), logits, rtol=0, atol=0)
+
+
+def test_the_model_is_as_it_was_after_an_error(make_model: Make) -> None:
+    model = make_model(num_hidden_layers=1)
+    before = state(model)
+    with pytest.raises(RuntimeError, match="stop"), portable(model, CAPACITY):
+        raise RuntimeError("stop")
+    assert state(model) == before
+
+
+def test_the_model_is_as_it_was_after_an_export(make_model: Make) -> None:
+    model = make_model(num_hidden_layers=1)
+    before, logits = state(model), reference(model, PROMPT)
+    export(model, CAPACITY)
+    assert state(model) == before
+    torch.testing.assert_close(reference(model, PROMPT), logits, rtol=0, atol=0)
+
+
+def test_one_attention_per_layer(graph: ir.Model) -> None:
+    kinds = Counter((node.domain, node.op_type) for node in graph.graph)
+    assert kinds["specbuild", "TreeAttention"] == 2
+    assert kinds["", "RMSNormalization"] == 5
+    assert kinds["", "RotaryEmbedding"] == 4
+    assert not kinds["", "Softmax"]
+
+
+def test_inputs_and_outputs_as_documented(graph: ir.Model) -> None:
+    def signature(values: Any) -> dict[str, tuple[str, list[str]]]:
+        return {value.name: (value.dtype.name, [str(getattr(d, "value", d)) for d in value.shape]) for value in values}
+
+    cache = ("FLOAT", ["batch", "2", "capacity", "16"])
+    inputs = {
+        "input_ids": ("INT64", ["batch", "nodes"]),
+        "position_ids": ("INT64", ["batch", "nodes"]),
+        "parents": ("INT32", ["batch", "tree"]),
+        "cache_len": ("INT32", ["batch"]),
+        "tree_offset": ("INT32", ["batch"]),
+        "logit_nodes": ("INT64", ["logit_nodes"]),
+    }
+    past = {f"past_{kind}.{layer}": cache for layer in range(2) for kind in ("key", "value")}
+    present = {f"present_{kind}.{layer}": cache for layer in range(2) for kind in ("key", "value")}
+    assert signature(graph.graph.inputs) == inputs | past
+    assert list(signature(graph.graph.inputs)) == [*inputs, *past]
+    assert signature(graph.graph.outputs) == {"logits": ("FLOAT", ["batch", "logit_nodes", "97"])} | present
+
+
+def test_attention_takes_each_layers_own_cache(graph: ir.Model) -> None:
+    attentions = [node for node in graph.graph if node.op_type == "TreeAttention"]
+    for layer, node in enumerate(attentions):
+        names = [value.name if value else None for value in node.inputs]
+        assert names[3:] == [f"past_key.{layer}", f"past_value.{layer}", "parents", "cache_len", "tree_offset"]
+        assert [value.name for value in node.outputs[1:]] == [f"present_key.{layer}", f"present_value.{layer}"]
+        assert node.attributes["scale"].as_float() == pytest.approx(16**-0.5)
+
+
+def test_shapes_follow_the_configuration(make_model: Make) -> None:
+    assert Shapes.of(make_model(num_hidden_layers=1, num_key_value_heads=1, head_dim=24)) == Shapes(1, 1, 24)
+
+
+def test_learned_positions_are_refused() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=97, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config).eval()
+    implementation = model.config._attn_implementation
+    with pytest.raises(CheckpointError, match="GPT2LMHeadModel"):
+        export(model, CAPACITY)
+    assert model.config._attn_implementation == implementation
+
+
+def test_a_sliding_window_is_refused() -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=8,
+    )
+    with pytest.raises(CheckpointError, match="sliding_window"):
+        export(MistralForCausalLM(config).eval(), CAPACITY)
+
+
+def test_interleaved_rotation_is_refused(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interleaved(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **_: Any) -> Any:
+        def turn(x: torch.Tensor) -> torch.Tensor:
+            return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+
+        return tuple(x * cos[:, None] + turn(x) * sin[:, None] for x in (q, k))
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", interleaved)
+    with pytest.raises(CheckpointError, match="rotary"):
+        export(make_model(num_hidden_layers=1), CAPACITY)
+
+
+def test_a_norm_of_another_kind_is_left_alone(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(num_hidden_layers=1)
+    original = modeling_llama.LlamaRMSNorm.forward
+    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", lambda self, x: original(self, x) + 1)
+    expected = reference(model, PROMPT)
+    chain = [node - 1 for node in range(len(PROMPT))]
+    with portable(model, CAPACITY) as module:
+        assert not [name for name, part in model.named_modules() if "forward" in vars(part)]
+        logits, _ = step(module, caches(model), PROMPT, chain, 0, list(range(len(PROMPT))))
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)

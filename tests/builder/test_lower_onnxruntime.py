@@ -1,0 +1,202 @@
+"""The lowered graph: one GroupQueryAttention per layer and lane, and transformers' logits when ONNX Runtime runs it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from specbuild.builder.export import Shapes, export
+from specbuild.builder.lower.onnxruntime import INPUTS, OUTPUTS, lower
+from specbuild.builder.passes import run_portable
+from specbuild.runtime.backends import Executor, ModelSpec, Share, load
+from specbuild.runtime.errors import CheckpointError
+from specbuild.runtime.tree import Tree
+
+Make = Callable[..., Any]
+CAPACITY = 40
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gqa": {},
+    "mqa, biases": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+    "mha, tied, linear": {
+        "vocab_size": 1024,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.5},
+    },
+    "llama3": {"rope_parameters": LLAMA3},
+    "gelu": {"hidden_act": "gelu"},
+    "odd": {
+        "vocab_size": 101,
+        "hidden_size": 39,
+        "intermediate_size": 53,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 48,
+        "rms_norm_eps": 1e-2,
+    },
+}
+PROMPT = [5, 17, 3, 88, 42, 9, 9, 61]
+
+
+@pytest.fixture(scope="module")
+def portable_graph(make_model: Make) -> ir.Model:
+    graph = export(make_model(), CAPACITY)
+    run_portable(graph)
+    return graph
+
+
+def kinds(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph)
+
+
+def compiled(model: Any, path: Path, batch_size: int) -> Executor:
+    graph = export(model, CAPACITY)
+    run_portable(graph)
+    ir.save(lower(graph, batch_size, CAPACITY), path)
+    shapes = Shapes.of(model)
+    spec = ModelSpec(
+        "test", shapes.layers, shapes.kv_heads, shapes.head_dim, model.config.vocab_size, CAPACITY, max_nodes=16
+    )
+    return load("onnxruntime", path, spec, batch_size, threads=1)
+
+
+def reference(model: Any, tokens: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(model(input_ids=torch.tensor([tokens])).logits[0])
+
+
+def share(slot: int, start: int, tree: Tree) -> Share:
+    visible = None if tree.is_chain else tree.ancestors()
+    return Share(slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, len(tree))
+
+
+def branching(seed: int, nodes: int) -> Tree:
+    rng = np.random.default_rng(seed)
+    tree = Tree([int(rng.integers(97))])
+    while len(tree) < nodes:
+        tree.add(int(rng.integers(97)), int(rng.integers(len(tree))))
+    return tree
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) -> None:
+    model = make_model(**{"num_hidden_layers": 1} | VARIANTS[name])
+    executor = compiled(model, tmp_path / "model.onnx", 1)
+    (rows,) = executor.step([share(0, 0, Tree.chain(PROMPT[:5]))])
+    expected = reference(model, PROMPT)
+    np.testing.assert_allclose(rows, expected[:5], rtol=1e-4, atol=1e-4)
+    (rows,) = executor.step([share(0, 5, Tree.chain(PROMPT[5:]))])
+    np.testing.assert_allclose(rows, expected[5:], rtol=1e-4, atol=1e-4)
+    tree = branching(0, 9)
+    (rows,) = executor.step([share(0, len(PROMPT), tree)])
+    for node in range(len(tree)):
+        path = reference(model, [*PROMPT, tree.tokens[0], *tree.path(node)])
+        np.testing.assert_allclose(rows[node], path[-1], rtol=1e-4, atol=1e-4)
+    executor.close()
+
+
+def test_lanes_do_not_see_each_other(make_model: Make, tmp_path: Path) -> None:
+    model = make_model()
+    executor = compiled(model, tmp_path / "model.onnx", 3)
+    prompts = [PROMPT, PROMPT[::-1][:3]]
+    for slot, prompt in zip((2, 0), prompts, strict=True):
+        executor.step([share(slot, 0, Tree.chain(prompt))])
+        executor.commit(slot, (), len(prompt))
+    trees = [branching(1, 7), branching(2, 4)]
+    both = [share(slot, len(p), t) for slot, p, t in zip((2, 0), prompts, trees, strict=True)]
+    for rows, prompt, tree in zip(executor.step(both), prompts, trees, strict=True):
+        for node in range(len(tree)):
+            expected = reference(model, [*prompt, tree.tokens[0], *tree.path(node)])[-1]
+            np.testing.assert_allclose(rows[node], expected, rtol=1e-4, atol=1e-4)
+    executor.close()
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_one_attention_per_layer_and_lane(portable_graph: ir.Model, batch_size: int) -> None:
+    found = kinds(lower(portable_graph, batch_size, CAPACITY))
+    assert found["GroupQueryAttention"] == 2 * batch_size
+    assert (found["SimplifiedLayerNormalization"], found["QuickGelu"]) == (5, 2)
+    left = {"TreeAttention", "RMSNormalization", "Sigmoid", "SwiGLU", "RotaryEmbedding", "Transpose", "Reshape"}
+    assert not left & set(found)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_names_are_the_manifests(portable_graph: ir.Model, batch_size: int) -> None:
+    def names(patterns: dict[str, str]) -> set[str]:
+        return {
+            pattern.format(layer=layer, slot=slot)
+            for pattern in patterns.values()
+            for layer in range(2)
+            for slot in range(batch_size)
+        }
+
+    graph = lower(portable_graph, batch_size, CAPACITY).graph
+    lanes = set() if batch_size > 1 else {"lane_sizes"}
+    assert {value.name for value in graph.inputs} == names(INPUTS) - lanes
+    assert {value.name for value in graph.outputs} == names(OUTPUTS)
+    assert len(graph.inputs) == len({value.name for value in graph.inputs})
+
+
+def test_capacity_is_every_caches(portable_graph: ir.Model) -> None:
+    graph = lower(portable_graph, 2, 77).graph
+    shapes = {tuple(value.shape or ()) for value in graph.inputs if "past_" in str(value.name)}
+    assert shapes == {(1, 2, 77, 16)}
+
+
+def test_batch_sizes_share_their_weights(portable_graph: ir.Model) -> None:
+    one, three = (lower(portable_graph, size, CAPACITY).graph.initializers for size in (1, 3))
+    assert set(one) == set(three)
+    large = [name for name, value in one.items() if value.const_value is not None and value.const_value.nbytes > 1000]
+    assert large
+    assert all(one[name].const_value is three[name].const_value for name in large)
+
+
+def test_a_tied_head_reads_the_embedding(make_model: Make) -> None:
+    graph = export(make_model(num_hidden_layers=1, tie_word_embeddings=True, vocab_size=1024), CAPACITY)
+    run_portable(graph)
+    lowered = lower(graph, 1, CAPACITY)
+    assert kinds(lowered)["FusedMatMul"] == 1
+    assert not kinds(lowered)["Transpose"]
+    shapes = [tuple(value.shape or ()) for value in lowered.graph.initializers.values()]
+    assert sum(set(shape) == {1024, 32} for shape in shapes) == 1
+
+
+def test_the_portable_graph_stays(portable_graph: ir.Model) -> None:
+    def look() -> tuple[Counter[str], list[str], list[str]]:
+        graph = portable_graph.graph
+        return kinds(portable_graph), [str(v) for v in graph.inputs], [str(v) for v in graph.outputs]
+
+    before = look()
+    lower(portable_graph, 2, CAPACITY)
+    assert look() == before
+
+
+def test_positions_from_no_table_are_refused(portable_graph: ir.Model) -> None:
+    graph = portable_graph.clone()
+    (attention, *_) = (node for node in graph.graph if node.op_type == "TreeAttention")
+    rotary = attention.inputs[0].producer()  # type: ignore[union-attr]
+    assert rotary is not None
+    attention.replace_input_with(0, rotary.inputs[0])
+    with pytest.raises(CheckpointError, match="rotary"):
+        lower(graph, 1, CAPACITY)
+
+
+def test_a_head_size_the_operator_refuses_is_refused_at_once(make_model: Make) -> None:
+    graph = export(make_model(num_hidden_layers=1, head_dim=24), CAPACITY)
+    run_portable(graph)
+    with pytest.raises(CheckpointError, match=r"head.*24|24.*head"):
+        lower(graph, 1, CAPACITY)

@@ -1,0 +1,295 @@
+"""Whole builds: random pairs of every shape decode as transformers does, and a build that stops leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from specbuild.builder import pipeline
+from specbuild.builder.config import BuildConfig
+from specbuild.builder.pipeline import build, stages
+from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.errors import CheckpointError, ExecutionError, OutputError
+
+Make = Callable[..., Path]
+NEW_TOKENS = 20
+PROMPTS = [[17], [5, 900, 31, 31, 2048, 7], list(range(100, 140))]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+ODD = {
+    "hidden_size": 39,
+    "intermediate_size": 53,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "head_dim": 48,
+    "max_position_embeddings": 77,
+}
+ONE = {"num_hidden_layers": 1}
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "gqa, untied, biases; mqa, tied": (
+        {"attention_bias": True, "mlp_bias": True},
+        ONE | {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    "mha, tied, llama3, shards; linear": (
+        {"num_key_value_heads": 4, "tie_word_embeddings": True, "rope_parameters": LLAMA3, "max_shard_size": "200KB"},
+        ONE | {"rope_parameters": LINEAR},
+    ),
+    "odd, linear; odd, biases": (ODD | {"rope_parameters": LINEAR}, ODD | ONE | {"attention_bias": True}),
+    "mqa; no draft": ({"num_key_value_heads": 1}, None),
+}
+
+
+def greedy(folder: Path, prompt: list[int]) -> list[int]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0
+        )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_random_pair_decodes_as_transformers_does(make_sharp_checkpoint: Make, tmp_path: Path, name: str) -> None:
+    target_fields, draft_fields = PAIRS[name]
+    target = make_sharp_checkpoint(tmp_path / "target", **target_fields)
+    draft = make_sharp_checkpoint(tmp_path / "draft", **draft_fields) if draft_fields else None
+    output = tmp_path / "bundle"
+    build(BuildConfig(str(target), output, draft=str(draft) if draft else None, max_batch_size=2))
+    expected = [greedy(target, prompt) for prompt in PROMPTS]
+    assert len({tuple(tokens) for tokens in expected}) == len(PROMPTS)
+    for drafter in ("model", "ngram", None) if draft else ("ngram", None):
+        with Engine.load(output, drafter=drafter, batch_size=2, threads=1) as engine:  # type: ignore[arg-type]
+            sampled = None
+            for tree in ("off", "auto", "chain:4", "topk:2,3", "best:16"):
+                params = SamplingParams(max_new_tokens=NEW_TOKENS, speculation=tree)
+                assert [result.token_ids for result in engine.generate(PROMPTS, params)] == expected, (drafter, tree)
+                params = SamplingParams(max_new_tokens=NEW_TOKENS, speculation=tree, temperature=1, seed=3)
+                tokens = [result.token_ids for result in engine.generate(PROMPTS, params)]
+                sampled = sampled or tokens
+                assert tokens == sampled, (drafter, tree)
+
+
+def test_a_draft_that_is_the_target_is_always_right(make_sharp_checkpoint: Make, tmp_path: Path) -> None:
+    model = str(make_sharp_checkpoint(tmp_path / "model", eos_token_id=None, **ONE))
+    output = tmp_path / "bundle"
+    build(BuildConfig(model, output, draft=model, max_batch_size=1))
+    params = SamplingParams(max_new_tokens=21, ignore_eos=True, temperature=1, seed=0, speculation="chain:4")
+    with Engine.load(output, drafter="model", threads=1) as engine:
+        for result in engine.generate(PROMPTS[:2], params):
+            stats = result.metrics.speculative_decoding
+            assert stats.mean_acceptance_length == 5
+            assert stats.acceptance_histogram == [0, 0, 0, 0, 4]
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic"])
+def test_positions_that_depend_on_the_length_are_exact_or_refused(
+    make_sharp_checkpoint: Make, tmp_path: Path, rope_type: str
+) -> None:
+    rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 4.0}
+    target = make_sharp_checkpoint(tmp_path / "target", rope_parameters=rope, **ONE)
+    try:
+        report = build(BuildConfig(str(target), tmp_path / "bundle", max_batch_size=1))
+    except CheckpointError as error:
+        assert "rope" in str(error)  # noqa: PT017
+    else:
+        assert report["exactness"]["largest_logit_difference"] < 1e-4
+
+
+def test_the_manifest_describes_the_pair(bundle: Path, pair: Path) -> None:
+    opened = Bundle.open(bundle)
+    opened.verify()
+    manifest = opened.manifest
+    assert (manifest.backend, manifest.precision, manifest.exactness_bound) == ("onnxruntime", "fp32", 1e-4)
+    assert (manifest.max_seq_len, manifest.max_batch_size, manifest.default_tree) == (1024, 4, "best:5")
+    assert manifest.buckets == [1, 2, 4, 8, 16, 32, 64]
+    assert manifest.eos_token_ids == [0]
+    assert set(manifest.libraries) >= {"torch", "transformers", "onnx", "onnxruntime"}
+    for name, shape in (("target", (6, 2, 64)), ("draft", (2, 1, 64))):
+        model = manifest.models[name]
+        assert (model.layers, model.kv_heads, model.head_dim) == shape
+        assert (model.capacity, model.vocab_size, model.max_positions) == (1024 + 64, 4096, 1024)
+        assert model.architecture == "LlamaForCausalLM"
+        weights = hashlib.sha256((pair / name / "model.safetensors").read_bytes()).hexdigest()
+        assert model.source_sha256 == hashlib.sha256(weights.encode()).hexdigest()
+        assert set(model.graphs) == {"1", "2", "4"}
+
+
+def test_every_file_is_listed(bundle: Path) -> None:
+    listed = Bundle.open(bundle).manifest.files
+    there = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
+    assert there == set(listed) | {"manifest.json"}
+    for name, record in listed.items():
+        content = (bundle / name).read_bytes()
+        assert (record.bytes, record.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_batch_sizes_share_one_file_of_weights(bundle: Path) -> None:
+    for name, parameters in (("target", 5.8e6), ("draft", 1.0e6)):
+        assert (bundle / name / "weights.bin").stat().st_size == pytest.approx(4 * parameters, rel=0.15)
+        stored = []
+        for size in (1, 2, 4):
+            graph = onnx.load(bundle / name / f"batch{size}.onnx", load_external_data=False).graph
+            external = [t for t in graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+            stored.append({t.name: {e.key: e.value for e in t.external_data} for t in external})
+            assert (bundle / name / f"batch{size}.onnx").stat().st_size < 200_000
+        assert stored[0]
+        assert stored[0] == stored[1] == stored[2]
+        assert {entry["location"] for entry in stored[0].values()} == {"weights.bin"}
+
+
+def test_the_report_says_how_exact(bundle: Path) -> None:
+    report = json.loads((bundle / "report.json").read_text(encoding="utf-8"))
+    assert report["exactness"]["largest_logit_difference"] < 1e-4
+    assert len(report["exactness"]["cases"]) >= 3
+    assert all(case["exact"] for case in report["exactness"]["cases"])
+    assert report["matched_passes"]["target"] == {"StaticReshape": 24, "GatherLogits": 1, "FuseSwiGLU": 6}
+    assert report["memory"]["caches_per_sequence"] == 4 * 2 * 1088 * 64 * (6 * 2 + 2 * 1)
+    assert report["memory"]["weights"] == sum(
+        (bundle / name / "weights.bin").stat().st_size for name in ("target", "draft")
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", **ONE))
+
+
+@pytest.fixture(scope="module")
+def tiny_bundle(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], int]:
+    """A small bundle, the stages its build announced, and how many it had said there would be."""
+    config = BuildConfig(tiny, tmp_path_factory.mktemp("bundles") / "tiny.bundle", max_batch_size=1, max_seq_len=40)
+    announced: list[str] = []
+    build(config, announced.append)
+    return config.output, announced, stages(config)
+
+
+@pytest.fixture
+def place(tiny_bundle: tuple[Path, list[str], int], tmp_path: Path) -> Path:
+    """A folder with an older bundle `b` and nothing else."""
+    folder = tmp_path / "place"
+    folder.mkdir()
+    shutil.copytree(tiny_bundle[0], folder / "b")
+    return folder
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_stages_are_as_many_as_announced(tiny_bundle: tuple[Path, list[str], int]) -> None:
+    _, announced, expected = tiny_bundle
+    assert len(announced) == len(set(announced)) == expected
+    assert announced[-1] == "check"
+
+
+def test_max_seq_len_makes_the_capacity(tiny_bundle: tuple[Path, list[str], int]) -> None:
+    manifest = Bundle.open(tiny_bundle[0]).manifest
+    assert (manifest.max_seq_len, manifest.models["target"].capacity) == (40, 104)
+
+
+class Interrupted(BaseException):
+    """Like KeyboardInterrupt, no Exception."""
+
+
+@pytest.mark.parametrize(
+    "error", [Interrupted(), RuntimeError("any"), OSError(errno.ENOSPC, "No space left on device")]
+)
+@pytest.mark.parametrize("stage", ["checkpoints", "target: load", "check"])
+def test_a_build_that_stops_leaves_nothing(tiny: str, place: Path, error: BaseException, stage: str) -> None:
+    before = snapshot(place)
+
+    def progress(name: str) -> None:
+        if name == stage:
+            raise error
+
+    with pytest.raises((type(error), OutputError)):
+        build(BuildConfig(tiny, place / "b", force=True, max_batch_size=1), progress)
+    assert snapshot(place) == before
+    assert [path.name for path in place.iterdir()] == ["b"]
+
+
+def test_folders_made_for_a_build_that_stops_go(tiny: str, tmp_path: Path) -> None:
+    def progress(name: str) -> None:
+        if name == "target: load":
+            assert (tmp_path / "a" / "b").is_dir()
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        build(BuildConfig(tiny, tmp_path / "a" / "b" / "bundle"), progress)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rename_that_fails_brings_the_older_bundle_back(
+    tiny: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, rename, failed = snapshot(place), Path.rename, []
+
+    def fail_once(self: Path, target: Path) -> Path:
+        if Path(target) == place / "b" and not failed:
+            failed.append(self)
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_once)
+    monkeypatch.setattr(pipeline, "check", lambda folder, references: {})
+    with pytest.raises(OutputError, match="Input/output error"):
+        build(BuildConfig(tiny, place / "b", force=True, max_batch_size=1))
+    assert failed
+    assert snapshot(place) == before
+    assert [path.name for path in place.iterdir()] == ["b"]
+
+
+def test_force_replaces(tiny: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "b" / "stray").write_text("of the older bundle")
+    monkeypatch.setattr(pipeline, "check", lambda folder, references: {})
+    build(BuildConfig(tiny, place / "b", force=True, max_batch_size=1, max_seq_len=50))
+    assert Bundle.open(place / "b").manifest.max_seq_len == 50
+    assert not (place / "b" / "stray").exists()
+    assert [path.name for path in place.iterdir()] == ["b"]
+
+
+def test_tokens_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pipeline.greedy
+
+    def wrong(*arguments: Any) -> Any:
+        references = real(*arguments)
+        references[0].tokens[3] = (references[0].tokens[3] + 1) % 4096
+        return references
+
+    monkeypatch.setattr(pipeline, "greedy", wrong)
+    with pytest.raises(ExecutionError, match=r"not exact.*prompt 1, token 3"):
+        build(BuildConfig(tiny, tmp_path / "bundle", max_batch_size=1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_logits_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pipeline.greedy
+
+    def wrong(*arguments: Any) -> Any:
+        references = real(*arguments)
+        references[0].logits[references[0].logits.argmin()] -= 0.5  # changes no choice, but is not the model
+        return references
+
+    monkeypatch.setattr(pipeline, "greedy", wrong)
+    with pytest.raises(ExecutionError, match="logit"):
+        build(BuildConfig(tiny, tmp_path / "bundle", max_batch_size=1))
+    assert list(tmp_path.iterdir()) == []

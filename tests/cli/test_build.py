@@ -1,0 +1,468 @@
+"""`specbuild build`: what it prints, and every input it refuses in one line, leaving nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+ENTRY = [sys.executable, "-c", "from specbuild.builder.cli import main; main()"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The output's parent."""
+    folder = tmp_path / "place"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def checkpoint(tiny: Path, tmp_path: Path) -> Path:
+    """A checkpoint to damage."""
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Everything in a folder, hidden or not."""
+    paths = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def edit(path: Path, **fields: Any) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | fields), encoding="utf-8")
+
+
+def weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """A damage done to the tensors."""
+
+    def damage(folder: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return damage
+
+
+def config(**fields: Any) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "config.json", **fields)
+
+
+def written(name: str, text: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).write_text(text, encoding="utf-8")
+
+    return damage
+
+
+def removed(*names: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return damage
+
+
+def cut(name: str, share: float) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        os.truncate(folder / name, int((folder / name).stat().st_size * share))
+
+    return damage
+
+
+def emptied(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def pickled(folder: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def set_nan(tensors: dict[str, Any]) -> None:
+    tensors["model.layers.0.self_attn.q_proj.weight"][1, 2] = float("nan")
+
+
+def other_model(kind: str, **fields: Any) -> Callable[[Path], None]:
+    """Another architecture in the folder."""
+
+    def damage(folder: Path) -> None:
+        import transformers
+
+        configuration = getattr(transformers, f"{kind}Config")(**fields, bos_token_id=0, eos_token_id=0)
+        for name in ("config.json", "model.safetensors", "generation_config.json"):
+            (folder / name).unlink()
+        factory = transformers.AutoModelForSeq2SeqLM if kind == "T5" else transformers.AutoModelForCausalLM
+        factory.from_config(configuration).save_pretrained(folder)
+
+    return damage
+
+
+INDEX = "model.safetensors.index.json"
+T5 = {"vocab_size": 4096, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+GPT2 = {"vocab_size": 4096, "n_embd": 16, "n_layer": 1, "n_head": 2}
+BLOOM = {"vocab_size": 4096, "hidden_size": 16, "n_layer": 1, "n_head": 2}
+MAMBA = {"vocab_size": 4096, "hidden_size": 16, "num_hidden_layers": 1}
+BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "missing folder": (shutil.rmtree, ["does not exist", "give"]),
+    "empty folder": (emptied, ["is empty", "give"]),
+    "no config.json": (removed("config.json"), ["config.json"]),
+    "broken config.json": (written("config.json", '{"a":'), ["config.json", "download"]),
+    "config.json is a list": (written("config.json", "[]"), ["config.json", "download"]),
+    "config.json is empty": (written("config.json", "{}"), ["config.json", "model_type"]),
+    "field of the wrong type": (config(hidden_size="wide"), ["config.json", "hidden_size"]),
+    "field that is null": (config(max_position_embeddings=None), ["config.json", "max_position_embeddings"]),
+    "no heads": (config(num_attention_heads=0), ["config.json"]),
+    "no positions": (config(max_position_embeddings=0), ["config.json", "max_position_embeddings"]),
+    "unknown activation": (config(hidden_act="wobble"), ["wobble"]),
+    "unknown rope type": (config(rope_parameters={"rope_type": "coil", "rope_theta": 1e4}), ["coil"]),
+    "unknown architecture": (config(model_type="nonesuch"), ["nonesuch"]),
+    "code of its own": (config(model_type="nonesuch", auto_map={"AutoConfig": "x.Y"}), ["code of its own"]),
+    "broken generation_config.json": (written("generation_config.json", "{"), ["generation_config.json", "download"]),
+    "eos of the wrong type": (written("generation_config.json", '{"eos_token_id": "x"}'), ["eos_token_id"]),
+    "truncated weights": (cut("model.safetensors", 0.5), ["model.safetensors", "download"]),
+    "barely truncated weights": (cut("model.safetensors", 0.9999), ["model.safetensors", "download"]),
+    "empty weights": (cut("model.safetensors", 0), ["model.safetensors", "download"]),
+    "NaN": (weights(set_nan), ["NaN", "model.layers.0.self_attn.q_proj.weight"]),
+    "missing weight": (weights(lambda tensors: tensors.pop("model.norm.weight")), ["missing", "model.norm.weight"]),
+    "more layers than weights": (config(num_hidden_layers=2), ["config.json", "model.layers.1."]),
+    "fewer layers than weights": (config(num_hidden_layers=0), ["config.json"]),
+    "weights of another width": (config(intermediate_size=64), ["config.json", "mlp."]),
+    "weights of another vocabulary": (config(vocab_size=4097), ["config.json", "embed_tokens"]),
+    "no weights": (removed("model.safetensors"), ["model.safetensors"]),
+    "pickled weights only": (pickled, ["safetensors"]),
+    "index without its files": (written(INDEX, '{"weight_map": {"a": "b.safetensors"}}'), ["b.safetensors"]),
+    "broken index": (written(INDEX, "{"), [INDEX, "download"]),
+    "index with a list": (written(INDEX, '{"weight_map": ["a"]}'), [INDEX]),
+    "index with numbers": (written(INDEX, '{"weight_map": {"a": 1}}'), [INDEX]),
+    "index that leaves": (written(INDEX, '{"weight_map": {"a": "../b.safetensors"}}'), [INDEX]),
+    "no tokenizer": (removed("tokenizer.json", "tokenizer_config.json"), ["tokenizer.json"]),
+    "no tokenizer.json": (removed("tokenizer.json"), ["tokenizer.json"]),
+    "broken tokenizer": (cut("tokenizer.json", 0.3), ["tokenizer"]),
+    "encoder-decoder": (other_model("T5", **T5), ["t5", "decoder-only"]),
+    "learned positions": (other_model("GPT2", **GPT2), ["GPT2LMHeadModel"]),
+    "ALiBi": (other_model("Bloom", **BLOOM), ["loom"]),
+    "no attention": (other_model("Mamba", **MAMBA), ["amba"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CHECKPOINTS)
+def test_a_bad_checkpoint_is_refused(specbuild: Command, checkpoint: Path, place: Path, name: str) -> None:
+    damage, words = BAD_CHECKPOINTS[name]
+    damage(checkpoint)
+    line = specbuild("build", "--target", checkpoint, "-o", place / "b").refusal()
+    assert [word for word in words if word not in line] == [], line
+    assert snapshot(place) == {}
+
+
+def test_a_missing_folder_that_could_be_a_hub_id(
+    specbuild: Command, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    def offline(*_: Any, **__: Any) -> str:
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    line = specbuild("build", "--target", "engines/nonesuch", "-o", place / "b").refusal()
+    assert "engines/nonesuch" in line
+    assert snapshot(place) == {}
+
+
+def test_a_file_for_a_folder(specbuild: Command, tiny: Path, place: Path) -> None:
+    line = specbuild("build", "--target", tiny / "config.json", "-o", place / "b").refusal()
+    assert "is a file" in line
+
+
+def test_a_bad_draft_is_refused(specbuild: Command, tiny: Path, checkpoint: Path, place: Path) -> None:
+    weights(set_nan)(checkpoint)
+    line = specbuild("build", "--target", tiny, "--draft", checkpoint, "-o", place / "b").refusal()
+    assert str(checkpoint) in line
+    assert snapshot(place) == {}
+
+
+def test_vocabularies_that_differ(specbuild: Command, tiny: Path, checkpoint: Path, place: Path) -> None:
+    content = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
+    content["added_tokens"][0]["content"] = "<|fin|>"
+    text = json.dumps(content).replace("<|endoftext|>", "<|fin|>")
+    (checkpoint / "tokenizer.json").write_text(text, encoding="utf-8")
+    edit(checkpoint / "tokenizer_config.json", bos_token="<|fin|>", eos_token="<|fin|>")
+    line = specbuild("build", "--target", tiny, "--draft", checkpoint, "-o", place / "b").refusal()
+    assert "vocabular" in line
+    assert "<|endoftext|>" in line or "<|fin|>" in line
+    assert snapshot(place) == {}
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(
+    specbuild: Command, make_checkpoint: Command, tmp_path: Path, place: Path
+) -> None:
+    small = make_checkpoint(tmp_path / "small", num_hidden_layers=1, vocab_size=1000)
+    line = specbuild("build", "--target", small, "-o", place / "b").refusal()
+    assert "1000" in line
+    assert "4096" in line
+    assert snapshot(place) == {}
+
+
+def test_a_head_size_the_backend_refuses(
+    specbuild: Command, make_checkpoint: Command, tmp_path: Path, place: Path
+) -> None:
+    model = make_checkpoint(tmp_path / "model", num_hidden_layers=1, head_dim=20)
+    line = specbuild("build", "--target", model, "-o", place / "b").refusal()
+    assert "head" in line
+    assert "20" in line
+    assert snapshot(place) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--bogus"], ["--bogus"]),
+        (["--tree", "bush:3"], ["bush:3", "chain:K"]),
+        (["--tree", "chain:64"], ["chain:64", "63"]),
+        (["--precision", "fp7"], ["fp7", "fp32"]),
+        (["--backend", "abacus"], ["abacus", "onnxruntime"]),
+        (["--max-seq-len", "129"], ["129", "128"]),
+        (["--max-seq-len", "1"], ["max-seq-len", "2"]),
+        (["--max-seq-len", "many"], ["many", "max-seq-len"]),
+        (["--max-batch-size", "0"], ["max-batch-size", "1…64"]),
+        (["--max-batch-size", "-3"], ["max-batch-size", "-3"]),
+        (["--max-batch-size", "65"], ["max-batch-size", "65"]),
+        (["extra"], ["extra"]),
+    ],
+)
+def test_a_bad_option_is_refused(
+    specbuild: Command, tiny: Path, place: Path, arguments: list[str], words: list[str]
+) -> None:
+    line = specbuild("build", "--target", tiny, "-o", place / "b", *arguments).refusal()
+    assert [word for word in words if word not in line] == [], line
+    assert snapshot(place) == {}
+
+
+@pytest.mark.parametrize(("arguments", "missing"), [(["-o", "b"], "--target"), (["--target", "t"], "--output")])
+def test_an_option_that_lacks(specbuild: Command, arguments: list[str], missing: str) -> None:
+    assert missing in specbuild("build", *arguments).refusal()
+
+
+def test_an_output_that_exists(specbuild: Command, tiny: Path, tiny_bundle: Path, place: Path) -> None:
+    shutil.copytree(tiny_bundle, place / "b")
+    before = snapshot(place)
+    line = specbuild("build", "--target", tiny, "-o", place / "b").refusal()
+    assert "exists" in line
+    assert "--force" in line
+    assert snapshot(place) == before
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_an_output_that_is_a_file(specbuild: Command, tiny: Path, place: Path, force: list[str]) -> None:
+    (place / "b").write_text("mine")
+    line = specbuild("build", "--target", tiny, "-o", place / "b", *force).refusal()
+    assert "not a folder" in line
+    assert snapshot(place) == {"b": b"mine"}
+
+
+def test_force_spares_what_is_no_bundle(specbuild: Command, tiny: Path, place: Path) -> None:
+    (place / "b").mkdir()
+    (place / "b" / "thesis.tex").write_text("mine")
+    line = specbuild("build", "--target", tiny, "-o", place / "b", "--force").refusal()
+    assert "not a bundle" in line
+    assert snapshot(place) == {"b": None, "b/thesis.tex": b"mine"}
+
+
+@pytest.mark.parametrize("output", ["/proc/nope", "/sys/nope", "/proc/nope/deeper", "."])
+def test_an_output_that_cannot_be_made(specbuild: Command, tiny: Path, output: str) -> None:
+    line = specbuild("build", "--target", tiny, "-o", output).refusal()
+    assert output in line
+    assert "give" in line
+
+
+@pytest.mark.parametrize("length", [250, 300])
+def test_an_output_whose_name_is_too_long(specbuild: Command, tiny: Path, place: Path, length: int) -> None:
+    line = specbuild("build", "--target", tiny, "-o", place / ("x" * length)).refusal()
+    assert "too long" in line
+    assert snapshot(place) == {}
+
+
+def test_an_output_under_a_file(specbuild: Command, tiny: Path, place: Path) -> None:
+    (place / "file").write_text("mine")
+    line = specbuild("build", "--target", tiny, "-o", place / "file" / "b").refusal()
+    assert str(place / "file" / "b") in line
+    assert snapshot(place) == {"file": b"mine"}
+
+
+def test_a_failed_rebuild_keeps_the_older_bundle(
+    specbuild: Command, tiny_bundle: Path, checkpoint: Path, place: Path
+) -> None:
+    shutil.copytree(tiny_bundle, place / "b")
+    before = snapshot(place)
+    weights(set_nan)(checkpoint)
+    assert "NaN" in specbuild("build", "--target", checkpoint, "-o", place / "b", "--force").refusal()
+    assert snapshot(place) == before
+
+
+def test_too_little_space_is_known_before(
+    specbuild: Command, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 1 << 20))
+    line = specbuild("build", "--target", tiny, "-o", place / "new" / "b").refusal()
+    assert "free" in line
+    assert snapshot(place) == {}
+
+
+def test_a_disk_that_fills_up(specbuild: Command, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_text
+
+    def full(self: Path, *arguments: Any, **options: Any) -> int:
+        if self.name == "manifest.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return write(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    line = specbuild("build", "--target", tiny, "-o", place / "b", "--max-batch-size", 1).refusal()
+    assert "full" in line
+    assert str(place / "b") in line
+    assert snapshot(place) == {}
+
+
+@pytest.fixture
+def small_disk(place: Path) -> Iterator[Callable[[str], Path]]:
+    """`small_disk("128k")`: a disk of this size, where this machine lets us mount one."""
+
+    def mount(size: str) -> Path:
+        options = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)]
+        try:
+            done = subprocess.run(options, capture_output=True, check=False)
+        except OSError:
+            pytest.skip("no mount here")
+        if done.returncode:
+            pytest.skip("this machine lets us mount no tmpfs")
+        return place
+
+    yield mount
+    subprocess.run(["umount", str(place)], capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("size", ["128k", "1280k"])  # full at the weights, full at the tokenizer
+def test_a_full_disk(
+    specbuild: Command,
+    tiny: Path,
+    small_disk: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    size: str,
+) -> None:
+    usage, disk = namedtuple("usage", "total used free"), small_disk(size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 0, 1 << 40))
+    line = specbuild("build", "--target", tiny, "-o", disk / "b", "--max-batch-size", 1).refusal()
+    assert "full" in line
+    assert str(disk / "b") in line
+    assert snapshot(disk) == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_leaves_nothing(pair: Path, tiny_bundle: Path, place: Path, number: int) -> None:
+    shutil.copytree(tiny_bundle, place / "b")
+    before = snapshot(place)
+    command = [*ENTRY, "build", "--target", str(pair / "target"), "-o", str(place / "b"), "--force"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(place.iterdir())) < 2 and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.02)
+        time.sleep(0.5)  # somewhere in the export
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (1, "")
+    assert [line for line in err.splitlines() if line] == ["specbuild: interrupted: nothing was left behind"]
+    assert snapshot(place) == before
+
+
+def test_an_early_interrupt(pair: Path, place: Path) -> None:
+    command = [*ENTRY, "build", "--target", str(pair / "target"), "-o", str(place / "b")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert "Traceback" not in err
+    assert "specbuild: interrupted" in err
+    assert snapshot(place) == {}
+
+
+def test_a_refusal_in_a_process_of_its_own(checkpoint: Path, place: Path) -> None:
+    weights(set_nan)(checkpoint)
+    command = [*ENTRY, "build", "--target", str(checkpoint), "-o", str(place / "b")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "NaN" in done.stderr
+    assert snapshot(place) == {}
+
+
+def test_without_the_build_extra() -> None:
+    code = "import sys; sys.modules['torch'] = None; from specbuild.builder.cli import main; main()"
+    command = [sys.executable, "-c", code, "build", "--target", "t", "-o", "b"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "torch" in done.stderr
+    assert "specbuild-trt[build]" in done.stderr
+
+
+def test_a_bug_is_one_line_with_status_1(
+    specbuild: Command, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specbuild.builder import pipeline
+
+    def broken(*_: Any) -> None:
+        raise AssertionError("surprise\nin two lines")
+
+    monkeypatch.setattr(pipeline, "export", broken)
+    outcome = specbuild("build", "--target", tiny, "-o", place / "b")
+    assert (outcome.status, outcome.out) == (1, "")
+    (line,) = outcome.err.splitlines()
+    assert "AssertionError: surprise in two lines" in line
+    assert snapshot(place) == {}
+
+
+def test_the_report(specbuild: Command, tiny: Path, place: Path) -> None:
+    arguments = ["--target", tiny, "--max-seq-len", 2, "--max-batch-size", 1, "--tree", "chain:2"]
+    outcome = specbuild("build", *arguments, "-o", place / "new" / "b", "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    report = json.loads(outcome.out)
+    assert report.pop("bundle") == str(place / "new" / "b")
+    assert report == json.loads((place / "new" / "b" / "report.json").read_text(encoding="utf-8"))
+    manifest = json.loads((place / "new" / "b" / "manifest.json").read_text(encoding="utf-8"))
+    assert (manifest["max_seq_len"], manifest["max_batch_size"], manifest["default_tree"]) == (2, 1, "chain:2")
+    assert [path.name for path in (place / "new").iterdir()] == ["b"]
+    assert specbuild("generate", place / "new" / "b", "-p", "x").status == 0
+
+
+def test_the_summary(specbuild: Command, tiny: Path, tiny_bundle: Path, place: Path) -> None:
+    shutil.copytree(tiny_bundle, place / "b")
+    outcome = specbuild("build", "--target", tiny, "-o", place / "b", "--max-batch-size", 1, "--force")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert str(place / "b") in outcome.out
+    assert "tokens equal" in outcome.out
+    assert [path.name for path in place.iterdir()] == ["b"]

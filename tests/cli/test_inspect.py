@@ -1,0 +1,48 @@
+"""`specbuild inspect`: manifest and report, after every hash was checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+
+
+def test_json_is_manifest_and_report(specbuild: Command, bundle: Path) -> None:
+    outcome = specbuild("inspect", bundle, "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    content = json.loads(outcome.out)
+    assert list(content) == ["manifest", "report"]
+    for name in content:
+        assert content[name] == json.loads((bundle / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_the_table(specbuild: Command, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    outcome = specbuild("inspect", bundle)
+    assert (outcome.status, outcome.err) == (0, "")
+    for word in (str(bundle), "onnxruntime, fp32", "1024 tokens", "4 sequences", "best:5", "5.8M", "1.0M", "near-ties"):
+        assert word in outcome.out
+
+
+def test_a_chat_template_is_seen(specbuild: Command, tiny_bundle: Path) -> None:
+    (line,) = (line for line in specbuild("inspect", tiny_bundle).out.splitlines() if "chat template" in line)
+    assert line.split()[-1] == "yes"
+
+
+@pytest.mark.parametrize("name", ["target/weights.bin", "report.json"])
+def test_a_flipped_bit(specbuild: Command, bundle_copy: Path, name: str) -> None:
+    content = bytearray((bundle_copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (bundle_copy / name).write_bytes(content)
+    assert str(bundle_copy / name) in specbuild("inspect", bundle_copy).refusal()
+
+
+def test_no_bundle(specbuild: Command, tmp_path: Path) -> None:
+    assert "not a folder" in specbuild("inspect", tmp_path / "none").refusal()
+    assert "manifest.json" in specbuild("inspect", tmp_path).refusal()
+    assert "--bogus" in specbuild("inspect", tmp_path, "--bogus").refusal()

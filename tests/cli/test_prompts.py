@@ -1,0 +1,69 @@
+"""Prompt files: the three kinds of line, what overrides what, and where an error is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specbuild.builder.cli.prompts import Request, read
+from specbuild.runtime import SamplingParams
+from specbuild.runtime.errors import PromptError
+
+DEFAULTS: dict[str, Any] = {"max_new_tokens": 7, "temperature": 0.5, "seed": 1}
+
+
+def write(tmp_path: Path, *lines: Any) -> str:
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def test_the_kinds_of_line(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    path = write(
+        tmp_path,
+        {"prompt": "a\u2028b"},
+        "   ",
+        {"turns": ["one", "two", "three"], "question_id": 1, "category": "c", "reference": ["r"]},
+        {"messages": messages},
+    )
+    params = SamplingParams(**DEFAULTS)
+    assert read(path, DEFAULTS) == [Request("a\u2028b", params), Request("one", params, 2), Request(messages, params)]
+
+
+@pytest.mark.parametrize("name", sorted(SamplingParams.names()))
+def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
+    values: dict[str, Any] = {
+        "max_new_tokens": 3,
+        "temperature": 0.75,
+        "top_k": 3,
+        "top_p": 0.5,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.5,
+        "logit_bias": {"5": 1.5},
+        "seed": 9,
+        "stop": ["x"],
+        "ignore_eos": True,
+        "speculation": "chain:2",
+    }
+    requests = read(write(tmp_path, {"prompt": "p", name: values[name]}, {"prompt": "p"}), DEFAULTS)
+    assert requests[0].params == SamplingParams(**DEFAULTS | {name: values[name]})
+    assert requests[0].params != requests[1].params == SamplingParams(**DEFAULTS)
+
+
+def test_escaped_and_raw_unicode_are_the_same(tmp_path: Path) -> None:
+    raw, escaped = read(write(tmp_path, '{"prompt": "é🙂"}', '{"prompt": "\\u00e9\\ud83d\\ude42"}'), DEFAULTS)
+    assert raw == escaped
+
+
+@pytest.mark.parametrize("bad", ["{", "5", '{"a": 1}', '{"prompt": "x", "promt": "y"}', '{"prompt": "x", "top_k": -1}'])
+def test_an_error_names_file_and_line(tmp_path: Path, bad: str) -> None:
+    path = write(tmp_path, {"prompt": "fine"}, "", bad, {"prompt": "fine"})
+    with pytest.raises(PromptError) as caught:
+        read(path, DEFAULTS)
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert "\n" not in str(caught.value)

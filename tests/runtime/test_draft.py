@@ -1,0 +1,218 @@
+"""Drafters: trees against a brute-force search, and a draft that equals the target is accepted fully."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from specbuild.runtime.draft import Growth, ModelDrafter, best_tokens
+from specbuild.runtime.loop import Loop
+from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.tokenizer import Tokenizer
+from specbuild.runtime.tree import Tree, TreeSpec
+
+VOCAB = 12
+Path = tuple[int, ...]
+
+
+def log_softmax(scores: NDArray[np.float32]) -> NDArray[np.float64]:
+    wide = scores.astype(np.float64)
+    return wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, VOCAB))
+def test_best_tokens_against_sorted_log_softmax(seed: int, rows: int, count: int) -> None:
+    scores = np.random.default_rng(seed).normal(0, 3, (rows, VOCAB)).astype(np.float32)
+    tokens, likelihoods = best_tokens(scores.copy(), count)
+    expected = np.stack([log_softmax(row) for row in scores])
+    order = np.argsort(-expected, axis=1)[:, :count]
+    assert np.array_equal(tokens, order)
+    if count > 1:
+        np.testing.assert_allclose(likelihoods, np.take_along_axis(expected, order, axis=1), atol=1e-5)
+
+
+def test_best_tokens_leaves_out_what_a_cut_off_excluded() -> None:
+    scores = np.full((1, 5), -np.inf, dtype=np.float32)
+    scores[0, [3, 1]] = [1.0, 0.0]
+    tokens, likelihoods = best_tokens(scores, 4)
+    assert tokens[0, :2].tolist() == [3, 1]
+    assert np.isneginf(likelihoods[0, 2:]).all()
+
+
+def grown(model: Callable[[Any], NDArray[np.float32]], text: str) -> tuple[Growth, Tree]:
+    growth = Growth(TreeSpec.parse(text), Tree([0]))
+    while True:
+        growth.grow(np.stack([model([0, *growth.pool.path(node)]) for node in growth.frontier]))
+        if growth.done:
+            return growth, growth.tree()
+        growth.place()
+
+
+def paths(tree: Tree) -> set[Path]:
+    return {tuple(tree.path(node)) for node in range(1, len(tree))}
+
+
+def most_likely(model: Callable[[Any], NDArray[np.float32]], count: int) -> set[Path]:
+    """The most likely paths of any length, by a best-first search over every child of every node."""
+    heap: list[tuple[float, Path]] = [(0.0, ())]
+    found: set[Path] = set()
+    while len(found) <= count:
+        cost, path = heapq.heappop(heap)
+        found.add(path)
+        for token, likelihood in enumerate(log_softmax(model([0, *path]))):
+            heapq.heappush(heap, (cost - float(likelihood), (*path, token)))
+    return found - {()}
+
+
+def beam(model: Callable[[Any], NDArray[np.float32]], width: int, depth: int) -> set[Path]:
+    """The `width` most likely children of each level's `width` survivors."""
+    level: dict[Path, float] = {(): 0.0}
+    found: set[Path] = set()
+    for _ in range(depth):
+        candidates = {
+            (*path, token): score + float(likelihood)
+            for path, score in level.items()
+            for token, likelihood in enumerate(log_softmax(model([0, *path])))
+        }
+        level = dict(islice(sorted(candidates.items(), key=lambda item: -item[1]), width))
+        found |= set(level)
+    return found
+
+
+@pytest.mark.parametrize("nodes", range(2, 9))
+@pytest.mark.parametrize("seed", range(8))
+def test_best_first_trees_are_the_best(hash_model: Any, nodes: int, seed: int) -> None:
+    model = hash_model(seed)
+    growth, tree = grown(model, f"best:{nodes}")
+    assert paths(tree) == most_likely(model, nodes)
+    assert len(tree) == nodes + 1
+    assert all(tree.parents[node] < node for node in range(len(tree)))
+    assert [growth.pool.tokens[node] for node in growth.kept] == tree.tokens
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (4, 4), (3, 1), (2, 6)])
+@pytest.mark.parametrize("seed", range(6))
+def test_topk_trees_are_a_beam(hash_model: Any, shape: tuple[int, int], seed: int) -> None:
+    model, (width, depth) = hash_model(seed), shape
+    _, tree = grown(model, f"topk:{width},{depth}")
+    assert paths(tree) == beam(model, width, depth)
+    assert [tree.depths.count(level) for level in range(1, depth + 1)] == [width] * depth
+
+
+@pytest.mark.parametrize("text", ["chain:1", "chain:5", "topk:1,5", "best:1"])
+def test_a_chain_is_the_greedy_path(hash_model: Any, text: str) -> None:
+    model, tokens = hash_model(3), [0]
+    _, tree = grown(model, text)
+    while len(tokens) < TreeSpec.parse(text).nodes + 1:
+        tokens.append(int(model(tokens).argmax()))
+    assert tree == Tree.chain(tokens)
+
+
+@pytest.mark.parametrize("text", ["best:16", "best:40"])
+@pytest.mark.parametrize("seed", range(4))
+def test_larger_best_first_trees_keep_the_best_of_what_was_considered(hash_model: Any, text: str, seed: int) -> None:
+    model = hash_model(seed)
+    growth, tree = grown(model, text)
+    spec = growth.spec
+    assert len(tree) == spec.nodes + 1
+    kept, scores = set(growth.kept), growth.scores
+    dropped = [scores[node] for node in range(len(growth.pool)) if node not in kept]
+    assert all(growth.pool.parents[node] in kept for node in kept if node)
+    assert min(scores[node] for node in kept) >= max(dropped, default=-np.inf)
+    for node in range(1, len(growth.pool)):
+        path = growth.pool.path(node)
+        expected = sum(log_softmax(model([0, *path[:i]]))[path[i]] for i in range(len(path)))
+        assert scores[node] == pytest.approx(expected, abs=1e-4)
+
+
+def test_rows_say_who_sees_whom(hash_model: Any) -> None:
+    model, growth = hash_model(1), Growth(TreeSpec.parse("topk:3,4"), Tree([0]))
+    growth.grow(model([0])[None])
+    while not growth.done:
+        frontier, first = list(growth.frontier), growth.run
+        visible = growth.place()
+        assert visible is not None
+        assert visible.shape == (len(frontier), first + len(frontier))
+        ancestors = growth.pool.ancestors()
+        node_of = {row: node for node, row in enumerate(growth.rows) if row >= 0}
+        for index, node in enumerate(frontier):
+            assert growth.rows[node] == first + index
+            assert visible[index].tolist() == [bool(ancestors[node, node_of[row]]) for row in range(growth.run)]
+        growth.grow(np.stack([model([0, *growth.pool.path(node)]) for node in frontier]))
+
+
+@pytest.mark.parametrize("text", ["chain:4", "topk:1,3", "best:1", "topk:2,3", "topk:4,4", "best:5", "best:16"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_k": 5, "repetition_penalty": 1.2},
+        {"temperature": 1.2, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    ],
+)
+def test_a_draft_that_equals_the_target_is_accepted(
+    hash_model: Any, hash_executor: Any, request_of: Any, text: str, params: dict[str, float]
+) -> None:
+    model, spec = hash_model(5), TreeSpec.parse(text)
+    loop = Loop(hash_executor(model), ModelDrafter(hash_executor(model), 8), 8, frozenset())
+    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, seed=4, **params))
+    while not sequence.finish_reason:
+        before, drafted = len(sequence.output), sequence.drafts
+        loop.round([sequence])
+        if not sequence.finish_reason:
+            emitted = len(sequence.output) - before
+            assert emitted == 1 + spec.depth if drafted and spec.width == 1 else emitted >= 1 + drafted
+    assert len(sequence.output) == 60
+
+
+@pytest.mark.parametrize(("text", "temperature"), [("chain:4", 0.0), ("chain:4", 1.0), ("topk:4,1", 1.0)])
+def test_the_real_target_as_its_own_draft_is_accepted_fully(
+    load: Any, request_of: Any, tokenizer: Tokenizer, prompts: list[str], text: str, temperature: float
+) -> None:
+    loop = Loop(load("target", 2), ModelDrafter(load("target", 2), 64), 64, frozenset())
+    params = SamplingParams(max_new_tokens=30, speculation=text, temperature=temperature, seed=7)
+    chosen = [tokenizer.encode(prompt) for prompt in prompts[20:22]]
+    active = [
+        request_of(tokens, params, slot=slot, vocab_size=4096, tokenizer=tokenizer)
+        for slot, tokens in enumerate(chosen)
+    ]
+    while active:
+        before = [(len(s.output), s.drafts) for s in active]
+        loop.round(active)
+        for sequence, (count, drafted) in zip(active, before, strict=True):
+            if drafted and not sequence.finish_reason:
+                assert len(sequence.output) - count == 1 + TreeSpec.parse(text).depth
+        active = [s for s in active if not s.finish_reason]
+
+
+def test_a_draft_catches_up_with_what_it_did_not_see(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    executor = hash_executor(hash_model(5), 2)
+    drafter = ModelDrafter(executor, 4)
+    long, short = (
+        request_of(prompt, SamplingParams(speculation="chain:3"), slot=slot)
+        for slot, prompt in enumerate(([1] * 11, [2, 3]))
+    )
+    for _ in range(2):
+        trees = drafter.propose([long, short])
+        for sequence, tree in zip((long, short), trees, strict=True):
+            tokens = list(sequence.tokens)
+            while len(tokens) < len(sequence.tokens) + 3:
+                tokens.append(int(hash_model(5)(tokens).argmax()))
+            assert tree.tokens == tokens[len(sequence.tokens) - 1 :]
+            drafter.commit(sequence, [0])
+        short.emit(7, frozenset())
+        for token in range(9):  # eight of them without the draft
+            long.emit(token, frozenset())
+    drafter.release(0)
+    fresh = request_of([4, 5, 6], SamplingParams(speculation="chain:3"), slot=0)
+    (tree,) = drafter.propose([fresh])
+    assert tree.tokens[1] == int(hash_model(5)([4, 5, 6]).argmax())

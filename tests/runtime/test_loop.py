@@ -1,0 +1,194 @@
+"""The loop: for every tree, drafter, batch and processor the tokens of plain decoding, whose logits are a hash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specbuild.runtime.draft import Drafter, ModelDrafter
+from specbuild.runtime.loop import Loop
+from specbuild.runtime.mixed import MixedDrafter
+from specbuild.runtime.ngram import NgramDrafter
+from specbuild.runtime.sampling import Sampler, SamplingParams
+from specbuild.runtime.sequence import Sequence
+
+VOCAB = 12
+CHUNK = 8
+TREES = ["off", "chain:1", "chain:4", "topk:1,3", "topk:2,3", "topk:4,4", "topk:3,1", "best:1", "best:5", "best:16"]
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 6, "top_p": 0.95},
+    {"temperature": 1.2, "min_p": 0.05, "repetition_penalty": 1.3},
+    {"repetition_penalty": 1.5, "frequency_penalty": 0.6, "presence_penalty": 0.4},
+    {"temperature": 1.0, "frequency_penalty": 0.6, "logit_bias": {3: 2.0, 5: -100.0}},
+]
+
+
+def plain(model: Any, prompt: list[int], params: SamplingParams, eos: frozenset[int] = frozenset()) -> list[int]:
+    sampler, tokens = Sampler(params, params.seed or 0, prompt, VOCAB), list(prompt)
+    while len(tokens) < len(prompt) + params.max_new_tokens:
+        token = sampler.choose(model(tokens), len(tokens) - 1, ())
+        tokens.append(token)
+        sampler.emit(token, len(tokens) - 1)
+        if token in eos:
+            break
+    return tokens[len(prompt) :]
+
+
+def run(loop: Loop, waiting: list[Sequence]) -> None:
+    """As the engine does: a freed slot takes the next sequence."""
+    waiting, active, free = list(waiting), list[Sequence](), list(range(loop.target.batch_size))
+    while waiting or active:
+        while waiting and free:
+            active.append(waiting.pop(0))
+            active[-1].slot = free.pop(0)
+        before = [(s.pending, len(s.output)) for s in active]
+        loop.round(active)
+        for sequence, (pending, count) in zip(active, before, strict=True):
+            assert len(sequence.output) > count or (pending > CHUNK and sequence.pending == pending - CHUNK)
+            if sequence.finish_reason:
+                loop.release(sequence.slot)
+                free.append(sequence.slot)
+        active = [s for s in active if not s.finish_reason]
+
+
+def drafter_of(name: str, executor: Any) -> Drafter | None:
+    if name == "none":
+        return None
+    if name == "ngram":
+        return NgramDrafter()
+    model = ModelDrafter(executor, CHUNK)
+    return model if name == "model" else MixedDrafter(model)
+
+
+@pytest.mark.parametrize("drafter", ["none", "model", "ngram", "mixed"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("order", [0, 2])
+def test_tokens_are_those_of_plain_decoding(
+    hash_model: Any, hash_executor: Any, request_of: Any, drafter: str, batch_size: int, order: int
+) -> None:
+    target, draft = hash_model(1, order=order), hash_model(1, error=0.3, order=order)  # of two tokens: it loops
+    proposing = drafter_of(drafter, hash_executor(draft, batch_size))
+    loop = Loop(hash_executor(target, batch_size), proposing, CHUNK, frozenset())
+    requests = []
+    for index, (tree, params) in enumerate((t, p) for t in TREES for p in PARAMS):
+        prompt = [(index * 7 + i * i) % VOCAB for i in range(1 + index % 20)]
+        chosen = SamplingParams(max_new_tokens=5 + index % 24, speculation=tree, seed=index % 5, **params)
+        requests.append(request_of(prompt, chosen, index))
+    run(loop, requests)
+    for request in requests:
+        prompt = request.tokens[: request.metrics.num_prompt_tokens]
+        assert request.output == plain(target, prompt, request.params), (request.params, prompt)
+        assert request.finish_reason == "length"
+        stats = request.metrics.speculative_decoding
+        if request.tree is None or drafter == "none":
+            assert stats.num_spec_steps == 0
+    drafted = [r.metrics.speculative_decoding for r in requests]
+    if drafter in ("model", "mixed"):
+        assert all(s.num_spec_steps for s, r in zip(drafted, requests, strict=True) if r.tree)
+    if drafter != "none" and (order or drafter != "ngram"):
+        assert sum(s.num_accepted_draft_tokens for s in drafted) > 50
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), seed=st.integers(0, 1000), error=st.floats(0, 2), tree=st.sampled_from(TREES))
+def test_tokens_do_not_depend_on_draft_or_batch(
+    hash_model: Any, hash_executor: Any, request_of: Any, data: st.DataObject, seed: int, error: float, tree: str
+) -> None:
+    target, draft = hash_model(seed), hash_model(seed, error)
+    eos = frozenset({4})
+    loop = Loop(hash_executor(target, 2), drafter_of("model", hash_executor(draft, 2)), CHUNK, eos)
+    requests = []
+    for index in range(data.draw(st.integers(1, 3))):
+        prompt = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
+        params = SamplingParams(
+            max_new_tokens=data.draw(st.integers(1, 20)),
+            temperature=data.draw(st.sampled_from([0, 1])),
+            speculation=tree,
+            seed=seed,
+        )
+        requests.append(request_of(prompt, params, index))
+    run(loop, requests)
+    for request in requests:
+        prompt = request.tokens[: request.metrics.num_prompt_tokens]
+        assert request.output == plain(target, prompt, request.params, eos)
+        assert request.finish_reason == ("stop" if request.output[-1] in eos else "length")
+
+
+@pytest.mark.parametrize("tree", ["off", "chain:4", "topk:2,3"])
+def test_end_of_sequence_inside_an_accepted_path(
+    hash_model: Any, hash_executor: Any, request_of: Any, tree: str
+) -> None:
+    model, prompt, params = hash_model(2), [1, 2], SamplingParams(max_new_tokens=40, speculation=tree)
+    text = plain(model, prompt, params)
+    for at, token in enumerate(text[:12]):
+        eos = frozenset({token})
+        loop = Loop(hash_executor(model), drafter_of("model", hash_executor(model)), CHUNK, eos)
+        request = request_of(prompt, params)
+        run(loop, [request])
+        assert request.output == text[: text.index(token) + 1]
+        assert request.finish_reason == "stop"
+        ignoring = request_of(prompt, SamplingParams(max_new_tokens=at + 2, speculation=tree, ignore_eos=True))
+        run(loop, [ignoring])
+        assert (ignoring.output, ignoring.finish_reason) == (text[: at + 2], "length")
+
+
+@pytest.mark.parametrize("tree", ["off", "chain:4", "topk:2,3", "best:5"])
+def test_a_stop_string_inside_an_accepted_path(hash_model: Any, hash_executor: Any, request_of: Any, tree: str) -> None:
+    model, prompt = hash_model(2), [1, 2]
+    letters = "".join(chr(97 + token) for token in plain(model, prompt, SamplingParams(max_new_tokens=40)))
+    for at in range(10):
+        stop = letters[at : at + 3]
+        params = SamplingParams(max_new_tokens=40, speculation=tree, stop=stop)
+        loop = Loop(hash_executor(model), drafter_of("model", hash_executor(model)), CHUNK, frozenset())
+        request = request_of(prompt, params)
+        run(loop, [request])
+        assert request.detokenizer.text == letters[: letters.index(stop)]
+        assert len(request.output) == letters.index(stop) + 3
+        assert request.finish_reason == "stop"
+
+
+def test_statistics_of_a_perfect_chain(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    model, params = hash_model(3), SamplingParams(max_new_tokens=26, speculation="chain:4")
+    loop = Loop(hash_executor(model), drafter_of("model", hash_executor(model)), CHUNK, frozenset())
+    request = request_of([1, 2, 3], params)
+    run(loop, [request])  # the prompt gives one token, each of 5 rounds 5 more
+    stats = request.metrics.speculative_decoding
+    assert stats.acceptance_histogram == [0, 0, 0, 0, 5]
+    assert (stats.num_spec_steps, stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (5, 20, 20)
+    assert stats.mean_acceptance_length == 5
+    assert loop.stats.rounds == 6
+
+
+def test_run_statistics_count_what_was_emitted(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    loop = Loop(hash_executor(hash_model()), NgramDrafter(), CHUNK, frozenset())
+    requests = [request_of([1] * 20, SamplingParams(max_new_tokens=n, speculation="chain:2")) for n in (3, 4)]
+    run(loop, requests)
+    assert loop.stats.emitted == 7
+
+
+def test_measuring_logits_is_no_part_of_the_rounds(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    model = hash_model()
+    target = hash_executor(model)  # counts a second for each step
+    loop = Loop(target, None, CHUNK, frozenset())
+    text = [1, 2, 3] * 6
+    assert loop.logits(text).tolist() == model(text).tolist()
+    run(loop, [request_of([1, 2], SamplingParams(max_new_tokens=4, speculation="off"))])
+    assert loop.stats.rounds == 4
+    assert loop.stats.verify == 4.0
+
+
+def test_the_last_token_and_the_prompt_are_not_drafted_for(request_of: Any) -> None:
+    request = request_of([1, 2, 3], SamplingParams(max_new_tokens=3, speculation="chain:4"))
+    assert not request.drafts  # the prompt is not read yet
+    request.cached = 2
+    assert request.drafts
+    for token in (4, 5):
+        request.emit(token, frozenset())
+        request.cached += 1
+    assert not request.drafts
+    assert request.history.tolist() == request.tokens == [1, 2, 3, 4, 5]
+    assert not request_of([1], SamplingParams(speculation="off")).drafts

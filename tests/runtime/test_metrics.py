@@ -1,0 +1,71 @@
+"""Metrics: vLLM's counts and times by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from specbuild.runtime.metrics import RequestMetrics, RunStats, SpeculationStats
+
+
+def recorded(*rounds: tuple[int, int]) -> SpeculationStats:
+    stats = SpeculationStats()
+    for drafted, accepted in rounds:
+        stats.record(drafted, accepted)
+    return stats
+
+
+def test_counts_of_rounds() -> None:
+    stats = recorded((4, 2), (4, 0), (4, 4), (3, 2))
+    assert stats.to_dict() == {
+        "mean_acceptance_length": 3.0,
+        "draft_acceptance_rate": 8 / 15,
+        "acceptance_histogram": [1, 0, 2, 0, 1],
+        "num_spec_steps": 4,
+        "num_draft_tokens": 15,
+        "num_accepted_draft_tokens": 8,
+    }
+
+
+def test_nothing_drafted() -> None:
+    stats = SpeculationStats()
+    assert (stats.mean_acceptance_length, stats.draft_acceptance_rate, stats.acceptance_histogram) == (1, 0, [])
+
+
+def test_merge_is_recording_both() -> None:
+    first, second = ((4, 2), (4, 0)), ((5, 5), (1, 1))
+    for left, right in ((first, second), (second, first)):
+        merged = recorded(*left)
+        merged.merge(recorded(*right))
+        assert merged == recorded(*left, *right)
+
+
+def test_two_requests_share_no_histogram() -> None:
+    first, second = RequestMetrics(1, 0, "off"), RequestMetrics(1, 0, "off")
+    first.speculative_decoding.record(1, 1)
+    assert second.speculative_decoding == SpeculationStats()
+
+
+def test_request_times() -> None:
+    metrics = RequestMetrics(7, 42, "chain:4", num_output_tokens=5, ttft=0.5, e2el=2.5)
+    assert metrics.tpot == pytest.approx(0.5)
+    assert RequestMetrics(7, 42, "off", num_output_tokens=1, ttft=0.5, e2el=0.5).tpot == 0
+    assert RequestMetrics(7, 42, "off").tpot == 0
+    shown = json.loads(json.dumps(metrics.to_dict()))
+    assert shown["speculative_decoding"] == SpeculationStats().to_dict()
+    assert {key: shown[key] for key in ("ttft", "tpot", "e2el", "seed", "speculation")} == {
+        "ttft": 0.5,
+        "tpot": 0.5,
+        "e2el": 2.5,
+        "seed": 42,
+        "speculation": "chain:4",
+    }
+    assert (shown["num_prompt_tokens"], shown["num_output_tokens"]) == (7, 5)
+
+
+def test_run_time_is_split_into_models_and_loop() -> None:
+    stats = RunStats(rounds=2, total=10.0, draft=3.0, verify=5.0)
+    assert stats.host == pytest.approx(2.0)
+    assert stats.host_share == pytest.approx(0.2)
+    assert RunStats().host_share == 0
+    assert stats.to_dict()["host_s"] == pytest.approx(2.0)

@@ -1,0 +1,56 @@
+"""Two drafters in one: the text where it repeats itself, the model elsewhere, and the model none the wiser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specbuild.runtime.draft import ModelDrafter
+from specbuild.runtime.mixed import MixedDrafter
+from specbuild.runtime.sampling import SamplingParams
+
+REPEATING, FRESH = [1, 2, 3, 4, 5, 1, 2, 3, 4], [6, 7, 8, 9]
+
+
+def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
+    text = list(tokens)
+    for _ in range(count):
+        text.append(int(model(text).argmax()))
+    return text[len(tokens) - 1 :]
+
+
+def test_each_sequence_gets_its_own_kind_of_tree(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    model = hash_model(4)
+    executor = hash_executor(model, 3)
+    drafter = MixedDrafter(ModelDrafter(executor, 8))
+    params = SamplingParams(speculation="chain:3")
+    requests = [request_of(prompt, params, slot=slot) for slot, prompt in enumerate((FRESH, REPEATING, FRESH[::-1]))]
+    trees = drafter.propose(requests)
+    assert trees[0].tokens == greedy(model, FRESH, 3)
+    assert trees[1].tokens == [4, 5, 1, 2]
+    assert trees[2].tokens == greedy(model, FRESH[::-1], 3)
+    for request in requests:
+        drafter.commit(request, [0])
+        request.emit(9, frozenset())  # none repeats itself any longer
+    trees = drafter.propose(requests)
+    assert trees[1].tokens == greedy(model, [*REPEATING, 9], 3)
+    assert trees[2].tokens == greedy(model, [*FRESH[::-1], 9], 3)
+
+
+def test_the_model_is_not_asked_where_the_text_repeats(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    drafter = MixedDrafter(ModelDrafter(hash_executor(hash_model(4)), 8))
+    drafter.propose([request_of(REPEATING, SamplingParams(speculation="best:5"))])
+    assert drafter.seconds == 0
+    drafter.propose([request_of(REPEATING, SamplingParams(speculation="topk:2,2"))])  # a chain does not fill it
+    assert drafter.seconds > 0
+
+
+def test_sampling_wants_a_longer_repetition(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    for prompt, temperature, repeating in [
+        ([1, 2, 3, 1, 2], 0.0, True),
+        ([1, 2, 3, 1, 2], 1.0, False),
+        ([1, 2, 3, 4, 5, 1, 2, 3, 4], 1.0, True),
+        ([1, 2, 3, 2], 0.0, False),
+    ]:
+        drafter = MixedDrafter(ModelDrafter(hash_executor(hash_model(4)), 8))
+        drafter.propose([request_of(prompt, SamplingParams(temperature=temperature, speculation="chain:2"))])
+        assert (drafter.seconds == 0) is repeating

@@ -1,0 +1,150 @@
+"""End to end on the reference pair: the tokens are transformers' and plain decoding's, whatever drafts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from specbuild.runtime import Engine, SamplingParams, TreeSpec
+from specbuild.runtime.verify import compare, plain
+
+NEW_TOKENS = 40
+TREES = ("chain:4", "topk:2,3", "topk:4,4", "best:16")
+DRAFTERS = ("model", "ngram", None)
+GOLDEN = Path(__file__).parent / "data" / "golden.json"
+SAMPLING = (
+    SamplingParams(temperature=0.8, top_p=0.95, seed=1),
+    SamplingParams(temperature=1.0, top_k=40, seed=2),
+    SamplingParams(temperature=1.2, min_p=0.05, seed=3),
+    SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.02, repetition_penalty=1.1, seed=4),
+    SamplingParams(
+        temperature=0.9, frequency_penalty=0.5, presence_penalty=0.3, logit_bias={10: 2.0, 11: -5.0}, seed=5
+    ),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3, seed=6),
+)
+
+
+@pytest.fixture(scope="module")
+def tokens(bundle: Path, prompts: list[str]) -> list[list[int]]:
+    with Engine.load(bundle) as engine:
+        return [engine.tokenizer.encode(prompt) for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def references(pair: Path, tokens: list[list[int]]) -> list[list[int]]:
+    """What `transformers` generates greedily in float32."""
+    from specbuild.builder import checkpoint
+    from specbuild.builder.reference import greedy
+
+    model = checkpoint.load(checkpoint.find(str(pair / "target")), "eager")
+    return [reference.tokens for reference in greedy(model, tokens, NEW_TOKENS, [0])]
+
+
+@pytest.fixture(scope="module", params=[(d, b) for d in DRAFTERS for b in (1, 4)], ids=lambda p: f"{p[0]}-batch{p[1]}")
+def engine(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    drafter, batch_size = request.param
+    with Engine.load(bundle, drafter=drafter, batch_size=batch_size) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("tree", ["off", "auto", *TREES])
+def test_greedy_equals_transformers(
+    engine: Engine, tokens: list[list[int]], references: list[list[int]], tree: str
+) -> None:
+    params = [SamplingParams(max_new_tokens=NEW_TOKENS, seed=0, speculation=tree)] * len(tokens)
+    case = compare(engine, tree, tokens, params, references)
+    assert case.exact, case.divergences
+    assert len(case.divergences) <= 1  # near-ties are rare
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_sampling_equals_plain_decoding(engine: Engine, tokens: list[list[int]], tree: str) -> None:
+    """Per-request parameters, shuffled: every sequence decides as it would alone."""
+    params = [replace(SAMPLING[i % len(SAMPLING)], max_new_tokens=24) for i in range(len(tokens))]
+    order = list(range(len(tokens)))
+    random.Random(0).shuffle(order)
+    expected = dict(zip(range(len(tokens)), plain(engine, tokens, params), strict=True))
+    mixed = [replace(params[i], speculation=tree if i % 5 else "off") for i in order]
+    case = compare(engine, tree, [tokens[i] for i in order], mixed, [expected[i] for i in order])
+    assert case.exact, case.divergences
+
+
+def test_another_seed_gives_another_text(engine: Engine, tokens: list[list[int]]) -> None:
+    one, other = (
+        engine.generate(tokens[:6], SamplingParams(max_new_tokens=24, temperature=1.0, seed=seed)) for seed in (1, 2)
+    )
+    assert [r.token_ids for r in one] != [r.token_ids for r in other]
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_model_trees_draft_and_are_accepted_as_their_shape_allows(
+    bundle: Path, tokens: list[list[int]], tree: str
+) -> None:
+    spec = TreeSpec.parse(tree)
+    with Engine.load(bundle, drafter="model") as engine:
+        results = engine.generate(tokens[14:], SamplingParams(max_new_tokens=NEW_TOKENS, speculation=tree))
+    histogram = [0] * (spec.depth + 1)
+    for result in results:
+        stats = result.metrics.speculative_decoding
+        assert stats.num_draft_tokens == spec.nodes * stats.num_spec_steps
+        assert sum(stats.acceptance_histogram) == stats.num_spec_steps
+        assert sum(k * n for k, n in enumerate(stats.acceptance_histogram)) == stats.num_accepted_draft_tokens
+        assert len(stats.acceptance_histogram) <= spec.depth + 1
+        for accepted, count in enumerate(stats.acceptance_histogram):
+            histogram[accepted] += count
+    assert all(histogram), f"every length from 0 to {spec.depth} is accepted at times: {histogram}"
+
+
+def test_wider_trees_are_accepted_further(bundle: Path, tokens: list[list[int]]) -> None:
+    lengths = {}
+    with Engine.load(bundle, drafter="model") as engine:
+        for tree in ("chain:3", "topk:2,3", "topk:4,3"):
+            results = engine.generate(tokens[14:], SamplingParams(max_new_tokens=NEW_TOKENS, speculation=tree))
+            stats = [r.metrics.speculative_decoding for r in results]
+            lengths[tree] = sum(s.num_accepted_draft_tokens for s in stats) / sum(s.num_spec_steps for s in stats)
+    assert 1 < lengths["chain:3"] < lengths["topk:2,3"] < lengths["topk:4,3"]
+
+
+def test_golden_tokens(bundle: Path) -> None:
+    """Token ids as they were when this was written, greedy and seeded."""
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    with Engine.load(bundle) as engine:
+        for entry in golden:
+            assert (
+                engine.generate(entry["prompt"], SamplingParams(**entry["params"]))[0].token_ids == entry["token_ids"]
+            )
+
+
+def first_tokens(bundle: Path, prompt: Sequence[int], count: int, temperature: float) -> list[int]:
+    params = [SamplingParams(max_new_tokens=1, temperature=temperature, seed=seed) for seed in range(count)]
+    with Engine.load(bundle, batch_size=4) as engine:
+        return [result.token_ids[0] for result in engine.generate([list(prompt)] * count, params)]
+
+
+def test_first_tokens_follow_the_softmax(bundle: Path, tokens: list[list[int]]) -> None:
+    """χ² of 20,000 first tokens against softmax; a sampler at another temperature fails it."""
+    import numpy as np
+
+    count, prompt = 20_000, tokens[2]
+    with Engine.load(bundle) as engine:
+        logits = engine.logits(prompt).astype(np.float64)
+    probability = np.exp(logits - logits.max())
+    probability /= probability.sum()
+
+    def p_value_above_one_in_a_thousand(drawn: list[int]) -> bool:
+        order = np.argsort(-probability)
+        likely = order[: int((probability * count >= 10).sum())]
+        observed = np.bincount(drawn, minlength=len(probability)).astype(np.float64)
+        bins = np.append(observed[likely], count - observed[likely].sum())
+        expected = count * np.append(probability[likely], 1 - probability[likely].sum())
+        statistic, freedom = float(((bins - expected) ** 2 / expected).sum()), len(bins) - 1
+        # Wilson-Hilferty: the cube root of χ²/k is nearly normal; 3.0902 is its 99.9th percentile.
+        bound = freedom * (1 - 2 / (9 * freedom) + 3.0902 * (2 / (9 * freedom)) ** 0.5) ** 3
+        return statistic < bound
+
+    assert p_value_above_one_in_a_thousand(first_tokens(bundle, prompt, count, 1.0))
+    assert not p_value_above_one_in_a_thousand(first_tokens(bundle, prompt, count // 4, 1.1) * 4)
