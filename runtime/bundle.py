@@ -159,7 +159,7 @@ def _raise_first(checks: list[Future[None]]) -> None:
 def _parse(root: Path) -> Manifest:
     try:
         body = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(
             f"{root / MANIFEST} cannot be read as JSON ({error}): copy or build the bundle again"
         ) from None
@@ -182,7 +182,7 @@ def _parse(root: Path) -> Manifest:
         models = {name: ModelRecord(**record) for name, record in body["models"].items()}
         files = {name: FileRecord(**record) for name, record in body["files"].items()}
         manifest = Manifest(**body | {"models": models, "files": files})
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise BundleError(f"{root / MANIFEST} is malformed ({error}): copy or build the bundle again") from None
     for name in _used(manifest):
         if name not in manifest.files:

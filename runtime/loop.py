@@ -28,7 +28,7 @@ class Loop:
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """One round for every sequence: each emits at least one token, or reads a chunk of its prompt."""
-        started = time.perf_counter()
+        before = self._clock(), [len(s.output) for s in sequences]
         trees = self.draft(sequences)
         logits = self.target.step([self.share(s, t) for s, t in zip(sequences, trees, strict=True)])
         for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
@@ -36,11 +36,16 @@ class Loop:
                 self.accept(sequence, tree, rows)
             else:
                 self.read(sequence, tree, rows)
-        self.measure(started)
+        (started, draft, verify), emitted = before
+        now, stats = self._clock(), self.stats
+        stats.rounds += 1
+        stats.emitted += sum(len(s.output) for s in sequences) - sum(emitted)
+        stats.total, stats.draft = stats.total + now[0] - started, stats.draft + now[1] - draft
+        stats.verify += now[2] - verify
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
-        drafting = [s for s in sequences if s.drafts]
+        drafting = [s for s in sequences if s.drafts] if self.drafter else []
         proposed = self.drafter.propose(drafting) if self.drafter and drafting else []
         drafted = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
         return [drafted.get(s.slot) or Tree.chain(s.tokens[s.cached : s.cached + self.chunk]) for s in sequences]
@@ -78,12 +83,9 @@ class Loop:
         if len(logits):
             sequence.emit(sequence.sampler.choose(logits[-1], sequence.cached - 1, ()), self.eos)
 
-    def measure(self, started: float) -> None:
-        """Split a round's time into the models' and the loop's own."""
-        stats = self.stats
-        stats.rounds += 1
-        stats.total += time.perf_counter() - started
-        stats.verify, stats.draft = self.target.seconds, self.drafter.seconds if self.drafter else 0.0
+    def _clock(self) -> tuple[float, float, float]:
+        """Seconds: now, and spent so far in the draft and in the target."""
+        return time.perf_counter(), self.drafter.seconds if self.drafter else 0.0, self.target.seconds
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
         """The target's logits after a text, read into slot 0."""

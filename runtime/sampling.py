@@ -80,7 +80,7 @@ class SamplingParams:
 
 
 def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
-    bad = isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
+    bad = isinstance(value, bool) or not isinstance(value, int | float) or value != value
     if bad or not low <= value <= high or (open_low and value == low):
         raise OptionError(f"{name} must be a number {'above' if open_low else 'from'} {low} to {high}, not {value!r}")
 
@@ -96,12 +96,10 @@ def _logit_bias(value: Any) -> dict[int, float]:
         raise OptionError(f"logit_bias must map token ids to numbers, not {value!r}")
     bias = {}
     for token, amount in value.items():
-        try:
-            bias[int(token)] = amount
-        except (TypeError, ValueError):
-            raise OptionError(f"logit_bias has {token!r} for a token id: use whole numbers") from None
-        _integer("a token id in logit_bias", int(token), 0)
+        if isinstance(token, bool) or not isinstance(token, int | str) or not str(token).isdecimal():
+            raise OptionError(f"logit_bias has {token!r} for a token id: use whole numbers")
         _number("an amount in logit_bias", amount, -1e6, 1e6)
+        bias[int(token)] = amount
     return bias
 
 
@@ -151,10 +149,20 @@ class CutOffs:
         if self._kth > -math.inf:
             slacks.append(value - (self._next if value >= self._kth else self._kth))
         if self._top_p < 1:
-            slacks.append(self._top_p - self._mass_above(value))
+            slacks.append(self._top_p_slack(value))
         if self._floor > -math.inf:
             slacks.append(value - self._floor)
         return slacks
+
+    def _top_p_slack(self, value: float) -> float:
+        """The less of two moves: of the mass above across top-p, or of the token across its neighbour at the cut."""
+        ranked = np.sort(self._logits[self._logits >= self._kth])[::-1]
+        kept = [v for v in np.unique(ranked)[::-1].tolist() if self._mass_above(v) < self._top_p]
+        out = ranked[ranked < kept[-1]]
+        mass = self._top_p - self._mass_above(value)
+        if value >= kept[-1]:
+            return min(mass, value - float(out[0])) if out.size else math.inf
+        return max(mass, value - kept[-1])
 
     def _mass_above(self, value: float) -> float:
         return float(self._weights[self._logits > value].sum(dtype=np.float64)) / self._total

@@ -28,6 +28,8 @@ class Tokenizer:
         """Token ids of a text, of a chat's messages (by the chat template), or ids as they are."""
         if isinstance(prompt, str):
             return self._encode(prompt, add_special_tokens=True)
+        if not isinstance(prompt, list | tuple):
+            raise PromptError(f"a prompt is a text, a list of token ids, or a list of messages, not {prompt!r}")
         if all(isinstance(item, dict) for item in prompt) and prompt:
             return self._encode(self.chat_text(list(prompt)), add_special_tokens=False)  # type: ignore[arg-type]
         if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
@@ -36,9 +38,10 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
         """The text the chat template makes of messages, ready for the assistant's turn."""
@@ -55,7 +58,7 @@ class Tokenizer:
         try:
             template = environment.from_string(self._template)
             return str(template.render(messages=messages, add_generation_prompt=True, **self._special))
-        except TemplateError as error:
+        except Exception as error:  # a template is a program, and fails like one
             raise PromptError(f"the chat template refuses these messages: {error}") from None
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -105,10 +108,9 @@ class Detokenizer:
     def _grow(self, piece: str) -> bool:
         checked = len(self._whole)
         self._whole += piece
-        for stop in self._stop:
-            found = self._whole.find(stop, max(0, checked - len(stop) + 1))
-            if found >= 0:
-                self._whole, self._stopped = self._whole[:found], True
+        found = [self._whole.find(stop, max(0, checked - len(stop) + 1)) for stop in self._stop]
+        if any(at >= 0 for at in found):
+            self._whole, self._stopped = self._whole[: min(at for at in found if at >= 0)], True
         self.text = self._whole[: len(self._whole) - (0 if self._stopped else self._held())]
         return self._stopped
 

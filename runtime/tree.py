@@ -36,7 +36,9 @@ class TreeSpec:
     @classmethod
     def parse(cls, text: str) -> TreeSpec:
         """Read the grammar; raises OptionError."""
-        match = re.fullmatch(r"(chain|best):(\d+)|(topk):(\d+),(\d+)", text) if isinstance(text, str) else None
+        match = (
+            re.fullmatch(r"(chain|best):(\d{1,6})|(topk):(\d{1,6}),(\d{1,6})", text) if isinstance(text, str) else None
+        )
         if match is None:
             raise OptionError(f"unknown tree {text!r}: use {GRAMMAR}")
         kind, numbers = match[1] or match[3], [int(n) for n in match.groups() if n and n.isdigit()]
@@ -61,7 +63,7 @@ class TreeSpec:
     @property
     def fills_with_chain(self) -> bool:
         """Whether a single chain of `nodes` tokens is of this shape: chain:K and best:N."""
-        return self.width in (1, self.nodes)
+        return self.width == 1 or not self.text.startswith("topk")
 
     def __str__(self) -> str:
         return self.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,12 @@ from typing import Any
 
 import pytest
 
-logging.getLogger("torch.__trace").propagate = False  # thousands of records that pytest would keep
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_trace() -> None:
+    """Torch traces an export into thousands of log records, and pytest would keep them all."""
+    importlib.import_module("torch")  # sets its loggers up
+    logging.getLogger("torch.__trace").propagate = False
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +68,24 @@ def make_sharp_checkpoint(make_checkpoint: Callable[..., Path]) -> Callable[...,
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def _graphs() -> dict[tuple[int, float], Any]:
+    return {}
+
+
+@pytest.fixture
+def quick_export(_graphs: dict[tuple[int, float], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of a model that was exported before take a copy of that graph."""
+    from specbuild.builder import pipeline
+
+    real = pipeline.export
+
+    def export(model: Any, positions: int) -> Any:
+        key = positions, sum(float(weight.detach().double().sum()) for weight in model.parameters())
+        if key not in _graphs:
+            _graphs[key] = real(model, positions)
+        return _graphs[key].clone()
+
+    monkeypatch.setattr(pipeline, "export", export)

@@ -193,6 +193,7 @@ def test_a_file_for_a_folder(specbuild: Command, tiny: Path, place: Path) -> Non
     assert "is a file" in line
 
 
+@pytest.mark.usefixtures("quick_export")
 def test_a_bad_draft_is_refused(specbuild: Command, tiny: Path, checkpoint: Path, place: Path) -> None:
     weights(set_nan)(checkpoint)
     line = specbuild("build", "--target", tiny, "--draft", checkpoint, "-o", place / "b").refusal()
@@ -328,6 +329,7 @@ def test_too_little_space_is_known_before(
     assert snapshot(place) == {}
 
 
+@pytest.mark.usefixtures("quick_export")
 def test_a_disk_that_fills_up(specbuild: Command, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = Path.write_text
 
@@ -361,6 +363,7 @@ def small_disk(place: Path) -> Iterator[Callable[[str], Path]]:
     subprocess.run(["umount", str(place)], capture_output=True, check=False)
 
 
+@pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize("size", ["128k", "1280k"])  # full at the weights, full at the tokenizer
 def test_a_full_disk(
     specbuild: Command,
@@ -459,6 +462,7 @@ def test_the_report(specbuild: Command, tiny: Path, place: Path) -> None:
     assert specbuild("generate", place / "new" / "b", "-p", "x").status == 0
 
 
+@pytest.mark.usefixtures("quick_export")
 def test_the_summary(specbuild: Command, tiny: Path, tiny_bundle: Path, place: Path) -> None:
     shutil.copytree(tiny_bundle, place / "b")
     outcome = specbuild("build", "--target", tiny, "-o", place / "b", "--max-batch-size", 1, "--force")

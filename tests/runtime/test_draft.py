@@ -50,7 +50,9 @@ def test_best_tokens_leaves_out_what_a_cut_off_excluded() -> None:
 def grown(model: Callable[[Any], NDArray[np.float32]], text: str) -> tuple[Growth, Tree]:
     growth = Growth(TreeSpec.parse(text), Tree([0]))
     while True:
-        growth.grow(np.stack([model([0, *growth.pool.path(node)]) for node in growth.frontier]))
+        growth.grow(
+            *best_tokens(np.stack([model([0, *growth.pool.path(n)]) for n in growth.frontier]), growth.spec.branch)
+        )
         if growth.done:
             return growth, growth.tree()
         growth.place()
@@ -135,7 +137,7 @@ def test_larger_best_first_trees_keep_the_best_of_what_was_considered(hash_model
 
 def test_rows_say_who_sees_whom(hash_model: Any) -> None:
     model, growth = hash_model(1), Growth(TreeSpec.parse("topk:3,4"), Tree([0]))
-    growth.grow(model([0])[None])
+    growth.grow(*best_tokens(model([0])[None].copy(), growth.spec.branch))
     while not growth.done:
         frontier, first = list(growth.frontier), growth.run
         visible = growth.place()
@@ -146,7 +148,7 @@ def test_rows_say_who_sees_whom(hash_model: Any) -> None:
         for index, node in enumerate(frontier):
             assert growth.rows[node] == first + index
             assert visible[index].tolist() == [bool(ancestors[node, node_of[row]]) for row in range(growth.run)]
-        growth.grow(np.stack([model([0, *growth.pool.path(node)]) for node in frontier]))
+        growth.grow(*best_tokens(np.stack([model([0, *growth.pool.path(n)]) for n in frontier]), growth.spec.branch))
 
 
 @pytest.mark.parametrize("text", ["chain:4", "topk:1,3", "best:1", "topk:2,3", "topk:4,4", "best:5", "best:16"])
@@ -192,6 +194,24 @@ def test_the_real_target_as_its_own_draft_is_accepted_fully(
             if drafted and not sequence.finish_reason:
                 assert len(sequence.output) - count == 1 + TreeSpec.parse(text).depth
         active = [s for s in active if not s.finish_reason]
+
+
+@pytest.mark.parametrize(("text", "nodes"), [("chain:4", 5), ("topk:3,3", 7), ("best:5", 20)])
+def test_a_draft_runs_no_node_twice(
+    hash_model: Any, hash_executor: Any, request_of: Any, text: str, nodes: int
+) -> None:
+    """A round runs what was emitted and not run, the last leaf and the bonus at most, and its own inner nodes."""
+    model = hash_model(5)
+    executor = hash_executor(model)
+    loop, ran = Loop(hash_executor(model), ModelDrafter(executor, 8), 8, frozenset()), list[int]()
+    step = executor.step
+    executor.step = lambda shares: (ran.append(sum(len(share.tokens) for share in shares)), step(shares))[1]
+    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text))
+    rounds = 0
+    while not sequence.finish_reason:
+        before, rounds = sum(ran), rounds + 1
+        loop.round([sequence])
+        assert rounds <= 2 or sum(ran) - before <= nodes + 1
 
 
 def test_a_draft_catches_up_with_what_it_did_not_see(hash_model: Any, hash_executor: Any, request_of: Any) -> None:

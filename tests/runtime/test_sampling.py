@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -176,6 +176,16 @@ def test_a_biased_sampler_fails_the_same_test(token: int) -> None:
     assert chi_square(drawn, softmax(logits)) > CHI_SQUARE_31
 
 
+def scores_of(sampler: Sampler, logits: NDArray[np.float32], position: int, path: Sequence[int]) -> NDArray[np.float32]:
+    """Every token's score as `ranked` gives it, −inf where it is left out."""
+    scores = np.full(logits.shape, -np.inf, dtype=np.float32)
+    ranked = list(sampler.ranked(logits, position, path))
+    assert [score for _, score in ranked] == sorted((score for _, score in ranked), reverse=True)
+    for token, score in ranked:
+        scores[token] = score
+    return scores
+
+
 def naive_kept(logits: NDArray[np.float32], top_k: int, top_p: float, min_p: float) -> tuple[list[bool], list[bool]]:
     """Who stays, and who is too near a cut-off for float32 to tell."""
     values = [float(value) for value in logits]
@@ -184,12 +194,10 @@ def naive_kept(logits: NDArray[np.float32], top_k: int, top_p: float, min_p: flo
     if 0 < top_k < len(values):
         kept = [value >= values[order[top_k - 1]] for value in values]
     weights = [math.exp(value - values[order[0]]) * keep for value, keep in zip(values, kept, strict=True)]
-    total, before = math.fsum(weights), 0.0
-    for token in order:
-        if top_p < 1:
-            near[token] = abs(before - top_p) < 1e-6
-            kept[token] = kept[token] and before < top_p
-        before += weights[token] / total
+    for token in order if top_p < 1 else ():
+        above = math.fsum(w for w, value in zip(weights, values, strict=True) if value > values[token])
+        near[token] = abs(above / math.fsum(weights) - top_p) < 1e-6
+        kept[token] = kept[token] and above / math.fsum(weights) < top_p
     for token in order if min_p > 0 else ():
         distance = values[token] - values[order[0]] - math.log(min_p)
         near[token] = near[token] or abs(distance) < 1e-4
@@ -214,7 +222,7 @@ def test_cut_offs_against_a_naive_float64_reference(
     params = SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p)
     sampler = Sampler(params, seed, [], VOCAB)
     kept, near = naive_kept(logits, top_k, top_p, min_p)
-    scores = sampler.scores(logits, 3, ())
+    scores = scores_of(sampler, logits, 3, ())
     assert scores[np.argmax(logits)] > -np.inf  # something is always left
     for token in range(VOCAB):
         if not near[token]:
@@ -234,7 +242,7 @@ def test_cut_offs_do_nothing_at_temperature_0() -> None:
     logits = logits_of(5)
     sampler = Sampler(SamplingParams(top_k=3, top_p=0.5, min_p=0.5, seed=1), 1, [], VOCAB)
     assert sampler.greedy
-    assert np.array_equal(sampler.scores(logits, 0, ()), logits)
+    assert np.array_equal(scores_of(sampler, logits, 0, ()), logits)
 
 
 def test_greedy_takes_the_lowest_token_among_equals() -> None:
@@ -246,21 +254,21 @@ def test_repetition_penalty_is_transformers() -> None:
     sampler.emit(2, 1)
     sampler.emit(2, 2)  # once or twice is the same
     logits = np.array([3, -3, 4, 5, -5], dtype=np.float32)
-    assert sampler.scores(logits, 3, ()).tolist() == [1.5, -6, 2, 5, -5]
-    assert sampler.scores(logits, 4, [3, 4]).tolist() == [1.5, -6, 2, 2.5, -10]
+    assert scores_of(sampler, logits, 3, ()).tolist() == [1.5, -6, 2, 5, -5]
+    assert scores_of(sampler, logits, 4, [3, 4]).tolist() == [1.5, -6, 2, 2.5, -10]
     assert not sampler.greedy
 
 
 def test_frequency_and_presence_penalties_are_openais() -> None:
     sampler = Sampler(SamplingParams(frequency_penalty=0.5, presence_penalty=0.25), 0, [0, 0, 0], 4)
     logits = np.zeros(4, dtype=np.float32)
-    assert sampler.scores(logits, 2, ()).tolist() == [0, 0, 0, 0]  # the prompt does not count
+    assert scores_of(sampler, logits, 2, ()).tolist() == [0, 0, 0, 0]  # the prompt does not count
     sampler.emit(1, 3)
     sampler.emit(2, 4)
     sampler.emit(2, 5)
-    assert sampler.scores(logits, 5, ()).tolist() == [0, -0.75, -1.25, 0]
-    assert sampler.scores(logits, 7, [2, 3]).tolist() == [0, -0.75, -1.75, -0.75]
-    assert sampler.scores(logits, 5, ()).tolist() == [0, -0.75, -1.25, 0]  # a path leaves no trace
+    assert scores_of(sampler, logits, 5, ()).tolist() == [0, -0.75, -1.25, 0]
+    assert scores_of(sampler, logits, 7, [2, 3]).tolist() == [0, -0.75, -1.75, -0.75]
+    assert scores_of(sampler, logits, 5, ()).tolist() == [0, -0.75, -1.25, 0]  # a path leaves no trace
 
 
 def test_processors_come_in_the_order_of_the_design() -> None:
@@ -271,7 +279,7 @@ def test_processors_come_in_the_order_of_the_design() -> None:
     sampler.emit(0, 1)
     logits = np.array([4, 1, -1], dtype=np.float32)
     expected = np.array([(4 / 2 - 0.5 - 0.5 + 3) / 0.5, 2, -2], dtype=np.float32) + gumbel(9, 1, 3)
-    np.testing.assert_allclose(sampler.scores(logits, 1, ()), expected, rtol=1e-6)
+    np.testing.assert_allclose(scores_of(sampler, logits, 1, ()), expected, rtol=1e-6)
     assert logits.tolist() == [4, 1, -1]  # the caller's logits are as they were
 
 
@@ -291,7 +299,18 @@ def test_path_tokens_count_like_emitted_ones(seed: int, prompt: list[int], outpu
         for offset, token in enumerate(tokens):
             sampler.emit(token, len(prompt) + offset)
     logits, position = 2 * logits_of(seed), len(prompt) + len(output) + len(path)
-    assert np.array_equal(drafted.scores(logits, position, path), emitted.scores(logits, position, ()))
+    assert np.array_equal(scores_of(drafted, logits, position, path), scores_of(emitted, logits, position, ()))
+
+
+def test_ranking_ends_after_as_many_misses_as_it_is_told() -> None:
+    logits, params = np.log(np.array([0.9, 0.04, 0.03, 0.03], dtype=np.float32)), {"temperature": 1.0, "top_p": 0.5}
+    sampler = Sampler(SamplingParams(**params), 0, [], 4)  # type: ignore[arg-type]
+    for position in range(200):
+        before = int(np.argsort(-(logits + gumbel(0, position, 4))).tolist().index(0))  # tokens top-p leaves out
+        assert [token for token, _ in sampler.ranked(logits, position, ())] == [0]
+        for misses in range(4):
+            found = [token for token, _ in sampler.ranked(logits, position, (), misses)]
+            assert found == ([0] if misses >= before else [])
 
 
 def test_noise_is_one_vector_a_position_and_forgotten_once_passed() -> None:

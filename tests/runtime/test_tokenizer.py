@@ -75,6 +75,20 @@ def test_text_comes_as_soon_as_it_is_whole(tokenizer: Tokenizer) -> None:
     assert set(shown[:-2]) == {""}
 
 
+def test_a_token_costs_the_same_however_long_the_text() -> None:
+    class Counting(Pieces):
+        most = 0
+
+        def decode(self, ids: Sequence[int]) -> str:
+            self.most = max(self.most, len(ids))
+            return super().decode(ids)
+
+    counting = Counting(["a", "b"])
+    shown, _ = stream(Detokenizer(counting, [0] * 1000, ["zz"]), [0, 1] * 200)  # type: ignore[arg-type]
+    assert shown[-1] == "ab" * 200
+    assert counting.most < 16
+
+
 def test_half_a_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("🙂")[:-1]
     shown, _ = stream(Detokenizer(tokenizer, [], ()), tokens)

@@ -96,11 +96,11 @@ def test_the_margin_is_of_the_processed_and_perturbed_logits() -> None:
     logits = [0.5, 1.0, 0.9, -1.0]
     sampler = Sampler(params, 8, [0, 3], 4)
     sampler.emit(1, 2)
-    scores = sampler.scores(np.array(logits, dtype=np.float32), 2, ())
-    best, *others = np.argsort(-scores).tolist()
+    scores = dict(sampler.ranked(np.array(logits, dtype=np.float32), 2, ()))
+    best, *others = scores
     for other in others:
         (found,) = compared(FakeEngine([1, other], logits), [1, best], params).divergences
-        assert found.margin == pytest.approx(float(scores[best] - scores[other]), abs=1e-6)
+        assert found.margin == pytest.approx(scores[best] - scores[other], abs=1e-6)
 
 
 @pytest.mark.parametrize(("want", "got"), [([1, 2], [1]), ([1], [1, 2]), ([], [1])])
