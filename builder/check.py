@@ -15,6 +15,7 @@ from ..runtime.verify import Case, compare, plain
 from .reference import Reference
 
 NEW_TOKENS = 32
+LOGIT_TOLERANCE = 1e-3  # relative to the largest logit; rounding stays two orders below
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog, and then",
     "def fibonacci(n):\n    ",
@@ -47,7 +48,10 @@ def check(folder: Path, references: Sequence[Reference], new_tokens: int) -> dic
             expected = plain(engine, prompts, each)
             cases.append(compare(engine, f"{name}: default tree against plain decoding", prompts, each, expected))
         bound = engine.manifest.exactness_bound
+        largest = max(float(np.abs(r.logits).max()) for r in references)
     _raise_real(cases)
+    if gap > LOGIT_TOLERANCE * max(1.0, largest):
+        raise ExecutionError(f"the bundle's logits differ from Hugging Face's by up to {gap:.2g}: nothing was written")
     return {"bound": bound, "largest_logit_difference": gap, "cases": [case.to_dict() for case in cases]}
 
 

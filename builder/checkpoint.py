@@ -59,7 +59,7 @@ class Checkpoint:
         ids = _read_json(self.folder / "generation_config.json").get("eos_token_id", self.config.eos_token_id)
         if ids is None:
             ids = self.tokenizer.eos_token_id
-        return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+        return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]
 
     def sha256(self) -> str:
         """Identity of the weights: sha256 over the files' own, in name order."""
@@ -78,7 +78,7 @@ def find(source: str) -> Checkpoint:
         raise CheckpointError(f"{source} needs code of its own to load, which specbuild never runs")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError, TypeError) as error:
+    except Exception as error:  # transformers raises whatever a field makes it stumble over
         raise CheckpointError(f"{source}/config.json cannot be used: {_line(error)}") from None
     if config.is_encoder_decoder or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise CheckpointError(
@@ -87,10 +87,30 @@ def find(source: str) -> Checkpoint:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise CheckpointError(f"{source} has no usable tokenizer: {_line(error)}") from None
+        raise CheckpointError(f"{source} has no usable tokenizer, add its tokenizer.json: {_line(error)}") from None
     if not tokenizer.is_fast:
         raise CheckpointError(f"{source} has only a slow tokenizer: add a tokenizer.json")
-    return Checkpoint(source, folder, config, _weights(source, folder), tokenizer)
+    checkpoint = Checkpoint(source, folder, config, _weights(source, folder), tokenizer)
+    _check_fields(checkpoint)
+    return checkpoint
+
+
+def _check_fields(checkpoint: Checkpoint) -> None:
+    """What a build reads of the configuration must be there and make sense."""
+    config, where = checkpoint.config, f"{checkpoint.source}/config.json"
+    for name in ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"):
+        value = getattr(config, name, None)
+        if not isinstance(value, int) or value < 1:
+            raise CheckpointError(
+                f"{where} has {name} {value!r}: {config.model_type!r} models like this are unsupported"
+            )
+    if len(checkpoint.tokenizer) > checkpoint.vocab_size:
+        raise CheckpointError(
+            f"{checkpoint.source} has a tokenizer of {len(checkpoint.tokenizer)} tokens and a vocab_size of "
+            f"{checkpoint.vocab_size}: they do not belong together"
+        )
+    if not all(isinstance(token, int) and 0 <= token < checkpoint.vocab_size for token in checkpoint.eos_token_ids()):
+        raise CheckpointError(f"{checkpoint.source} has an eos_token_id that is no token: {checkpoint.eos_token_ids()}")
 
 
 def _folder(source: str) -> Path:
@@ -114,7 +134,10 @@ def _weights(source: str, folder: Path) -> list[Path]:
     """The safetensors files, all there and whole."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise CheckpointError(f"{index} has no weight_map of file names: download it again")
+        names = sorted(set(weight_map.values()))
         if any("/" in name or "\\" in name for name in names):
             raise CheckpointError(f"{index} names a file outside the checkpoint: do not use it")
     else:
@@ -143,13 +166,14 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are reported below, by name
             output_loading_info=True,
         )
-    except (ValueError, RuntimeError, OSError, SafetensorError) as error:
+    except Exception as error:  # transformers raises whatever it stumbles over
         raise CheckpointError(f"{checkpoint.source} does not load: {_line(error)}") from None
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info.get(problem):
-            first = sorted(str(key) for key in info[problem])[0]
+            first = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info[problem])[0]
             raise CheckpointError(
                 f"{checkpoint.source} does not fit its config.json: {problem.replace('_', ' ')}, the first is {first}"
             )
@@ -190,5 +214,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    """The first line of an error, with its kind where the line alone says little."""
+    text = " ".join(str(error).split("\n\n")[0].split())
+    return text if " " in text else f"{type(error).__name__} {text}"

@@ -127,7 +127,10 @@ class RotaryTable(nn.Module):
 
     def __init__(self, embedding: nn.Module, positions: int) -> None:
         super().__init__()
+        first = embedding(torch.zeros(1), torch.arange(4)[None])
         cos, sin = embedding(torch.zeros(1), torch.arange(positions)[None])
+        if not (torch.equal(cos[:, :4], first[0]) and torch.equal(sin[:, :4], first[1])):
+            raise CheckpointError("the model's rope scaling depends on the length of the text: not supported")
         half = cos.shape[-1] // 2
         self.register_buffer("cos", cos[0, :, :half].contiguous())
         self.register_buffer("sin", sin[0, :, :half].contiguous())

@@ -113,7 +113,7 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]
     """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
     references: list[Reference] = []
     with work.stage(f"{name}: load"):
-        model = checkpoints.load(checkpoint, "sdpa")
+        model = checkpoints.load(checkpoint, "eager")
         parameters, shapes = model.num_parameters(), Shapes.of(model)
     if name == "target":
         with work.stage("target: Hugging Face reference"):
@@ -165,7 +165,7 @@ def _save_graphs(work: _Build, name: str, graph: ir.Model) -> dict[str, str]:
 def _save_tokenizer(work: _Build) -> str | None:
     """tokenizer.json as `transformers` uses it, and the chat template where there is one."""
     tokenizer = work.target.tokenizer
-    tokenizer.backend_tokenizer.save(str(work.folder / TOKENIZER))
+    (work.folder / TOKENIZER).write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
@@ -227,15 +227,18 @@ def _expected_bytes(*models: Checkpoint | None) -> int:
 def _check_output(config: BuildConfig) -> None:
     """Before minutes are spent: may the bundle go there? Raises OutputError."""
     output = config.output
-    if output.is_symlink() or (output.exists() and not output.is_dir()):
+    try:
+        output.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _output_error(output, error) from error
+    if output.is_symlink() or not output.is_dir():
         raise OutputError(f"{output} exists and is not a folder: give another --output")
-    if output.exists():
-        if not config.force:
-            raise OutputError(f"{output} exists: give --force to replace it, or another --output")
-        if any(output.iterdir()) and not (output / MANIFEST).is_file():
-            raise OutputError(
-                f"{output} exists and is not a bundle, so --force will not replace it: give another --output"
-            )
+    if not config.force:
+        raise OutputError(f"{output} exists: give --force to replace it, or another --output")
+    if any(output.iterdir()) and not (output / MANIFEST).is_file():
+        raise OutputError(f"{output} exists and is not a bundle, so --force will not replace it: give another --output")
 
 
 @contextmanager

@@ -146,9 +146,13 @@ class Engine:
         where, manifest = f"prompt {index + 1}", self.manifest
         vocab_size = manifest.models["target"].vocab_size
         try:
-            tokens = self.tokenizer.encode(prompt)
+            tokens, tree = self.tokenizer.encode(prompt), self._tree(params.speculation)
+            seed = fresh_seed() if params.seed is None else params.seed
+            sampler = Sampler(params, seed, tokens, vocab_size)
         except PromptError as error:
             raise PromptError(f"{where}: {error}") from None
+        except OptionError as error:
+            raise OptionError(f"{where}: {error}") from None
         if not tokens:
             raise PromptError(f"{where} is empty: give at least one token")
         if len(tokens) >= manifest.max_seq_len:
@@ -158,13 +162,11 @@ class Engine:
             )
         if not all(0 <= token < vocab_size for token in tokens):
             raise PromptError(f"{where} has a token id outside the vocabulary of {vocab_size}")
-        tree = self._tree(params.speculation)
-        seed = fresh_seed() if params.seed is None else params.seed
         return Sequence(
             index=index,
             tokens=tokens,
             params=params,
-            sampler=Sampler(params, seed, tokens, vocab_size),
+            sampler=sampler,
             tree=tree,
             detokenizer=Detokenizer(self.tokenizer, tokens, params.stop),
             metrics=RequestMetrics(len(tokens), seed, str(tree) if tree else "off"),

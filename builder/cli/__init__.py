@@ -49,9 +49,12 @@ def main() -> None:
     """Run the command; every error is one line on stderr, its status 2 for bad input and 1 for a failure."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        status = cli.main(standalone_mode=False)
+        status = cli.main(prog_name="specbuild", standalone_mode=False)
     except SpecbuildError as error:
         status = _fail(str(error), error.exit_status)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+        status = 2
     except click.ClickException as error:
         status = _fail(error.format_message(), 2)
     except (click.exceptions.Abort, KeyboardInterrupt):

@@ -45,7 +45,7 @@ def read(path: str, defaults: dict[str, Any]) -> list[Request]:
 def _request(line: bytes, defaults: dict[str, Any]) -> Request:
     try:
         fields = json.loads(line.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PromptError(f"not JSON ({error}): give one object per line") from None
     if not isinstance(fields, dict):
         raise PromptError('not a JSON object: give one like {"prompt": "…"}')

@@ -79,7 +79,7 @@ def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new
     from .. import checkpoint
     from ..reference import greedy
 
-    model = checkpoint.load(checkpoint.find(folder), "sdpa")
+    model = checkpoint.load(checkpoint.find(folder), "eager")
     params = [SamplingParams(max_new_tokens=max_new_tokens, seed=0, speculation="off")] * len(prompts)
     references = greedy(model, prompts, max_new_tokens, engine.manifest.eos_token_ids)
     longest = engine.manifest.max_seq_len

@@ -18,6 +18,7 @@ from ..passes import clean
 from ..passes.pattern import constant, dims, insert, permutation, producer, replace
 
 _MS = "com.microsoft"
+HEAD_MULTIPLE = 16
 INPUTS = {
     "tokens": "input_ids",
     "positions": "position_ids",
@@ -107,6 +108,10 @@ def _lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: _Lanes, 
     query, key = _unrotate(node, node.inputs[0]), _unrotate(node, node.inputs[1])
     cos, sin = query[1:]
     heads, kv_heads, size = dims(node.inputs[0])[1], dims(node.inputs[1])[1], dims(node.inputs[0])[3]  # type: ignore[index]
+    if size % HEAD_MULTIPLE or kv_heads < 1:
+        raise CheckpointError(
+            f"the model has heads of size {size}: ONNX Runtime's attention takes multiples of {HEAD_MULTIPLE}"
+        )
     packed = [_rows(graph, node, value) for value in (query[0], key[0], node.inputs[2])]
     split = [_split(node, v, lanes.sizes, len(lanes.bias)) if lanes.sizes else [v] for v in packed]
     total = constant(graph, "capacity", np.array(capacity, dtype=np.int32))

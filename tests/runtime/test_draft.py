@@ -196,7 +196,7 @@ def test_the_real_target_as_its_own_draft_is_accepted_fully(
         active = [s for s in active if not s.finish_reason]
 
 
-@pytest.mark.parametrize(("text", "nodes"), [("chain:4", 5), ("topk:3,3", 7), ("best:5", 20)])
+@pytest.mark.parametrize(("text", "nodes"), [("chain:4", 5), ("topk:3,3", 8)])
 def test_a_draft_runs_no_node_twice(
     hash_model: Any, hash_executor: Any, request_of: Any, text: str, nodes: int
 ) -> None:
@@ -211,7 +211,7 @@ def test_a_draft_runs_no_node_twice(
     while not sequence.finish_reason:
         before, rounds = sum(ran), rounds + 1
         loop.round([sequence])
-        assert rounds <= 2 or sum(ran) - before <= nodes + 1
+        assert rounds <= 2 or sum(ran) - before <= nodes
 
 
 def test_a_draft_catches_up_with_what_it_did_not_see(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
