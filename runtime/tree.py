@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from .errors import OptionError
 
-BEST_BRANCH = 8  # children considered of a node, and nodes expanded a level, in best:N
+BEST_BRANCH = 4  # children considered of a node, in best:N
+BEST_EXPAND = 8  # nodes expanded a level
 BEST_DEPTH = 8  # levels at most in best:N
 GRAMMAR = "chain:K (K nodes in a row), topk:W,D (D levels of W nodes) or best:N (N nodes, best first)"
 
@@ -22,7 +23,7 @@ class TreeSpec:
 
     Level by level, every expanded node proposes its `branch` best children; of a level's candidates the `width` best
     stay, and the `expand` best of those are expanded in turn, `depth` levels deep; the `nodes` best of all make the
-    tree. `chain:K` is (1, 1, 1, K, K); `topk:W,D` is (W, W, W, D, W·D); `best:N` looks at 8 children of 8 nodes a
+    tree. `chain:K` is (1, 1, 1, K, K); `topk:W,D` is (W, W, W, D, W·D); `best:N` looks at 4 children of 8 nodes a
     level and keeps the N best of all levels (the dynamic tree of EAGLE-2, arXiv 2406.16858).
     """
 
@@ -50,7 +51,7 @@ class TreeSpec:
             width, depth = numbers
             return cls(text, width, width, width, depth, width * depth)
         (nodes,) = numbers
-        return cls(text, min(nodes, BEST_BRANCH), nodes, min(nodes, BEST_BRANCH), min(nodes, BEST_DEPTH), nodes)
+        return cls(text, min(nodes, BEST_BRANCH), nodes, min(nodes, BEST_EXPAND), min(nodes, BEST_DEPTH), nodes)
 
     def check(self, largest_bucket: int) -> TreeSpec:
         """The spec itself where root and nodes fit the largest bucket; raises OptionError otherwise."""
