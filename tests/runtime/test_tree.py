@@ -31,8 +31,8 @@ def trees(draw: st.DrawFn, most: int = 24) -> Tree:
         ("topk:1,5", 1, 1, 1, 5, 5),
         ("topk:7,1", 7, 7, 7, 1, 7),
         ("best:1", 1, 1, 1, 1, 1),
-        ("best:5", 5, 5, 5, 5, 5),
-        ("best:16", 8, 16, 8, 8, 16),
+        ("best:5", 4, 5, 5, 5, 5),
+        ("best:16", 4, 16, 8, 8, 16),
     ],
 )
 def test_grammar_counts_without_the_root(
