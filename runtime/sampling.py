@@ -157,12 +157,13 @@ class CutOffs:
     def _top_p_slack(self, value: float) -> float:
         """The less of two moves: of the mass above across top-p, or of the token across its neighbour at the cut."""
         ranked = np.sort(self._logits[self._logits >= self._kth])[::-1]
-        kept = [v for v in np.unique(ranked)[::-1].tolist() if self._mass_above(v) < self._top_p]
-        out = ranked[ranked < kept[-1]]
-        mass = self._top_p - self._mass_above(value)
-        if value >= kept[-1]:
+        weights = np.exp((ranked - ranked[0]).astype(np.float64))
+        before = (np.cumsum(weights) - weights)[np.searchsorted(-ranked, -ranked)]  # equals share what is above them
+        lowest = float(ranked[before < self._top_p * weights.sum()][-1])
+        out, mass = ranked[ranked < lowest], self._top_p - self._mass_above(value)
+        if value >= lowest:
             return min(mass, value - float(out[0])) if out.size else math.inf
-        return max(mass, value - kept[-1])
+        return max(mass, value - lowest)
 
     def _mass_above(self, value: float) -> float:
         return float(self._weights[self._logits > value].sum(dtype=np.float64)) / self._total

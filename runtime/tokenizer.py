@@ -31,9 +31,9 @@ class Tokenizer:
         if not isinstance(prompt, list | tuple):
             raise PromptError(f"a prompt is a text, a list of token ids, or a list of messages, not {prompt!r}")
         if all(isinstance(item, dict) for item in prompt) and prompt:
-            return self._encode(self.chat_text(list(prompt)), add_special_tokens=False)  # type: ignore[arg-type]
+            return self._encode(self.chat_text(list(prompt)), add_special_tokens=False)
         if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-            return list(prompt)  # type: ignore[arg-type]
+            return list(prompt)
         raise PromptError("a prompt is a text, a list of token ids, or a list of chat messages")
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -108,7 +108,7 @@ def _lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: _Lanes, 
     query, key = _unrotate(node, node.inputs[0]), _unrotate(node, node.inputs[1])
     cos, sin = query[1:]
     heads, kv_heads, size = dims(node.inputs[0])[1], dims(node.inputs[1])[1], dims(node.inputs[0])[3]  # type: ignore[index]
-    if size % HEAD_MULTIPLE or kv_heads < 1:
+    if int(size) % HEAD_MULTIPLE:
         raise CheckpointError(
             f"the model has heads of size {size}: ONNX Runtime's attention takes multiples of {HEAD_MULTIPLE}"
         )
