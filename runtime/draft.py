@@ -138,8 +138,7 @@ def best_tokens(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int
 def likelihoods(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """The logarithms of the children's probabilities, as if there were no others: `scores [n, count]`, best first.
 
-    A sum over the vocabulary costs more and drafts worse: trees grow too little in depth (measured on the reference
-    pair, acceptance length of best:5 2.65 with it, 2.79 without).
+    A sum over the whole vocabulary costs more and drafts worse: trees grow too little in depth.
     """
     with np.errstate(invalid="ignore"):  # a row of −inf alone
         relative = scores - scores[:, :1]

@@ -26,7 +26,7 @@ def command(as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     for name, value in found.items():
-        click.echo(f"{name:22}{value if not isinstance(value, list) else ', '.join(value) or 'none'}")
+        click.echo(f"{name:24}{value if not isinstance(value, list) else ', '.join(value) or 'none'}")
 
 
 def examine() -> dict[str, Any]:
