@@ -64,8 +64,8 @@ class Chunk:
 class Engine:
     """A loaded bundle. One generation at a time; use as a context manager, or `close()` it."""
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer, loop: Loop) -> None:
-        self.manifest, self.tokenizer = manifest, tokenizer
+    def __init__(self, manifest: Manifest, tokenizer: Tokenizer, loop: Loop, batch_size: int) -> None:
+        self.manifest, self.tokenizer, self.batch_size = manifest, tokenizer, batch_size
         self._loop = loop
         self._busy = threading.Lock()
         self._closed = False
@@ -108,7 +108,7 @@ class Engine:
             if drafter != "ngram" and "draft" in manifest.models:
                 model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads), chunk)
                 drafting = model if drafter == "model" else MixedDrafter(model)
-        return cls(manifest, tokenizer, Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids)))
+        return cls(manifest, tokenizer, Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids)), batch_size)
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
@@ -187,7 +187,7 @@ class Engine:
             raise EngineBusyError("the engine is generating already: finish or close that generation first")
         active: list[Sequence] = []
         try:
-            free = list(range(self._loop.target.batch_size))
+            free = list(range(self.batch_size))
             while waiting or active:
                 while waiting and free:
                     active.append(waiting.popleft())
