@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import onnx_ir as ir
@@ -55,6 +56,12 @@ class _Build:
     models: dict[str, ModelRecord] = field(default_factory=dict)
     matched: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    files: dict[str, FileRecord] = field(default_factory=dict)  # hashed so far; nothing is written twice
+
+    @property
+    def lowering(self) -> ModuleType:
+        """The module that lowers for the asked backend."""
+        return importlib.import_module(f".lower{BACKENDS[self.config.backend].module}", __package__)
 
     @property
     def capacity(self) -> int:
@@ -93,7 +100,7 @@ def _run(work: _Build) -> dict[str, Any]:
     if work.draft:
         _compile(work, "draft", work.draft)
     template = _save_tokenizer(work)
-    _write_manifest(work, template, {})
+    _write_manifest(work, template)
     with work.stage("check"):
         exactness = check(work.folder, references, work.check_tokens)
     report = {
@@ -105,7 +112,7 @@ def _run(work: _Build) -> dict[str, Any]:
         "machine": {"platform": platform.platform(), "python": platform.python_version()},
     }
     (work.folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    _write_manifest(work, template, {REPORT: file_record(work.folder / REPORT)})
+    _write_manifest(work, template)
     return report
 
 
@@ -126,7 +133,6 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]
         graphs = _save_graphs(work, name, graph)
     del model, graph
     gc.collect()
-    lowering = importlib.import_module(f".lower{BACKENDS[work.config.backend].module}", __package__)
     work.models[name] = ModelRecord(
         source=checkpoint.source,
         source_sha256=checkpoint.sha256(),
@@ -139,15 +145,14 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]
         capacity=work.capacity,
         max_positions=checkpoint.max_positions,
         graphs=graphs,
-        inputs=lowering.INPUTS,
-        outputs=lowering.OUTPUTS,
+        inputs=work.lowering.INPUTS,
+        outputs=work.lowering.OUTPUTS,
     )
     return references
 
 
 def _save_graphs(work: _Build, name: str, graph: ir.Model) -> dict[str, str]:
     """One graph file per batch size beside one file of weights."""
-    lowering = importlib.import_module(f".lower{BACKENDS[work.config.backend].module}", __package__)
     folder = work.folder / name
     folder.mkdir()
     large = [v for v in graph.graph.initializers.values() if v.const_value and v.const_value.nbytes >= INLINE_BYTES]
@@ -157,7 +162,7 @@ def _save_graphs(work: _Build, name: str, graph: ir.Model) -> dict[str, str]:
     files = {}
     for batch_size in work.config.batch_sizes:
         file = f"{name}/batch{batch_size}.onnx"
-        ir.save(lowering.lower(graph, batch_size, work.capacity), work.folder / file)
+        ir.save(work.lowering.lower(graph, batch_size, work.capacity), work.folder / file)
         files[str(batch_size)] = file
     return files
 
@@ -175,10 +180,11 @@ def _save_tokenizer(work: _Build) -> str | None:
     return CHAT_TEMPLATE
 
 
-def _write_manifest(work: _Build, template: str | None, extra: dict[str, FileRecord]) -> None:
+def _write_manifest(work: _Build, template: str | None) -> None:
+    """The manifest of what lies in the folder; files are hashed the first time they are seen."""
     config, tokenizer = work.config, work.target.tokenizer
     names = [p.relative_to(work.folder).as_posix() for p in sorted(work.folder.rglob("*")) if p.is_file()]
-    files = {n: file_record(work.folder / n) for n in names if n not in (MANIFEST, *extra)} | extra
+    work.files |= {n: file_record(work.folder / n) for n in names if n != MANIFEST and n not in work.files}
     special = {key: str(value) for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -196,7 +202,7 @@ def _write_manifest(work: _Build, template: str | None, extra: dict[str, FileRec
         tokenizer=TOKENIZER,
         chat_template=template,
         models=work.models,
-        files=files,
+        files=work.files,
     )
     (work.folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
 

@@ -68,24 +68,3 @@ def make_sharp_checkpoint(make_checkpoint: Callable[..., Path]) -> Callable[...,
         return folder
 
     return make
-
-
-@pytest.fixture(scope="session")
-def _graphs() -> dict[tuple[int, float], Any]:
-    return {}
-
-
-@pytest.fixture
-def quick_export(_graphs: dict[tuple[int, float], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds of a model that was exported before take a copy of that graph."""
-    from specbuild.builder import pipeline
-
-    real = pipeline.export
-
-    def export(model: Any, positions: int) -> Any:
-        key = positions, sum(float(weight.detach().double().sum()) for weight in model.parameters())
-        if key not in _graphs:
-            _graphs[key] = real(model, positions)
-        return _graphs[key].clone()
-
-    monkeypatch.setattr(pipeline, "export", export)

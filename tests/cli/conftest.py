@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -78,24 +77,3 @@ def tiny_bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundles") / "tiny.bundle"
     build(BuildConfig(target=str(tiny), output=path, max_seq_len=64, max_batch_size=1))
     return path
-
-
-@pytest.fixture(scope="session")
-def _graphs() -> dict[tuple[int, float], Any]:
-    return {}
-
-
-@pytest.fixture
-def quick_export(_graphs: dict[tuple[int, float], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds of a model that was exported before take a copy of that graph."""
-    from specbuild.builder import pipeline
-
-    real = pipeline.export
-
-    def export(model: Any, positions: int) -> Any:
-        key = positions, sum(float(weight.detach().double().sum()) for weight in model.parameters())
-        if key not in _graphs:
-            _graphs[key] = real(model, positions)
-        return _graphs[key].clone()
-
-    monkeypatch.setattr(pipeline, "export", export)
