@@ -17,13 +17,17 @@ DEFAULT_TREE = "best:5"  # six nodes: on a CPU the most that cost little more th
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
-    """One build. `target` and `draft`: a folder or a hub id; `max_seq_len` None: what both take, at most 4096."""
+    """One build. `target` and `draft`: a folder or a hub id; `max_seq_len` None: what both take, at most 4096.
+
+    `draft_precision` None: the target's.
+    """
 
     target: str
     output: Path
     draft: str | None = None
     backend: str = "onnxruntime"
     precision: str = "fp32"
+    draft_precision: str | None = None
     max_seq_len: int | None = None
     max_batch_size: int = 4
     tree: str = DEFAULT_TREE
@@ -34,10 +38,11 @@ class BuildConfig:
         if self.backend not in BACKENDS:
             raise OptionError(f"unknown backend {self.backend!r}: use {', '.join(BACKENDS)}")
         precisions = BACKENDS[self.backend].precisions
-        if self.precision not in precisions:
-            raise OptionError(
-                f"backend {self.backend} has no precision {self.precision!r}: use {', '.join(precisions)}"
-            )
+        for precision in (self.precision, self.draft_precision or self.precision):
+            if precision not in precisions:
+                raise OptionError(f"backend {self.backend} has no precision {precision!r}: use {', '.join(precisions)}")
+        if self.draft_precision and not self.draft:
+            raise OptionError("--draft-precision needs a draft: give one with --draft, or drop it")
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise OptionError(f"max-seq-len must be at least 2, not {self.max_seq_len}")
         if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:
@@ -45,6 +50,10 @@ class BuildConfig:
         TreeSpec.parse(self.tree).check(BUCKETS[-1])
         if self.output.name in ("", ".", ".."):
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")
+
+    def precision_of(self, model: str) -> str:
+        """The precision of "target" or "draft"."""
+        return self.draft_precision or self.precision if model == "draft" else self.precision
 
     @property
     def batch_sizes(self) -> list[int]:

@@ -7,7 +7,6 @@ and each has one ONNX translation, so the portable graph holds a single node whe
 | ------------------------- | ------------------------------------- |
 | specbuild::tree_attention | specbuild::TreeAttention, version 1   |
 | specbuild::rotary         | RotaryEmbedding, opset 23             |
-| specbuild::rms_norm       | RMSNormalization, opset 23            |
 """
 
 from __future__ import annotations
@@ -31,16 +30,24 @@ def _tree_attention_schema() -> onnx.defs.OpSchema:
     schema = onnx.defs.OpSchema
     tensor = ["query", "key", "value", "past_key", "past_value"]
     index = ["parents", "cache_len", "tree_offset"]
+    optional = schema.FormalParameterOption.Optional
     return schema(
         "TreeAttention",
         DOMAIN,
         1,
-        doc="Attention of new tree nodes over the committed cache, their ancestors and themselves.",
+        doc="Attention of new tree nodes over the committed cache, their ancestors and themselves. With cos and sin, "
+        "tables by position, queries and keys are rotated first.",
         inputs=[schema.FormalParameter(n, "T") for n in tensor]
-        + [schema.FormalParameter(n, "tensor(int32)") for n in index],
+        + [schema.FormalParameter("position_ids", "tensor(int64)")]
+        + [schema.FormalParameter(n, "tensor(int32)") for n in index]
+        + [schema.FormalParameter(n, "T", param_option=optional) for n in ("cos", "sin")],
         outputs=[schema.FormalParameter(n, "T") for n in ("output", "present_key", "present_value")],
         type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "activations and cache")],
-        attributes=[schema.Attribute("scale", schema.AttrType.FLOAT, "scale of the scores", required=True)],
+        attributes=[
+            schema.Attribute("scale", schema.AttrType.FLOAT, "scale of the scores", required=True),
+            schema.Attribute("window", onnx.helper.make_attribute("window", 0), "positions a node sees; 0: all"),
+            schema.Attribute("softcap", onnx.helper.make_attribute("softcap", 0.0), "bound of the scores; 0: none"),
+        ],
     )
 
 
@@ -69,17 +76,22 @@ def tree_attention(
     value: Tensor,
     past_key: Tensor,
     past_value: Tensor,
+    position_ids: Tensor,
     parents: Tensor,
     cache_len: Tensor,
     tree_offset: Tensor,
     scale: float,
+    window: int,
+    softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of N new tree nodes over the committed cache, their ancestors and themselves.
 
     query `[B, H, N, D]`, key and value `[B, Hkv, N, D]` (rotated already), past_key and past_value `[B, Hkv, S, D]`,
-    parents `int32[B, M]` (the whole tree), cache_len and tree_offset `int32[B]`. The new nodes are the tree's nodes
-    `tree_offset … tree_offset + N − 1`; their rows go to the slots `cache_len + node`. Returns the output
-    `[B, N, H·D]` and both caches with the new rows in place.
+    position_ids `int64[B, N]`, parents `int32[B, M]` (the whole tree), cache_len and tree_offset `int32[B]`. The new
+    nodes are the tree's nodes `tree_offset … tree_offset + N − 1`; their rows go to the slots `cache_len + node`.
+    window: how many positions a node sees, its own included, 0 for all; a committed row's position is its slot, a
+    node's is `cache_len` + its depth. softcap: scores become `softcap · tanh(scores / softcap)`, 0 for none. Returns
+    the output `[B, N, H·D]` and both caches with the new rows in place.
     """
     batch, heads, nodes, size = query.shape
     new_key, new_value = past_key.clone(), past_value.clone()
@@ -92,15 +104,21 @@ def tree_attention(
         new_key[b, :, start:stop], new_value[b, :, start:stop] = key[b], value[b]
         visible[b, :, :committed] = True
         visible[b, :, committed:stop] = ancestors[b, offset : offset + nodes, : offset + nodes]
+        if window:
+            positions = torch.arange(capacity)
+            positions[committed:stop] = committed - 1 + ancestors[b].sum(1)[: offset + nodes]
+            visible[b] &= position_ids[b, :, None] - positions < window
     group = heads // key.shape[1]
     scores = query @ new_key.repeat_interleave(group, 1).transpose(2, 3) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
     out = weights @ new_value.repeat_interleave(group, 1)
     return out.transpose(1, 2).reshape(batch, nodes, heads * size), new_key, new_value
 
 
 @tree_attention.register_fake
-def _(query, key, value, past_key, past_value, parents, cache_len, tree_offset, scale):  # type: ignore[no-untyped-def]
+def _(query, key, value, past_key, past_value, *_):  # type: ignore[no-untyped-def]
     batch, heads, nodes, size = query.shape
     out = query.new_empty(batch, nodes, heads * size)
     return out, torch.empty_like(past_key), torch.empty_like(past_value)
@@ -120,34 +138,18 @@ def _(x, cos, sin):  # type: ignore[no-untyped-def]
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("specbuild::rms_norm", mutates_args=())
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x · rsqrt(mean(x², −1) + eps) · weight`, in float32 (Zhang, Sennrich 2019)."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
-
-
-@rms_norm.register_fake
-def _(x, weight, eps):  # type: ignore[no-untyped-def]
-    return torch.empty_like(x)
-
-
 def _onnx_tree_attention(*arguments: Any) -> Any:
-    *tensors, scale = arguments
-    return _specbuild.TreeAttention(*tensors, scale=scale)
+    *tensors, scale, window, softcap = arguments
+    return _specbuild.TreeAttention(*tensors, scale=scale, window=window, softcap=softcap)
 
 
 def _onnx_rotary(x: Any, cos: Any, sin: Any) -> Any:
-    return opset23.RotaryEmbedding(x, cos, sin, None)
-
-
-def _onnx_rms_norm(x: Any, weight: Any, eps: float) -> Any:
-    return opset23.RMSNormalization(x, weight, axis=-1, epsilon=eps)
+    width, size = 2 * cos.shape[-1], x.shape[-1]
+    return opset23.RotaryEmbedding(x, cos, sin, None, rotary_embedding_dim=0 if width == size else width)
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.specbuild.tree_attention.default: _onnx_tree_attention,
     torch.ops.specbuild.rotary.default: _onnx_rotary,
-    torch.ops.specbuild.rms_norm.default: _onnx_rms_norm,
 }
-__all__ = ["DOMAIN", "OPSET", "TRANSLATIONS", "ancestor_mask", "rms_norm", "rotary", "tree_attention"]
+__all__ = ["DOMAIN", "OPSET", "TRANSLATIONS", "ancestor_mask", "rotary", "tree_attention"]

@@ -6,14 +6,11 @@ build, the hidden folder goes and an older bundle stays as it was.
 
 from __future__ import annotations
 
-import errno
 import gc
 import importlib
 import json
 import platform
 import resource
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,14 +23,17 @@ from typing import Any
 import onnx_ir as ir
 
 from ..runtime.bundle import MANIFEST, SCHEMA_VERSION, FileRecord, Manifest, ModelRecord, file_record
-from ..runtime.errors import CheckpointError, OptionError, OutputError
+from ..runtime.errors import OptionError
 from . import checkpoint as checkpoints
 from . import passes
 from .check import check, tokenize
 from .checkpoint import Checkpoint
 from .config import BUCKETS, LONGEST_DEFAULT, BuildConfig
-from .export import Shapes, export
+from .export import export
+from .layout import Layout, probe
 from .lower import BACKENDS
+from .output import check_output, staging
+from .quantize import QUANTIZERS
 from .reference import Reference, greedy
 
 TOKENIZER, CHAT_TEMPLATE, REPORT, WEIGHTS = "tokenizer.json", "chat_template.jinja", "report.json", "weights.bin"
@@ -52,9 +52,11 @@ class _Build:
     target: Checkpoint
     draft: Checkpoint | None
     max_seq_len: int
+    layouts: dict[str, Layout]
     check_tokens: int = 0  # of output, per prompt of the check
     models: dict[str, ModelRecord] = field(default_factory=dict)
     matched: dict[str, dict[str, int]] = field(default_factory=dict)
+    operators: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # per model and stage, how many
     seconds: dict[str, float] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)  # hashed so far; nothing is written twice
 
@@ -84,15 +86,17 @@ def stages(config: BuildConfig) -> int:
 
 def build(config: BuildConfig, progress: Progress = lambda stage: None) -> dict[str, Any]:
     """Build a bundle at `config.output`; returns its report. Raises SpecbuildError, and leaves nothing then."""
-    _check_output(config)
+    check_output(config)
     progress("checkpoints")
     target = checkpoints.find(config.target)
     draft = checkpoints.find(config.draft) if config.draft else None
     if draft:
         checkpoints.check_pair(target, draft)
     max_seq_len = _max_seq_len(config, target, draft)
-    with _staging(config, _expected_bytes(target, draft)) as folder:
-        return _run(_Build(config, folder, progress, target, draft, max_seq_len))
+    models = {"target": target} | ({"draft": draft} if draft else {})
+    layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
+    with staging(config, _expected_bytes(target, draft)) as folder:
+        return _run(_Build(config, folder, progress, target, draft, max_seq_len, layouts))
 
 
 def _run(work: _Build) -> dict[str, Any]:
@@ -107,6 +111,7 @@ def _run(work: _Build) -> dict[str, Any]:
         "seconds": work.seconds,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "matched_passes": work.matched,
+        "operators": work.operators,
         "memory": _memory_plan(work),
         "exactness": exactness,
         "machine": {"platform": platform.platform(), "python": platform.python_version()},
@@ -118,18 +123,23 @@ def _run(work: _Build) -> dict[str, Any]:
 
 def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]:
     """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
-    references: list[Reference] = []
+    references, layout, precision = list[Reference](), work.layouts[name], work.config.precision_of(name)
     with work.stage(f"{name}: load"):
         model = checkpoints.load(checkpoint, "eager")
-        parameters, shapes = model.num_parameters(), Shapes.of(model)
+        parameters = model.num_parameters()
     if name == "target":
         with work.stage("target: Hugging Face reference"):
             prompts, work.check_tokens = tokenize(checkpoint.tokenizer, work.max_seq_len)
             references = greedy(model, prompts, work.check_tokens, checkpoint.eos_token_ids())
     with work.stage(f"{name}: export"):
-        graph = export(model, work.capacity)
+        graph = export(model, layout, work.max_seq_len, work.capacity)
+        work.operators[name] = {"exported": passes.census(graph)}
     with work.stage(f"{name}: fuse and lower"):
         work.matched[name] = passes.run_portable(graph)
+        work.operators[name]["fused"] = passes.census(graph)
+        if precision in QUANTIZERS:
+            QUANTIZERS[precision]()(graph)
+            passes.clean(graph)
         graphs = _save_graphs(work, name, graph)
     del model, graph
     gc.collect()
@@ -138,9 +148,11 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]
         source_sha256=checkpoint.sha256(),
         architecture=checkpoint.architecture,
         parameters=parameters,
-        layers=shapes.layers,
-        kv_heads=shapes.kv_heads,
-        head_dim=shapes.head_dim,
+        precision=precision,
+        layers=layout.layers,
+        kv_heads=layout.kv_heads,
+        head_dim=work.lowering.cache_width(layout.head_dim),
+        windows=sorted(set(layout.windows)),
         vocab_size=checkpoint.vocab_size,
         capacity=work.capacity,
         max_positions=checkpoint.max_positions,
@@ -162,7 +174,9 @@ def _save_graphs(work: _Build, name: str, graph: ir.Model) -> dict[str, str]:
     files = {}
     for batch_size in work.config.batch_sizes:
         file = f"{name}/batch{batch_size}.onnx"
-        ir.save(work.lowering.lower(graph, batch_size, work.capacity), work.folder / file)
+        lowered = work.lowering.lower(graph, batch_size, work.capacity)
+        work.operators[name].setdefault("lowered", passes.census(lowered))
+        ir.save(lowered, work.folder / file)
         files[str(batch_size)] = file
     return files
 
@@ -228,73 +242,3 @@ def _max_seq_len(config: BuildConfig, target: Checkpoint, draft: Checkpoint | No
 def _expected_bytes(*models: Checkpoint | None) -> int:
     """A bundle's size at most: float32 of weights stored in 16 bits, and the graphs."""
     return sum(2 * path.stat().st_size for model in models if model for path in model.weights) + (8 << 20)
-
-
-def _check_output(config: BuildConfig) -> None:
-    """Before minutes are spent: may the bundle go there? Raises OutputError."""
-    output = config.output
-    try:
-        output.lstat()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _output_error(output, error) from error
-    if output.is_symlink() or not output.is_dir():
-        raise OutputError(f"{output} exists and is not a folder: give another --output")
-    if not config.force:
-        raise OutputError(f"{output} exists: give --force to replace it, or another --output")
-    if any(output.iterdir()) and not (output / MANIFEST).is_file():
-        raise OutputError(f"{output} exists and is not a bundle, so --force will not replace it: give another --output")
-
-
-@contextmanager
-def _staging(config: BuildConfig, size: int) -> Iterator[Path]:
-    """A hidden folder beside the output, renamed to it at the end; removed whatever happens."""
-    output = config.output
-    made: list[Path] = []
-    folder: Path | None = None
-    try:
-        try:
-            for parent in reversed([p for p in output.absolute().parents if not p.exists()]):
-                parent.mkdir()
-                made.append(parent)
-            folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.absolute().parent))
-            free = shutil.disk_usage(folder).free
-            if free < size:
-                raise OutputError(
-                    f"{output.absolute().parent} has {free >> 20} MiB free, the bundle may take "
-                    f"{size >> 20} MiB: free some, or give another --output"
-                )
-            folder.chmod(0o755)
-            yield folder
-            _publish(folder, output)
-            made = []
-        except OSError as error:
-            raise _output_error(output, error) from error
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        for parent in reversed(made):
-            parent.rmdir()
-
-
-def _publish(folder: Path, output: Path) -> None:
-    """Rename into place; an older bundle is moved aside first, and back if that fails."""
-    if not output.exists():
-        folder.rename(output)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.absolute().parent))
-    output.rename(aside / "bundle")
-    try:
-        folder.rename(output)
-    except BaseException:
-        (aside / "bundle").rename(output)
-        aside.rmdir()
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _output_error(output: Path, error: OSError) -> OutputError | CheckpointError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutputError(f"{output} cannot be written, the disk is full: free some, or give another --output")
-    return OutputError(f"{output} cannot be written ({error.strerror or error}): give another --output")

@@ -19,7 +19,7 @@ from typing import Any
 
 from .errors import BundleError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 _BLOCK = 1 << 20
 
@@ -36,17 +36,20 @@ class FileRecord:
 class ModelRecord:
     """A compiled model: where it came from, its shapes, and its graphs by batch size.
 
-    `source_sha256`: of the checkpoint's weight files, in name order. `inputs`: the names of the graph's inputs by
-    role; `{layer}` and `{slot}` stand for numbers.
+    `source_sha256`: of the checkpoint's weight files, in name order. `head_dim`: of the cache. `windows`: how many
+    positions a node sees, 0 for all, each number once for all the layers that have it. `inputs`: the names of the
+    graph's inputs by role; `{layer}`, `{slot}` and `{window}` stand for numbers.
     """
 
     source: str
     source_sha256: str
     architecture: str
     parameters: int
+    precision: str
     layers: int
     kv_heads: int
     head_dim: int
+    windows: list[int]
     vocab_size: int
     capacity: int
     max_positions: int
@@ -170,6 +173,8 @@ def _parse(root: Path) -> Manifest:
             f"{root} has schema_version {body['schema_version']}, this specbuild reads up to {SCHEMA_VERSION}: "
             "update specbuild, or build the bundle again"
         )
+    if body["schema_version"] < SCHEMA_VERSION:
+        raise BundleError(f"{root} was built by an older specbuild: build the bundle again")
     try:
         for name in _paths(body):
             _check_inside(root, name)

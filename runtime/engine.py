@@ -258,6 +258,7 @@ def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> bac
         vocab_size=model.vocab_size,
         capacity=model.capacity,
         max_nodes=bundle.manifest.buckets[-1],
+        windows=tuple(model.windows),
     )
     graph = bundle.path(model.graphs[str(compiled)])
     return backends.load(bundle.manifest.backend, graph, spec, compiled, threads)

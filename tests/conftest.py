@@ -75,21 +75,21 @@ def make_checkpoint() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def _graphs() -> dict[tuple[int, float], Any]:
+def _graphs() -> dict[tuple[Any, ...], Any]:
     return {}
 
 
 @pytest.fixture
-def quick_export(_graphs: dict[tuple[int, float], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_export(_graphs: dict[tuple[Any, ...], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of a model that was exported before take a copy of that graph."""
     from specbuild.builder import pipeline
 
     real = pipeline.export
 
-    def export(model: Any, positions: int) -> Any:
-        key = positions, sum(float(weight.detach().double().sum()) for weight in model.parameters())
+    def export(model: Any, *sizes: Any) -> Any:
+        key = *sizes, sum(float(weight.detach().double().sum()) for weight in model.parameters())
         if key not in _graphs:
-            _graphs[key] = real(model, positions)
+            _graphs[key] = real(model, *sizes)
         return _graphs[key].clone()
 
     monkeypatch.setattr(pipeline, "export", export)

@@ -19,7 +19,8 @@ from ..lower import BACKENDS
     "-o", "--output", required=True, metavar="BUNDLE", type=click.Path(path_type=Path), help="Folder to create."
 )
 @click.option("--backend", default="onnxruntime", show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
-@click.option("--precision", default="fp32", show_default=True, help="Precision of weights and activations.")
+@click.option("--precision", default="fp32", show_default=True, help="fp32, or int8 for the weights.")
+@click.option("--draft-precision", metavar="PRECISION", help="The draft's; the target's by default.")
 @click.option("--max-seq-len", type=int, metavar="N", help="Most tokens of a text, prompt included.")
 @click.option("--max-batch-size", type=int, default=4, show_default=True, metavar="B", help="Most sequences in a step.")
 @click.option("--tree", default=DEFAULT_TREE, show_default=True, help="The tree that speculation uses by default.")

@@ -18,4 +18,4 @@ class BackendInfo:
         return self.bounds[self.precisions.index(precision)]
 
 
-BACKENDS: dict[str, BackendInfo] = {"onnxruntime": BackendInfo(".onnxruntime", ("fp32",), (1e-4,))}
+BACKENDS: dict[str, BackendInfo] = {"onnxruntime": BackendInfo(".onnxruntime", ("fp32", "int8"), (1e-4, 1e-1))}

@@ -2,8 +2,9 @@
 
 The lowered graph takes all sequences' nodes as one flat list `[1, T]`. GroupQueryAttention (com.microsoft) accepts
 several new nodes over a past for one sequence only, so attention is split into one lane per cache slot; everything
-else is computed on T rows at once, without padding. A lane's nodes lie at `lane_sizes`; `bias.j [1, 1, n, S]` holds
-the tree, 0 or −inf per cache row; `last_row.j` is the last cache row the lane writes.
+else is computed on T rows at once, without padding. A lane's nodes lie at `lane_sizes`; `bias.w.j [1, 1, n, S]` holds
+the tree and the window of w positions (0: none), 0 or −inf per cache row; `last_row.j` is the last cache row the lane
+writes. The operator's own window counts rows, which a tree's run ahead of its positions, and is not used.
 """
 
 from __future__ import annotations
@@ -13,18 +14,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import CheckpointError
 from ..passes import clean
 from ..passes.pattern import constant, dims, insert, permutation, producer, replace
 
 _MS = "com.microsoft"
-HEAD_MULTIPLE = 16
+HEAD_MULTIPLE, ROTARY_MULTIPLE = 8, 16  # sizes GroupQueryAttention takes, and takes when it rotates
 INPUTS = {
     "tokens": "input_ids",
     "positions": "position_ids",
     "logit_nodes": "logit_nodes",
     "lane_sizes": "lane_sizes",
-    "tree_bias": "bias.{slot}",
+    "tree_bias": "bias.{window}.{slot}",
     "last_row": "last_row.{slot}",
     "past_key": "past_key.{layer}.{slot}",
     "past_value": "past_value.{layer}.{slot}",
@@ -40,7 +40,8 @@ OUTPUTS = {
 class _Lanes:
     """The inputs and outputs that exist once per lane."""
 
-    bias: list[ir.Value]
+    capacity: int
+    bias: dict[int, list[ir.Value]]  # by window
     last_row: list[ir.Value]
     positions: list[ir.Value]
     sizes: ir.Value | None
@@ -48,30 +49,39 @@ class _Lanes:
     presents: list[ir.Value] = field(default_factory=list)
 
 
-def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
-    """A new model for `batch_size` lanes over caches of `capacity` rows; the portable one is left as it was.
+def cache_width(head_dim: int) -> int:
+    """The size of a head in the cache, which the operator wants to be a multiple of 8."""
+    return -(-head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
 
-    Raises CheckpointError for a graph whose attention this backend cannot express.
-    """
+
+def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
+    """A new model for `batch_size` lanes over caches of `capacity` rows; the portable one is left as it was."""
     model = portable.clone()
     graph = model.graph
     by_name = {value.name: value for value in graph.inputs}
     positions = by_name["position_ids"]
+    for node in graph:  # one batch dimension is as good as another, and the caches' become the lanes'
+        if node.op_type == "Shape" and node.inputs[0].is_graph_input() and dims(node.inputs[0])[0] == "batch":  # type: ignore
+            node.replace_input_with(0, by_name["input_ids"])
     attentions = [node for node in graph if node.op_type == "TreeAttention"]
-    lanes = _make_lanes(attentions[0], positions, batch_size, capacity)
+    windows = sorted({_window(node) for node in attentions})
+    lanes = _make_lanes(attentions[0], positions, batch_size, capacity, windows)
     for layer, node in enumerate(attentions):
-        _lower_attention(graph, node, layer, lanes, capacity)
+        _lower_attention(graph, node, layer, lanes)
     for node in list(graph):
-        _lower_norm(graph, node)
-        _lower_swiglu(graph, node)
-        _lower_tied_head(graph, node)
+        if node.op_type in _LOWERED:
+            outputs = _LOWERED[node.op_type](node)
+            for old, new in zip(node.outputs, outputs, strict=True):
+                replace(old, new)
+            graph.remove(node, safe=True)
     (logits,) = (value for value in graph.outputs if value.name == "logits")
     flat = [by_name["input_ids"], positions, by_name["logit_nodes"]]
     for value in (by_name["input_ids"], positions):
         value.shape = ir.Shape([1, "nodes"])
     logits.shape = ir.Shape([1, "logit_nodes", dims(logits)[-1]])  # type: ignore[index]
+    biases = [value for window in windows for value in lanes.bias[window]]
     graph.inputs.clear()
-    graph.inputs.extend(flat + ([lanes.sizes] if lanes.sizes else []) + lanes.bias + lanes.last_row + lanes.caches)
+    graph.inputs.extend(flat + ([lanes.sizes] if lanes.sizes else []) + biases + lanes.last_row + lanes.caches)
     graph.outputs.clear()
     graph.outputs.extend([logits, *lanes.presents])
     clean(model)
@@ -82,13 +92,23 @@ def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
     return model
 
 
-def _make_lanes(first: ir.Node, positions: ir.Value, batch_size: int, capacity: int) -> _Lanes:
+def _window(attention: ir.Node) -> int:
+    return attention.attributes["window"].as_int()
+
+
+def _make_lanes(first: ir.Node, positions: ir.Value, batch_size: int, capacity: int, windows: list[int]) -> _Lanes:
     def value(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
         return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
     slots = range(batch_size)
     lanes = _Lanes(
-        bias=[value(f"bias.{slot}", ir.DataType.FLOAT, [1, 1, f"nodes.{slot}", capacity]) for slot in slots],
+        capacity=capacity,
+        bias={
+            window: [
+                value(f"bias.{window}.{slot}", ir.DataType.FLOAT, [1, 1, f"nodes.{slot}", capacity]) for slot in slots
+            ]
+            for window in windows
+        },
         last_row=[value(f"last_row.{slot}", ir.DataType.INT32, [1]) for slot in slots],
         positions=[positions],
         sizes=None,
@@ -103,57 +123,73 @@ def _split(before: ir.Node, value: ir.Value, sizes: ir.Value, count: int) -> lis
     return list(insert(before, "Split", [value, sizes], attributes={"axis": 1}, outputs=count).outputs)
 
 
-def _lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: _Lanes, capacity: int) -> None:
-    """`TreeAttention(Rotary(q), Rotary(k), v, …)` becomes one GroupQueryAttention per lane, which rotates by itself."""
-    query, key = _unrotate(node, node.inputs[0]), _unrotate(node, node.inputs[1])
-    cos, sin = query[1:]
+def _lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: _Lanes) -> None:
+    """`TreeAttention` becomes one GroupQueryAttention per lane, which rotates by itself where it can."""
     heads, kv_heads, size = dims(node.inputs[0])[1], dims(node.inputs[1])[1], dims(node.inputs[0])[3]  # type: ignore[index]
-    if int(size) % HEAD_MULTIPLE:
-        raise CheckpointError(
-            f"the model has heads of size {size}: ONNX Runtime's attention takes multiples of {HEAD_MULTIPLE}"
-        )
-    packed = [_rows(graph, node, value) for value in (query[0], key[0], node.inputs[2])]
-    split = [_split(node, v, lanes.sizes, len(lanes.bias)) if lanes.sizes else [v] for v in packed]
-    total = constant(graph, "capacity", np.array(capacity, dtype=np.int32))
+    padded = cache_width(int(size))
+    tables = list(node.inputs[9:11])
+    query, key, value = node.inputs[:3]
+    if tables and (int(size) % ROTARY_MULTIPLE or 2 * int(dims(tables[0])[1]) % ROTARY_MULTIPLE):  # type: ignore[index]
+        query, key = (_rotate(node, x, tables) for x in (query, key))
+        tables = []
+    packed = _packed(node, [_rows(graph, node, x, padded) for x in (query, key, value)])
+    split = [_split(node, x, lanes.sizes, len(lanes.last_row)) if lanes.sizes else [x] for x in packed]
+    rotation = [[*tables, positions] if tables else [None] * 3 for positions in lanes.positions]
+    total = constant(graph, "capacity", np.array(lanes.capacity, dtype=np.int32))
+    attributes: dict[str, int | float | str | list[int]] = {
+        "num_heads": int(heads),
+        "kv_num_heads": int(kv_heads),
+        "do_rotary": int(bool(tables)),
+        "scale": node.attributes["scale"].as_float(),
+        "softcap": node.attributes["softcap"].as_float(),
+    }
     outputs = []
-    for slot, (q, k, v) in enumerate(zip(*split, strict=True)):
+    for slot, rows in enumerate(zip(*split, strict=True)):
         past, present = [], []
         for kind in ("key", "value"):
-            shape, dtype = ir.Shape([1, kv_heads, capacity, size]), ir.TensorType(ir.DataType.FLOAT)
+            shape, dtype = ir.Shape([1, kv_heads, lanes.capacity, padded]), ir.TensorType(ir.DataType.FLOAT)
             past.append(ir.Value(name=f"past_{kind}.{layer}.{slot}", shape=shape, type=dtype))
             present.append(ir.Value(name=f"present_{kind}.{layer}.{slot}", shape=shape, type=dtype))
-        inputs = [q, k, v, *past, lanes.last_row[slot], total, cos, sin, lanes.positions[slot], lanes.bias[slot]]
-        attributes: dict[str, int | float | str | list[int]] = {
-            "num_heads": int(heads),
-            "kv_num_heads": int(kv_heads),
-            "do_rotary": 1,
-            "scale": node.attributes["scale"].as_float(),
-        }
+        query_key_value = [*rows, *[None] * (3 - len(rows))]
+        bias = lanes.bias[_window(node)][slot]
+        inputs = [*query_key_value, *past, lanes.last_row[slot], total, *rotation[slot], bias]
         out = ir.Value()
         insert(node, "GroupQueryAttention", inputs, _MS, attributes, [out, *present])
         outputs.append(out)
         lanes.caches += past
         lanes.presents += present
-    if len(outputs) > 1:
-        outputs = list(insert(node, "Concat", outputs, attributes={"axis": 1}).outputs)
+    out = insert(node, "Concat", outputs, attributes={"axis": 1}).outputs[0] if len(outputs) > 1 else outputs[0]
     for old in node.outputs[1:]:
         while old.is_graph_output():
             graph.outputs.remove(old)
-    replace(node.outputs[0], outputs[0])
+    replace(node.outputs[0], out if padded == size else _cut(graph, node, out, int(heads), int(size), padded))
     graph.remove(node, safe=True)
 
 
-def _unrotate(attention: ir.Node, value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """What a RotaryEmbedding rotates, and the tables its cosines and sines are looked up in."""
-    rotary = producer(value, "RotaryEmbedding")
-    tables = [producer(v, "Gather") for v in rotary.inputs[1:3]] if rotary else []
-    if rotary is None or not all(table is not None and table.inputs[0].is_initializer() for table in tables):  # type: ignore[union-attr]
-        raise CheckpointError(f"{attention.name}: the ONNX Runtime backend needs rotary positions from a table")
-    cos, sin = (table.inputs[0] for table in tables)  # type: ignore[union-attr]
-    return rotary.inputs[0], cos, sin  # type: ignore[return-value]
+def _rotate(before: ir.Node, value: ir.Value | None, tables: list[ir.Value | None]) -> ir.Value:
+    """`[B, H, N, D]` rotated by the standard operator."""
+    cos, sin = (insert(before, "Gather", [table, before.inputs[5]]).outputs[0] for table in tables)
+    size, width = dims(value)[3], 2 * int(dims(tables[0])[1])  # type: ignore[index]
+    rotated = insert(
+        before,
+        "RotaryEmbedding",
+        [value, cos, sin],
+        attributes={"rotary_embedding_dim": 0 if width == size else width},
+    ).outputs[0]
+    assert value is not None
+    rotated.shape, rotated.type = value.shape, value.type
+    return rotated
 
 
-def _rows(graph: ir.Graph, before: ir.Node, value: ir.Value | None) -> ir.Value:
+def _packed(node: ir.Node, rows: list[ir.Value]) -> list[ir.Value]:
+    """The merged projection itself where query, key and value are a Split of it: the operator takes it whole."""
+    split = producer(rows[0], "Split")
+    if split is not None and all(a is b for a, b in zip(split.outputs, rows, strict=True)):
+        return [split.inputs[0]]  # type: ignore[list-item]
+    return rows
+
+
+def _rows(graph: ir.Graph, before: ir.Node, value: ir.Value | None, padded: int) -> ir.Value:
     """`[B, H, N, D]` as GroupQueryAttention wants it, `[B, N, H·D]`: the projection's own output where it is one."""
     assert value is not None
     heads, size = dims(value)[1], dims(value)[3]  # type: ignore[index]
@@ -163,35 +199,93 @@ def _rows(graph: ir.Graph, before: ir.Node, value: ir.Value | None) -> ir.Value:
     else:
         value = insert(before, "Transpose", [value], attributes={"perm": [0, 2, 1, 3]}).outputs[0]
     reshape = producer(value, "Reshape")
-    if reshape is not None and len(dims(reshape.inputs[0]) or []) == 3:
+    if padded == size and reshape is not None and len(dims(reshape.inputs[0]) or []) == 3:
         return reshape.inputs[0]  # type: ignore[return-value]
-    width = int(heads) * int(size)
-    shape = constant(graph, f"shape_{width}", np.array([0, 0, width], dtype=np.int64))
-    return insert(before, "Reshape", [value, shape]).outputs[0]
+    if padded > int(size):
+        pads = constant(graph, f"pad_{padded - int(size)}", np.array([0] * 7 + [padded - int(size)], dtype=np.int64))
+        value = insert(before, "Pad", [value, pads]).outputs[0]
+    return insert(before, "Reshape", [value, _shape(graph, int(heads) * padded)]).outputs[0]
 
 
-def _lower_norm(graph: ir.Graph, node: ir.Node) -> None:
-    """RMSNormalization becomes SimplifiedLayerNormalization, ONNX Runtime's own kernel for it."""
-    if node.op_type == "RMSNormalization":
-        attributes = {"axis": -1, "epsilon": node.attributes["epsilon"].as_float(), "stash_type": 1}
-        new = insert(node, "SimplifiedLayerNormalization", node.inputs, attributes=attributes)  # type: ignore[arg-type]
-        replace(node.outputs[0], new.outputs[0])
-        graph.remove(node, safe=True)
+def _cut(graph: ir.Graph, before: ir.Node, value: ir.Value, heads: int, size: int, padded: int) -> ir.Value:
+    """`[B, N, H·D]` of padded heads without the padding."""
+    value = insert(before, "Reshape", [value, _shape(graph, heads, padded)]).outputs[0]
+    bounds = [constant(graph, f"index_{number}", np.array([number], dtype=np.int64)) for number in (0, size, 3)]
+    value = insert(before, "Slice", [value, *bounds]).outputs[0]
+    return insert(before, "Reshape", [value, _shape(graph, heads * size)]).outputs[0]
 
 
-def _lower_swiglu(graph: ir.Graph, node: ir.Node) -> None:
-    """SwiGLU becomes QuickGelu with factor 1, which is silu, and a product."""
-    if node.op_type == "SwiGLU":
-        silu = insert(node, "QuickGelu", [node.inputs[0]], _MS, {"alpha": 1.0})
-        new = insert(node, "Mul", [silu.outputs[0], node.inputs[1]])
-        replace(node.outputs[0], new.outputs[0])
-        graph.remove(node, safe=True)
+def _shape(graph: ir.Graph, *sizes: int) -> ir.Value:
+    """A Reshape's shape that keeps batch and nodes."""
+    return constant(graph, "shape_" + "_".join(map(str, sizes)), np.array([0, 0, *sizes], dtype=np.int64))
 
 
-def _lower_tied_head(graph: ir.Graph, node: ir.Node) -> None:
-    """`MatMul(x, Transpose(w))` of a weight that is also the embedding reads it as it lies: no second copy on disk."""
-    transpose = producer(node.inputs[1], "Transpose") if node.op_type == "MatMul" else None
-    if transpose is not None and transpose.inputs[0] is not None and transpose.inputs[0].is_initializer():
-        new = insert(node, "FusedMatMul", [node.inputs[0], transpose.inputs[0]], _MS, {"transB": 1})
-        replace(node.outputs[0], new.outputs[0])
-        graph.remove(node, safe=True)
+def _norm(node: ir.Node) -> list[ir.Value]:
+    """ONNX Runtime's own kernel for RMSNormalization."""
+    attributes = {"axis": -1, "epsilon": node.attributes["epsilon"].as_float(), "stash_type": 1}
+    return list(insert(node, "SimplifiedLayerNormalization", node.inputs, attributes=attributes).outputs)
+
+
+def _residual_norm(node: ir.Node) -> list[ir.Value]:
+    attributes = {"epsilon": node.attributes["epsilon"].as_float()}
+    new = insert(node, "SkipSimplifiedLayerNormalization", node.inputs, _MS, attributes, outputs=4)
+    for unused in new.outputs[1:3]:
+        unused.name = ""
+    return [new.outputs[0], new.outputs[3]]
+
+
+def _swiglu(node: ir.Node) -> list[ir.Value]:
+    """QuickGelu with factor 1 is silu."""
+    silu = insert(node, "QuickGelu", [node.inputs[0]], _MS, {"alpha": 1.0})
+    return list(insert(node, "Mul", [silu.outputs[0], node.inputs[1]]).outputs)
+
+
+def _transposed_product(node: ir.Node) -> list[ir.Value]:
+    return list(insert(node, "FusedMatMul", node.inputs, _MS, {"transB": 1}).outputs)
+
+
+def _block_product(node: ir.Node) -> list[ir.Value]:
+    """Activations are quantized too, per block and row: without that this kernel is slower than float32."""
+    rows, blocks, size = dims(node.inputs[1])  # type: ignore[misc]
+    attributes = {"K": int(blocks) * int(size), "N": int(rows), "bits": 8, "block_size": int(size), "accuracy_level": 4}
+    return list(insert(node, "MatMulNBits", node.inputs, _MS, attributes).outputs)
+
+
+def _block_gather(node: ir.Node) -> list[ir.Value]:
+    data, weight, scales = node.inputs
+    size = int(dims(weight)[2])  # type: ignore[index]
+    attributes = {"bits": 8, "block_size": size, "gather_axis": 0, "quantize_axis": 1}
+    rows = _as_rows(node.graph, weight)  # type: ignore[arg-type]
+    return list(insert(node, "GatherBlockQuantized", [rows, data, scales], _MS, attributes).outputs)
+
+
+def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
+    """A block weight `[N, blocks, size]` as `[N, K]`, of the same bytes: the head reads one, the embedding the other."""
+    stored, name = weight.const_value, f"{weight.name}_rows"
+    rows, blocks, size = stored.shape  # type: ignore[union-attr]
+    shape = ir.Shape([rows, int(blocks) * int(size)])  # type: ignore[call-overload]
+    if isinstance(stored, ir.ExternalTensor):
+        tensor: ir.TensorProtocol = ir.ExternalTensor(
+            stored.location,
+            stored.offset,
+            stored.length,
+            stored.dtype,
+            shape=shape,
+            name=name,
+            base_dir=stored.base_dir,
+        )
+    else:
+        tensor = ir.tensor(stored.numpy().reshape(shape.numpy()), name=name)  # type: ignore[union-attr]
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+_LOWERED = {
+    "RMSNormalization": _norm,
+    "AddRMSNorm": _residual_norm,
+    "SwiGLU": _swiglu,
+    "MatMulNT": _transposed_product,
+    "BlockMatMul": _block_product,
+    "BlockGather": _block_gather,
+}

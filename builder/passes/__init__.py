@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from .gate_up import FuseGateUp
 from .gather_logits import GatherLogits
 from .pattern import FusionPass
+from .qkv import FuseQKV
+from .residual_norm import FuseResidualNorm
+from .rms_norm import FuseRMSNorm
+from .rotary import FuseRotary
 from .static_reshape import StaticReshape
 from .swiglu import FuseSwiGLU
+from .tied_head import FoldTiedHead
 
-PORTABLE: tuple[type[FusionPass], ...] = (StaticReshape, GatherLogits, FuseSwiGLU)
+PORTABLE: tuple[type[FusionPass], ...] = (
+    StaticReshape,
+    GatherLogits,
+    FuseRMSNorm,
+    FuseRotary,
+    FuseSwiGLU,
+    FuseQKV,
+    FuseGateUp,
+    FuseResidualNorm,
+    FoldTiedHead,
+)
 
 
 def run_portable(model: ir.Model) -> dict[str, int]:
@@ -22,6 +40,11 @@ def run_portable(model: ir.Model) -> dict[str, int]:
         matched[kind.__name__] = fusion.matched
     clean(model)
     return matched
+
+
+def census(model: ir.Model) -> dict[str, int]:
+    """How many nodes of each operator a graph has, by name."""
+    return dict(sorted(Counter(node.op_type for node in model.graph).items()))
 
 
 def clean(model: ir.Model) -> None:

@@ -22,7 +22,7 @@ _MODULES = {"onnxruntime": ".ort"}
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What an executor has to know of a compiled model; sizes in elements and rows."""
+    """What an executor has to know of a compiled model; sizes in elements and rows, windows in positions (0: all)."""
 
     name: str
     layers: int
@@ -31,6 +31,7 @@ class ModelSpec:
     vocab_size: int
     capacity: int
     max_nodes: int  # of one share
+    windows: tuple[int, ...] = (0,)  # those its layers have, each once
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Share:
 
     Node i's row goes to cache row `start + i`. It sees every row before `committed`, and of the rows from there on
     itself and those that `visible` (`bool[n, start + n − committed]`) names; None: all rows up to its own, a chain.
+    In a layer with a window of w it sees of those only the rows of the last w positions, its own included.
     `logits`: for how many of the nodes, counted from the last, logits are wanted.
     """
 

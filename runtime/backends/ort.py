@@ -51,7 +51,9 @@ class OrtExecutor:
                 f"{graph} does not load in ONNX Runtime {onnxruntime.__version__}: {_line(error)}"
             ) from error
         self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)
-        self._bias = np.zeros((batch_size, spec.max_nodes, spec.capacity), dtype=np.float32)  # zero between steps
+        shape = batch_size, spec.max_nodes, spec.capacity
+        self._bias = {window: np.zeros(shape, dtype=np.float32) for window in spec.windows}  # zero between steps
+        self._positions = np.tile(np.arange(spec.capacity), (batch_size, 1))  # of each cache row
         self._last_row = np.zeros((batch_size, 1), dtype=np.int32)
         self._logits = np.empty((batch_size * spec.max_nodes, spec.vocab_size), dtype=np.float32)
         self._ends = [0] * batch_size  # per slot, the row past the last one in use
@@ -62,16 +64,13 @@ class OrtExecutor:
         lanes = self._lanes(shares)
         shape = tuple([size for lane in lanes for size in (len(lane.tokens), lane.logits)])
         plan = self._plans.get(shape) or self._plan(shape)
-        first, windows = 0, []
+        first, touched = 0, list[NDArray[np.float32]]()
         for lane in lanes:
             last = first + len(lane.tokens)
             plan.tokens[0, first:last] = lane.tokens
             plan.positions[0, first:last] = lane.positions
             self._last_row[lane.slot, 0] = lane.start + len(lane.tokens) - 1
-            if lane.visible is not None:
-                window = self._bias[lane.slot, : len(lane.tokens), lane.committed : lane.start + len(lane.tokens)]
-                np.copyto(window, -np.inf, where=~lane.visible)
-                windows.append(window)
+            touched += self._hide(lane)
             first = last
         started = time.perf_counter()
         try:
@@ -79,9 +78,26 @@ class OrtExecutor:
         except Exception as error:
             raise ExecutionError(f"ONNX Runtime failed in a step: {_line(error)}") from error
         self.seconds += time.perf_counter() - started
-        for window in windows:
-            window.fill(0)
+        for region in touched:
+            region.fill(0)
         return [plan.logits[share.slot] for share in shares]
+
+    def _hide(self, lane: Share) -> list[NDArray[np.float32]]:
+        """Set a lane's biases to −inf where a node does not see a row; the regions to clear after the step."""
+        nodes, end, touched = len(lane.tokens), lane.start + len(lane.tokens), []
+        if len(self._bias) > 1 or 0 not in self._bias:
+            self._positions[lane.slot, lane.start : end] = lane.positions
+        for window, bias in self._bias.items():
+            if lane.visible is not None:
+                tree = bias[lane.slot, :nodes, lane.committed : end]
+                np.copyto(tree, -np.inf, where=~lane.visible)
+                touched.append(tree)
+            if 0 < window <= max(lane.positions):
+                rows = bias[lane.slot, :nodes, :end]
+                distance = np.asarray(lane.positions)[:, None] - self._positions[lane.slot, :end]
+                np.copyto(rows, -np.inf, where=distance >= window)
+                touched.append(rows)
+        return touched
 
     def _lanes(self, shares: Sequence[Share]) -> list[Share]:
         """A share per slot, idle ones for the slots that have none."""
@@ -120,7 +136,8 @@ class OrtExecutor:
         if self.batch_size > 1:
             bind("lane_sizes", np.array(sizes, dtype=np.int64))
         for slot, size in enumerate(sizes):
-            bind(f"bias.{slot}", self._bias[slot, :size][None, None])
+            for window, bias in self._bias.items():
+                bind(f"bias.{window}.{slot}", bias[slot, :size][None, None])
             bind(f"last_row.{slot}", self._last_row[slot])
             for layer in range(self.spec.layers):
                 for value, kind in enumerate(("key", "value")):
@@ -136,6 +153,8 @@ class OrtExecutor:
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move cache rows; see `Executor.commit`."""
         self._cache.gather(slot, rows, start)
+        end = max(self._ends[slot], start + len(rows))
+        self._positions[slot, start:end] = np.arange(start, end)
         self._ends[slot] = start + len(rows)
 
     @property

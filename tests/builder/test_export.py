@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
-from specbuild.builder.export import PortableModel, Shapes, export, portable
-from specbuild.runtime.errors import CheckpointError
+from specbuild.builder.export import PortableModel, export, portable
+from specbuild.builder.layout import Layout, probe
 from transformers.models.llama import modeling_llama
 
 Make = Callable[..., Any]
@@ -27,7 +27,7 @@ def model(make_model: Make) -> Any:
 
 @pytest.fixture(scope="module")
 def graph(model: Any) -> ir.Model:
-    return export(model, CAPACITY)
+    return export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
 
 
 def reference(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -61,20 +61,25 @@ def step(
 
 
 def caches(model: Any) -> list[torch.Tensor]:
-    shapes = Shapes.of(model)
-    return [torch.zeros(1, shapes.kv_heads, CAPACITY, shapes.head_dim) for _ in range(2 * shapes.layers)]
+    layout = probe(model.config, CAPACITY)
+    return [torch.zeros(1, layout.kv_heads, CAPACITY, layout.head_dim) for _ in range(2 * layout.layers)]
+
+
+def as_portable(model: Any, windows: tuple[int, ...] | None = None) -> Any:
+    layout = probe(model.config, CAPACITY)
+    return portable(model, Layout(layout.kv_heads, layout.head_dim, windows or layout.windows), CAPACITY, CAPACITY)
 
 
 def test_a_prompt_gives_transformers_logits(model: Any) -> None:
     expected = reference(model, PROMPT)
     nodes = list(range(len(PROMPT)))
-    with portable(model, CAPACITY) as module:
+    with as_portable(model) as module:
         logits, _ = step(module, caches(model), PROMPT, [node - 1 for node in nodes], 0, nodes)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_every_node_of_a_tree_gives_its_paths_logits(model: Any) -> None:
-    with portable(model, CAPACITY) as module:
+    with as_portable(model) as module:
         chain = [node - 1 for node in range(len(PROMPT))]
         _, past = step(module, caches(model), PROMPT, chain, 0, [0])
         logits, _ = step(module, past, TREE_TOKENS, TREE_PARENTS, len(PROMPT), list(range(len(TREE_TOKENS))))
@@ -89,21 +94,20 @@ def test_every_node_of_a_tree_gives_its_paths_logits(model: Any) -> None:
 def test_logit_nodes_select(model: Any) -> None:
     expected = reference(model, PROMPT)
     chain = [node - 1 for node in range(len(PROMPT))]
-    with portable(model, CAPACITY) as module:
+    with as_portable(model) as module:
         logits, _ = step(module, caches(model), PROMPT, chain, 0, [6, 1])
     torch.testing.assert_close(logits, expected[[6, 1]], rtol=1e-4, atol=1e-4)
 
 
 def state(model: Any) -> tuple[Any, ...]:
-    norms = [name for name, module in model.named_modules() if "forward" in vars(module)]
     rotation = modeling_llama.apply_rotary_pos_emb
-    return model.config._attn_implementation, model.model.rotary_emb, rotation, norms, set(model.state_dict())
+    return model.config._attn_implementation, model.model.rotary_emb, rotation, set(model.state_dict())
 
 
 def test_the_model_is_as_it_was_afterwards(make_model: Make) -> None:
     model = make_model(num_hidden_layers=1)
     before, logits = state(model), reference(model, PROMPT)
-    with portable(model, CAPACITY):
+    with as_portable(model):
         inside = state(model)
     assert inside[0] == "specbuild"
     assert inside != before
@@ -114,7 +118,7 @@ def test_the_model_is_as_it_was_afterwards(make_model: Make) -> None:
 def test_the_model_is_as_it_was_after_an_error(make_model: Make) -> None:
     model = make_model(num_hidden_layers=1)
     before = state(model)
-    with pytest.raises(RuntimeError, match="stop"), portable(model, CAPACITY):
+    with pytest.raises(RuntimeError, match="stop"), as_portable(model):
         raise RuntimeError("stop")
     assert state(model) == before
 
@@ -122,7 +126,7 @@ def test_the_model_is_as_it_was_after_an_error(make_model: Make) -> None:
 def test_the_model_is_as_it_was_after_an_export(make_model: Make) -> None:
     model = make_model(num_hidden_layers=1)
     before, logits = state(model), reference(model, PROMPT)
-    export(model, CAPACITY)
+    export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
     assert state(model) == before
     torch.testing.assert_close(reference(model, PROMPT), logits, rtol=0, atol=0)
 
@@ -130,7 +134,7 @@ def test_the_model_is_as_it_was_after_an_export(make_model: Make) -> None:
 def test_one_attention_per_layer(graph: ir.Model) -> None:
     kinds = Counter((node.domain, node.op_type) for node in graph.graph)
     assert kinds["specbuild", "TreeAttention"] == 2
-    assert kinds["", "RMSNormalization"] == 5
+    assert kinds["", "ReduceMean"] == 5  # nothing is fused yet
     assert kinds["", "RotaryEmbedding"] == 4
     assert not kinds["", "Softmax"]
 
@@ -159,44 +163,31 @@ def test_attention_takes_each_layers_own_cache(graph: ir.Model) -> None:
     attentions = [node for node in graph.graph if node.op_type == "TreeAttention"]
     for layer, node in enumerate(attentions):
         names = [value.name if value else None for value in node.inputs]
-        assert names[3:] == [f"past_key.{layer}", f"past_value.{layer}", "parents", "cache_len", "tree_offset"]
+        index = ["position_ids", "parents", "cache_len", "tree_offset"]
+        assert names[3:] == [f"past_key.{layer}", f"past_value.{layer}", *index]
         assert [value.name for value in node.outputs[1:]] == [f"present_key.{layer}", f"present_value.{layer}"]
         assert node.attributes["scale"].as_float() == pytest.approx(16**-0.5)
+        assert node.attributes["window"].as_int() == node.attributes["softcap"].as_float() == 0
 
 
-def test_shapes_follow_the_configuration(make_model: Make) -> None:
-    assert Shapes.of(make_model(num_hidden_layers=1, num_key_value_heads=1, head_dim=24)) == Shapes(1, 1, 24)
+def test_windows_count_positions(model: Any) -> None:
+    """A node of a tree sees the last positions of its own path, not the last slots."""
+    window = 3
+    with as_portable(model, (window, window)) as module:
+        chain = [node - 1 for node in range(len(PROMPT))]
+        _, past = step(module, caches(model), PROMPT, chain, 0, [0])
+        tree, _ = step(module, past, TREE_TOKENS, TREE_PARENTS, len(PROMPT), list(range(len(TREE_TOKENS))))
+        for node in range(len(TREE_TOKENS)):
+            path, at = [], node
+            while at >= 0:
+                path.insert(0, TREE_TOKENS[at])
+                at = TREE_PARENTS[at]
+            text = PROMPT + path
+            logits, _ = step(module, caches(model), text, list(range(-1, len(text) - 1)), 0, [len(text) - 1])
+            torch.testing.assert_close(tree[node], logits[0], rtol=1e-4, atol=1e-4)
 
 
-def test_learned_positions_are_refused() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(vocab_size=97, n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
-    model = GPT2LMHeadModel(config).eval()
-    implementation = model.config._attn_implementation
-    with pytest.raises(CheckpointError, match="GPT2LMHeadModel"):
-        export(model, CAPACITY)
-    assert model.config._attn_implementation == implementation
-
-
-def test_a_sliding_window_is_refused() -> None:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        sliding_window=8,
-    )
-    with pytest.raises(CheckpointError, match="sliding_window"):
-        export(MistralForCausalLM(config).eval(), CAPACITY)
-
-
-def test_interleaved_rotation_is_refused(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_rotation_is_exported_as_it_is(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def interleaved(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **_: Any) -> Any:
         def turn(x: torch.Tensor) -> torch.Tensor:
             return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
@@ -204,17 +195,18 @@ def test_interleaved_rotation_is_refused(make_model: Make, monkeypatch: pytest.M
         return tuple(x * cos[:, None] + turn(x) * sin[:, None] for x in (q, k))
 
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", interleaved)
-    with pytest.raises(CheckpointError, match="rotary"):
-        export(make_model(num_hidden_layers=1), CAPACITY)
-
-
-def test_a_norm_of_another_kind_is_left_alone(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(num_hidden_layers=1)
-    original = modeling_llama.LlamaRMSNorm.forward
-    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", lambda self, x: original(self, x) + 1)
     expected = reference(model, PROMPT)
-    chain = [node - 1 for node in range(len(PROMPT))]
-    with portable(model, CAPACITY) as module:
-        assert not [name for name, part in model.named_modules() if "forward" in vars(part)]
-        logits, _ = step(module, caches(model), PROMPT, chain, 0, list(range(len(PROMPT))))
+    nodes = list(range(len(PROMPT)))
+    with as_portable(model) as module:
+        logits, _ = step(module, caches(model), PROMPT, [node - 1 for node in nodes], 0, nodes)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
+    assert not [node for node in graph.graph if node.op_type == "RotaryEmbedding"]
+
+
+def test_rows_past_the_longest_text_repeat_the_last(model: Any) -> None:
+    with portable(model, probe(model.config, 12), 12, CAPACITY):
+        cos, sin = model.model.rotary_emb(torch.zeros(1), torch.tensor([[11, 12, CAPACITY - 1]]))
+    torch.testing.assert_close(cos, cos[:, :1].expand(-1, 3, -1), rtol=0, atol=0)
+    torch.testing.assert_close(sin, sin[:, :1].expand(-1, 3, -1), rtol=0, atol=0)

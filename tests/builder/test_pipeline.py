@@ -163,7 +163,12 @@ def test_the_report_says_how_exact(bundle: Path) -> None:
     assert report["exactness"]["largest_logit_difference"] < 1e-4
     assert len(report["exactness"]["cases"]) >= 3
     assert all(case["exact"] for case in report["exactness"]["cases"])
-    assert report["matched_passes"]["target"] == {"StaticReshape": 24, "GatherLogits": 1, "FuseSwiGLU": 6}
+    each = {"StaticReshape": 24, "FuseRotary": 6, "FuseSwiGLU": 6, "FuseQKV": 6, "FuseGateUp": 6}
+    once = {"GatherLogits": 1, "FoldTiedHead": 1}
+    assert report["matched_passes"]["target"] == each | once | {"FuseRMSNorm": 13, "FuseResidualNorm": 12}
+    exported, fused, lowered = (report["operators"]["target"][stage] for stage in ("exported", "fused", "lowered"))
+    assert (exported["ReduceMean"], fused["RMSNormalization"], lowered["SkipSimplifiedLayerNormalization"]) == (13, 1, 12)
+    assert exported["TreeAttention"] == fused["TreeAttention"] == lowered["GroupQueryAttention"] == 6
     assert report["memory"]["caches_per_sequence"] == 4 * 2 * 1088 * 64 * (6 * 2 + 2 * 1)
     assert report["memory"]["weights"] == sum(
         (bundle / name / "weights.bin").stat().st_size for name in ("target", "draft")

@@ -1,0 +1,76 @@
+"""What the passes share that make one matrix product of several with the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from .pattern import constant, dims, insert, producer, replace
+
+
+def product_behind(value: ir.Value | None, through: frozenset[str]) -> ir.Node | None:
+    """The `MatMul(x, weight)` whose result reaches `value` by the given operators' first inputs alone."""
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in through:
+        if node.op_type == "Add":  # a bias, on either side
+            node = next((n for n in (producer(v, "MatMul") for v in node.inputs) if n), None)
+        else:
+            node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if node is None or node.op_type != "MatMul" or not _is_weight(node.inputs[1], 2):
+        return None
+    return node
+
+
+def merge(graph: ir.Graph, products: Sequence[ir.Node]) -> bool:
+    """One `MatMul`, one `Add` where each has a bias, and a `Split`; False where they do not share their input."""
+    if len(set(products)) < len(products) or len({product.inputs[0] for product in products}) > 1:
+        return False
+    weights = [product.inputs[1] for product in products]
+    biases = [_bias(product) for product in products]
+    before = min(products, key=list(graph).index)
+    name = "_".join([weights[0].name or "", "merged"])  # type: ignore[union-attr]
+    merged = insert(before, "MatMul", [before.inputs[0], _joined(graph, weights, name)]).outputs[0]
+    ends = [product.outputs[0] for product in products]
+    if all(biases):
+        adds = [add for add, _ in biases if add]  # type: ignore[misc]
+        ends = [add.outputs[0] for add in adds]
+        joined = _joined(graph, [bias for _, bias in biases], name + "_bias")  # type: ignore[misc]
+        merged = insert(before, "Add", [merged, joined]).outputs[0]
+    widths = [dims(weight)[-1] for weight in weights]  # type: ignore[index]
+    sizes = constant(graph, "sizes_" + "_".join(map(str, widths)), np.array(widths, dtype=np.int64))
+    split = insert(before, "Split", [merged, sizes], attributes={"axis": -1}, outputs=len(products))
+    for old, new in zip(ends, split.outputs, strict=True):
+        replace(old, new)
+    for end in ends:
+        graph.remove(end.producer(), safe=True)  # type: ignore[arg-type]
+    for product in products:
+        if product.graph is not None:
+            graph.remove(product, safe=True)
+    return True
+
+
+def _is_weight(value: ir.Value | None, rank: int) -> bool:
+    return value is not None and value.is_initializer() and len(dims(value) or ()) == rank
+
+
+def _bias(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
+    """The Add that alone uses a product, and what it adds, where that is a vector."""
+    uses = list(product.outputs[0].uses())
+    if len(uses) != 1 or uses[0].node.op_type != "Add":
+        return None
+    other = uses[0].node.inputs[1 - uses[0].idx]
+    return (uses[0].node, other) if _is_weight(other, 1) else None  # type: ignore[return-value]
+
+
+def _joined(graph: ir.Graph, values: Sequence[ir.Value | None], name: str) -> ir.Value:
+    """An initializer that is several others side by side; joined when it is written."""
+    parts = [value.const_value for value in values if value is not None and value.const_value is not None]
+    shape = ir.Shape([*parts[0].shape[:-1], sum(int(part.shape[-1]) for part in parts)])  # type: ignore[arg-type]
+    tensor = ir.LazyTensor(
+        lambda: ir.tensor(np.concatenate([part.numpy() for part in parts], axis=-1)), parts[0].dtype, shape, name=name
+    )
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value

@@ -1,0 +1,66 @@
+"""RoPE into attention: rotated queries and keys are handed over unrotated, with the tables."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes as passes
+
+from .pattern import FusionPass, insert, producer, replace
+
+
+class FuseRotary(FusionPass):
+    """`TreeAttention(RotaryEmbedding(q, cos[p], sin[p]), RotaryEmbedding(k, …), …)` becomes `TreeAttention(q, k, …,
+    cos, sin)`, which rotates by itself.
+
+    Pre: the graph has an input position_ids. Post: no attention takes rotated queries and keys of the same tables.
+    """
+
+    def requires(self, model: ir.Model) -> None:
+        """See the class."""
+        if not any(value.name == "position_ids" for value in model.graph.inputs):
+            raise passes.PreconditionError("the graph has no input position_ids")
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        """See the class."""
+        found = _rotations(node)
+        if found is None:
+            return False
+        query, key, tables = found
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        inputs = [query, key, *node.inputs[2:], *tables]
+        outputs = [ir.Value(name=old.name, shape=old.shape, type=old.type) for old in node.outputs]
+        insert(node, "TreeAttention", inputs, node.domain, attributes, outputs)
+        for old, new in zip(node.outputs, outputs, strict=True):
+            replace(old, new)
+        graph.remove(node, safe=True)
+        return True
+
+    def ensures(self, model: ir.Model) -> None:
+        """See the class."""
+        for node in model.graph:
+            if _rotations(node):
+                raise passes.PostconditionError(f"{node.name} does not rotate by itself")
+
+
+def _rotations(node: ir.Node) -> tuple[ir.Value, ir.Value, tuple[ir.Value, ...]] | None:
+    """Unrotated query and key, and the tables both are rotated by."""
+    if node.op_type != "TreeAttention":
+        return None
+    rotations = [producer(value, "RotaryEmbedding") for value in node.inputs[:2]]
+    if not all(rotations):
+        return None
+    found = [_tables(rotation, node.inputs[5]) for rotation in rotations if rotation]
+    if found[0] is None or found[0] != found[1]:
+        return None
+    query, key = (rotation.inputs[0] for rotation in rotations if rotation)
+    assert query is not None
+    assert key is not None
+    return query, key, found[0]
+
+
+def _tables(rotation: ir.Node, positions: ir.Value | None) -> tuple[ir.Value, ...] | None:
+    """cos and sin, where they are looked up by the positions."""
+    lookups = [producer(value, "Gather") for value in rotation.inputs[1:3]]
+    tables = tuple(lookup.inputs[0] for lookup in lookups if lookup and lookup.inputs[1] is positions)
+    plain = "interleaved" not in rotation.attributes or not rotation.attributes["interleaved"].as_int()
+    return tables if plain and len(tables) == 2 and all(t and t.is_initializer() for t in tables) else None  # type: ignore[return-value]

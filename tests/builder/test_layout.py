@@ -1,0 +1,105 @@
+"""What a model's attention is found to be before its weights are loaded, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from specbuild.builder import layout
+from specbuild.builder.layout import Layout, probe
+from specbuild.runtime.errors import CheckpointError
+from transformers import AutoConfig
+
+BASE = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def config(model_type: str, **fields: Any) -> Any:
+    return AutoConfig.for_model(model_type, **BASE | fields)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "expected"),
+    [
+        ("llama", {}, Layout(2, 16, (0, 0, 0))),
+        ("llama", {"num_key_value_heads": 1, "head_dim": 24}, Layout(1, 24, (0, 0, 0))),
+        ("mistral", {"sliding_window": 8}, Layout(2, 16, (8, 8, 8))),
+        ("mistral", {"sliding_window": 63}, Layout(2, 16, (63, 63, 63))),
+        ("mistral", {"sliding_window": 64}, Layout(2, 16, (0, 0, 0))),  # never shorter than the text
+        ("mistral", {"sliding_window": 1}, Layout(2, 16, (1, 1, 1))),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}, Layout(2, 16, (0, 0, 5))),
+        ("gemma2", {"sliding_window": 8}, Layout(2, 16, (8, 0, 8))),
+        ("phi3", {"sliding_window": 9}, Layout(2, 16, (9, 9, 9))),
+        ("gpt_neox", {}, Layout(4, 16, (0, 0, 0))),
+        ("mixtral", {"num_local_experts": 4}, Layout(2, 16, (0, 0, 0))),
+    ],
+)
+def test_found(model_type: str, fields: dict[str, Any], expected: Layout) -> None:
+    asked = config(model_type, **fields)
+    implementation = asked._attn_implementation
+    assert probe(asked, 64) == expected
+    assert expected.layers == 3
+    assert asked._attn_implementation == implementation
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "reason"),
+    [
+        ("bloom", {}, "attention interface"),
+        ("mamba", {}, "linear_attention layers"),
+        ("llama4_text", {"attention_chunk_size": 8, "intermediate_size_mlp": 96}, "chunked_attention layers"),
+        ("gpt_oss", {}, "s_aux"),
+        ("bert", {"is_decoder": False}, "looks ahead"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "looks ahead|neither causal nor"),
+    ],
+)
+def test_refused(model_type: str, fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        probe(config(model_type, **fields), 64)
+
+
+def test_a_long_text_changes_the_positions_of_longrope() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    scaled = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    asked = config("phi3", rope_parameters=scaled | factors, original_max_position_embeddings=32)
+    assert probe(asked, 32).layers == 3
+    with pytest.raises(CheckpointError, match="--max-seq-len"):
+        probe(asked, 64)
+
+
+def test_recurrent_layers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose layers do not all call the attention interface, whatever its configuration says."""
+    from transformers.models.llama import modeling_llama
+
+    original = modeling_llama.LlamaAttention.forward
+
+    def forward(self: Any, hidden_states: torch.Tensor, **options: Any) -> Any:
+        return (hidden_states, None) if self.layer_idx == 1 else original(self, hidden_states, **options)
+
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
+    with pytest.raises(CheckpointError, match="3 layers, 2 of which"):
+        probe(config("llama"), 64)
+
+
+def test_another_mask_is_refused() -> None:
+    chunks = torch.arange(64)[None] // 8 == torch.tensor([63, 62, 42, 31, 21, 0])[:, None] // 8
+    with pytest.raises(CheckpointError, match="neither causal nor a sliding window"):
+        layout._window(chunks[None, None], "Chunked")
+
+
+def test_nothing_is_allocated() -> None:
+    """A model of 4 terabytes is looked at in no memory."""
+    large = config("llama", hidden_size=65536, intermediate_size=262144, num_attention_heads=4096, num_hidden_layers=8)
+    assert probe(large, 64).layers == 8

@@ -1,0 +1,51 @@
+"""Random checkpoints of many families, small enough to build in seconds, whose every weight counts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BASE = {
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+@pytest.fixture(scope="session")
+def make_family(pair: Path) -> Callable[..., Path]:
+    """`make_family(folder, model_type, noise, **fields)`: a random checkpoint; noise tells it from another one.
+
+    Logits are wide, so that few choices are near-ties; the tokenizer is the reference pair's.
+    """
+
+    def make(folder: Path, model_type: str, noise: float = 0.0, **fields: Any) -> Path:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.for_model(model_type, **BASE | fields)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for weight in model.parameters():
+                centre = weight.mean().round() if weight.ndim == 1 else 0.0  # of a norm: 0 or 1
+                scale = 0.2 if weight.ndim == 1 else 2.0 * weight.shape[-1] ** -0.5
+                weight.copy_(centre + scale * torch.randn(weight.shape, generator=generator))
+                weight += noise * scale * torch.randn(weight.shape, generator=generator)
+        model.save_pretrained(folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(pair / "target" / name, folder / name)
+        return folder
+
+    return make

@@ -1,0 +1,99 @@
+"""Every family end to end: a tiny random pair's tokens are transformers' greedy ones, and plain decoding's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specbuild.builder import checkpoint
+from specbuild.builder.config import BuildConfig
+from specbuild.builder.pipeline import build
+from specbuild.builder.reference import greedy as hugging_face
+from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.verify import compare, plain
+
+LAYERS, NEW_TOKENS, TREES = 2, 20, ("chain:4", "topk:4,3", "best:12")
+LLAMA = {"FuseRMSNorm": 5, "FuseRotary": 2, "FuseSwiGLU": 2, "FuseQKV": 2, "FuseGateUp": 2, "FuseResidualNorm": 4}
+GEMMA = LLAMA | {"FuseSwiGLU": 0, "FuseRMSNorm": 9, "FoldTiedHead": 1}
+SCALED = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = SCALED | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+TIED = {"tie_word_embeddings": True}
+LOCAL = ["sliding_attention", "full_attention"]
+
+# name: model type, fields, what the passes match
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
+    "llama": ("llama", {}, LLAMA),
+    "llama-mha-biases-tied": (
+        "llama",
+        {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True} | TIED,
+        LLAMA | {"FoldTiedHead": 1},
+    ),
+    "llama-mqa-rope-llama3": (
+        "llama",
+        {"num_key_value_heads": 1, "rope_parameters": LLAMA3 | {"rope_type": "llama3"}},
+        LLAMA,
+    ),
+    "llama-rope-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+        LLAMA,
+    ),
+    "qwen2-tied": ("qwen2", TIED, LLAMA | {"FoldTiedHead": 1}),
+    "qwen2-yarn-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+        | {"rope_parameters": SCALED | {"rope_type": "yarn"}},
+        LLAMA,
+    ),
+    "qwen3": ("qwen3", {}, LLAMA | {"FuseRMSNorm": 9}),
+    "mistral": ("mistral", {"sliding_window": 5}, LLAMA),
+    "gemma2": (
+        "gemma2",
+        {
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 9.0,
+        },
+        GEMMA,
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"sliding_window": 6, "query_pre_attn_scalar": 16, "layer_types": LOCAL},
+        GEMMA | {"FuseRMSNorm": 13},
+    ),
+    "phi3": ("phi3", {"sliding_window": 11, "rope_parameters": PARTIAL}, LLAMA | {"FuseQKV": 0, "FuseGateUp": 0}),
+    "olmo2": ("olmo2", {}, LLAMA | {"FuseRMSNorm": 9, "FuseResidualNorm": 1}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}, LLAMA | {"FuseRotary": 1, "FoldTiedHead": 1}),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str) -> None:
+    model_type, fields, matches = FAMILIES[name]
+    target = make_family(tmp_path / "target", model_type, num_hidden_layers=LAYERS, **fields)
+    draft = make_family(tmp_path / "draft", model_type, noise=0.05, num_hidden_layers=LAYERS, **fields)
+    report = build(BuildConfig(str(target), tmp_path / "bundle", draft=str(draft), max_batch_size=4))
+    assert {k: v for k, v in report["matched_passes"]["target"].items() if k in LLAMA | {"FoldTiedHead": 0}} == {
+        "FoldTiedHead": 0
+    } | matches
+    greedy = SamplingParams(max_new_tokens=NEW_TOKENS, seed=0)
+    sampled = replace(greedy, temperature=1.0, top_p=0.9)
+    model = checkpoint.load(checkpoint.find(str(target)), "eager")
+    for batch_size in (1, 4):
+        with Engine.load(tmp_path / "bundle", batch_size=batch_size, drafter="model") as engine:
+            tokens = [engine.tokenizer.encode(prompt)[:60] for prompt in prompts[:8]]
+            references = [reference.tokens for reference in hugging_face(model, tokens, NEW_TOKENS, [0])]
+            off = [replace(greedy, speculation="off")] * len(tokens)
+            assert compare(engine, f"{name} against transformers", tokens, off, references).exact
+            for params in (greedy, sampled):
+                expected = plain(engine, tokens, [params] * len(tokens))
+                for tree in TREES:
+                    each = [replace(params, speculation=tree)] * len(tokens)
+                    case = compare(engine, f"{name}, {tree}", tokens, each, expected)
+                    assert case.exact, case
+                    assert case.mean_acceptance_length > 1.1
