@@ -185,19 +185,32 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
 
 
 def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
-    """Target and draft must share a vocabulary; raises CheckpointError that names the first difference."""
+    """Target and draft must share a vocabulary, padding aside; raises CheckpointError with what differs."""
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if ours != theirs:
-        differing = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda item: item[1])
-        raise CheckpointError(
-            f"target and draft have different vocabularies ({len(ours)} and {len(theirs)} tokens, the first that "
-            f"differs is {differing[0][0]!r}): use a draft with the target's tokenizer"
-        )
-    if target.vocab_size != draft.vocab_size:
-        raise CheckpointError(
-            f"target and draft have heads of {target.vocab_size} and {draft.vocab_size} rows: "
-            "use a draft of the same size"
-        )
+    if ours == theirs:
+        return
+    _, token = min((place, token) for token, place in ours.items() ^ theirs.items())
+    places = [
+        f"{vocabulary.get(token, 'unknown')} in the {name}"
+        for vocabulary, name in ((ours, "target"), (theirs, "draft"))
+    ]
+    raise CheckpointError(
+        f"target and draft have different vocabularies of {len(ours)} and {len(theirs)} tokens: {token!r} is "
+        f"{' and '.join(places)}; use a draft with the target's tokenizer"
+    )
+
+
+def fit_vocabulary(model: PreTrainedModel, rows: int) -> None:
+    """Cut or pad embedding and head to `rows` tokens, beyond the tokenizer's own; a padded token is an average one."""
+    known = model.config.get_text_config().vocab_size
+    if rows == known:
+        return
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    head = model.get_output_embeddings()
+    with torch.no_grad():
+        for weight in (model.get_input_embeddings().weight, head.weight, getattr(head, "bias", None)):
+            if weight is not None and rows > known:
+                weight[known:] = weight[:known].mean(0)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

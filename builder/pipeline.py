@@ -127,6 +127,7 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]
     with work.stage(f"{name}: load"):
         model = checkpoints.load(checkpoint, "eager")
         parameters = model.num_parameters()
+        checkpoints.fit_vocabulary(model, work.target.vocab_size)
     if name == "target":
         with work.stage("target: Hugging Face reference"):
             prompts, work.check_tokens = tokenize(checkpoint.tokenizer, work.max_seq_len)
@@ -153,7 +154,7 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]
         kv_heads=layout.kv_heads,
         head_dim=work.lowering.cache_width(layout.head_dim),
         windows=sorted(set(layout.windows)),
-        vocab_size=checkpoint.vocab_size,
+        vocab_size=work.target.vocab_size,
         capacity=work.capacity,
         max_positions=checkpoint.max_positions,
         graphs=graphs,

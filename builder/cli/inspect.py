@@ -13,8 +13,9 @@ from ...runtime import Bundle
 
 @click.command(name="inspect")
 @click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--graph", is_flag=True, help="Show the operators of each model before and after the passes.")
 @click.option("--json", "as_json", is_flag=True, help="Print manifest and report as JSON.")
-def command(bundle: Path, as_json: bool) -> None:
+def command(bundle: Path, graph: bool, as_json: bool) -> None:
     """Show what a bundle holds, after checking every file's hash."""
     opened = Bundle.open(bundle)
     opened.verify()
@@ -22,6 +23,8 @@ def command(bundle: Path, as_json: bool) -> None:
     report = json.loads(opened.path("report.json").read_text(encoding="utf-8"))
     if as_json:
         click.echo(json.dumps({"manifest": manifest, "report": report}, ensure_ascii=False))
+    elif graph:
+        _show_graphs(report)
     else:
         _show(bundle, manifest, report)
 
@@ -56,3 +59,20 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
         ties = len(case["divergences"])
         table.add_row("checked", f"{case['name']}: {case['tokens']} tokens, {ties} near-ties")
     console.print(table)
+
+
+def _show_graphs(report: dict[str, Any]) -> None:
+    """Per model, how often each pass matched, and how many nodes of each operator there are, stage by stage."""
+    from rich.console import Console
+    from rich.table import Table
+
+    for model, stages in report["operators"].items():
+        matched = ", ".join(f"{name} {count}" for name, count in report["matched_passes"][model].items())
+        click.echo(f"{model}: {matched}")
+        table = Table("operator", *stages, box=None)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for operator in sorted({operator for counts in stages.values() for operator in counts}):
+            table.add_row(operator, *(str(counts.get(operator, "")) for counts in stages.values()))
+        table.add_row("all", *(str(sum(counts.values())) for counts in stages.values()), style="bold")
+        Console().print(table)

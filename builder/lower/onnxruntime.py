@@ -260,7 +260,7 @@ def _block_gather(node: ir.Node) -> list[ir.Value]:
 
 
 def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
-    """A block weight `[N, blocks, size]` as `[N, K]`, of the same bytes: the head reads one, the embedding the other."""
+    """A block weight `[N, blocks, size]` as `[N, K]` of the same bytes, for the lookup."""
     stored, name = weight.const_value, f"{weight.name}_rows"
     rows, blocks, size = stored.shape  # type: ignore[union-attr]
     shape = ir.Shape([rows, int(blocks) * int(size)])  # type: ignore[call-overload]

@@ -167,7 +167,11 @@ def test_the_report_says_how_exact(bundle: Path) -> None:
     once = {"GatherLogits": 1, "FoldTiedHead": 1}
     assert report["matched_passes"]["target"] == each | once | {"FuseRMSNorm": 13, "FuseResidualNorm": 12}
     exported, fused, lowered = (report["operators"]["target"][stage] for stage in ("exported", "fused", "lowered"))
-    assert (exported["ReduceMean"], fused["RMSNormalization"], lowered["SkipSimplifiedLayerNormalization"]) == (13, 1, 12)
+    assert (exported["ReduceMean"], fused["RMSNormalization"], lowered["SkipSimplifiedLayerNormalization"]) == (
+        13,
+        1,
+        12,
+    )
     assert exported["TreeAttention"] == fused["TreeAttention"] == lowered["GroupQueryAttention"] == 6
     assert report["memory"]["caches_per_sequence"] == 4 * 2 * 1088 * 64 * (6 * 2 + 2 * 1)
     assert report["memory"]["weights"] == sum(

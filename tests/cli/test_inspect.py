@@ -29,6 +29,21 @@ def test_the_table(specbuild: Command, bundle: Path, monkeypatch: pytest.MonkeyP
         assert word in outcome.out
 
 
+def test_the_graph_before_and_after(specbuild: Command, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    outcome = specbuild("inspect", bundle, "--graph")
+    assert (outcome.status, outcome.err) == (0, "")
+    lines = [line.split() for line in outcome.out.splitlines()]
+    assert ["operator", "exported", "fused", "lowered"] in lines
+    assert ["ReduceMean", "13"] in lines
+    assert ["TreeAttention", "6", "6"] in lines
+    (target, draft) = (line for line in lines if line and line[0] == "all")
+    assert int(target[1]) > int(target[2]) > int(draft[2])
+    for name in ("target:", "draft:"):
+        (title,) = (line for line in lines if line and line[0] == name)
+        assert all(fusion in title for fusion in ("FuseRMSNorm", "FuseResidualNorm", "FuseQKV", "FoldTiedHead"))
+
+
 def test_a_chat_template_is_seen(specbuild: Command, tiny_bundle: Path) -> None:
     (line,) = (line for line in specbuild("inspect", tiny_bundle).out.splitlines() if "chat template" in line)
     assert line.split()[-1] == "yes"
