@@ -97,13 +97,10 @@ def _print(engine: Engine, requests: list[Request], errors: Errors, as_json: boo
         if chunk.result:
             results[chunk.index, chunk.sample] = chunk.result
         while not streaming and printed < len(order) and order[printed] in results:
-            index, sample = order[printed]
-            result, title = (
-                results[index, sample],
-                f"{index + 1}.{sample + 1}" if requests[index].params.n > 1 else None,
-            )
-            body = json.dumps(result.to_dict(), ensure_ascii=False) if as_json else result.text
-            click.echo(body if as_json else f"=== {title or index + 1} ===\n{body}")
+            (index, sample), result = order[printed], results[order[printed]]
+            title = f"{index + 1}.{sample + 1}" if requests[index].params.n > 1 else f"{index + 1}"
+            whole = json.dumps(result.to_dict(), ensure_ascii=False) if as_json else f"=== {title} ===\n{result.text}"
+            click.echo(whole)
             printed += 1
     if streaming:
         click.echo()
