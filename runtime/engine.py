@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import closing
 from types import TracebackType
 from typing import Literal
 
@@ -19,7 +20,7 @@ from .draft import Drafter, ModelDrafter
 from .errors import EngineClosedError, OptionError
 from .feed import Feed
 from .handle import Handle
-from .intake import Errors, Intake, Params, Prompts
+from .intake import Errors, Intake, Params, Prompts, params_list
 from .loop import Loop
 from .metrics import RunStats
 from .mixed import MixedDrafter
@@ -101,8 +102,8 @@ class Engine:
         a prompt is raised before anything runs (PromptError, OptionError), or with errors="return" becomes its result;
         what goes wrong while running is always in the result. Raises EngineClosedError.
         """
-        chunks = self._chunks(*self.requests(prompts, params, errors), each_round=False)
-        results = {(chunk.index, chunk.sample): chunk.result for chunk in chunks if chunk.result}
+        with closing(self._chunks(*self.requests(prompts, params, errors), each_round=False)) as chunks:
+            results = {(chunk.index, chunk.sample): chunk.result for chunk in chunks if chunk.result}
         return [results[key] for key in sorted(results)]
 
     def stream(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> Iterator[Chunk]:
@@ -116,10 +117,10 @@ class Engine:
         EngineClosedError.
         """
         self._check_open()
-        params = params or SamplingParams()
-        if params.n > 1:
-            raise OptionError(f"submit takes one sample, not n={params.n}: submit each with a seed, or use generate")
-        (sequence,), entered = self._intake.samples(prompt, params), threading.Event()
+        (one,), entered = params_list(params, 1), threading.Event()
+        if one.n > 1:
+            raise OptionError(f"submit takes one sample, not n={one.n}: submit each with a seed, or use generate")
+        (sequence,) = self._intake.samples(prompt, one)
         handle = self.scheduler.submit(sequence, entered.set, wait=wait)
         try:
             if not handle.queued:
@@ -147,7 +148,9 @@ class Engine:
         """A feed of sequences: as many submitted as keep every slot busy."""
         return Feed(self.scheduler, sequences, 2 * self.batch_size, wake, each_round)
 
-    def _chunks(self, sequences: list[Sequence], refused: list[Chunk], each_round: bool) -> Iterator[Chunk]:
+    def _chunks(
+        self, sequences: list[Sequence], refused: list[Chunk], each_round: bool
+    ) -> Generator[Chunk, None, None]:
         yield from refused
         changed = threading.Event()
         feed = self.feed(sequences, changed.set, each_round)

@@ -35,7 +35,7 @@ class Intake:
         if errors not in ("raise", "return"):
             raise OptionError(f'errors must be "raise" or "return", not {errors!r}')
         listed, sequences, refused = _prompt_list(prompts), list[Sequence](), list[Chunk]()
-        for index, (prompt, each) in enumerate(zip(listed, _params_list(params, len(listed)), strict=True)):
+        for index, (prompt, each) in enumerate(zip(listed, params_list(params, len(listed)), strict=True)):
             try:
                 sequences += self.samples(prompt, each, index)
             except SpecbuildError as error:
@@ -96,9 +96,12 @@ def _prompt_list(prompts: Any) -> list[Prompt]:
     return [list(prompts)] if single else list(prompts)
 
 
-def _params_list(params: Params, count: int) -> list[SamplingParams]:
+def params_list(params: Params, count: int) -> list[SamplingParams]:
+    """Parameters for each of `count` prompts; raises OptionError."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams) for each in params):
+        raise OptionError(f"parameters must be SamplingParams, one or a list of them, not {params!r}")
     if len(params) != count:
         raise OptionError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")
     return list(params)

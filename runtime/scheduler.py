@@ -59,9 +59,9 @@ class Scheduler:
                 raise QueueFullError(
                     f"the queue holds {self.max_waiting} requests and is full: try later, or load with more max_waiting"
                 )
+            self._start_worker()
             self.line.append(handle)
             self._admit()
-            self._start_worker()
             self._work.notify()
         return handle
 
@@ -71,8 +71,7 @@ class Scheduler:
         with self._lock:
             self._exclusive += 1
             try:
-                while self.active or self._entered:
-                    self._quiet.wait()
+                self._quiet.wait_for(lambda: not self.active and not self._entered)
                 if self.closed:
                     raise EngineClosedError("the engine is closed: load the bundle again")
                 self._entered = True
@@ -94,8 +93,7 @@ class Scheduler:
                 handle.cancelled = True
             self._sweep()
             self._work.notify()
-            while self._entered:
-                self._quiet.wait()
+            self._quiet.wait_for(lambda: not self._entered)
         if self._worker:
             self._worker.join()
             atexit.unregister(self.close)
@@ -120,7 +118,11 @@ class Scheduler:
     def _start_worker(self) -> None:
         if self._worker is None:
             self._worker = threading.Thread(target=self._run, name="specbuild", daemon=True)
-            self._worker.start()
+            try:
+                self._worker.start()
+            except RuntimeError:  # the system has no thread to give: the next submission tries again
+                self._worker = None
+                raise
             atexit.register(self.close)  # a daemon thread must not die inside a model
 
     def _run(self) -> None:

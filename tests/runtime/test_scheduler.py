@@ -307,6 +307,11 @@ def test_what_cannot_run_is_raised_or_returned(hash_engine: Any, call: str) -> N
         assert word in str(result.error)
     with pytest.raises(OptionError, match="errors must be"):
         getattr(engine, call)(prompts, SHORT, errors="ignore")
+    for params in ({"n": 1}, [{}], [SHORT, SHORT], 5):
+        with pytest.raises(OptionError, match="parameters"):
+            getattr(engine, call)("ab", params, errors="return")
+        with pytest.raises(OptionError, match="parameters"):
+            engine.submit("ab", params)
 
 
 def test_a_bug_in_the_worker_leaves_nobody_waiting(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
