@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -81,6 +83,19 @@ def replayed(engine: Engine, tokens: list[list[int]]) -> Any:
             return [Result("", each, "length", metrics) for each in tokens]
 
     return Replay()
+
+
+def test_a_program_that_ends_without_closing_ends_well(bundle: Path) -> None:
+    code = """
+import sys
+from specbuild.runtime import Engine, SamplingParams
+engine = Engine.load(sys.argv[1])
+handle = engine.submit("x", SamplingParams(max_new_tokens=900, ignore_eos=True))
+next(iter(handle))
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(bundle)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 @pytest.mark.parametrize("max_waiting", [0, -1, True, 1.5, "4"])
