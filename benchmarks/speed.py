@@ -52,6 +52,8 @@ def ours(engine: Engine, speculation: str, sink: dict[str, Any]) -> Callable[[st
         stats = engine.stats
         before = (stats.total, stats.host, stats.rounds)
         result = engine.generate(prompt, params)[0]
+        if result.error:
+            raise result.error
         for key, now, then in zip(
             ("total", "host", "rounds"), (stats.total, stats.host, stats.rounds), before, strict=True
         ):

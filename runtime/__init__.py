@@ -4,19 +4,28 @@ from specbuild.runtime import Engine, SamplingParams
 
 with Engine.load("pycode.bundle") as engine:
     print(engine.generate("def main(", SamplingParams(max_new_tokens=64))[0].text)
+
+`specbuild.runtime.aio` has the twin for asyncio.
 """
 
 from .bundle import Bundle, Manifest
-from .engine import Chunk, Engine, Prompt, Result
+from .chat import Chat
+from .engine import Engine
 from .errors import SpecbuildError
+from .handle import Handle
+from .logprobs import TokenLogprobs
 from .metrics import RequestMetrics, RunStats, SpeculationStats
+from .result import Chunk, Result
 from .sampling import SamplingParams
+from .tokenizer import Prompt
 from .tree import TreeSpec
 
 __all__ = [
     "Bundle",
+    "Chat",
     "Chunk",
     "Engine",
+    "Handle",
     "Manifest",
     "Prompt",
     "RequestMetrics",
@@ -25,5 +34,6 @@ __all__ = [
     "SamplingParams",
     "SpecbuildError",
     "SpeculationStats",
+    "TokenLogprobs",
     "TreeSpec",
 ]

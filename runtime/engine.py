@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from contextlib import closing
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,57 +17,39 @@ from numpy.typing import NDArray
 from . import backends
 from .bundle import Bundle, Manifest
 from .draft import Drafter, ModelDrafter
-from .errors import EngineBusyError, OptionError, PromptError
+from .errors import EngineClosedError, OptionError
+from .feed import Feed
+from .handle import Handle
+from .intake import Errors, Intake, Params, Prompts, params_list
 from .loop import Loop
-from .metrics import RequestMetrics, RunStats
+from .metrics import RunStats
 from .mixed import MixedDrafter
 from .ngram import NgramDrafter
-from .sampling import Sampler, SamplingParams, fresh_seed
+from .result import Chunk, Result
+from .sampling import SamplingParams
+from .scheduler import Scheduler
 from .sequence import Sequence
-from .tokenizer import Detokenizer, Tokenizer
-from .tree import TreeSpec
+from .tokenizer import Prompt, Tokenizer
 
-Prompt = str | Seq[int] | Seq[dict[str, Any]]
 DrafterName = Literal["model", "ngram"]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of one prompt. `token_ids` hold the end-of-sequence token, `text` does not."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str  # "stop" (end of sequence or a stop string) or "length"
-    metrics: RequestMetrics
-
-    def to_dict(self) -> dict[str, Any]:
-        """As `specbuild generate --json` prints it."""
-        return {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-            "metrics": self.metrics.to_dict(),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What one round added to one prompt's output; the last chunk of a prompt carries its result."""
-
-    index: int  # which prompt
-    text: str  # complete characters only
-    token_ids: list[int]
-    result: Result | None
+MAX_WAITING = 256
 
 
 class Engine:
-    """A loaded bundle. One generation at a time; use as a context manager, or `close()` it."""
+    """A loaded bundle, to be used from any number of threads; a context manager, or `close()` it."""
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer, loop: Loop, batch_size: int) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        tokenizer: Tokenizer,
+        loop: Loop,
+        batch_size: int,
+        max_waiting: int = MAX_WAITING,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.manifest, self.tokenizer, self.batch_size = manifest, tokenizer, batch_size
-        self._loop = loop
-        self._busy = threading.Lock()
-        self._closed = False
+        self._loop, self._intake = loop, Intake(manifest, tokenizer, clock)
+        self.scheduler = Scheduler(loop, batch_size, max_waiting, clock)
 
     @classmethod
     def load(
@@ -79,12 +60,13 @@ class Engine:
         batch_size: int = 1,
         threads: int | None = None,
         draft_threads: int = 1,
+        max_waiting: int = MAX_WAITING,
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
         drafter: "model", "ngram", or None for both (lookup where the text repeats itself, else the model).
         batch_size: how many sequences share a step. threads: of the target, all cores by default; the draft has
-        its own. Raises BundleError and OptionError.
+        its own. max_waiting: requests in the queue at most. Raises BundleError and OptionError.
         """
         bundle = Bundle.open(path)
         manifest = bundle.manifest
@@ -99,6 +81,8 @@ class Engine:
             )
         if (threads is not None and threads < 1) or draft_threads < 1:
             raise OptionError("threads must be at least 1")
+        if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
+            raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
         chunk = manifest.buckets[-1]
         with bundle.verifying():
             template = bundle.path(manifest.chat_template) if manifest.chat_template else None
@@ -108,114 +92,80 @@ class Engine:
             if drafter != "ngram" and "draft" in manifest.models:
                 model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads), chunk)
                 drafting = model if drafter == "model" else MixedDrafter(model)
-        return cls(manifest, tokenizer, Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids)), batch_size)
+        loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
+        return cls(manifest, tokenizer, loop, batch_size, max_waiting)
 
-    def generate(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
-    ) -> list[Result]:
-        """Decode every prompt; results in the prompts' order.
+    def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
+        """Decode every prompt; results in the prompts' order, the n samples of one after another.
 
-        A prompt is a text, a list of token ids, or a chat's messages; one alone is a list of one. Raises PromptError
-        and OptionError before anything runs, EngineBusyError while another generation is under way.
+        A prompt is a text, a list of token ids, a Chat or its messages; one alone is a list of one. What is wrong with
+        a prompt is raised before anything runs (PromptError, OptionError), or with errors="return" becomes its result;
+        what goes wrong while running is always in the result. Raises EngineClosedError.
         """
-        results: dict[int, Result] = {}
-        for chunk in self.stream(prompts, params):
-            if chunk.result:
-                results[chunk.index] = chunk.result
-        return [results[index] for index in sorted(results)]
+        with closing(self._chunks(*self.requests(prompts, params, errors), each_round=False)) as chunks:
+            results = {(chunk.index, chunk.sample): chunk.result for chunk in chunks if chunk.result}
+        return [results[key] for key in sorted(results)]
 
-    def stream(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
-    ) -> Iterator[Chunk]:
-        """As `generate`, a chunk at a time as the text grows; closing the iterator abandons what is left."""
-        listed = _prompt_list(prompts)
-        each = _params_list(params, len(listed))
-        sequences = [self._sequence(i, prompt, p) for i, (prompt, p) in enumerate(zip(listed, each, strict=True))]
-        return self._run(deque(sequences))
+    def stream(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> Iterator[Chunk]:
+        """As `generate`, a chunk at a time as the text grows; closing the iterator cancels what is left."""
+        return self._chunks(*self.requests(prompts, params, errors), each_round=True)
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, wait: bool = True) -> Handle:
+        """Queue one sample of one prompt, and return at once unless the queue is full.
+
+        Then it waits for room, or with wait=False raises QueueFullError. Raises PromptError, OptionError and
+        EngineClosedError.
+        """
+        self._check_open()
+        (one,), entered = params_list(params, 1), threading.Event()
+        if one.n > 1:
+            raise OptionError(f"submit takes one sample, not n={one.n}: submit each with a seed, or use generate")
+        (sequence,) = self._intake.samples(prompt, one)
+        handle = self.scheduler.submit(sequence, entered.set, wait=wait)
+        try:
+            if not handle.queued:
+                entered.wait()
+        except BaseException:
+            handle.cancel()
+            raise
+        return handle
 
     def logits(self, token_ids: Seq[int]) -> NDArray[np.float32]:
-        """The target's logits after a text, `float32[V]`: for measuring, not for decoding."""
-        if self._closed or not self._busy.acquire(blocking=False):
-            raise EngineBusyError("the engine is closed, or generating already")
+        """The target's logits after a text, `float32[V]`: for measuring, not for decoding.
+
+        Waits for the requests that run, and holds the waiting ones. Raises PromptError and EngineClosedError.
+        """
+        tokens = self._intake.check(list(token_ids))
+        with self.scheduler.exclusive() as loop:
+            return loop.logits(tokens)
+
+    def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
+        """What `generate` and `stream` would run, and the chunks of what cannot; see `Intake.requests`."""
+        self._check_open()
+        return self._intake.requests(prompts, params, errors)
+
+    def feed(self, sequences: Seq[Sequence], wake: Callable[[], None], each_round: bool) -> Feed:
+        """A feed of sequences: as many submitted as keep every slot busy."""
+        return Feed(self.scheduler, sequences, 2 * self.batch_size, wake, each_round)
+
+    def _chunks(
+        self, sequences: list[Sequence], refused: list[Chunk], each_round: bool
+    ) -> Generator[Chunk, None, None]:
+        yield from refused
+        changed = threading.Event()
+        feed = self.feed(sequences, changed.set, each_round)
         try:
-            return self._loop.logits(list(token_ids))
+            while feed.pending:
+                changed.clear()
+                yield from feed.chunks()
+                if feed.pending:
+                    changed.wait()
         finally:
-            self._busy.release()
+            feed.cancel()
 
-    def _sequence(self, index: int, prompt: Prompt, params: SamplingParams) -> Sequence:
-        where, manifest = f"prompt {index + 1}", self.manifest
-        vocab_size = manifest.models["target"].vocab_size
-        try:
-            tokens, tree = self.tokenizer.encode(prompt), self._tree(params.speculation)
-            seed = fresh_seed() if params.seed is None else params.seed
-            sampler = Sampler(params, seed, tokens, vocab_size)
-        except PromptError as error:
-            raise PromptError(f"{where}: {error}") from None
-        except OptionError as error:
-            raise OptionError(f"{where}: {error}") from None
-        if not tokens:
-            raise PromptError(f"{where} is empty: give at least one token")
-        if len(tokens) >= manifest.max_seq_len:
-            raise PromptError(
-                f"{where} has {len(tokens)} tokens, this bundle holds {manifest.max_seq_len} with at "
-                "least one of output: shorten it, or build with a larger --max-seq-len"
-            )
-        if not all(0 <= token < vocab_size for token in tokens):
-            raise PromptError(f"{where} has a token id outside the vocabulary of {vocab_size}")
-        return Sequence(
-            index=index,
-            tokens=tokens,
-            params=params,
-            sampler=sampler,
-            tree=tree,
-            detokenizer=Detokenizer(self.tokenizer, tokens, params.stop),
-            metrics=RequestMetrics(len(tokens), seed, str(tree) if tree else "off"),
-            limit=min(len(tokens) + params.max_new_tokens, manifest.max_seq_len),
-        )
-
-    def _tree(self, speculation: str) -> TreeSpec | None:
-        if speculation == "off":
-            return None
-        text = self.manifest.default_tree if speculation == "auto" else speculation
-        return TreeSpec.parse(text).check(self.manifest.buckets[-1])
-
-    def _run(self, waiting: deque[Sequence]) -> Iterator[Chunk]:
-        """Rounds until every sequence has ended; a freed slot takes the next one waiting."""
-        if self._closed:
-            raise EngineBusyError("the engine is closed: load the bundle again")
-        if not self._busy.acquire(blocking=False):
-            raise EngineBusyError("the engine is generating already: finish or close that generation first")
-        active: list[Sequence] = []
-        try:
-            free = list(range(self.batch_size))
-            while waiting or active:
-                while waiting and free:
-                    active.append(waiting.popleft())
-                    active[-1].slot, active[-1].started = free.pop(0), time.perf_counter()
-                before = [(len(s.output), s.detokenizer.text) for s in active]
-                self._loop.round(active)
-                now = time.perf_counter()
-                for sequence, (count, text) in zip(active, before, strict=True):
-                    if len(sequence.output) > count:
-                        yield self._chunk(sequence, count, text, now - sequence.started)
-                for sequence in [s for s in active if s.finish_reason]:
-                    active.remove(sequence)
-                    free.append(sequence.slot)
-                    self._loop.release(sequence.slot)
-        finally:
-            for sequence in active:
-                self._loop.release(sequence.slot)
-            self._busy.release()
-
-    def _chunk(self, sequence: Sequence, count: int, text: str, elapsed: float) -> Chunk:
-        metrics, detokenizer, result = sequence.metrics, sequence.detokenizer, None
-        if count == 0:
-            metrics.ttft = elapsed
-        if sequence.finish_reason:
-            detokenizer.finish()
-            metrics.e2el, metrics.num_output_tokens = elapsed, len(sequence.output)
-            result = Result(detokenizer.text, sequence.output, sequence.finish_reason, metrics)
-        return Chunk(sequence.index, detokenizer.text[len(text) :], sequence.output[count:], result)
+    def _check_open(self) -> None:
+        if self.scheduler.closed:
+            raise EngineClosedError("the engine is closed: load the bundle again")
 
     @property
     def stats(self) -> RunStats:
@@ -228,10 +178,8 @@ class Engine:
         return self._loop.cache_bytes
 
     def close(self) -> None:
-        """Free the models and the caches."""
-        if not self._closed:
-            self._closed = True
-            self._loop.close()
+        """Cancel what is left, and free the models and the caches."""
+        self.scheduler.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -262,19 +210,3 @@ def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> bac
     )
     graph = bundle.path(model.graphs[str(compiled)])
     return backends.load(bundle.manifest.backend, graph, spec, compiled, threads)
-
-
-def _prompt_list(prompts: Any) -> list[Prompt]:
-    """A list of prompts, from that or from a single one."""
-    if isinstance(prompts, str) or not isinstance(prompts, list | tuple):
-        return [prompts]
-    single = bool(prompts) and all(isinstance(p, int | Mapping) and not isinstance(p, bool) for p in prompts)
-    return [list(prompts)] if single else list(prompts)
-
-
-def _params_list(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise OptionError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")
-    return list(params)

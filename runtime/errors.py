@@ -1,8 +1,9 @@
 """Every error specbuild raises on purpose.
 
     SpecbuildError            exit status 1: it failed, and not because of what was asked
-    ├── ExecutionError        a backend could not run a compiled model
-    ├── EngineBusyError       a second generation was started before the first one ended
+    ├── ExecutionError        a compiled model could not be run, or gave what is no logits
+    ├── EngineClosedError     an engine was used after it had been closed
+    ├── QueueFullError        no room in an engine's queue, and the caller would not wait
     └── InputError            exit status 2: what was asked for cannot be done
         ├── OptionError       a flag, parameter, tree, precision or backend
         ├── PromptError       a prompt or a prompt file
@@ -21,11 +22,15 @@ class SpecbuildError(Exception):
 
 
 class ExecutionError(SpecbuildError):
-    """A backend could not run a compiled model."""
+    """A backend could not run a compiled model, or the model gave NaN or infinity for the token to emit."""
 
 
-class EngineBusyError(SpecbuildError):
-    """A second generation was started on an engine before the first one ended."""
+class EngineClosedError(SpecbuildError):
+    """An engine was used after it had been closed."""
+
+
+class QueueFullError(SpecbuildError):
+    """A request found no room in an engine's queue, and was not to wait for any."""
 
 
 class InputError(SpecbuildError):

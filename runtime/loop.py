@@ -5,6 +5,7 @@ Prompts are read by the same step: a chunk of a prompt is a long chain whose nod
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence as Seq
 
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from .accept import walk
 from .backends import Executor, Share
 from .draft import Drafter
+from .errors import ExecutionError
+from .logprobs import TokenLogprobs
 from .metrics import RunStats
 from .sequence import Sequence
 from .tree import Tree
@@ -27,21 +30,19 @@ class Loop:
         self.stats = RunStats()
 
     def round(self, sequences: Seq[Sequence]) -> None:
-        """One round for every sequence: each emits at least one token, or reads a chunk of its prompt."""
-        before = self._clock(), [len(s.output) for s in sequences]
+        """One round for every sequence: each emits at least one token, reads a chunk of its prompt, or fails alone.
+
+        Raises whatever drafting or the step itself raises, which concerns them all.
+        """
+        before, emitted = self._clock(), sum(len(s.output) for s in sequences)
         trees = self.draft(sequences)
         logits = self.target.step([self.share(s, t) for s, t in zip(sequences, trees, strict=True)])
         for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
-            if sequence.pending == 1:
-                self.accept(sequence, tree, rows)
-            else:
-                self.read(sequence, tree, rows)
-        (started, draft, verify), emitted = before
-        now, stats = self._clock(), self.stats
-        stats.rounds += 1
-        stats.emitted += sum(len(s.output) for s in sequences) - sum(emitted)
-        stats.total, stats.draft = stats.total + now[0] - started, stats.draft + now[1] - draft
-        stats.verify += now[2] - verify
+            try:
+                (self.accept if sequence.pending == 1 else self.read)(sequence, tree, rows)
+            except Exception as error:  # of this sequence alone: the others go on
+                sequence.fail(error)
+        self._account(before, sum(len(s.output) for s in sequences) - emitted)
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
@@ -62,7 +63,7 @@ class Loop:
         root, drafted, path = sequence.cached, sequence.drafts, list[int]()
 
         def choose(node: int) -> int:
-            return sequence.sampler.choose(logits[node], root + tree.depths[node], ())
+            return self.choose(sequence, logits[node], root + tree.depths[node])
 
         for node, token in walk(tree, choose):
             path.append(node)
@@ -81,20 +82,38 @@ class Loop:
         sequence.cached += len(chunk)
         self.target.commit(sequence.slot, (), sequence.cached)
         if len(logits):
-            sequence.emit(sequence.sampler.choose(logits[-1], sequence.cached - 1, ()), self.eos)
+            sequence.emit(self.choose(sequence, logits[-1], sequence.cached - 1), self.eos)
+
+    def choose(self, sequence: Sequence, row: NDArray[np.float32], position: int) -> int:
+        """The target's choice from a verified node's logits, to be emitted; notes its log-probability if asked."""
+        token = sequence.sampler.choose(row, position, ())
+        if not math.isfinite(row[token]):
+            raise ExecutionError(f"the model gave {row[token]} as a token's logit: build the bundle from sound weights")
+        if sequence.params.logprobs is not None:
+            sequence.logprobs.append(TokenLogprobs.of(row, token, sequence.params.logprobs))
+        return token
+
+    def _account(self, before: tuple[float, float, float], emitted: int) -> None:
+        """Add a round that began at `before` to the statistics."""
+        now, stats = self._clock(), self.stats
+        stats.rounds, stats.emitted = stats.rounds + 1, stats.emitted + emitted
+        stats.total, stats.draft = stats.total + now[0] - before[0], stats.draft + now[1] - before[1]
+        stats.verify += now[2] - before[2]
 
     def _clock(self) -> tuple[float, float, float]:
         """Seconds: now, and spent so far in the draft and in the target."""
         return time.perf_counter(), self.drafter.seconds if self.drafter else 0.0, self.target.seconds
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        """The target's logits after a text, read into slot 0."""
-        for start in range(0, len(tokens), self.chunk):
-            part = tokens[start : start + self.chunk]
-            share = Share(0, start, start, part, range(start, start + len(part)), None, 1)
-            (rows,) = self.target.step([share])
-        last: NDArray[np.float32] = rows[-1].copy()
-        self.release(0)
+        """The target's logits after a text, read into slot 0, which must be free."""
+        try:
+            for start in range(0, len(tokens), self.chunk):
+                part = tokens[start : start + self.chunk]
+                share = Share(0, start, start, part, range(start, start + len(part)), None, 1)
+                (rows,) = self.target.step([share])
+            last: NDArray[np.float32] = rows[-1].copy()
+        finally:
+            self.release(0)
         return last
 
     def release(self, slot: int) -> None:

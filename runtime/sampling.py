@@ -21,6 +21,8 @@ from .errors import OptionError
 from .tree import TreeSpec
 
 Logits = NDArray[np.float32]
+MOST_SAMPLES = 1024  # of one prompt
+MOST_LOGPROBS = 20  # tokens reported besides the emitted one, as in OpenAI's API
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,9 @@ class SamplingParams:
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; the penalties are Hugging Face's
     (repetition_penalty: prompt and output, divided or multiplied) and OpenAI's (frequency and presence: output only,
     subtracted); logit_bias maps token ids to what is added. seed None draws fresh entropy, which the result reports.
-    speculation is "auto" (the bundle's default tree), "off", or a tree.
+    speculation is "auto" (the bundle's default tree), "off", or a tree. n: samples of the prompt; sample i is what
+    `seed + i` (mod 2⁶⁴) alone gives. logprobs: None, or how many of the best tokens (0…20) to report besides the
+    emitted one. deadline: seconds from submission after which the request ends with what it has.
     """
 
     max_new_tokens: int = 128
@@ -46,6 +50,9 @@ class SamplingParams:
     stop: Sequence[str] = ()
     ignore_eos: bool = False
     speculation: str = "auto"
+    n: int = 1
+    logprobs: int | None = None
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         _integer("max_new_tokens", self.max_new_tokens, 1)
@@ -72,6 +79,13 @@ class SamplingParams:
                 TreeSpec.parse(self.speculation)
             except OptionError as error:
                 raise OptionError(f'speculation must be "auto", "off" or a tree: {error}') from None
+        _integer("n", self.n, 1, MOST_SAMPLES)
+        if self.n > 1 and self.temperature == 0:
+            raise OptionError(f"n is {self.n} at temperature 0, where all samples are equal: use n 1, or a temperature")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        if self.deadline is not None:
+            _number("deadline", self.deadline, 0, 10**9, open_low=True)
 
     @classmethod
     def names(cls) -> frozenset[str]:
@@ -231,10 +245,10 @@ class Sampler:
             scores[token] = -np.inf
 
     def choose(self, logits: Logits, position: int, path: Sequence[int]) -> int:
-        """The choice at a node: the best token of `ranked`."""
+        """The choice at a node: the best token of `ranked`; where no token has a finite score, `argmax`'s."""
         if self.greedy:
             return int(logits.argmax())
-        return next(self.ranked(logits, position, path))[0]
+        return next(self.ranked(logits, position, path), (int(logits.argmax()), 0.0))[0]
 
     def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
         """f before the cut-offs: penalties, bias, temperature."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import ExecutionError, SpecbuildError
+from .logprobs import TokenLogprobs
 from .metrics import RequestMetrics
 from .sampling import Sampler, SamplingParams
 from .tokenizer import Detokenizer
@@ -17,7 +20,7 @@ from .tree import TreeSpec
 class Sequence:
     """A request while it runs. `tokens` is prompt and output; the last one is the next round's root."""
 
-    index: int
+    index: int  # which prompt
     tokens: list[int]
     params: SamplingParams
     sampler: Sampler
@@ -25,11 +28,15 @@ class Sequence:
     detokenizer: Detokenizer
     metrics: RequestMetrics
     limit: int  # most tokens in all, prompt included
+    sample: int = 0  # which of the prompt's samples
+    deadline: float = math.inf  # when to end it, on the scheduler's clock
     slot: int = -1
-    started: float = 0.0  # when it got its slot, on the performance counter
+    started: float = 0.0  # when it got its slot, on the scheduler's clock
     cached: int = 0  # tokens whose rows the target has committed
     output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where asked for
     finish_reason: str | None = None
+    error: SpecbuildError | None = None
     _ids: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,3 +69,12 @@ class Sequence:
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"
+
+    def fail(self, error: Exception) -> None:
+        """End the sequence with an error; what was not raised on purpose becomes an ExecutionError."""
+        if not isinstance(error, SpecbuildError):
+            text = " ".join(str(error).split())
+            cause = error
+            error = ExecutionError(f"decoding failed, {type(cause).__name__}: {text}")
+            error.__cause__ = cause
+        self.error, self.finish_reason = error, "error"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from .chat import Chat, ChatTemplate
 from .errors import BundleError, PromptError
 
+Prompt = str | Sequence[int] | Sequence[dict[str, Any]] | Chat
 _CONTEXT = 8  # prompt tokens that tell the decoder whether the first new one begins a word
 
 
@@ -21,17 +23,18 @@ class Tokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
         except Exception as error:  # the library raises bare Exception
             raise BundleError(f"{tokenizer_file.name} is not a tokenizer: {error}") from error
-        self._template = chat_template.read_text(encoding="utf-8") if chat_template else None
-        self._special = special
+        self._template = ChatTemplate(chat_template.read_text(encoding="utf-8"), special) if chat_template else None
 
-    def encode(self, prompt: str | Sequence[int] | Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids of a text, of a chat's messages (by the chat template), or ids as they are."""
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, of a chat or its messages (by the chat template), or ids as they are."""
         if isinstance(prompt, str):
             return self._encode(prompt, add_special_tokens=True)
+        if isinstance(prompt, Chat):
+            return self._encode(self.chat_text(prompt), add_special_tokens=False)
         if not isinstance(prompt, list | tuple):
             raise PromptError(f"a prompt is a text, a list of token ids, or a list of messages, not {prompt!r}")
-        if all(isinstance(item, dict) for item in prompt) and prompt:
-            return self._encode(self.chat_text(list(prompt)), add_special_tokens=False)
+        if all(isinstance(item, Mapping) for item in prompt) and prompt:
+            return self._encode(self.chat_text(Chat(prompt)), add_special_tokens=False)
         if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
             return list(prompt)
         raise PromptError("a prompt is a text, a list of token ids, or a list of chat messages")
@@ -43,23 +46,11 @@ class Tokenizer:
             raise PromptError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The text the chat template makes of messages, ready for the assistant's turn."""
+    def chat_text(self, chat: Chat) -> str:
+        """The text the chat template makes of a chat."""
         if self._template is None:
             raise PromptError("the prompt has messages, but this model has no chat template: give it as text")
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def refuse(message: str) -> None:
-            raise TemplateError(message)
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = refuse
-        try:
-            template = environment.from_string(self._template)
-            return str(template.render(messages=messages, add_generation_prompt=True, **self._special))
-        except Exception as error:  # a template is a program, and fails like one
-            raise PromptError(f"the chat template refuses these messages: {error}") from None
+        return self._template.render(chat)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .engine import Engine
+from .result import Result
 from .sampling import Sampler, SamplingParams
 
 
@@ -50,7 +51,7 @@ def compare(
     engine: Engine, name: str, prompts: Seq[Seq[int]], params: Seq[SamplingParams], expected: Seq[Seq[int]]
 ) -> Case:
     """Decode the prompts (token ids) and hold the tokens against the expected ones. Every seed must be set."""
-    results = engine.generate([list(prompt) for prompt in prompts], params)
+    results = _decode(engine, prompts, params)
     bound, found, accepted, rounds = engine.manifest.exactness_bound, [], 0, 0
     for index, (prompt, each, want, result) in enumerate(zip(prompts, params, expected, results, strict=True)):
         stats = result.metrics.speculative_decoding
@@ -64,9 +65,17 @@ def compare(
 
 def plain(engine: Engine, prompts: Seq[Seq[int]], params: Seq[SamplingParams]) -> list[list[int]]:
     """The tokens of plain decoding."""
-    off = [replace(each, speculation="off") for each in params]
-    results = engine.generate([list(prompt) for prompt in prompts], off)
+    results = _decode(engine, prompts, [replace(each, speculation="off") for each in params])
     return [result.token_ids for result in results]
+
+
+def _decode(engine: Engine, prompts: Seq[Seq[int]], params: Seq[SamplingParams]) -> list[Result]:
+    """The results; raises what went wrong in any, for tokens that are missing differ in nothing that was decided."""
+    results = engine.generate([list(prompt) for prompt in prompts], params)
+    for result in results:
+        if result.error:
+            raise result.error
+    return results
 
 
 def _first(

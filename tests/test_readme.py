@@ -24,13 +24,13 @@ def blocks(language: str) -> list[str]:
 def workplace(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
     """A folder that looks like a clone after `make demo`."""
     folder = tmp_path_factory.mktemp("readme")
-    for name in ("engines", "scripts", "tests"):
+    for name in ("engines", "examples", "scripts", "tests"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "pycode.bundle").symlink_to(bundle)
     return folder
 
 
-@pytest.mark.parametrize("script", [b for b in blocks("bash") if "specbuild" in b])
+@pytest.mark.parametrize("script", blocks("bash"))
 def test_shell_block_runs(script: str, workplace: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(

@@ -10,6 +10,7 @@ import click
 
 from ...runtime import Engine, Result, SamplingParams, SpeculationStats
 from ...runtime.errors import OptionError
+from ...runtime.intake import Errors
 from .prompts import Request, read
 
 
@@ -27,6 +28,9 @@ from .prompts import Request, read
 @click.option("--presence-penalty", type=float, default=0.0, help="Subtracted once for tokens in the output.")
 @click.option("--seed", type=int, help="Makes sampling repeatable; fresh entropy, reported, without it.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given again.")
+@click.option("--n", "n", type=int, default=1, show_default=True, help="Samples of each prompt: seed, seed + 1, …")
+@click.option("--logprobs", type=int, help="Report log-probabilities with --json: the tokens' own, and the N best.")
+@click.option("--deadline", type=float, help="End a prompt after so many seconds, with what it has.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--no-speculation", is_flag=True, help="Plain decoding.")
 @click.option(
@@ -59,6 +63,8 @@ def command(
     """
     if bool(texts) == bool(file):
         raise OptionError("give prompts either with -p TEXT or with --prompts FILE")
+    if sampling["logprobs"] is not None and not as_json:
+        raise OptionError("--logprobs reports in JSON: add --json")
     if no_speculation and (tree or drafter):
         raise OptionError("--no-speculation leaves nothing for --tree or --drafter to do: drop one")
     sampling |= {"stop": list(sampling["stop"]), "speculation": "off" if no_speculation else tree or "auto"}
@@ -68,32 +74,37 @@ def command(
     if later:
         click.echo(f"specbuild: only the first of each line's turns is run; {later} later turns are not", err=True)
     with Engine.load(bundle, drafter=drafter, batch_size=batch_size, threads=threads) as engine:
-        results = _print(engine, requests, as_json)
+        errors: Errors = "return" if file else "raise"
+        results = _print(engine, requests, errors, as_json)
         if stats:
-            _print_stats(engine, results)
+            _print_stats(engine, list(results.values()))
+    failed = {number: result.error for (number, _), result in results.items() if result.error}
+    for number, error in failed.items():
+        click.echo(f"specbuild: prompt {number + 1}: {error}", err=True)
+    if failed:
+        raise click.exceptions.Exit(1)
 
 
-def _print(engine: Engine, requests: list[Request], as_json: bool) -> list[Result]:
-    """Print as it comes: one prompt's text streams, several are printed whole and in order."""
-    streaming = len(requests) == 1 and not as_json
-    results: dict[int, Result] = {}
+def _print(engine: Engine, requests: list[Request], errors: Errors, as_json: bool) -> dict[tuple[int, int], Result]:
+    """Print as it comes: one text streams, several are printed whole and in order. By prompt and sample."""
+    order = [(index, sample) for index, request in enumerate(requests) for sample in range(request.params.n)]
+    streaming = len(order) == 1 and not as_json
+    results: dict[tuple[int, int], Result] = {}
     printed = 0
-    for chunk in engine.stream([r.prompt for r in requests], [r.params for r in requests]):
+    for chunk in engine.stream([r.prompt for r in requests], [r.params for r in requests], errors=errors):
         if streaming:
             click.echo(chunk.text, nl=False)
         if chunk.result:
-            results[chunk.index] = chunk.result
-        while printed in results and not streaming:
-            result = results[printed]
-            click.echo(json.dumps(result.to_dict(), ensure_ascii=False) if as_json else _titled(printed, result))
+            results[chunk.index, chunk.sample] = chunk.result
+        while not streaming and printed < len(order) and order[printed] in results:
+            (index, sample), result = order[printed], results[order[printed]]
+            title = f"{index + 1}.{sample + 1}" if requests[index].params.n > 1 else f"{index + 1}"
+            whole = json.dumps(result.to_dict(), ensure_ascii=False) if as_json else f"=== {title} ===\n{result.text}"
+            click.echo(whole)
             printed += 1
     if streaming:
         click.echo()
-    return [results[index] for index in sorted(results)]
-
-
-def _titled(index: int, result: Result) -> str:
-    return f"=== {index + 1} ===\n{result.text}"
+    return results
 
 
 def _print_stats(engine: Engine, results: list[Result]) -> None:
@@ -104,6 +115,8 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
     for result in results:
         total.merge(result.metrics.speculative_decoding)
     tokens, run = sum(len(result.token_ids) for result in results), engine.stats
+    if not run.rounds:
+        return  # nothing ran
     ttft = sum(result.metrics.ttft for result in results) / len(results)
     rows = {
         "tokens": f"{tokens} in {run.total:.3f} s, {tokens / run.total:.0f} tokens/s",

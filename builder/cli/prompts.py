@@ -1,4 +1,7 @@
-"""Prompt files: JSON lines with `prompt`, Spec-Bench's `turns`, or a chat's `messages`, plus sampling fields."""
+"""Prompt files: JSON lines with `prompt`, Spec-Bench's `turns`, or a chat's `messages`, plus sampling fields.
+
+Beside `messages` may stand `tools` and `chat_template_kwargs`, the template's further variables.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime import Prompt, SamplingParams
+from ...runtime import Chat, Prompt, SamplingParams
 from ...runtime.errors import InputError, PromptError
 
-_SOURCES = ("prompt", "turns", "messages")
-_SPEC_BENCH = frozenset({"question_id", "category", "reference"})
+_BESIDE = {  # fields that only one of the sources has
+    "prompt": frozenset[str](),
+    "turns": frozenset({"question_id", "category", "reference"}),
+    "messages": frozenset({"tools", "chat_template_kwargs"}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +55,20 @@ def _request(line: bytes, defaults: dict[str, Any]) -> Request:
         raise PromptError(f"not JSON ({error}): give one object per line") from None
     if not isinstance(fields, dict):
         raise PromptError('not a JSON object: give one like {"prompt": "…"}')
-    sources = [name for name in _SOURCES if name in fields]
+    sources = [name for name in _BESIDE if name in fields]
     if len(sources) != 1:
-        raise PromptError(f"has {' and '.join(sources) or 'no prompt'}: give one of {', '.join(_SOURCES)}")
-    known = {sources[0]} | SamplingParams.names() | (_SPEC_BENCH if sources[0] == "turns" else set())
+        raise PromptError(f"has {' and '.join(sources) or 'no prompt'}: give one of {', '.join(_BESIDE)}")
+    known = {sources[0]} | SamplingParams.names() | _BESIDE[sources[0]]
     unknown = sorted(set(fields) - known)
     if unknown:
         raise PromptError(f"unknown field {unknown[0]!r}: use {', '.join(sorted(known))}")
-    prompt, later_turns = _prompt(sources[0], fields[sources[0]])
+    prompt, later_turns = _prompt(sources[0], fields)
     sampling = {name: fields[name] for name in SamplingParams.names() & set(fields)}
     return Request(prompt, SamplingParams(**defaults | sampling), later_turns)
 
 
-def _prompt(source: str, value: Any) -> tuple[Prompt, int]:
+def _prompt(source: str, fields: dict[str, Any]) -> tuple[Prompt, int]:
+    value = fields[source]
     if source == "prompt":
         if not isinstance(value, str):
             raise PromptError(f"prompt must be a string, not {value!r}")
@@ -70,7 +77,7 @@ def _prompt(source: str, value: Any) -> tuple[Prompt, int]:
         if not isinstance(value, list) or not value or not all(isinstance(turn, str) for turn in value):
             raise PromptError("turns must be a list of strings, at least one")
         return value[0], len(value) - 1
-    chat = isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value)
-    if not chat:
-        raise PromptError("messages must be a list of objects with role and content, at least one")
-    return value, 0
+    variables = fields.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        raise PromptError(f"chat_template_kwargs must be an object, not {variables!r}")
+    return Chat(value, fields.get("tools"), variables=variables), 0

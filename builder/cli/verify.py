@@ -37,7 +37,7 @@ def command(
     """Check a bundle's tokens: trees and drafters against plain decoding, plain decoding against Hugging Face.
 
     A first difference whose deciding gap is below the precision's bound is a near-tie; any other makes the exit
-    status 1.
+    status 1. A line's n, logprobs and deadline do not change tokens, and are left out.
     """
     manifest = Bundle.open(bundle).manifest
     defaults = {"max_new_tokens": max_new_tokens, "seed": 0}
@@ -62,7 +62,7 @@ def command(
 
 def _parameters(requests: list[Request], own: SamplingParams) -> list[tuple[str, list[SamplingParams]]]:
     """Greedy, temperature 1, and, where lines bring parameters of their own, those."""
-    each = [request.params for request in requests]
+    each = [replace(request.params, n=1, logprobs=None, deadline=None) for request in requests]
     greedy, sampled = [own] * len(each), [replace(own, temperature=1.0)] * len(each)
     listed = [("greedy", greedy), ("temperature 1", sampled)]
     return [*listed, ("the file's parameters", each)] if any(params != own for params in each) else listed

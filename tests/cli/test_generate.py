@@ -151,6 +151,35 @@ def test_stop_and_ignore_eos(specbuild: Command, tiny_bundle: Path, bundle: Path
     assert (result["token_ids"], result["finish_reason"]) == ([0] * 5, "length")
 
 
+def test_samples_of_a_prompt(specbuild: Command, bundle: Path) -> None:
+    arguments = ["generate", bundle, "-p", PROMPT, "-p", "x", *SAMPLED, "--seed", 5]
+    results = objects(specbuild(*arguments, "--n", 2, "-b", 3, "--json"))
+    assert [result["metrics"]["seed"] for result in results] == [5, 6, 5, 6]
+    alone = [objects(specbuild(*arguments[:-1], seed, "--json")) for seed in (5, 6)]
+    expected = [result["token_ids"] for pair in zip(*alone, strict=True) for result in pair]
+    assert [result["token_ids"] for result in results] == expected
+    titles = [line for line in specbuild(*arguments, "--n", 2).out.splitlines() if line.startswith("=== ")]
+    assert titles == ["=== 1.1 ===", "=== 1.2 ===", "=== 2.1 ===", "=== 2.2 ==="]
+
+
+def test_log_probabilities(specbuild: Command, bundle: Path) -> None:
+    (result,) = objects(specbuild("generate", bundle, "-p", PROMPT, "-n", 5, "--logprobs", 2, "--json"))
+    assert [each["token_id"] for each in result["logprobs"]] == result["token_ids"]
+    for each in result["logprobs"]:  # greedy: the emitted token is the best
+        assert each["top"][0] == {"token_id": each["token_id"], "logprob": each["logprob"]}
+        assert 0 > each["logprob"] > each["top"][1]["logprob"]
+    (result,) = objects(specbuild("generate", bundle, "-p", PROMPT, "-n", 5, "--logprobs", 0, "--json"))
+    assert [each["top"] for each in result["logprobs"]] == [[]] * 5
+
+
+def test_a_deadline_leaves_what_there_is(specbuild: Command, bundle: Path) -> None:
+    arguments = ["generate", bundle, "-p", "x", "-n", 900, "--ignore-eos", "--json", "--deadline"]
+    (none,) = objects(specbuild(*arguments, 1e-9))
+    assert (none["finish_reason"], none["token_ids"]) == ("deadline", [])
+    (whole,) = objects(specbuild(*arguments, 1e9))
+    assert whole["finish_reason"] == "length"
+
+
 def test_a_lines_fields_override_the_flags(specbuild: Command, bundle: Path, tmp_path: Path) -> None:
     file = lines(
         tmp_path,
@@ -206,7 +235,9 @@ def test_messages_go_through_the_chat_template(specbuild: Command, tiny_bundle: 
 
 def test_messages_without_a_template(specbuild: Command, bundle: Path, tmp_path: Path) -> None:
     file = lines(tmp_path, {"messages": [{"role": "user", "content": "hi"}]})
-    assert "chat template" in specbuild("generate", bundle, "--prompts", file).refusal()
+    outcome = specbuild("generate", bundle, "--prompts", file)
+    assert (outcome.status, outcome.out) == (1, "\n")
+    assert "prompt 1: the prompt has messages, but this model has no chat template" in outcome.err
 
 
 def test_a_text_that_fills_the_bundle_ends(specbuild: Command, tiny_bundle: Path) -> None:
@@ -242,6 +273,11 @@ def test_a_text_that_fills_the_bundle_ends(specbuild: Command, tiny_bundle: Path
         (["-p", "x", "-b", "5"], ["batch size 5", "--max-batch-size"]),
         (["-p", "x", "-b", "0"], ["batch size 0"]),
         (["-p", "x", "--threads", "0"], ["threads"]),
+        (["-p", "x", "--n", "2"], ["n is 2", "temperature"]),
+        (["-p", "x", "--logprobs", "-1", "--json"], ["logprobs", "-1"]),
+        (["-p", "x", "--logprobs", "1"], ["--logprobs", "--json"]),
+        (["-p", "x", "--deadline", "0"], ["deadline", "0"]),
+        (["-p", "x", "--deadline", "nan"], ["deadline", "nan"]),
         (["-p", "x", "--bogus"], ["--bogus"]),
         (["-p", "x", "--prompts", "y.jsonl"], ["-p", "--prompts"]),
         ([], ["-p", "--prompts"]),
@@ -281,6 +317,15 @@ def test_refused(specbuild: Command, bundle: Path, arguments: list[str], words: 
         (b'{"prompt": "x", "logit_bias": {"one": 1}}', ["logit_bias", "one"]),
         (b'{"prompt": "x", "speculation": 5}', ["speculation"]),
         (b'{"prompt": "x", "ignore_eos": "yes"}', ["ignore_eos"]),
+        (b'{"prompt": "x", "n": 2}', ["n is 2", "temperature 0"]),
+        (b'{"prompt": "x", "n": 0, "temperature": 1}', ["n must be"]),
+        (b'{"prompt": "x", "logprobs": 21}', ["logprobs", "20"]),
+        (b'{"prompt": "x", "deadline": 0}', ["deadline"]),
+        (b'{"prompt": "x", "deadline": "soon"}', ["deadline", "soon"]),
+        (b'{"prompt": "x", "tools": []}', ["unknown field", "tools"]),
+        (b'{"messages": [{"role": "user"}], "tools": "f"}', ["tools"]),
+        (b'{"messages": [{"role": "user"}], "chat_template_kwargs": 5}', ["chat_template_kwargs"]),
+        (b'{"messages": [{"role": "user"}], "chat_template_kwargs": {"messages": 5}}', ["template variables"]),
     ],
 )
 def test_a_bad_line_is_named(specbuild: Command, bundle: Path, tmp_path: Path, line: bytes, words: list[str]) -> None:
@@ -304,10 +349,18 @@ def test_a_bad_line_is_named(specbuild: Command, bundle: Path, tmp_path: Path, l
 def test_what_only_the_bundle_can_refuse(
     specbuild: Command, bundle: Path, tmp_path: Path, line: bytes, words: list[str]
 ) -> None:
+    """One line of a file that cannot run is that line's error; the others run."""
     file = tmp_path / "prompts.jsonl"
-    file.write_bytes(b'{"prompt": "fine"}\n' + line + b"\n")
-    message = specbuild("generate", bundle, "--prompts", file, "-n", 2).refusal()
-    assert [word for word in words if word not in message] == [], message
+    file.write_bytes(b'{"prompt": "fine"}\n' + line + b'\n{"prompt": "fine"}\n')
+    outcome = specbuild("generate", bundle, "--prompts", file, "-n", 2, "--json")
+    assert outcome.status == 1
+    (message,) = outcome.err.splitlines()
+    assert [word for word in ("specbuild:", *words) if word not in message] == [], message
+    first, failed, last = [json.loads(line) for line in outcome.out.splitlines()]
+    assert first["token_ids"] == last["token_ids"] != []
+    assert (failed["finish_reason"], failed["text"], failed["token_ids"]) == ("error", "", [])
+    assert [word for word in words[1:] if word not in failed["error"]] == [], failed
+    assert specbuild("generate", bundle, "--prompts", file, "-n", 2).status == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n  \n"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from specbuild.builder.cli.prompts import Request, read
-from specbuild.runtime import SamplingParams
+from specbuild.runtime import Chat, SamplingParams
 from specbuild.runtime.errors import PromptError
 
 DEFAULTS: dict[str, Any] = {"max_new_tokens": 7, "temperature": 0.5, "seed": 1}
@@ -28,9 +28,15 @@ def test_the_kinds_of_line(tmp_path: Path) -> None:
         "   ",
         {"turns": ["one", "two", "three"], "question_id": 1, "category": "c", "reference": ["r"]},
         {"messages": messages},
+        {"messages": messages, "tools": [{"name": "f"}], "chat_template_kwargs": {"enable_thinking": False}},
     )
     params = SamplingParams(**DEFAULTS)
-    assert read(path, DEFAULTS) == [Request("a\u2028b", params), Request("one", params, 2), Request(messages, params)]
+    assert read(path, DEFAULTS) == [
+        Request("a\u2028b", params),
+        Request("one", params, 2),
+        Request(Chat(messages), params),
+        Request(Chat(messages, [{"name": "f"}], variables={"enable_thinking": False}), params),
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(SamplingParams.names()))
@@ -49,6 +55,9 @@ def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
         "stop": ["x"],
         "ignore_eos": True,
         "speculation": "chain:2",
+        "n": 2,
+        "logprobs": 0,
+        "deadline": 1.5,
     }
     requests = read(write(tmp_path, {"prompt": "p", name: values[name]}, {"prompt": "p"}), DEFAULTS)
     assert requests[0].params == SamplingParams(**DEFAULTS | {name: values[name]})

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from specbuild.runtime import backends
+from specbuild.runtime import Engine, backends
 from specbuild.runtime.backends import Executor, ModelSpec, Share
 from specbuild.runtime.bundle import Bundle
+from specbuild.runtime.draft import ModelDrafter
+from specbuild.runtime.errors import PromptError
+from specbuild.runtime.loop import Loop
 from specbuild.runtime.metrics import RequestMetrics
 from specbuild.runtime.sampling import Sampler, SamplingParams
 from specbuild.runtime.sequence import Sequence as Request
@@ -115,6 +120,62 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(97 + token) for token in ids)
 
+    def encode(self, prompt: Any) -> list[int]:
+        if not isinstance(prompt, str | list):
+            raise PromptError(f"no prompt: {prompt!r}")
+        return [ord(token) - 97 if isinstance(token, str) else token for token in prompt]
+
+
+class FaultyModel(HashModel):
+    """Raises for texts that begin with RAISES, and gives NaN for those that begin with NAN."""
+
+    RAISES, NAN = 10, 11
+
+    def __call__(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        if tokens[0] == self.RAISES:
+            raise RuntimeError("the model raises")
+        logits = super().__call__(tokens)
+        return logits * np.nan if tokens[0] == self.NAN else logits
+
+
+class Gate:
+    """Halts an executor before each of its steps, for tests that act between rounds."""
+
+    def __init__(self, executor: HashExecutor) -> None:
+        self._go, self._halted, self._open = threading.Semaphore(0), threading.Semaphore(0), False
+        run = executor.step
+
+        def step(shares: Sequence[Share]) -> list[NDArray[np.float32]]:
+            if not self._open:
+                self._halted.release()
+                self._go.acquire()
+            return run(shares)
+
+        executor.step = step  # type: ignore[method-assign]
+
+    def halted(self) -> None:
+        """Wait until a step is about to begin."""
+        assert self._halted.acquire(timeout=60)
+
+    def step(self) -> None:
+        """Let the step go that is about to begin, and wait for the next."""
+        self._go.release()
+        self.halted()
+
+    def open(self) -> None:
+        """Halt no longer."""
+        self._open = True
+        self._go.release()
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
 
 @pytest.fixture(scope="session")
 def hash_model() -> type[HashModel]:
@@ -152,3 +213,33 @@ def request_of() -> Callable[..., Request]:
         )
 
     return make
+
+
+@pytest.fixture
+def hash_engine() -> Iterator[Callable[..., Engine]]:
+    """`hash_engine(batch_size, max_waiting)`: an engine over a hash model, with `model`, `clock` and a shut `gate`."""
+    engines = list[Any]()
+
+    def make(batch_size: int = 1, max_waiting: int = 4, gated: bool = False, clock: Any = None) -> Engine:
+        model = FaultyModel(1)
+        target, draft = (HashExecutor(m, batch_size, 256, 64) for m in (model, HashModel(1, error=0.3)))
+        record = SimpleNamespace(vocab_size=VOCAB)
+        manifest = SimpleNamespace(models={"target": record}, max_seq_len=192, buckets=[64], default_tree="topk:2,3")
+        loop = Loop(target, ModelDrafter(draft, 8), 8, frozenset())
+        engine: Any = Engine(manifest, Letters(), loop, batch_size, max_waiting, *([clock] if clock else []))  # type: ignore[arg-type]
+        engine.model, engine.loop, engine.gate = model, loop, Gate(target)
+        if not gated:
+            engine.gate.open()
+        engines.append(engine)
+        return engine  # type: ignore[no-any-return]
+
+    yield make
+    for engine in engines:
+        engine.gate.open()
+        engine.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands still until it is set."""
+    return Clock()

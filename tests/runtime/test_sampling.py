@@ -37,6 +37,9 @@ BAD: dict[str, list[object]] = {
     "seed": [-1, 2**64, 1.0, 0.5, True, "1", NAN],
     "stop": ["", [""], ["a", ""], 5, None, [1], ["a", None], {"a": 1}, b"a"],
     "ignore_eos": [1, 0, "true", None],
+    "n": [0, -1, 2, 1025, 1.0, True, "1", None, NAN],  # 2: at temperature 0
+    "logprobs": [-1, 21, 1.0, True, "1", NAN],
+    "deadline": [0, -1, NAN, INF, True, "1", 10**400],
     "speculation": ["", "on", "chain", "chain:0", "topk:2", "best:-1", None, 5, True, ["auto"]],
 }
 
@@ -53,6 +56,9 @@ GOOD: dict[str, list[object]] = {
     "seed": [None, 0, 2**64 - 1],
     "stop": ["a", (), [], ["a", "b"], ("\n\n",)],
     "ignore_eos": [True, False],
+    "n": [1],
+    "logprobs": [None, 0, 20],
+    "deadline": [None, 1e-6, 1, 10**9],
     "speculation": ["auto", "off", "chain:4", "topk:2,3", "best:16"],
 }
 
@@ -75,6 +81,12 @@ def test_a_bad_value_is_refused_in_one_line_that_names_it(name: str, value: obje
 def test_a_good_value_is_taken(name: str, value: object) -> None:
     kept = getattr(SamplingParams(**{name: value}), name)  # type: ignore[arg-type]
     assert kept == (value if name != "stop" else (value,) if isinstance(value, str) else tuple(value))  # type: ignore[arg-type]
+
+
+def test_several_samples_need_a_temperature() -> None:
+    assert SamplingParams(n=1024, temperature=0.5).n == 1024
+    with pytest.raises(OptionError, match="n must be"):
+        SamplingParams(n=1025, temperature=0.5)
 
 
 def test_every_parameter_is_covered_here_and_named() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specbuild.runtime.chat import Chat
 from specbuild.runtime.errors import BundleError, PromptError
 from specbuild.runtime.tokenizer import Detokenizer, Tokenizer
 
@@ -171,7 +172,9 @@ def test_ids_are_taken_as_they_are(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == 4096
 
 
-@pytest.mark.parametrize("prompt", [[1, "a"], [True], [1.0], ["a"], [{"role": "user"}, 1], [None], None, 5, 1.5])
+@pytest.mark.parametrize(
+    "prompt", [[1, "a"], [True], [1.0], ["a"], [{"role": "user"}, 1], [{"content": "x"}], [None], None, 5, 1.5]
+)
 def test_what_is_no_prompt_is_refused(tokenizer: Tokenizer, prompt: object) -> None:
     with pytest.raises(PromptError):
         tokenizer.encode(prompt)  # type: ignore[arg-type]
@@ -195,7 +198,7 @@ def test_messages_go_through_the_chat_template(pair: Path, tmp_path: Path) -> No
     )
     chat = with_template(pair, tmp_path, template)
     messages = [{"role": "user", "content": "hi"}]
-    assert chat.chat_text(messages) == "user: hi<|endoftext|>assistant:"
+    assert chat.chat_text(Chat(messages)) == "user: hi<|endoftext|>assistant:"
     assert chat.encode(messages).count(0) == 1
     assert chat.decode(chat.encode(messages)) == "user: hiassistant:"
 

@@ -67,7 +67,7 @@ class FakeEngine:
     def generate(self, prompts: Any, params: Sequence[SamplingParams]) -> list[Any]:
         speculation = SimpleNamespace(num_accepted_draft_tokens=6, num_spec_steps=2)
         metrics = SimpleNamespace(speculative_decoding=speculation)
-        return [SimpleNamespace(token_ids=self.tokens, metrics=metrics) for _ in prompts]
+        return [SimpleNamespace(token_ids=self.tokens, metrics=metrics, error=None) for _ in prompts]
 
     def logits(self, tokens: list[int]) -> Any:
         self.asked.append(tokens)

@@ -1,0 +1,70 @@
+"""JSON lines in, JSON lines out, in order; a line that fails becomes a line that says so.
+
+    python examples/batch.py pycode.bundle prompts.jsonl results.jsonl
+
+A line has `prompt` and any sampling parameter. However long the file, only a window of it is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import rich.progress
+from rich.console import Console
+from specbuild.runtime import Engine, Handle, SamplingParams, SpecbuildError
+
+WINDOW = 64  # lines read ahead of the one that is written next
+
+
+def submit(engine: Engine, line: str) -> Handle | dict[str, Any]:
+    """A line's request, or why there is none."""
+    try:
+        fields = json.loads(line)
+        return engine.submit(fields.pop("prompt"), SamplingParams(**fields))
+    except (SpecbuildError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return {"finish_reason": "error", "error": f"{type(error).__name__}: {error}"}
+
+
+def outcomes(engine: Engine, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """An object per line, in order."""
+    pending: deque[Handle | dict[str, Any]] = deque()
+
+    def first() -> dict[str, Any]:
+        head = pending.popleft()
+        return head.result().to_dict() if isinstance(head, Handle) else head
+
+    for line in lines:
+        pending.append(submit(engine, line))  # waits where the engine's queue is full
+        if len(pending) > WINDOW:
+            yield first()
+    while pending:
+        yield first()
+
+
+def main(bundle: str, source: str, target: str) -> int:
+    """Run the file; the exit status is 1 where a line failed."""
+    failed = 0
+    with (
+        Engine.load(bundle, batch_size=4) as engine,
+        rich.progress.open(source, encoding="utf-8", description=source, console=Console(stderr=True)) as lines,
+        Path(target).open("w", encoding="utf-8") as out,
+    ):
+        for outcome in outcomes(engine, lines):
+            failed += "error" in outcome
+            out.write(json.dumps(outcome, ensure_ascii=False) + "\n")
+    print(f"{failed} lines failed" if failed else "no line failed", file=sys.stderr)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(f"usage: {sys.argv[0]} BUNDLE IN.jsonl OUT.jsonl")
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except (SpecbuildError, OSError) as error:
+        sys.exit(f"{sys.argv[0]}: {error}")

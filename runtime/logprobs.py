@@ -1,0 +1,36 @@
+"""Log-probabilities of emitted tokens: the log-softmax of the model's own logits, before any processor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One emitted token's natural log-probability, and the best tokens at its place: (id, logprob), best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def of(cls, logits: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
+        """From the row `float32[V]` the token was chosen from, in float64; the lowest id first among equals."""
+        row = logits.astype(np.float64)
+        row -= row.max()
+        row -= np.log(np.exp(row).sum())
+        best: list[int] = []
+        if count:
+            count = min(count, row.size)
+            likely = np.flatnonzero(row >= np.partition(row, -count)[-count])
+            best = likely[np.argsort(-row[likely], kind="stable")[:count]].tolist()
+        return cls(token, float(row[token]), tuple((each, float(row[each])) for each in best))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object in a result's `logprobs`."""
+        top = [{"token_id": token, "logprob": logprob} for token, logprob in self.top]
+        return {"token_id": self.token_id, "logprob": self.logprob, "top": top}

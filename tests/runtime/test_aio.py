@@ -1,0 +1,155 @@
+"""The asyncio twin: the same results; cancelled tasks free their slots; a full queue waits or refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.aio import AsyncEngine
+from specbuild.runtime.errors import EngineClosedError, PromptError, QueueFullError
+
+LONG = SamplingParams(max_new_tokens=100)
+SHORT = SamplingParams(max_new_tokens=6)
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(main, 60))
+
+
+async def at_rest(engine: Any) -> None:
+    def check() -> None:
+        with engine.scheduler.exclusive():
+            assert sorted(engine.scheduler.free) == list(range(engine.batch_size))
+            assert (list(engine.scheduler.waiting), list(engine.scheduler.line)) == ([], [])
+
+    await asyncio.to_thread(check)
+
+
+def test_results_are_those_of_the_engine(hash_engine: Any) -> None:
+    engine, params = hash_engine(batch_size=2), SamplingParams(max_new_tokens=9, temperature=1.0, seed=2, n=2)
+    prompts = [[i % 9, i] for i in range(9)]
+    want = [r.token_ids for r in engine.generate(prompts, params)]
+
+    async def main() -> None:
+        twin = AsyncEngine(engine)
+        assert [r.token_ids for r in await twin.generate(prompts, params)] == want
+        every = await asyncio.gather(*(twin.generate([prompt], params) for prompt in prompts))
+        assert [r.token_ids for results in every for r in results] == want
+        tokens: dict[tuple[int, int], list[int]] = {}
+        async for chunk in twin.stream(prompts, params):
+            tokens.setdefault((chunk.index, chunk.sample), []).extend(chunk.token_ids)
+        assert [tokens[key] for key in sorted(tokens)] == want
+        await at_rest(engine)
+
+    run(main())
+
+
+def test_a_cancelled_task_frees_its_slot(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, gated=True)
+
+    async def main() -> None:
+        twin = AsyncEngine(engine)
+        task = asyncio.create_task(twin.generate(["ab", "cd"], LONG))
+        await asyncio.to_thread(engine.gate.halted)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert list(engine.scheduler.waiting) == []
+        engine.gate.open()
+        (result,) = await twin.generate("ef", SHORT)
+        assert result.finish_reason == "length"
+        assert engine.stats.rounds < 10
+        await at_rest(engine)
+
+    run(main())
+
+
+def test_leaving_a_stream_cancels_it(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, gated=True)
+
+    async def main() -> None:
+        twin = AsyncEngine(engine)
+        async with aclosing(twin.stream("ab", LONG)) as chunks:
+            first = asyncio.create_task(anext(chunks))
+            await asyncio.to_thread(engine.gate.halted)
+            await asyncio.to_thread(engine.gate.step)
+            assert (await first).token_ids
+            (handle,) = engine.scheduler.active
+        engine.gate.open()
+        assert (await asyncio.to_thread(handle.result)).finish_reason == "cancelled"
+        await at_rest(engine)
+        async for _ in twin.stream("cd", LONG):
+            break
+        await at_rest(engine)
+
+    run(main())
+
+
+def test_a_full_queue_waits_or_refuses(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
+
+    async def main() -> None:
+        twin = AsyncEngine(engine)
+        handles = [engine.submit("ab", SHORT), engine.submit("cd", SHORT)]
+        with pytest.raises(QueueFullError):
+            await twin.generate("ef", SHORT, wait=False)
+        with pytest.raises(QueueFullError):
+            await anext(twin.stream("ef", SHORT, wait=False))
+        waiting = asyncio.create_task(twin.generate(["ef", "gh"], SHORT))
+        engine.gate.open()
+        assert [r.finish_reason for r in await waiting] == ["length", "length"]
+        assert all(handle.done for handle in handles)
+        (result,) = await twin.generate("ef", SHORT, wait=False)
+        assert result.finish_reason == "length"
+
+    run(main())
+
+
+def test_errors(hash_engine: Any) -> None:
+    engine = hash_engine()
+
+    async def main() -> None:
+        twin = AsyncEngine(engine)
+        with pytest.raises(PromptError, match="prompt 2"):
+            await twin.generate(["ab", ""], SHORT)
+        with pytest.raises(PromptError, match="prompt 1"):
+            await anext(twin.stream("", SHORT))
+        results = await twin.generate(["ab", "", [engine.model.NAN]], SHORT, errors="return")
+        assert [r.finish_reason for r in results] == ["length", "error", "error"]
+        await twin.close()
+        with pytest.raises(EngineClosedError):
+            await twin.generate("ab")
+
+    run(main())
+
+
+def test_an_event_loop_that_is_gone_does_not_stop_the_engine(hash_engine: Any) -> None:
+    """A loop that is closed without ending its tasks."""
+    engine = hash_engine(batch_size=2, gated=True)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(anext(AsyncEngine(engine).stream("ab", SHORT)))
+    loop.run_until_complete(loop.run_in_executor(None, engine.gate.halted))
+    assert not task.done()
+    loop.close()
+    engine.gate.open()
+    assert engine.generate("cd", SHORT)[0].finish_reason == "length"
+
+
+def test_load_and_close(bundle: Path) -> None:
+    params = SamplingParams(max_new_tokens=8)
+    with Engine.load(bundle) as engine:
+        want = engine.generate("def main(", params)[0].text
+
+    async def main() -> None:
+        async with await AsyncEngine.load(bundle, batch_size=2, max_waiting=3) as twin:
+            assert twin.engine.scheduler.max_waiting == 3
+            assert (await twin.generate("def main(", params))[0].text == want
+            assert "".join([chunk.text async for chunk in twin.stream("def main(", params)]) == want
+        assert twin.engine.scheduler.closed
+
+    run(main())

@@ -1,0 +1,104 @@
+"""The engine on the reference pair, used as a service would: from several threads, with some of them giving up."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specbuild.runtime import Engine, Result, SamplingParams
+from specbuild.runtime.errors import OptionError, QueueFullError
+from specbuild.runtime.verify import compare, plain
+
+THREADS, EACH = 8, 25
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_stress(bundle: Path, prompts: list[str], batch_size: int) -> None:
+    """200 requests of 8 threads: all answered, no slot lost, tokens those of plain decoding."""
+    with Engine.load(bundle, batch_size=batch_size, max_waiting=6) as engine:
+        tokens = [engine.tokenizer.encode(prompt) for prompt in prompts]
+        answers: list[tuple[int, SamplingParams, Result]] = []
+
+        def caller(seed: int) -> None:
+            rng = random.Random(seed)
+            for _ in range(EACH):
+                index = rng.randrange(len(tokens))
+                params = SamplingParams(
+                    max_new_tokens=rng.randint(1, 24), temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(3)
+                )
+                fate = rng.choice(["wait", "wait", "cancel", "deadline", "logits"])
+                late = replace(params, deadline=rng.choice([1e-9, 0.01, 0.05])) if fate == "deadline" else params
+                try:
+                    handle = engine.submit(tokens[index], late, wait=False)
+                except QueueFullError:
+                    handle = engine.submit(tokens[index], late)
+                if fate == "logits" and rng.random() < 0.2:
+                    engine.logits(tokens[index])
+                if fate == "cancel":
+                    next(iter(handle)) if rng.random() < 0.5 else None
+                    handle.cancel()
+                answers.append((index, params, handle.result(timeout=120)))
+
+        threads = [threading.Thread(target=caller, args=(seed,)) for seed in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with engine.scheduler.exclusive():
+            assert sorted(engine.scheduler.free) == list(range(batch_size))
+            assert not engine.scheduler.waiting
+            assert not engine.scheduler.line
+        assert len(answers) == THREADS * EACH
+        reasons = Counter(result.finish_reason for *_, result in answers)
+        assert set(reasons) <= {"stop", "length", "cancelled", "deadline"}
+        assert min(reasons["length"], reasons["cancelled"], reasons["deadline"]) > 5, reasons
+        whole = [answer for answer in answers if answer[2].finish_reason in ("stop", "length")]
+        cut = [
+            answer for answer in answers if answer[2].finish_reason in ("cancelled", "deadline") and answer[2].token_ids
+        ]
+        asked = [(i, p, r.token_ids) for i, p, r in whole]
+        asked += [(i, replace(p, max_new_tokens=len(r.token_ids)), r.token_ids) for i, p, r in cut]
+        inputs, params = [tokens[i] for i, _, _ in asked], [p for _, p, _ in asked]
+        want = plain(engine, inputs, params)
+        case = compare(replayed(engine, [t for *_, t in asked]), "stress", inputs, params, want)
+    assert case.exact, case.divergences
+    assert len(case.divergences) <= 2  # near-ties are rare
+
+
+def replayed(engine: Engine, tokens: list[list[int]]) -> Any:
+    """The engine, but that it generates what it did before."""
+
+    class Replay:
+        manifest, logits = engine.manifest, engine.logits
+
+        def generate(self, prompts: Any, params: Any) -> list[Result]:
+            metrics = engine.generate("x", SamplingParams(max_new_tokens=1))[0].metrics
+            return [Result("", each, "length", metrics) for each in tokens]
+
+    return Replay()
+
+
+def test_a_program_that_ends_without_closing_ends_well(bundle: Path) -> None:
+    code = """
+import sys
+from specbuild.runtime import Engine, SamplingParams
+engine = Engine.load(sys.argv[1])
+handle = engine.submit("x", SamplingParams(max_new_tokens=900, ignore_eos=True))
+next(iter(handle))
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(bundle)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("max_waiting", [0, -1, True, 1.5, "4"])
+def test_a_queue_needs_room(bundle: Path, max_waiting: Any) -> None:
+    with pytest.raises(OptionError, match="max_waiting"):
+        Engine.load(bundle, max_waiting=max_waiting)

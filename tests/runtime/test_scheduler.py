@@ -1,0 +1,466 @@
+"""Many callers, one loop: every request is answered, no slot is lost, and tokens are those of a quiet engine."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from specbuild.runtime import Handle, Result, SamplingParams
+from specbuild.runtime.errors import EngineClosedError, ExecutionError, OptionError, PromptError, QueueFullError
+
+LONG = SamplingParams(max_new_tokens=100)
+SHORT = SamplingParams(max_new_tokens=6)
+
+
+def at_rest(engine: Any) -> None:
+    """Nothing active, nothing waiting, every slot free."""
+    scheduler = engine.scheduler
+    with scheduler.exclusive():
+        assert sorted(scheduler.free) == list(range(engine.batch_size))
+        assert (scheduler.active, list(scheduler.waiting), list(scheduler.line)) == ([], [], [])
+
+
+def in_thread(function: Any, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
+    """A call in a thread of its own, and where its result will be."""
+    out: list[Any] = []
+    thread = threading.Thread(target=lambda: out.append(function(*arguments)))
+    thread.start()
+    return thread, out
+
+
+def expected(hash_engine: Any, prompt: Any, params: SamplingParams = LONG) -> list[int]:
+    """A quiet engine's tokens."""
+    (result,) = hash_engine().generate(prompt, params)
+    assert result.error is None
+    tokens: list[int] = result.token_ids
+    return tokens
+
+
+def test_stress(hash_engine: Any) -> None:
+    """8 threads, 200 requests, with cancellations, deadlines and failures at random."""
+    engine, quiet = hash_engine(batch_size=3, max_waiting=5), hash_engine()
+    model, answers, lock = engine.model, list[tuple[list[int], SamplingParams, str, Result]](), threading.Lock()
+    longest = list[int]()
+
+    def one(rng: random.Random) -> None:
+        fate = rng.choice(["wait", "stream", "cancel now", "cancel later", "deadline", "raises", "nan"])
+        prompt = [rng.randrange(9) for _ in range(rng.randint(1, 20))]
+        if fate in ("raises", "nan"):
+            prompt[0] = {"raises": model.RAISES, "nan": model.NAN}[fate]
+        params = SamplingParams(
+            max_new_tokens=rng.randint(1, 40),
+            temperature=rng.choice([0, 1]),
+            seed=rng.randrange(5),
+            speculation=rng.choice(["off", "auto", "chain:4"]),
+            deadline=rng.choice([1e-9, 1e-3, 1e-2]) if fate == "deadline" else None,
+        )
+        try:
+            handle = engine.submit(prompt, params, wait=rng.random() < 0.5)
+        except QueueFullError:
+            handle = engine.submit(prompt, params)
+        longest.append(len(engine.scheduler.waiting))
+        if fate == "stream":
+            chunks = list(handle)
+            assert [t for c in chunks for t in c.token_ids] == handle.result().token_ids
+            assert "".join(c.text for c in chunks) == handle.result().text
+        if fate == "cancel later":
+            next(iter(handle))
+        if fate.startswith("cancel"):
+            handle.cancel()
+        result = handle.result(timeout=60)
+        with lock:
+            answers.append((prompt, params, fate, result))
+
+    def many(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(25):
+            one(rng)
+
+    threads = [threading.Thread(target=many, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 200
+    assert max(longest) <= 5
+    at_rest(engine)
+    for prompt, params, fate, result in answers:
+        if fate == "nan":
+            assert result.finish_reason in ("error",), result
+            assert "nan" in str(result.error) or "the model raises" in str(result.error)
+            continue
+        if fate == "raises":
+            assert "the model raises" in str(result.error)
+            continue
+        (alone,) = quiet.generate(prompt, SamplingParams(params.max_new_tokens, params.temperature, seed=params.seed))
+        whole = result.finish_reason == "length"
+        assert result.token_ids == alone.token_ids[: None if whole else len(result.token_ids)], (fate, result)
+        allowed = {"cancel now": "cancelled", "cancel later": "cancelled", "deadline": "deadline"}.get(fate, "length")
+        assert result.finish_reason in (allowed, "length", "error")
+        assert result.finish_reason != "error" or "the model raises" in str(result.error)  # a step shared with it
+    reasons = Counter(result.finish_reason for *_, result in answers)
+    assert min(reasons[r] for r in ("length", "cancelled", "deadline", "error")) > 5, reasons
+    assert engine.generate("abc", SHORT)[0].token_ids == expected(hash_engine, "abc", SHORT)
+
+
+def test_several_threads_may_generate_at_once(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=2, max_waiting=2)
+    prompts = [[[i, j] for j in range(9)] for i in range(4)]
+    started = [in_thread(engine.generate, each, SHORT) for each in prompts]
+    for each, (thread, out) in zip(prompts, started, strict=True):
+        thread.join()
+        assert [r.token_ids for r in out[0]] == [expected(hash_engine, [p], SHORT) for p in each]
+    at_rest(engine)
+
+
+def test_the_queue_holds_what_it_may(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, max_waiting=2, gated=True)
+    handles = [engine.submit([i], SHORT, wait=False) for i in range(3)]  # one in the slot, two in the queue
+    with pytest.raises(QueueFullError, match="holds 2"):
+        engine.submit("a", SHORT, wait=False)
+    ((sequence,), _) = engine.requests("a", SHORT, "raise")
+    late = engine.scheduler.submit(sequence)
+    assert (late.queued, len(engine.scheduler.waiting)) == (False, 2)
+    with pytest.raises(QueueFullError):  # nobody overtakes who stands in line
+        engine.submit("a", SHORT, wait=False)
+    handles[1].cancel()
+    assert (late.queued, len(engine.scheduler.waiting)) == (True, 2)
+    engine.gate.open()
+    assert [h.result().finish_reason for h in [*handles, late]] == ["length", "cancelled", "length", "length"]
+    assert late.result().token_ids == expected(hash_engine, "a", SHORT)
+
+
+def test_a_full_queue_makes_submit_wait(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
+    engine.submit("a", LONG)
+    waiting = engine.submit("b", SHORT)
+    inner, standing = engine.scheduler.submit, threading.Event()
+
+    def submit(*arguments: Any, **options: Any) -> Handle:
+        handle: Handle = inner(*arguments, **options)
+        standing.set()
+        return handle
+
+    monkeypatch.setattr(engine.scheduler, "submit", submit)
+    thread, out = in_thread(engine.submit, "c", SHORT)
+    assert standing.wait(60)
+    assert (out, len(engine.scheduler.line)) == ([], 1)
+    waiting.cancel()
+    thread.join(60)
+    engine.gate.open()
+    assert out[0].result().token_ids == expected(hash_engine, "c", SHORT)
+
+
+def test_more_prompts_than_the_queue_holds(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = hash_engine(batch_size=2, max_waiting=1)
+    inner, seen = engine.scheduler.submit, list[tuple[int, int]]()
+
+    def submit(*arguments: Any, **options: Any) -> Handle:
+        handle: Handle = inner(*arguments, **options)
+        seen.append((len(engine.scheduler.waiting), len(engine.scheduler.line)))
+        return handle
+
+    monkeypatch.setattr(engine.scheduler, "submit", submit)
+    prompts = [[i % 9, i // 9] for i in range(60)]
+    results = engine.generate(prompts, SHORT)
+    assert [r.token_ids for r in results] == [expected(hash_engine, [p], SHORT) for p in prompts]
+    assert len(seen) == 60
+    assert max(waiting for waiting, _ in seen) == 1
+    assert max(line for _, line in seen) <= 1
+
+
+def test_cancelling_frees_the_slot_before_the_next_round(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, gated=True)
+    first, second = engine.submit("ab", LONG), engine.submit("cd", SHORT)
+    engine.gate.halted()
+    engine.gate.step()  # the first token is out, the second round about to begin
+    engine.gate.step()
+    first.cancel()
+    first.cancel()
+    assert not first.done
+    engine.gate.step()
+    assert first.done
+    assert [h.sequence.tokens[:2] for h in engine.scheduler.active] == [[2, 3]]  # the next step is the second's
+    engine.gate.open()
+    result = first.result()
+    assert result.finish_reason == "cancelled"
+    assert 1 <= len(result.token_ids) < 100
+    assert result.token_ids == expected(hash_engine, "ab")[: len(result.token_ids)]
+    assert second.result().token_ids == expected(hash_engine, "cd", SHORT)
+    first.cancel()
+    second.cancel()
+    assert (first.result(), second.result().finish_reason) == (result, "length")
+    at_rest(engine)
+
+
+def test_what_waits_and_is_cancelled_never_starts(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, gated=True)
+    first, second = engine.submit("ab", SHORT), engine.submit("cd", LONG)
+    second.cancel()
+    assert (second.done, second.result(0).finish_reason, second.result(0).token_ids) == (True, "cancelled", [])
+    with pytest.raises(TimeoutError, match="no result"):
+        first.result(timeout=0)
+    engine.gate.open()
+    assert first.result().finish_reason == "length"
+    assert engine.stats.emitted == 6
+
+
+def test_deadlines_while_waiting_in_line_and_running(hash_engine: Any, clock: Any) -> None:
+    engine = hash_engine(batch_size=1, max_waiting=1, gated=True, clock=clock)
+    running = engine.submit("ab", SamplingParams(max_new_tokens=100, deadline=10))
+    engine.gate.halted()
+    waiting = engine.submit("cd", SamplingParams(deadline=2))
+    ((sequence,), _) = engine.requests("ef", SamplingParams(deadline=1), "raise")
+    standing = engine.scheduler.submit(sequence)
+    engine.gate.step()
+    assert [h.done for h in (running, waiting, standing)] == [False] * 3
+    clock.now = 2.0
+    engine.gate.step()
+    assert [h.result(0).finish_reason for h in (waiting, standing)] == ["deadline", "deadline"]
+    assert not running.done
+    last = engine.submit("gh", SamplingParams(max_new_tokens=6, deadline=100))
+    clock.now = 10.0
+    engine.gate.open()
+    result = running.result()
+    assert result.finish_reason == "deadline"
+    assert result.token_ids == expected(hash_engine, "ab")[: len(result.token_ids)] != []
+    assert result.metrics.e2el == 10.0
+    assert last.result().token_ids == expected(hash_engine, "gh", SHORT)
+    at_rest(engine)
+
+
+def test_a_failing_sequence_fails_alone(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=3)
+    for params in (SHORT, SamplingParams(max_new_tokens=6, temperature=1.0, top_p=0.9, seed=1)):
+        one, bad, other = engine.generate(["ab", [engine.model.NAN, 1], "cd"], params)
+        assert (bad.finish_reason, bad.token_ids) == ("error", [])
+        assert isinstance(bad.error, ExecutionError)
+        assert "nan" in str(bad.error)
+        assert bad.to_dict()["error"] == str(bad.error)
+        for prompt, result in (("ab", one), ("cd", other)):
+            assert result.token_ids == expected(hash_engine, prompt, params)
+            assert "error" not in result.to_dict()
+    at_rest(engine)
+
+
+def test_text_that_cannot_be_made_fails_alone(hash_engine: Any) -> None:
+    class Broken:
+        text = ""
+
+        def push(self, token: int) -> bool:
+            raise ValueError("two\nlines")
+
+        def finish(self) -> None:
+            raise ValueError("again")
+
+    engine = hash_engine(batch_size=2)
+    sequences, _ = engine.requests(["ab", "cd"], SHORT, "raise")
+    sequences[0].detokenizer = Broken()
+    bad, good = [engine.scheduler.submit(sequence) for sequence in sequences]
+    assert bad.result().finish_reason == "error"
+    assert "ValueError: again" in str(bad.result().error)
+    assert good.result().token_ids == expected(hash_engine, "cd", SHORT)
+    at_rest(engine)
+
+
+def test_a_failing_step_is_the_result_of_all_in_it_and_of_no_other(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=2, gated=True)
+    beside = engine.submit("ab", LONG)
+    engine.gate.halted()
+    bad, after = engine.submit([engine.model.RAISES], SHORT), engine.submit("cd", SHORT)
+    engine.gate.open()
+    for handle in (bad, beside):
+        result = handle.result()
+        assert result.finish_reason == "error"
+        assert str(result.error) == "decoding failed, RuntimeError: the model raises"
+        assert isinstance(result.error.__cause__, RuntimeError)
+    assert beside.result().token_ids == expected(hash_engine, "ab")[: len(beside.result().token_ids)] != []
+    assert after.result().token_ids == expected(hash_engine, "cd", SHORT)
+    at_rest(engine)
+
+
+def test_what_runs_and_fails_is_never_raised(hash_engine: Any) -> None:
+    engine = hash_engine()
+    results = engine.generate(["ab", [engine.model.RAISES], "cd"], SHORT)
+    assert [r.finish_reason for r in results] == ["length", "error", "length"]
+    streamed = {c.index: c.result for c in engine.stream(["ab", [engine.model.NAN], "cd"], SHORT) if c.result}
+    assert [streamed[i].finish_reason for i in range(3)] == ["length", "error", "length"]
+
+
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_what_cannot_run_is_raised_or_returned(hash_engine: Any, call: str) -> None:
+    engine = hash_engine()
+    prompts = ["ab", "", "cd", [99], None, "a" * 192]
+    with pytest.raises(PromptError, match="prompt 2: the prompt is empty"):
+        list(getattr(engine, call)(prompts, SHORT))
+    assert engine.stats.rounds == 0
+    out = list(getattr(engine, call)(prompts, SHORT, errors="return"))
+    if call == "stream":
+        out = [r for _, r in sorted((c.index, c.result) for c in out if c.result)]
+    assert [r.finish_reason for r in out] == ["length", "error", "length", "error", "error", "error"]
+    assert out[0].token_ids == expected(hash_engine, "ab", SHORT)
+    for result, word in zip((out[1], *out[3:]), ("empty", "vocabulary", "no prompt", "192 tokens"), strict=True):
+        assert isinstance(result.error, PromptError)
+        assert word in str(result.error)
+    with pytest.raises(OptionError, match="errors must be"):
+        getattr(engine, call)(prompts, SHORT, errors="ignore")
+    for params in ({"n": 1}, [{}], [SHORT, SHORT], 5):
+        with pytest.raises(OptionError, match="parameters"):
+            getattr(engine, call)("ab", params, errors="return")
+        with pytest.raises(OptionError, match="parameters"):
+            engine.submit("ab", params)
+
+
+def test_a_bug_in_the_worker_leaves_nobody_waiting(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
+    handles = [engine.submit("ab", SHORT), engine.submit("cd", SHORT)]
+
+    def release(slot: int) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(engine.loop, "release", release)
+    engine.gate.open()
+    for handle in handles:
+        assert handle.result(timeout=60).finish_reason in ("error", "length")
+    assert "a bug" in str(handles[1].result().error)
+    with pytest.raises(EngineClosedError):
+        engine.generate("ab")
+
+
+def test_only_readers_of_chunks_are_woken_each_round(hash_engine: Any) -> None:
+    engine, wakes = hash_engine(), Counter[str]()
+    for kind in ("end", "rounds"):
+        ((sequence,), _) = engine.requests("ab", SamplingParams(40, speculation="off"), "raise")
+        handle = engine.scheduler.submit(sequence, lambda kind=kind: wakes.update([kind]), kind == "rounds")
+        handle.result()
+    at_rest(engine)
+    assert wakes == {"end": 2, "rounds": 41}  # when it is queued, and at the end; and the 39 rounds before the last
+
+
+def test_a_slow_reader_gets_longer_chunks(hash_engine: Any) -> None:
+    handle = hash_engine().submit("ab", SamplingParams(max_new_tokens=40, logprobs=0))
+    result = handle.result()
+    (chunk,) = handle
+    assert (chunk.token_ids, chunk.text, chunk.result) == (result.token_ids, result.text, result)
+    assert chunk.logprobs == result.logprobs
+    (again,) = handle
+    assert (again.token_ids, again.text, again.result) == ([], "", result)
+
+
+def test_a_reader_gets_every_round(hash_engine: Any) -> None:
+    engine = hash_engine(gated=True)
+    chunks = iter(engine.submit("ab", SamplingParams(max_new_tokens=5, speculation="off")))
+    engine.gate.halted()
+    for _ in range(4):
+        engine.gate.step()
+        assert len(next(chunks).token_ids) == 1
+    engine.gate.open()
+    assert [len(chunk.token_ids) for chunk in chunks] == [1]
+
+
+def test_closing_a_stream_cancels_the_rest(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=2)
+    stream = engine.stream([[i] for i in range(9)], LONG)
+    next(stream)
+    stream.close()
+    at_rest(engine)
+    assert engine.stats.emitted < 9 * 100
+
+
+def test_an_interrupt_cancels_the_rest(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = hash_engine(gated=True)
+    first = engine.submit("ab", LONG)
+    engine.gate.halted()
+    first.cancel()
+
+    def interrupt(event: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return real(event, timeout)
+
+    real = threading.Event.wait
+    monkeypatch.setattr(threading.Event, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(["cd", "ef"], LONG)
+    monkeypatch.undo()
+    assert list(engine.scheduler.waiting) == []
+    engine.gate.open()
+    at_rest(engine)
+    assert engine.stats.rounds == 1
+
+
+def test_logits_wait_for_what_runs_and_hold_what_waits(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=2, gated=True)
+    running = engine.submit("ab", SHORT)
+    engine.gate.halted()
+    thread, out = in_thread(lambda: (engine.logits([1, 2, 3]).tolist(), running.done))
+    engine.gate.open()
+    thread.join(60)
+    assert out == [(engine.model([1, 2, 3]).tolist(), True)]
+    with engine.scheduler.exclusive() as loop:
+        waiting = engine.submit("cd", SHORT)
+        assert (engine.scheduler.active, len(engine.scheduler.waiting)) == ([], 1)
+        assert loop.logits([4]).tolist() == engine.model([4]).tolist()
+    assert waiting.result().token_ids == expected(hash_engine, "cd", SHORT)
+    for bad in ([], [99], [1] * 192):
+        with pytest.raises(PromptError):
+            engine.logits(bad)
+
+
+def test_closing_cancels_everything_and_ends_the_worker(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
+    handles = [engine.submit("ab", LONG), engine.submit("cd", LONG)]
+    ((sequence,), _) = engine.requests("ef", LONG, "raise")
+    handles.append(engine.scheduler.submit(sequence))
+    engine.gate.halted()
+    thread, _ = in_thread(engine.close)
+    assert [h.result(60).finish_reason for h in handles[1:]] == ["cancelled"] * 2  # closing has begun
+    engine.gate.open()
+    thread.join(60)
+    assert handles[0].result(0).finish_reason == "cancelled"
+    assert not any(t.name == "specbuild" and t is engine.scheduler._worker for t in threading.enumerate())
+    engine.close()
+    for call in (engine.generate, engine.stream, engine.submit):
+        with pytest.raises(EngineClosedError, match="closed"):
+            call("ab")
+    with pytest.raises(EngineClosedError):
+        engine.logits([1])
+
+
+def test_closing_during_a_generation_still_gives_every_result(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, gated=True)
+    thread, out = in_thread(engine.generate, [[i] for i in range(9)], LONG)
+    engine.gate.halted()
+    beside = engine.submit("ab", LONG)
+    closing, _ = in_thread(engine.close)
+    assert beside.result(60).finish_reason == "cancelled"  # closing has begun
+    engine.gate.open()
+    thread.join(60)
+    closing.join(60)
+    assert [r.finish_reason for r in out[0]] == ["cancelled"] * 9
+
+
+@pytest.mark.parametrize("seed", [7, 2**64 - 2])
+def test_samples_are_those_of_their_seeds(hash_engine: Any, seed: int) -> None:
+    engine = hash_engine(batch_size=2)
+    params = SamplingParams(max_new_tokens=12, temperature=1.0, seed=seed, n=4)
+    results = engine.generate(["ab", "cd"], params)
+    seeds = [(seed + i) % 2**64 for i in range(4)]
+    assert [r.metrics.seed for r in results] == seeds * 2
+    alone = [
+        expected(hash_engine, prompt, SamplingParams(max_new_tokens=12, temperature=1.0, seed=each))
+        for prompt in ("ab", "cd")
+        for each in seeds
+    ]
+    assert [r.token_ids for r in results] == alone
+    streamed = {(c.index, c.sample): c.result.token_ids for c in engine.stream(["ab", "cd"], params) if c.result}
+    assert [streamed[i, j] for i in range(2) for j in range(4)] == alone
+    fresh = engine.generate("ab", SamplingParams(max_new_tokens=12, temperature=1.0, n=3))
+    assert [r.metrics.seed - fresh[0].metrics.seed for r in fresh] == [0, 1, 2]
+    refused = engine.generate(["", "ab"], params, errors="return")
+    assert [r.finish_reason for r in refused] == ["error"] * 4 + ["length"] * 4
+    with pytest.raises(OptionError, match="one sample"):
+        engine.submit("ab", params)
