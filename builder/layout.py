@@ -128,7 +128,7 @@ def _attention(
         raise CheckpointError("its attention does not say which layer it belongs to")
     _layers.append(_Layer(index, key.shape[1], key.shape[3], value.shape[3], mask))
     batch, heads, nodes, _ = query.shape
-    return query.new_empty(batch, nodes, heads * value.shape[3]), None
+    return query.new_empty(batch, nodes, heads, value.shape[3]), None
 
 
 def refuse_options(module: nn.Module, options: dict[str, Any]) -> None:

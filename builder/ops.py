@@ -91,9 +91,9 @@ def tree_attention(
     nodes are the tree's nodes `tree_offset … tree_offset + N − 1`; their rows go to the slots `cache_len + node`.
     window: how many positions a node sees, its own included, 0 for all; a committed row's position is its slot, a
     node's is `cache_len` + its depth. softcap: scores become `softcap · tanh(scores / softcap)`, 0 for none. Returns
-    the output `[B, N, H·D]` and both caches with the new rows in place.
+    the output `[B, N, H, D]` and both caches with the new rows in place.
     """
-    batch, heads, nodes, size = query.shape
+    batch, heads, nodes, _ = query.shape
     new_key, new_value = past_key.clone(), past_value.clone()
     capacity = past_key.shape[2]
     visible = torch.zeros(batch, nodes, capacity, dtype=torch.bool)
@@ -114,13 +114,13 @@ def tree_attention(
         scores = softcap * torch.tanh(scores / softcap)
     weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
     out = weights @ new_value.repeat_interleave(group, 1)
-    return out.transpose(1, 2).reshape(batch, nodes, heads * size), new_key, new_value
+    return out.transpose(1, 2).contiguous(), new_key, new_value
 
 
 @tree_attention.register_fake
 def _(query, key, value, past_key, past_value, *_):  # type: ignore[no-untyped-def]
     batch, heads, nodes, size = query.shape
-    out = query.new_empty(batch, nodes, heads * size)
+    out = query.new_empty(batch, nodes, heads, size)
     return out, torch.empty_like(past_key), torch.empty_like(past_value)
 
 

@@ -20,13 +20,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ..runtime.bundle import MANIFEST, SCHEMA_VERSION, FileRecord, Manifest, ModelRecord, file_record
 from ..runtime.errors import OptionError
 from . import checkpoint as checkpoints
 from . import passes
-from .check import check, tokenize
+from .check import check, rounding, tokenize
 from .checkpoint import Checkpoint
 from .config import BUCKETS, LONGEST_DEFAULT, BuildConfig
 from .export import export
@@ -34,7 +36,7 @@ from .layout import Layout, probe
 from .lower import BACKENDS
 from .output import check_output, staging
 from .quantize import QUANTIZERS
-from .reference import Reference, greedy
+from .reference import Reference, greedy, text_logits
 
 TOKENIZER, CHAT_TEMPLATE, REPORT, WEIGHTS = "tokenizer.json", "chat_template.jinja", "report.json", "weights.bin"
 INLINE_BYTES = 1024  # smaller tensors stay in the graph file
@@ -53,7 +55,10 @@ class _Build:
     draft: Checkpoint | None
     max_seq_len: int
     layouts: dict[str, Layout]
+    bound: float
     check_tokens: int = 0  # of output, per prompt of the check
+    references: list[Reference] = field(default_factory=list)
+    reference_logits: list[NDArray[np.float32]] = field(default_factory=list)
     models: dict[str, ModelRecord] = field(default_factory=dict)
     matched: dict[str, dict[str, int]] = field(default_factory=dict)
     operators: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # per model and stage, how many
@@ -96,17 +101,22 @@ def build(config: BuildConfig, progress: Progress = lambda stage: None) -> dict[
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
     with staging(config, _expected_bytes(target, draft)) as folder:
-        return _run(_Build(config, folder, progress, target, draft, max_seq_len, layouts))
+        return _run(
+            _Build(config, folder, progress, target, draft, max_seq_len, layouts, BACKENDS[config.backend].bound)
+        )
 
 
 def _run(work: _Build) -> dict[str, Any]:
-    references = _compile(work, "target", work.target)
+    _compile(work, "target", work.target)
     if work.draft:
         _compile(work, "draft", work.draft)
     template = _save_tokenizer(work)
     _write_manifest(work, template)
     with work.stage("check"):
-        exactness = check(work.folder, references, work.check_tokens)
+        if work.config.precision in QUANTIZERS:  # rounding grows: activations are rounded too
+            work.bound = max(work.bound, 2 * rounding(work.folder, work.references))
+            _write_manifest(work, template)
+        exactness = check(work.folder, work.references, work.reference_logits, work.check_tokens)
     report = {
         "seconds": work.seconds,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -121,9 +131,9 @@ def _run(work: _Build) -> dict[str, Any]:
     return report
 
 
-def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]:
+def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
     """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
-    references, layout, precision = list[Reference](), work.layouts[name], work.config.precision_of(name)
+    layout, precision = work.layouts[name], work.config.precision_of(name)
     with work.stage(f"{name}: load"):
         model = checkpoints.load(checkpoint, "eager")
         parameters = model.num_parameters()
@@ -131,7 +141,8 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]
     if name == "target":
         with work.stage("target: Hugging Face reference"):
             prompts, work.check_tokens = tokenize(checkpoint.tokenizer, work.max_seq_len)
-            references = greedy(model, prompts, work.check_tokens, checkpoint.eos_token_ids())
+            work.references = greedy(model, prompts, work.check_tokens, checkpoint.eos_token_ids())
+            work.reference_logits = [text_logits(model, reference.text) for reference in work.references]
     with work.stage(f"{name}: export"):
         graph = export(model, layout, work.max_seq_len, work.capacity)
         work.operators[name] = {"exported": passes.census(graph)}
@@ -161,7 +172,6 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> list[Reference]
         inputs=work.lowering.INPUTS,
         outputs=work.lowering.OUTPUTS,
     )
-    return references
 
 
 def _save_graphs(work: _Build, name: str, graph: ir.Model) -> dict[str, str]:
@@ -207,7 +217,7 @@ def _write_manifest(work: _Build, template: str | None) -> None:
         libraries={name: version(name) for name in LIBRARIES},
         backend=config.backend,
         precision=config.precision,
-        exactness_bound=BACKENDS[config.backend].bound(config.precision),
+        exactness_bound=work.bound,
         max_seq_len=work.max_seq_len,
         max_batch_size=config.max_batch_size,
         buckets=list(BUCKETS),

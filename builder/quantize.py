@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from .passes.pattern import FusionPass, dims, insert, replace
+from .passes.pattern import FusionPass, dims, initializer, insert, replace
 
 BLOCKS = (128, 64, 32, 16)  # the largest that divides a row; accuracy hardly differs, larger ones are faster
 ZERO = 128
@@ -67,13 +67,9 @@ def _initializers(graph: ir.Graph, weight: ir.Value, size: int, transposed: bool
     assert weight.const_value is not None
     array = weight.const_value.numpy()
     quantized, scales = to_blocks(array.T if transposed else array, size)
-    values = []
-    for name, content in ((f"{weight.name}_int8", quantized), (f"{weight.name}_scales", scales)):
-        tensor = ir.tensor(content, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)  # type: ignore[arg-type]
-        graph.register_initializer(value)
-        values.append(value)
-    return values[0], values[1]
+    named = (f"{weight.name}_int8", quantized), (f"{weight.name}_scales", scales)
+    first, second = (initializer(graph, ir.tensor(content, name=name)) for name, content in named)
+    return first, second
 
 
 def to_blocks(rows: NDArray[np.float32], size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:

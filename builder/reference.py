@@ -13,11 +13,15 @@ from transformers import GenerationConfig, PreTrainedModel
 
 @dataclass(frozen=True)
 class Reference:
-    """One prompt's greedy continuation in float32, and the logits after the prompt's last token (`float32[V]`)."""
+    """One prompt and its greedy continuation in float32."""
 
     prompt: list[int]
     tokens: list[int]
-    logits: NDArray[np.float32]
+
+    @property
+    def text(self) -> list[int]:
+        """Both, but for the last token, which nothing follows."""
+        return [*self.prompt, *self.tokens[:-1]]
 
 
 def greedy(
@@ -36,6 +40,12 @@ def greedy(
         ids = torch.tensor([list(prompt)])
         with torch.no_grad():
             output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-            logits = model(input_ids=ids, logits_to_keep=1).logits[0, -1]
-        references.append(Reference(list(prompt), output[0, len(prompt) :].tolist(), logits.numpy().copy()))
+        references.append(Reference(list(prompt), output[0, len(prompt) :].tolist()))
     return references
+
+
+def text_logits(model: PreTrainedModel, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """The logits after each token of a text: `float32[T, V]`."""
+    with torch.no_grad():
+        logits: NDArray[np.float32] = model(input_ids=torch.tensor([list(tokens)])).logits[0].numpy().copy()
+    return logits

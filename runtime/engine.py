@@ -135,9 +135,19 @@ class Engine:
 
         Waits for the requests that run, and holds the waiting ones. Raises PromptError and EngineClosedError.
         """
+        last: NDArray[np.float32] = self.text_logits(token_ids, 1)[0]
+        return last
+
+    def text_logits(
+        self, token_ids: Seq[int], count: int | None = None, nodes: int | None = None
+    ) -> NDArray[np.float32]:
+        """As `logits`, after each of the last `count` tokens, all by default: `float32[count, V]`.
+
+        nodes: how many tokens a step computes at most.
+        """
         tokens = self._intake.check(list(token_ids))
         with self.scheduler.exclusive() as loop:
-            return loop.logits(tokens)
+            return loop.logits(tokens, len(tokens) if count is None else count, nodes)
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
         """What `generate` and `stream` would run, and the chunks of what cannot; see `Intake.requests`."""

@@ -104,17 +104,21 @@ class Loop:
         """Seconds: now, and spent so far in the draft and in the target."""
         return time.perf_counter(), self.drafter.seconds if self.drafter else 0.0, self.target.seconds
 
-    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        """The target's logits after a text, read into slot 0, which must be free."""
+    def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
+        """The target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
+
+        Read into slot 0, which must be free, at most `nodes` a step.
+        """
+        size, rows = nodes or self.chunk, list[NDArray[np.float32]]()
         try:
-            for start in range(0, len(tokens), self.chunk):
-                part = tokens[start : start + self.chunk]
-                share = Share(0, start, start, part, range(start, start + len(part)), None, 1)
-                (rows,) = self.target.step([share])
-            last: NDArray[np.float32] = rows[-1].copy()
+            for start in range(0, len(tokens), size):
+                part = tokens[start : start + size]
+                wanted = min(max(start + len(part) - len(tokens) + count, 0), len(part))
+                share = Share(0, start, start, part, range(start, start + len(part)), None, wanted)
+                rows.append(self.target.step([share])[0].copy())
         finally:
             self.release(0)
-        return last
+        return np.concatenate(rows)
 
     def release(self, slot: int) -> None:
         """A sequence has ended: its slot's rows are garbage."""

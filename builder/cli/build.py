@@ -70,4 +70,7 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
         ties = len(case["divergences"])
         note = f", {ties} near-tie{'s' if ties > 1 else ''} below {exactness['bound']:g}" if ties else ""
         click.echo(f"  {case['name']}: {case['tokens']} tokens equal{note}")
-    click.echo(f"  largest logit difference to Hugging Face: {exactness['largest_logit_difference']:.1e}")
+    click.echo(
+        f"  to Hugging Face: largest logit difference {exactness['largest_logit_difference']:.1e}, "
+        f"divergence {exactness['kl_nats_per_token']:.1e} nats a token"
+    )

@@ -36,8 +36,9 @@ def command(
 ) -> None:
     """Check a bundle's tokens: trees and drafters against plain decoding, plain decoding against Hugging Face.
 
-    A first difference whose deciding gap is below the precision's bound is a near-tie; any other makes the exit
-    status 1. A line's n, logprobs and deadline do not change tokens, and are left out.
+    A first difference whose deciding gap is below the bundle's bound is a near-tie; any other makes the exit status 1.
+    In a precision other than fp32, Hugging Face's distributions are compared instead of its tokens. A line's n,
+    logprobs and deadline do not change tokens, and are left out.
     """
     manifest = Bundle.open(bundle).manifest
     defaults = {"max_new_tokens": max_new_tokens, "seed": 0}
@@ -48,7 +49,7 @@ def command(
         with Engine.load(bundle, drafter=drafter, batch_size=batch_size, threads=threads) as engine:
             prompts = _tokenize(engine, requests)
             if hf:
-                real |= _report(engine, _hugging_face(engine, hf, prompts, max_new_tokens), as_json)
+                real |= _hugging_face(engine, hf, prompts, max_new_tokens, as_json)
                 hf = None
             for name, params in _parameters(requests, own):
                 expected = plain(engine, prompts, params)
@@ -75,16 +76,31 @@ def _tokenize(engine: Engine, requests: list[Request]) -> list[list[int]]:
     return prompts
 
 
-def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new_tokens: int) -> Case:
+def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new_tokens: int, as_json: bool) -> bool:
+    """Compare tokens, or in a precision that changes them, distributions; True where a divergence is real."""
     from .. import checkpoint
-    from ..reference import greedy
+    from ..check import kl
+    from ..reference import greedy, text_logits
 
     model = checkpoint.load(checkpoint.find(folder), "eager")
-    params = [SamplingParams(max_new_tokens=max_new_tokens, seed=0, speculation="off")] * len(prompts)
     references = greedy(model, prompts, max_new_tokens, engine.manifest.eos_token_ids)
     longest = engine.manifest.max_seq_len
-    expected = [r.tokens[: longest - len(r.prompt)] for r in references]
-    return compare(engine, "plain decoding against Hugging Face", prompts, params, expected)
+    if engine.manifest.precision == "fp32":
+        params = [SamplingParams(max_new_tokens=max_new_tokens, seed=0, speculation="off")] * len(prompts)
+        expected = [r.tokens[: longest - len(r.prompt)] for r in references]
+        return _report(
+            engine, compare(engine, "plain decoding against Hugging Face", prompts, params, expected), as_json
+        )
+    texts = [reference.text[: longest - 1] for reference in references]
+    rows = [kl(text_logits(model, text), engine.text_logits(text)) for text in texts]
+    tokens, mean = sum(map(len, rows)), sum(float(row.sum()) for row in rows) / sum(map(len, rows))
+    name = "divergence from Hugging Face"
+    click.echo(
+        json.dumps({"name": name, "tokens": tokens, "kl_nats_per_token": mean})
+        if as_json
+        else f"{mean:<15.1e}nats a token, {tokens} tokens of {len(prompts)} prompts: {name}"
+    )
+    return False
 
 
 def _report(engine: Engine, case: Case, as_json: bool) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..passes import clean
-from ..passes.pattern import constant, dims, insert, permutation, producer, replace
+from ..passes.pattern import constant, dims, initializer, insert, permutation, producer, replace
 
 _MS = "com.microsoft"
 HEAD_MULTIPLE, ROTARY_MULTIPLE = 8, 16  # sizes GroupQueryAttention takes, and takes when it rotates
@@ -136,7 +136,7 @@ def _lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: _Lanes) 
     split = [_split(node, x, lanes.sizes, len(lanes.last_row)) if lanes.sizes else [x] for x in packed]
     rotation = [[*tables, positions] if tables else [None] * 3 for positions in lanes.positions]
     total = constant(graph, "capacity", np.array(lanes.capacity, dtype=np.int32))
-    attributes: dict[str, int | float | str | list[int]] = {
+    attributes = {
         "num_heads": int(heads),
         "kv_num_heads": int(kv_heads),
         "do_rotary": int(bool(tables)),
@@ -162,8 +162,21 @@ def _lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: _Lanes) 
     for old in node.outputs[1:]:
         while old.is_graph_output():
             graph.outputs.remove(old)
-    replace(node.outputs[0], out if padded == size else _cut(graph, node, out, int(heads), int(size), padded))
+    if padded != size:
+        out = _cut(graph, node, out, int(heads), int(size), padded)
+    _hand_over(graph, node.outputs[0], out)
     graph.remove(node, safe=True)
+
+
+def _hand_over(graph: ir.Graph, heads: ir.Value, rows: ir.Value) -> None:
+    """The attention's `[B, N, H·D]` to whoever uses it as such, reshaped to `[B, N, H, D]` to the others."""
+    for reshape in [use.node for use in heads.uses()]:
+        if reshape.op_type == "Reshape" and len(dims(reshape.outputs[0]) or ()) == 3:
+            replace(reshape.outputs[0], rows)
+            graph.remove(reshape, safe=True)
+    if heads.uses():
+        shape = _shape(graph, *(int(dim) for dim in (dims(heads) or [])[2:]))
+        replace(heads, insert(heads.producer(), "Reshape", [rows, shape]).outputs[0])  # type: ignore[arg-type]
 
 
 def _rotate(before: ir.Node, value: ir.Value | None, tables: list[ir.Value | None]) -> ir.Value:
@@ -235,9 +248,11 @@ def _residual_norm(node: ir.Node) -> list[ir.Value]:
 
 
 def _swiglu(node: ir.Node) -> list[ir.Value]:
-    """QuickGelu with factor 1 is silu."""
-    silu = insert(node, "QuickGelu", [node.inputs[0]], _MS, {"alpha": 1.0})
-    return list(insert(node, "Mul", [silu.outputs[0], node.inputs[1]]).outputs)
+    """Sigmoid and two products: QuickGelu, which is silu with factor 1, is several times slower."""
+    gate, up = node.inputs
+    sigmoid = insert(node, "Sigmoid", [gate])
+    silu = insert(node, "Mul", [gate, sigmoid.outputs[0]])
+    return list(insert(node, "Mul", [silu.outputs[0], up]).outputs)
 
 
 def _transposed_product(node: ir.Node) -> list[ir.Value]:
@@ -262,8 +277,8 @@ def _block_gather(node: ir.Node) -> list[ir.Value]:
 def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
     """A block weight `[N, blocks, size]` as `[N, K]` of the same bytes, for the lookup."""
     stored, name = weight.const_value, f"{weight.name}_rows"
-    rows, blocks, size = stored.shape  # type: ignore[union-attr]
-    shape = ir.Shape([rows, int(blocks) * int(size)])  # type: ignore[call-overload]
+    rows, blocks, size = (int(dim) for dim in dims(weight) or ())
+    shape = ir.Shape([rows, blocks * size])
     if isinstance(stored, ir.ExternalTensor):
         tensor: ir.TensorProtocol = ir.ExternalTensor(
             stored.location,
@@ -276,9 +291,7 @@ def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
         )
     else:
         tensor = ir.tensor(stored.numpy().reshape(shape.numpy()), name=name)  # type: ignore[union-attr]
-    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
-    graph.register_initializer(value)
-    return value
+    return initializer(graph, tensor)
 
 
 _LOWERED = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from .pattern import constant, dims, insert, producer, replace
+from .pattern import constant, dims, initializer, insert, producer, replace
 
 
 def product_behind(value: ir.Value | None, through: frozenset[str]) -> ir.Node | None:
@@ -67,10 +67,8 @@ def _bias(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
 def _joined(graph: ir.Graph, values: Sequence[ir.Value | None], name: str) -> ir.Value:
     """An initializer that is several others side by side; joined when it is written."""
     parts = [value.const_value for value in values if value is not None and value.const_value is not None]
-    shape = ir.Shape([*parts[0].shape[:-1], sum(int(part.shape[-1]) for part in parts)])  # type: ignore[arg-type]
+    shape = ir.Shape([*parts[0].shape.numpy()[:-1], sum(part.shape.numpy()[-1] for part in parts)])
     tensor = ir.LazyTensor(
         lambda: ir.tensor(np.concatenate([part.numpy() for part in parts], axis=-1)), parts[0].dtype, shape, name=name
     )
-    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
-    graph.register_initializer(value)
-    return value
+    return initializer(graph, tensor)

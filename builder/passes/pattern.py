@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -49,11 +50,15 @@ def permutation(node: ir.Node) -> tuple[int, ...]:
 
 def constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     """An initializer of this name and content; made once."""
-    if name not in graph.initializers:
-        tensor = ir.tensor(array, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-        graph.register_initializer(value)
-    return graph.initializers[name]
+    return graph.initializers[name] if name in graph.initializers else initializer(graph, ir.tensor(array, name=name))
+
+
+def initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    """A tensor as a new initializer of its name."""
+    shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
+    value = ir.Value(name=tensor.name, type=kind, shape=shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def insert(
@@ -61,7 +66,7 @@ def insert(
     op_type: str,
     inputs: Sequence[ir.Value | None],
     domain: str = "",
-    attributes: dict[str, int | float | str | list[int]] | None = None,
+    attributes: Mapping[str, Any] | None = None,
     outputs: Sequence[ir.Value] | int = 1,
 ) -> ir.Node:
     """A new node in front of another one."""

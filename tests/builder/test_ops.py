@@ -44,7 +44,8 @@ def attend(
     nodes = tensors[0].shape[2]
     depths = ancestor_mask(parents).sum(-1) - 1
     positions = torch.stack([n + d[o : o + nodes] for n, d, o in zip(length, depths, offset, strict=True)])
-    return tree_attention(*tensors, positions, parents, length, offset, SCALE, window, softcap)
+    out, keys, values = tree_attention(*tensors, positions, parents, length, offset, SCALE, window, softcap)
+    return out.flatten(2), keys, values
 
 
 def tensors(batch: int, heads: int, kv_heads: int, nodes: int, seed: int) -> tuple[Tensor, ...]:

@@ -160,7 +160,7 @@ def test_matches_on_an_exported_graph(make_model: Callable[..., Any], layers: in
         "Gather": 2,
         "MatMul": 4 * layers + 1,
         "RMSNormalization": 1,
-        "Reshape": 3 * layers,
+        "Reshape": 4 * layers,
         "Split": 2 * layers,
         "SwiGLU": layers,
         "Transpose": 3 * layers,

@@ -303,14 +303,23 @@ def test_tokens_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatc
 
 @pytest.mark.usefixtures("quick_export")
 def test_logits_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline.greedy
+    real = pipeline.text_logits
 
     def wrong(*arguments: Any) -> Any:
-        references = real(*arguments)
-        references[0].logits[references[0].logits.argmin()] -= 0.5  # changes no choice, but is not the model
-        return references
+        logits = real(*arguments)
+        logits[0, logits[0].argmin()] -= 0.5  # changes no choice, but is not the model
+        return logits
 
-    monkeypatch.setattr(pipeline, "greedy", wrong)
+    monkeypatch.setattr(pipeline, "text_logits", wrong)
     with pytest.raises(ExecutionError, match="logit"):
         build(BuildConfig(tiny, tmp_path / "bundle", max_batch_size=1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_precision_that_changes_too_much_stops_the_build(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbuild.builder.check.MOST_DIVERGENCE", 1e-9)
+    with pytest.raises(ExecutionError, match="int8 changes this model too much"):
+        build(BuildConfig(tiny, tmp_path / "bundle", max_batch_size=1, precision="int8"))
     assert list(tmp_path.iterdir()) == []

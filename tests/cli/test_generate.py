@@ -404,7 +404,8 @@ def change(manifest: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"schema_version": 2}, ["schema_version 2", "update specbuild"]),
+        ({"schema_version": 3}, ["schema_version 3", "update specbuild"]),
+        ({"schema_version": 1}, ["older specbuild", "again"]),
         ({"schema_version": "1"}, ["schema_version"]),
         ({"exactness_bound": 1.0}, ["changed after the build"]),
         ({"surprise": 1}, ["changed after the build"]),

@@ -121,20 +121,20 @@ def test_what_is_no_bundle(tmp_path: Path) -> None:
     "text",
     [
         *("", "{", "[]", "null", "5", '"text"', "{}", '{"schema_version": null}', '{"schema_version": "1"}'),
-        *('{"schema_version": 1}', '{"schema_version": 1, "models": 5}', '{"schema_version": 1, "models": {"a": {}}}'),
-        '{"schema_version": 1, "models": {}, "files": 5, "tokenizer": "t", "chat_template": null}',
-        '{"schema_version": 1, "models": {}, "files": [5], "tokenizer": "t", "chat_template": null}',
-        '{"schema_version": 1, "models": {}, "files": {}, "tokenizer": null, "chat_template": null}',
+        *('{"schema_version": 2}', '{"schema_version": 2, "models": 5}', '{"schema_version": 2, "models": {"a": {}}}'),
+        '{"schema_version": 2, "models": {}, "files": 5, "tokenizer": "t", "chat_template": null}',
+        '{"schema_version": 2, "models": {}, "files": [5], "tokenizer": "t", "chat_template": null}',
+        '{"schema_version": 2, "models": {}, "files": {}, "tokenizer": null, "chat_template": null}',
         pytest.param(
-            '{"schema_version": 1, "models": {}, "files": {}, "tokenizer": "a\\u0000b", "chat_template": null}',
+            '{"schema_version": 2, "models": {}, "files": {}, "tokenizer": "a\\u0000b", "chat_template": null}',
             id="nul",
         ),
         pytest.param(
-            '{"schema_version": 1, "models": {}, "files": {}, "tokenizer": "\\ud800", "chat_template": null}',
+            '{"schema_version": 2, "models": {}, "files": {}, "tokenizer": "\\ud800", "chat_template": null}',
             id="surrogate-path",
         ),
         pytest.param(
-            '{"schema_version": 1, "models": {}, "files": {}, "tokenizer": "t", "chat_template": null, "x": "\\ud800"}',
+            '{"schema_version": 2, "models": {}, "files": {}, "tokenizer": "t", "chat_template": null, "x": "\\ud800"}',
             id="surrogate",
         ),
         pytest.param("[" * 100_000, id="deep"),
@@ -148,6 +148,12 @@ def test_a_manifest_that_is_none(tmp_path: Path, text: str) -> None:
 def test_a_manifest_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_bytes(b"\xff\xfe\x00{")
     refused(tmp_path, MANIFEST, check=Bundle.open)
+
+
+def test_an_older_schema_is_to_be_built_again(bundle_copy: Path) -> None:
+    manifest = json.loads((bundle_copy / "manifest.json").read_text(encoding="utf-8"))
+    (bundle_copy / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 1}), encoding="utf-8")
+    assert "build the bundle again" in refused(bundle_copy, "older specbuild", check=Bundle.open)
 
 
 def test_a_newer_schema_is_refused_first(bundle_copy: Path) -> None:

@@ -175,7 +175,11 @@ def test_measuring_logits_is_no_part_of_the_rounds(hash_model: Any, hash_executo
     target = hash_executor(model)  # counts a second for each step
     loop = Loop(target, None, CHUNK, frozenset())
     text = [1, 2, 3] * 6
-    assert loop.logits(text).tolist() == model(text).tolist()
+    assert loop.logits(text).tolist() == [model(text).tolist()]
+    wanted = [model(text[:end]).tolist() for end in range(13, 19)]
+    for nodes in (None, 1, 4):
+        target.seconds = 0.0
+        assert loop.logits(text, 6, nodes).tolist() == wanted
     run(loop, [request_of([1, 2], SamplingParams(max_new_tokens=4, speculation="off"))])
     assert loop.stats.rounds == 4
     assert loop.stats.verify == 4.0

@@ -107,6 +107,23 @@ def test_a_tree_leaves_no_mask_behind(single: Executor) -> None:
     np.testing.assert_allclose(rows[0], expected, atol=BOUND)
 
 
+def test_a_step_that_fails_leaves_no_mask_behind(single: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    read(single, PROMPT)
+    (expected,) = (rows.copy() for rows in single.step([chain([7, 8, 9, 10], len(PROMPT), 4)]))
+
+    class Failing:
+        def run_with_iobinding(self, _binding: object) -> None:
+            raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(single, "_session", Failing())
+    with pytest.raises(ExecutionError, match="out of luck"):
+        single.step([tree_share(Tree([7, 8, 9, 10], [-1, 0, 0, 0], [0, 1, 1, 1]), len(PROMPT))])
+    monkeypatch.undo()
+    (rows,) = single.step([chain([7, 8, 9, 10], len(PROMPT), 4)])
+    np.testing.assert_array_equal(rows, expected)
+    single.commit(0, (), 0)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_committing_a_branch_and_going_on_is_plain_decoding(single: Executor, seed: int) -> None:
     rng, text = random.Random(seed), list(PROMPT)

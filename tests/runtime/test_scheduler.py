@@ -400,10 +400,11 @@ def test_logits_wait_for_what_runs_and_hold_what_waits(hash_engine: Any) -> None
     engine.gate.open()
     thread.join(60)
     assert out == [(engine.model([1, 2, 3]).tolist(), True)]
+    assert engine.text_logits([1, 2]).tolist() == [engine.model([1]).tolist(), engine.model([1, 2]).tolist()]
     with engine.scheduler.exclusive() as loop:
         waiting = engine.submit("cd", SHORT)
         assert (engine.scheduler.active, len(engine.scheduler.waiting)) == ([], 1)
-        assert loop.logits([4]).tolist() == engine.model([4]).tolist()
+        assert loop.logits([4]).tolist() == [engine.model([4]).tolist()]
     assert waiting.result().token_ids == expected(hash_engine, "cd", SHORT)
     for bad in ([], [99], [1] * 192):
         with pytest.raises(PromptError):

@@ -1,0 +1,125 @@
+"""What the passes and INT8 are worth: the time of a step, as ratios in one run, and what INT8 costs in accuracy.
+
+python benchmarks/graphs.py [--out DIR]
+
+All cores, batch 1, over 256 committed rows. "unfused" is the exported graph, lowered without any pass and run as it is;
+"unfused_optimized" leaves it to ONNX Runtime's own optimizations. Every number is the median of steps, taken in turns.
+The divergence is KL(float32 ‖ INT8) per token of the prompts' own text.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import onnxruntime
+from specbuild.builder import checkpoint, passes
+from specbuild.builder.check import kl
+from specbuild.builder.export import export
+from specbuild.builder.layout import probe
+from specbuild.builder.lower.onnxruntime import lower
+from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.backends import Executor, ModelSpec, Share, load, ort
+
+COMMITTED, CAPACITY, NODES = 256, 512, (1, 2, 6, 12, 16, 64)
+TURNS, STEPS, WARM = 15, 20, 5
+
+
+def medians(executors: dict[str, Executor], share: Share) -> dict[str, float]:
+    """Milliseconds of each model's own time, in turns of 20 steps: two pools of spinning threads would fight."""
+    times: dict[str, list[float]] = {name: [] for name in executors}
+    for _ in range(TURNS):
+        for name, executor in executors.items():
+            time.sleep(0.02)
+            for step in range(STEPS + WARM):
+                before = executor.seconds
+                executor.step([share])
+                if step >= WARM:
+                    times[name].append((executor.seconds - before) * 1e3)
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def fusion() -> dict[str, Any]:
+    """Steps of the reference target, with the passes and without."""
+    import onnx_ir as ir
+
+    found = checkpoint.find(str(common.PAIR / "target"))
+    model, layout = checkpoint.load(found, "eager"), probe(found.config, CAPACITY)
+    graph = export(model, layout, CAPACITY, CAPACITY)
+    spec = ModelSpec("target", layout.layers, layout.kv_heads, layout.head_dim, found.vocab_size, CAPACITY, 64)
+    with tempfile.TemporaryDirectory() as folder:
+        executors, counts = {}, {}
+        for name, level in (
+            ("unfused", onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL),
+            ("unfused_optimized", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL),
+            ("fused", ort.OPTIMIZATION),
+        ):
+            if name == "fused":
+                passes.run_portable(graph)
+            path = Path(folder) / f"{name}.onnx"
+            lowered = lower(graph, 1, CAPACITY)
+            counts[name] = sum(passes.census(lowered).values())
+            ir.save(lowered, path)
+            ort.OPTIMIZATION = level
+            executors[name] = load("onnxruntime", path, spec, 1, len(os.sched_getaffinity(0)))
+        rows = {}
+        for nodes in NODES:
+            share = Share(0, COMMITTED, COMMITTED, [5] * nodes, range(COMMITTED, COMMITTED + nodes), None, nodes)
+            found_times = medians(executors, share)
+            rows[nodes] = {f"{name}_ms": round(value, 3) for name, value in found_times.items()}
+            for name in ("unfused", "unfused_optimized"):
+                rows[nodes][f"fused_over_{name}"] = round(found_times["fused"] / found_times[name], 3)
+    return {"operators": counts, "nodes": rows}
+
+
+def int8(out: Path, name: str, target: Path) -> dict[str, Any]:
+    """A bundle in float32 and in INT8: size, divergence, plain decoding and the default speculation."""
+    small = out / f"{name}-int8.bundle"
+    if not small.is_dir():
+        common.specbuild(
+            "build", "--target", target, "--draft", common.PAIR / "draft", "-o", small, "--precision", "int8"
+        )
+    large = out / f"{name}.bundle"
+    size = {path: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in (large, small)}
+    texts, rates, rows = common.prompts(), {}, []
+    with Engine.load(large) as full, Engine.load(small) as quantized:
+        engines = {"fp32": full, "int8": quantized}
+        for text in texts:
+            tokens = full.tokenizer.encode(text)[:400]
+            rows.append(kl(full.text_logits(tokens), quantized.text_logits(tokens)))
+        for speculation in ("off", "auto"):
+            params = SamplingParams(max_new_tokens=64, seed=0, ignore_eos=True, speculation=speculation)
+            seconds = dict.fromkeys(engines, 0.0)
+            for text in texts[:10]:
+                for key, engine in engines.items():
+                    metrics = engine.generate(text, params)[0].metrics
+                    seconds[key] += metrics.e2el - metrics.ttft
+            rates[speculation] = {key: round(63 * 10 / value, 1) for key, value in seconds.items()}
+            rates[speculation]["speedup"] = round(seconds["fp32"] / seconds["int8"], 2)
+    divergence = np.concatenate(rows)
+    return {
+        "bytes": {"fp32": size[large], "int8": size[small], "ratio": round(size[small] / size[large], 3)},
+        "kl_nats_per_token": float(f"{divergence.mean():.3g}"),
+        "kl_tokens": len(divergence),
+        "decode_tokens_per_s": {"plain": rates["off"], "default": rates["auto"]},
+    }
+
+
+def main() -> None:
+    """Measure and save."""
+    out = common.arguments(__doc__).out
+    common.bundles(out)
+    result = {
+        "fusion": fusion(),
+        "int8": {"pycode": int8(out, "pycode", common.PAIR / "target"), "wide": int8(out, "wide", out / "wide")},
+    }
+    common.save(out, "graphs", result)
+
+
+if __name__ == "__main__":
+    main()
