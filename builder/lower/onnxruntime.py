@@ -1,24 +1,20 @@
-"""The portable graph for ONNX Runtime on a CPU: GroupQueryAttention in lanes, its fused norms and activations.
+"""The portable graph for ONNX Runtime on a CPU: attention in lanes, its fused norms, its block products.
 
-The lowered graph takes all sequences' nodes as one flat list `[1, T]`. GroupQueryAttention (com.microsoft) accepts
-several new nodes over a past for one sequence only, so attention is split into one lane per cache slot; everything
-else is computed on T rows at once, without padding. A lane's nodes lie at `lane_sizes`; `bias.w.j [1, 1, n, S]` holds
-the tree and the window of w positions (0: none), 0 or −inf per cache row; `last_row.j` is the last cache row the lane
-writes. The operator's own window counts rows, which a tree's run ahead of its positions, and is not used.
+The lowered graph takes all sequences' nodes as one flat list `[1, T]`. Attention is split into one lane per cache slot
+(`lanes.py`); everything else is computed on T rows at once, without padding. A lane's nodes lie at `lane_sizes`;
+`bias.w.j [1, 1, n, S]` holds the tree and the window of w positions (0: none), 0 or −inf per cache row; `last_row.j` is
+the last cache row the lane writes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-import numpy as np
 import onnx_ir as ir
 
 from ..passes import clean
-from ..passes.pattern import constant, dims, initializer, insert, permutation, producer, replace
+from ..passes.pattern import dims, initializer, insert, replace
+from .lanes import cache_width, lower_attention, make_lanes, window_of
 
 _MS = "com.microsoft"
-HEAD_MULTIPLE, ROTARY_MULTIPLE = 8, 16  # sizes GroupQueryAttention takes, and takes when it rotates
 INPUTS = {
     "tokens": "input_ids",
     "positions": "position_ids",
@@ -36,24 +32,6 @@ OUTPUTS = {
 }
 
 
-@dataclass
-class _Lanes:
-    """The inputs and outputs that exist once per lane."""
-
-    capacity: int
-    bias: dict[int, list[ir.Value]]  # by window
-    last_row: list[ir.Value]
-    positions: list[ir.Value]
-    sizes: ir.Value | None
-    caches: list[ir.Value] = field(default_factory=list)
-    presents: list[ir.Value] = field(default_factory=list)
-
-
-def cache_width(head_dim: int) -> int:
-    """The size of a head in the cache, which the operator wants to be a multiple of 8."""
-    return -(-head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
-
-
 def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
     """A new model for `batch_size` lanes over caches of `capacity` rows; the portable one is left as it was."""
     model = portable.clone()
@@ -64,10 +42,10 @@ def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
         if node.op_type == "Shape" and node.inputs[0].is_graph_input() and dims(node.inputs[0])[0] == "batch":  # type: ignore
             node.replace_input_with(0, by_name["input_ids"])
     attentions = [node for node in graph if node.op_type == "TreeAttention"]
-    windows = sorted({_window(node) for node in attentions})
-    lanes = _make_lanes(attentions[0], positions, batch_size, capacity, windows)
+    windows = sorted({window_of(node) for node in attentions})
+    lanes = make_lanes(attentions[0], positions, batch_size, capacity, windows)
     for layer, node in enumerate(attentions):
-        _lower_attention(graph, node, layer, lanes)
+        lower_attention(graph, node, layer, lanes)
     for node in list(graph):
         if node.op_type in _LOWERED:
             outputs = _LOWERED[node.op_type](node)
@@ -90,147 +68,6 @@ def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
             if not output.is_graph_output():
                 output.shape = None
     return model
-
-
-def _window(attention: ir.Node) -> int:
-    return attention.attributes["window"].as_int()
-
-
-def _make_lanes(first: ir.Node, positions: ir.Value, batch_size: int, capacity: int, windows: list[int]) -> _Lanes:
-    def value(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
-        return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-
-    slots = range(batch_size)
-    lanes = _Lanes(
-        capacity=capacity,
-        bias={
-            window: [
-                value(f"bias.{window}.{slot}", ir.DataType.FLOAT, [1, 1, f"nodes.{slot}", capacity]) for slot in slots
-            ]
-            for window in windows
-        },
-        last_row=[value(f"last_row.{slot}", ir.DataType.INT32, [1]) for slot in slots],
-        positions=[positions],
-        sizes=None,
-    )
-    if batch_size > 1:
-        lanes.sizes = value("lane_sizes", ir.DataType.INT64, [batch_size])
-        lanes.positions = _split(first, positions, lanes.sizes, batch_size)
-    return lanes
-
-
-def _split(before: ir.Node, value: ir.Value, sizes: ir.Value, count: int) -> list[ir.Value]:
-    return list(insert(before, "Split", [value, sizes], attributes={"axis": 1}, outputs=count).outputs)
-
-
-def _lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: _Lanes) -> None:
-    """`TreeAttention` becomes one GroupQueryAttention per lane, which rotates by itself where it can."""
-    heads, kv_heads, size = dims(node.inputs[0])[1], dims(node.inputs[1])[1], dims(node.inputs[0])[3]  # type: ignore[index]
-    padded = cache_width(int(size))
-    tables = list(node.inputs[9:11])
-    query, key, value = node.inputs[:3]
-    if tables and (int(size) % ROTARY_MULTIPLE or 2 * int(dims(tables[0])[1]) % ROTARY_MULTIPLE):  # type: ignore[index]
-        query, key = (_rotate(node, x, tables) for x in (query, key))
-        tables = []
-    packed = _packed(node, [_rows(graph, node, x, padded) for x in (query, key, value)])
-    split = [_split(node, x, lanes.sizes, len(lanes.last_row)) if lanes.sizes else [x] for x in packed]
-    rotation = [[*tables, positions] if tables else [None] * 3 for positions in lanes.positions]
-    total = constant(graph, "capacity", np.array(lanes.capacity, dtype=np.int32))
-    attributes = {
-        "num_heads": int(heads),
-        "kv_num_heads": int(kv_heads),
-        "do_rotary": int(bool(tables)),
-        "scale": node.attributes["scale"].as_float(),
-        "softcap": node.attributes["softcap"].as_float(),
-    }
-    outputs = []
-    for slot, rows in enumerate(zip(*split, strict=True)):
-        past, present = [], []
-        for kind in ("key", "value"):
-            shape, dtype = ir.Shape([1, kv_heads, lanes.capacity, padded]), ir.TensorType(ir.DataType.FLOAT)
-            past.append(ir.Value(name=f"past_{kind}.{layer}.{slot}", shape=shape, type=dtype))
-            present.append(ir.Value(name=f"present_{kind}.{layer}.{slot}", shape=shape, type=dtype))
-        query_key_value = [*rows, *[None] * (3 - len(rows))]
-        bias = lanes.bias[_window(node)][slot]
-        inputs = [*query_key_value, *past, lanes.last_row[slot], total, *rotation[slot], bias]
-        out = ir.Value()
-        insert(node, "GroupQueryAttention", inputs, _MS, attributes, [out, *present])
-        outputs.append(out)
-        lanes.caches += past
-        lanes.presents += present
-    out = insert(node, "Concat", outputs, attributes={"axis": 1}).outputs[0] if len(outputs) > 1 else outputs[0]
-    for old in node.outputs[1:]:
-        while old.is_graph_output():
-            graph.outputs.remove(old)
-    if padded != size:
-        out = _cut(graph, node, out, int(heads), int(size), padded)
-    _hand_over(graph, node.outputs[0], out)
-    graph.remove(node, safe=True)
-
-
-def _hand_over(graph: ir.Graph, heads: ir.Value, rows: ir.Value) -> None:
-    """The attention's `[B, N, H·D]` to whoever uses it as such, reshaped to `[B, N, H, D]` to the others."""
-    for reshape in [use.node for use in heads.uses()]:
-        if reshape.op_type == "Reshape" and len(dims(reshape.outputs[0]) or ()) == 3:
-            replace(reshape.outputs[0], rows)
-            graph.remove(reshape, safe=True)
-    if heads.uses():
-        shape = _shape(graph, *(int(dim) for dim in (dims(heads) or [])[2:]))
-        replace(heads, insert(heads.producer(), "Reshape", [rows, shape]).outputs[0])  # type: ignore[arg-type]
-
-
-def _rotate(before: ir.Node, value: ir.Value | None, tables: list[ir.Value | None]) -> ir.Value:
-    """`[B, H, N, D]` rotated by the standard operator."""
-    cos, sin = (insert(before, "Gather", [table, before.inputs[5]]).outputs[0] for table in tables)
-    size, width = dims(value)[3], 2 * int(dims(tables[0])[1])  # type: ignore[index]
-    rotated = insert(
-        before,
-        "RotaryEmbedding",
-        [value, cos, sin],
-        attributes={"rotary_embedding_dim": 0 if width == size else width},
-    ).outputs[0]
-    assert value is not None
-    rotated.shape, rotated.type = value.shape, value.type
-    return rotated
-
-
-def _packed(node: ir.Node, rows: list[ir.Value]) -> list[ir.Value]:
-    """The merged projection itself where query, key and value are a Split of it: the operator takes it whole."""
-    split = producer(rows[0], "Split")
-    if split is not None and all(a is b for a, b in zip(split.outputs, rows, strict=True)):
-        return [split.inputs[0]]  # type: ignore[list-item]
-    return rows
-
-
-def _rows(graph: ir.Graph, before: ir.Node, value: ir.Value | None, padded: int) -> ir.Value:
-    """`[B, H, N, D]` as GroupQueryAttention wants it, `[B, N, H·D]`: the projection's own output where it is one."""
-    assert value is not None
-    heads, size = dims(value)[1], dims(value)[3]  # type: ignore[index]
-    transpose = producer(value, "Transpose")
-    if transpose is not None and permutation(transpose) == (0, 2, 1, 3):
-        value = transpose.inputs[0]
-    else:
-        value = insert(before, "Transpose", [value], attributes={"perm": [0, 2, 1, 3]}).outputs[0]
-    reshape = producer(value, "Reshape")
-    if padded == size and reshape is not None and len(dims(reshape.inputs[0]) or []) == 3:
-        return reshape.inputs[0]  # type: ignore[return-value]
-    if padded > int(size):
-        pads = constant(graph, f"pad_{padded - int(size)}", np.array([0] * 7 + [padded - int(size)], dtype=np.int64))
-        value = insert(before, "Pad", [value, pads]).outputs[0]
-    return insert(before, "Reshape", [value, _shape(graph, int(heads) * padded)]).outputs[0]
-
-
-def _cut(graph: ir.Graph, before: ir.Node, value: ir.Value, heads: int, size: int, padded: int) -> ir.Value:
-    """`[B, N, H·D]` of padded heads without the padding."""
-    value = insert(before, "Reshape", [value, _shape(graph, heads, padded)]).outputs[0]
-    bounds = [constant(graph, f"index_{number}", np.array([number], dtype=np.int64)) for number in (0, size, 3)]
-    value = insert(before, "Slice", [value, *bounds]).outputs[0]
-    return insert(before, "Reshape", [value, _shape(graph, heads * size)]).outputs[0]
-
-
-def _shape(graph: ir.Graph, *sizes: int) -> ir.Value:
-    """A Reshape's shape that keeps batch and nodes."""
-    return constant(graph, "shape_" + "_".join(map(str, sizes)), np.array([0, 0, *sizes], dtype=np.int64))
 
 
 def _norm(node: ir.Node) -> list[ir.Value]:
@@ -294,6 +131,7 @@ def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
     return initializer(graph, tensor)
 
 
+__all__ = ["INPUTS", "OUTPUTS", "cache_width", "lower"]
 _LOWERED = {
     "RMSNormalization": _norm,
     "AddRMSNorm": _residual_norm,
