@@ -28,6 +28,7 @@ lint: $(VENV)/.ready
 bench: $(BUNDLE)/manifest.json
 	$(BIN)/python benchmarks/speed.py --out benchmarks/out
 	$(BIN)/python benchmarks/memory.py --out benchmarks/out
+	$(BIN)/python benchmarks/graphs.py --out benchmarks/out
 
 $(BUNDLE)/manifest.json: $(VENV)/.ready
 	$(BIN)/specbuild build --target engines/pycode/target --draft engines/pycode/draft --output $(BUNDLE) --force

@@ -84,6 +84,10 @@ def find(source: str) -> Checkpoint:
         raise CheckpointError(
             f"{source} is a {config.model_type!r} model: specbuild takes decoder-only language models"
         )
+    if config.get_text_config() is not config:
+        raise CheckpointError(
+            f"{source} is a {config.model_type!r} model, of more than text: give its language model alone"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception

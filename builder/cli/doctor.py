@@ -44,7 +44,7 @@ def examine() -> dict[str, Any]:
         "ONNX Runtime": onnxruntime.__version__,
         "ONNX Runtime providers": list(onnxruntime.get_available_providers()),
         "CUDA kernels": "this version has none",
-        "generate": "yes: backend onnxruntime, fp32, on the CPU",
+        "generate": "yes: backend onnxruntime, fp32 and int8, on the CPU",
         "build": f"no, missing {', '.join(build)}: pip install 'specbuild-trt[build]'" if build else "yes",
     }
 

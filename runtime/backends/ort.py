@@ -56,7 +56,8 @@ class OrtExecutor:
         self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)
         shape = batch_size, spec.max_nodes, spec.capacity
         self._bias = {window: np.zeros(shape, dtype=np.float32) for window in spec.windows}  # zero between steps
-        self._positions = np.tile(np.arange(spec.capacity), (batch_size, 1))  # of each cache row
+        self._windowed = any(spec.windows)
+        self._positions = np.tile(np.arange(spec.capacity), (batch_size, 1))  # of each cache row, where windows ask
         self._last_row = np.zeros((batch_size, 1), dtype=np.int32)
         self._logits = np.empty((batch_size * spec.max_nodes, spec.vocab_size), dtype=np.float32)
         self._ends = [0] * batch_size  # per slot, the row past the last one in use
@@ -89,7 +90,7 @@ class OrtExecutor:
     def _hide(self, lane: Share) -> list[NDArray[np.float32]]:
         """Set a lane's biases to −inf where a node does not see a row; the regions to clear after the step."""
         nodes, end, touched = len(lane.tokens), lane.start + len(lane.tokens), []
-        if len(self._bias) > 1 or 0 not in self._bias:
+        if self._windowed:
             self._positions[lane.slot, lane.start : end] = lane.positions
         for window, bias in self._bias.items():
             if lane.visible is not None:
@@ -157,8 +158,9 @@ class OrtExecutor:
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move cache rows; see `Executor.commit`."""
         self._cache.gather(slot, rows, start)
-        end = max(self._ends[slot], start + len(rows))
-        self._positions[slot, start:end] = np.arange(start, end)
+        if self._windowed:
+            end = max(self._ends[slot], start + len(rows))
+            self._positions[slot, start:end] = np.arange(start, end)
         self._ends[slot] = start + len(rows)
 
     @property

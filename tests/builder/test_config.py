@@ -27,6 +27,7 @@ def test_batch_sizes(largest: int, compiled: list[int]) -> None:
     [
         ("backend", "tpu", "onnxruntime"),
         ("precision", "int3", "fp32"),
+        ("draft_precision", "int3", "fp32, int8"),
         ("max_seq_len", 1, "at least 2"),
         ("max_seq_len", 0, "at least 2"),
         ("max_seq_len", -5, "at least 2"),
@@ -45,6 +46,15 @@ def test_refused(field: str, value: Any, message: str) -> None:
         config(**{field: value})
     assert "\n" not in str(caught.value)
     assert str(value) in str(caught.value)
+
+
+def test_the_drafts_precision_is_the_targets_unless_asked_for() -> None:
+    pair = {"draft": "d", "precision": "int8"}
+    assert [config(**pair).precision_of(name) for name in ("target", "draft")] == ["int8", "int8"]
+    assert config(**pair, draft_precision="fp32").precision_of("draft") == "fp32"
+    assert config(**pair, draft_precision="fp32").precision_of("target") == "int8"
+    with pytest.raises(InputError, match="needs a draft"):
+        config(draft_precision="int8")
 
 
 def test_the_largest_tree_fits() -> None:

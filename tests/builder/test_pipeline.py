@@ -41,12 +41,13 @@ ODD = {
 }
 ONE = {"num_hidden_layers": 1}
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
-    "gqa, untied, biases; mqa, tied": (
-        {"attention_bias": True, "mlp_bias": True},
-        ONE | {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    "gqa, untied, biases, padded; mqa, tied, padded further": (
+        {"attention_bias": True, "mlp_bias": True, "vocab_size": 4128},
+        ONE | {"num_key_value_heads": 1, "tie_word_embeddings": True, "vocab_size": 4200},
     ),
-    "mha, tied, llama3, shards; linear": (
-        {"num_key_value_heads": 4, "tie_word_embeddings": True, "rope_parameters": LLAMA3, "max_shard_size": "200KB"},
+    "mha, tied, llama3, shards, padded; linear": (
+        {"num_key_value_heads": 4, "tie_word_embeddings": True, "rope_parameters": LLAMA3}
+        | {"max_shard_size": "200KB", "vocab_size": 4160},
         ONE | {"rope_parameters": LINEAR},
     ),
     "odd, linear; odd, biases": (ODD | {"rope_parameters": LINEAR}, ODD | ONE | {"attention_bias": True}),
