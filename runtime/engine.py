@@ -79,8 +79,10 @@ class Engine:
                 f"batch size {batch_size} is not in 1…{manifest.max_batch_size}, what {path} was built "
                 "for: build it with --max-batch-size"
             )
-        if (threads is not None and threads < 1) or draft_threads < 1:
-            raise OptionError("threads must be at least 1")
+        most = max(64, os.cpu_count() or 1)
+        for count in (threads, draft_threads):
+            if count is not None and not 1 <= count <= most:
+                raise OptionError(f"threads must be 1…{most}, not {count}")
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
         chunk = manifest.buckets[-1]
