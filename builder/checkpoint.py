@@ -84,6 +84,11 @@ def find(source: str) -> Checkpoint:
         raise CheckpointError(
             f"{source} is a {config.model_type!r} model: specbuild takes decoder-only language models"
         )
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not getattr(kind, "_supports_attention_backend", True):
+        raise CheckpointError(
+            f"{source} is a {kind.__name__}, which has no attention that goes through transformers' attention interface"
+        )
     if config.get_text_config() is not config:
         raise CheckpointError(
             f"{source} is a {config.model_type!r} model, of more than text: give its language model alone"

@@ -62,15 +62,17 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     name, model = _empty(config)
     try:
         with torch.no_grad():
+            rotary.check(model, positions)
             ids = torch.zeros(1, 3, dtype=torch.int64, device="meta")
             logits = model(input_ids=ids, position_ids=ids, attention_mask=ids, use_cache=False).logits
+            layers = sorted(_layers, key=lambda layer: layer.index)
+            windows = tuple(_window(layer.visible) for layer in layers)
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
     except Exception as error:  # a model's code raises whatever it likes
         reason = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
         reason = "what it computes depends on values" if "meta tensors" in reason else reason
         raise CheckpointError(f"{name} cannot be exported: {reason}") from None
-    layers = sorted(_layers, key=lambda layer: layer.index)
     wanted = config.get_text_config().num_hidden_layers
     if [layer.index for layer in layers] != list(range(wanted)):
         raise CheckpointError(
@@ -82,7 +84,7 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
         raise CheckpointError(f"{name} has keys and values of different sizes: not supported")
     if logits.shape[-1] != config.get_text_config().vocab_size:
         raise CheckpointError(f"{name} has a head of {logits.shape[-1]} rows, not one for each token: not supported")
-    return Layout(layers[0].kv_heads, layers[0].head_dim, tuple(_window(layer.visible, name) for layer in layers))
+    return Layout(layers[0].kv_heads, layers[0].head_dim, windows)
 
 
 def _empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
@@ -96,7 +98,7 @@ def _empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
             model = AutoModelForCausalLM.from_config(config, attn_implementation=PROBE)
     except Exception as error:  # a model's code raises whatever it likes
         reason = " ".join(str(error).split("\n\n")[0].split())
-        if "attn_implementation" in reason or "attention implementation" in reason:
+        if PROBE in reason or "attention implementation" in reason:
             reason = "its attention does not go through transformers' attention interface"
         raise CheckpointError(f"{config.model_type!r} models cannot be exported: {reason}") from None
     name = type(model).__name__
@@ -104,7 +106,6 @@ def _empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
         raise CheckpointError(
             f"{name} cannot be exported: its attention does not go through transformers' attention interface"
         )
-    rotary.check(model, _positions)
     set_experts(model)
     return name, model
 
@@ -152,16 +153,18 @@ def _queries(positions: int) -> Tensor:
     return torch.tensor([last, last - 1, last * 2 // 3, last // 2, last // 3, 0]).clamp(min=0)
 
 
-def _window(visible: Tensor | None, name: str) -> int:
+def _window(visible: Tensor | None) -> int:
     """The window of a mask, 0 where all earlier positions are visible; raises CheckpointError for any other mask."""
     if visible is None:
         return 0
+    if visible.is_meta or visible.dtype != torch.bool or visible.shape[-2] != len(_queries(2)):
+        raise CheckpointError("it makes its attention mask by itself, which is not supported")
     rows, keys = visible[0, 0], torch.arange(visible.shape[-1])
     queries = _queries(len(keys))
     distance = queries[:, None] - keys
     width = int(rows[0].sum())
     if not torch.equal(rows, (distance >= 0) & (distance < width)):
-        raise CheckpointError(f"{name} has an attention mask that is neither causal nor a sliding window")
+        raise CheckpointError("its attention mask is neither causal nor a sliding window")
     return width if width < len(keys) else 0
 
 

@@ -150,7 +150,9 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
         work.matched[name] = passes.run_portable(graph)
         work.operators[name]["fused"] = passes.census(graph)
         if precision in QUANTIZERS:
-            QUANTIZERS[precision]()(graph)
+            quantizer = QUANTIZERS[precision]()
+            quantizer(graph)
+            work.matched[name][type(quantizer).__name__] = quantizer.matched
             passes.clean(graph)
         graphs = _save_graphs(work, name, graph)
     del model, graph

@@ -27,7 +27,7 @@ class QuantizeInt8(FusionPass):
 
     def __init__(self) -> None:
         super().__init__()
-        self._quantized: dict[str, tuple[ir.Value, ir.Value]] = {}
+        self._quantized: dict[tuple[str, bool], tuple[ir.Value, ir.Value]] = {}
 
     def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
         """See the class."""
@@ -39,10 +39,10 @@ class QuantizeInt8(FusionPass):
         size = next((size for size in BLOCKS if columns % size == 0), None)
         if size is None:
             return False
-        name = str(weight.name)
-        if name not in self._quantized:
-            self._quantized[name] = _initializers(graph, weight, size, transposed)
-        new = insert(node, operator, [data, *self._quantized[name]], "specbuild", {"columns": columns})
+        key = str(weight.name), transposed
+        if key not in self._quantized:
+            self._quantized[key] = _initializers(graph, weight, size, transposed)
+        new = insert(node, operator, [data, *self._quantized[key]], "specbuild", {"columns": columns})
         replace(node.outputs[0], new.outputs[0])
         graph.remove(node, safe=True)
         return True
@@ -67,7 +67,8 @@ def _initializers(graph: ir.Graph, weight: ir.Value, size: int, transposed: bool
     assert weight.const_value is not None
     array = weight.const_value.numpy()
     quantized, scales = to_blocks(array.T if transposed else array, size)
-    named = (f"{weight.name}_int8", quantized), (f"{weight.name}_scales", scales)
+    name = f"{weight.name}_{'columns' if transposed else 'rows'}"
+    named = (f"{name}_int8", quantized), (f"{name}_scales", scales)
     first, second = (initializer(graph, ir.tensor(content, name=name)) for name, content in named)
     return first, second
 

@@ -6,6 +6,7 @@ Two seams of `transformers`' modeling files are used: the rotary embedding modul
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import inspect
@@ -54,14 +55,26 @@ def _layer_types(embedding: nn.Module) -> list[str | None]:
 def _tables(embedding: nn.Module, positions: int, layer_type: str | None) -> tuple[Tensor, Tensor]:
     """cos and sin `[positions, R]`; raises CheckpointError where they depend on more than the position."""
     options = {} if layer_type is None else {"layer_type": layer_type}
-    first = embedding(torch.zeros(1), torch.arange(min(4, positions))[None], **options)
-    cos, sin = embedding(torch.zeros(1), torch.arange(positions)[None], **options)
-    if not (torch.equal(cos[:, :4], first[0]) and torch.equal(sin[:, :4], first[1])):
-        trained = getattr(embedding, "original_max_seq_len", positions - 1)
-        raise CheckpointError(
-            f"the model's rope scaling depends on the length of the text past {trained} tokens, which is not "
-            f"supported: build with --max-seq-len {trained}"
+
+    def rows(count: int) -> tuple[Tensor, Tensor]:
+        found = embedding(torch.zeros(1), torch.arange(count)[None], **options)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise CheckpointError("the model's rotary embedding is no pair of cosines and sines: not supported")
+        return found
+
+    def constant(count: int) -> bool:
+        return all(
+            torch.equal(few, many[:, : few.shape[1]])
+            for few, many in zip(rows(min(4, count)), rows(count), strict=True)
         )
+
+    if not constant(positions):
+        fits = bisect.bisect_left(range(1, positions), True, key=lambda count: not constant(count))
+        raise CheckpointError(
+            f"the model's rope scaling depends on the length of the text past {fits} tokens, which is not supported: "
+            f"build with --max-seq-len {fits}"
+        )
+    cos, sin = rows(positions)
     return cos[0], sin[0]
 
 

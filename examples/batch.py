@@ -2,7 +2,7 @@
 
     python examples/batch.py pycode.bundle prompts.jsonl results.jsonl
 
-A line has `prompt` and any sampling parameter. However long the file, only a window of it is in memory.
+A line has `prompt` and any sampling parameter but n. However long the file, only a window of it is in memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,15 @@ WINDOW = 64  # lines read ahead of the one that is written next
 def submit(engine: Engine, line: str) -> Handle | dict[str, Any]:
     """A line's request, or why there is none."""
     try:
-        fields = json.loads(line)
+        fields: Any = None
+        with suppress(json.JSONDecodeError):
+            fields = json.loads(line)
+        unknown = set(fields) - SamplingParams.names() - {"prompt"} if isinstance(fields, dict) else set()
+        if not isinstance(fields, dict) or "prompt" not in fields or unknown:
+            raise ValueError(f"a line is a JSON object with prompt and sampling parameters, not {line.strip():.60}")
         return engine.submit(fields.pop("prompt"), SamplingParams(**fields))
-    except (SpecbuildError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return {"finish_reason": "error", "error": f"{type(error).__name__}: {error}"}
+    except (SpecbuildError, ValueError) as error:
+        return {"finish_reason": "error", "error": str(error)}
 
 
 def outcomes(engine: Engine, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -66,5 +72,7 @@ if __name__ == "__main__":
         sys.exit(f"usage: {sys.argv[0]} BUNDLE IN.jsonl OUT.jsonl")
     try:
         sys.exit(main(*sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit("interrupted: what was written is whole lines")
     except (SpecbuildError, OSError) as error:
         sys.exit(f"{sys.argv[0]}: {error}")

@@ -74,14 +74,14 @@ class Engine:
             raise OptionError(f"{path} was built without a draft: use the ngram drafter, or build it with --draft")
         if drafter not in (None, "model", "ngram"):
             raise OptionError(f"unknown drafter {drafter!r}: use model or ngram")
-        if not 1 <= batch_size <= manifest.max_batch_size:
+        if type(batch_size) is not int or not 1 <= batch_size <= manifest.max_batch_size:
             raise OptionError(
                 f"batch size {batch_size} is not in 1…{manifest.max_batch_size}, what {path} was built "
                 "for: build it with --max-batch-size"
             )
         most = max(64, os.cpu_count() or 1)
         for count in (threads, draft_threads):
-            if count is not None and not 1 <= count <= most:
+            if count is not None and (type(count) is not int or not 1 <= count <= most):
                 raise OptionError(f"threads must be 1…{most}, not {count}")
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
@@ -219,6 +219,7 @@ def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> bac
         capacity=model.capacity,
         max_nodes=bundle.manifest.buckets[-1],
         windows=tuple(model.windows),
+        max_positions=model.max_positions,
     )
     graph = bundle.path(model.graphs[str(compiled)])
     return backends.load(bundle.manifest.backend, graph, spec, compiled, threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import threading
 import time
 from collections import deque
@@ -98,6 +99,7 @@ class Scheduler:
             self._worker.join()
             atexit.unregister(self.close)
         with self._lock:
+            self._quiet.notify_all()
             if not self._freed:
                 self._freed = True
                 self._loop.close()
@@ -150,10 +152,17 @@ class Scheduler:
                 for handle in [h for h in self.active if h.cancelled or now >= h.sequence.deadline]:
                     self._stop(handle)
                 self._admit()
-                if self.active or self.closed:
+                if self.active:
                     return list(self.active)
                 self._quiet.notify_all()
-                self._work.wait()
+                if self.closed:
+                    return []
+                self._work.wait(self._patience(now))
+
+    def _patience(self, now: float) -> float | None:
+        """Seconds until the first deadline of what waits, which an exclusive section may hold; None for ever."""
+        first = min((handle.sequence.deadline for handle in [*self.waiting, *self.line]), default=math.inf)
+        return None if first == math.inf else max(first - now, 0.0)
 
     def _round(self, handles: list[Handle]) -> None:
         """One round; a step that fails is the result of all who were in it."""

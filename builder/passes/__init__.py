@@ -9,6 +9,7 @@ import onnx_ir.passes.common as common
 
 from .gate_up import FuseGateUp
 from .gather_logits import GatherLogits
+from .gemm import SplitGemm
 from .pattern import FusionPass
 from .qkv import FuseQKV
 from .residual_norm import FuseResidualNorm
@@ -21,6 +22,7 @@ from .tied_head import FoldTiedHead
 PORTABLE: tuple[type[FusionPass], ...] = (
     StaticReshape,
     GatherLogits,
+    SplitGemm,
     FuseRMSNorm,
     FuseRotary,
     FuseSwiGLU,

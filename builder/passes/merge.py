@@ -27,16 +27,17 @@ def merge(graph: ir.Graph, products: Sequence[ir.Node]) -> bool:
     """One `MatMul`, one `Add` where each has a bias, and a `Split`; False where they do not share their input."""
     if len(set(products)) < len(products) or len({product.inputs[0] for product in products}) > 1:
         return False
+    if any(product.outputs[0].is_graph_output() for product in products):
+        return False
     weights = [product.inputs[1] for product in products]
     biases = [_bias(product) for product in products]
     before = min(products, key=list(graph).index)
-    name = "_".join([weights[0].name or "", "merged"])  # type: ignore[union-attr]
-    merged = insert(before, "MatMul", [before.inputs[0], _joined(graph, weights, name)]).outputs[0]
+    merged = insert(before, "MatMul", [before.inputs[0], _joined(graph, weights)]).outputs[0]
     ends = [product.outputs[0] for product in products]
     if all(biases):
         adds = [add for add, _ in biases if add]  # type: ignore[misc]
         ends = [add.outputs[0] for add in adds]
-        joined = _joined(graph, [bias for _, bias in biases], name + "_bias")  # type: ignore[misc]
+        joined = _joined(graph, [bias for _, bias in biases])  # type: ignore[misc]
         merged = insert(before, "Add", [merged, joined]).outputs[0]
     widths = [dims(weight)[-1] for weight in weights]  # type: ignore[index]
     sizes = constant(graph, "sizes_" + "_".join(map(str, widths)), np.array(widths, dtype=np.int64))
@@ -61,11 +62,15 @@ def _bias(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
     if len(uses) != 1 or uses[0].node.op_type != "Add":
         return None
     other = uses[0].node.inputs[1 - uses[0].idx]
-    return (uses[0].node, other) if _is_weight(other, 1) else None  # type: ignore[return-value]
+    whole = _is_weight(other, 1) and dims(other) == (dims(product.inputs[1]) or [])[-1:]
+    return (uses[0].node, other) if whole and not product.outputs[0].is_graph_output() else None  # type: ignore[return-value]
 
 
-def _joined(graph: ir.Graph, values: Sequence[ir.Value | None], name: str) -> ir.Value:
-    """An initializer that is several others side by side; joined when it is written."""
+def _joined(graph: ir.Graph, values: Sequence[ir.Value | None]) -> ir.Value:
+    """An initializer that is several others side by side; joined when it is written, and made once."""
+    name = "+".join(str(value.name) for value in values if value is not None)
+    if name in graph.initializers:
+        return graph.initializers[name]
     parts = [value.const_value for value in values if value is not None and value.const_value is not None]
     shape = ir.Shape([*parts[0].shape.numpy()[:-1], sum(part.shape.numpy()[-1] for part in parts)])
     tensor = ir.LazyTensor(

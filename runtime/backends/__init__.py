@@ -32,6 +32,7 @@ class ModelSpec:
     capacity: int
     max_nodes: int  # of one share
     windows: tuple[int, ...] = (0,)  # those its layers have, each once
+    max_positions: int = 1 << 30  # that it was made for; drafted nodes may lie beyond, and are never emitted there
 
 
 @dataclass(slots=True)

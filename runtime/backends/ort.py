@@ -73,6 +73,8 @@ class OrtExecutor:
             last = first + len(lane.tokens)
             plan.tokens[0, first:last] = lane.tokens
             plan.positions[0, first:last] = lane.positions
+            if max(lane.positions) >= self.spec.max_positions:  # a learned table ends there
+                np.minimum(plan.positions, self.spec.max_positions - 1, out=plan.positions)
             self._last_row[lane.slot, 0] = lane.start + len(lane.tokens) - 1
             touched += self._hide(lane)
             first = last

@@ -17,6 +17,7 @@ from specbuild.builder.layout import probe
 from specbuild.builder.passes import PORTABLE, census, clean, run_portable
 from specbuild.builder.passes.gate_up import FuseGateUp
 from specbuild.builder.passes.gather_logits import GatherLogits
+from specbuild.builder.passes.gemm import SplitGemm
 from specbuild.builder.passes.pattern import FusionPass
 from specbuild.builder.passes.qkv import FuseQKV
 from specbuild.builder.passes.residual_norm import FuseResidualNorm
@@ -107,6 +108,9 @@ RESIDUAL = """g (float[B, N, 4] x, float[B, N, 4] u) => (float[B, N, 4] logits, 
     logits = RMSNormalization <axis = -1, epsilon = 0.25> (sum, w)
 }"""
 BIASED = RESIDUAL.replace("Add (x, u)", "Add (x, w)")
+GEMM = """g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] a = {1, 2, 3, 4}, float[2] d = {9, 10}> {
+    y = Gemm (x, a, d)
+}"""
 TIED = """g (float[B, N, 2] x, int64[B, N] i) => (float[B, N, 3] logits, float[B, N, 2] rows)
     <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {
     rows = Gather (w, i)
@@ -147,6 +151,7 @@ def test_matches_on_an_exported_graph(make_model: Callable[..., Any], layers: in
     assert run_portable(graph) == {
         "StaticReshape": 4 * layers,
         "GatherLogits": 1,
+        "SplitGemm": 0,
         "FuseRMSNorm": 2 * layers + 1,
         "FuseRotary": layers,
         "FuseSwiGLU": layers,
@@ -200,6 +205,11 @@ def test_matches_on_an_exported_graph(make_model: Callable[..., Any], layers: in
         (FuseResidualNorm, BIASED, 0),
         (FoldTiedHead, TIED, 1),
         (FoldTiedHead, COMPUTED, 0),
+        (SplitGemm, GEMM, 1),
+        (SplitGemm, GEMM.replace("(x, a, d)", "(x, a)"), 1),
+        (SplitGemm, GEMM.replace("Gemm (", "Gemm <transB = 1> ("), 1),
+        (SplitGemm, GEMM.replace("Gemm (", "Gemm <alpha = 2.0> ("), 0),
+        (SplitGemm, GEMM.replace("Gemm (", "Gemm <transA = 1> ("), 0),
     ],
 )
 def test_matches(fusion: type[FusionPass], text: str, matched: int) -> None:
@@ -307,6 +317,43 @@ def test_qkv_keeps_order_and_biases(text: str, adds: int) -> None:
     assert attention.inputs[2].producer().op_type == "Split"  # type: ignore[union-attr]
 
 
+def test_a_gemm_computes_the_same(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    _, model = apply(SplitGemm(), GEMM)
+    assert kinds(model) == {"MatMul": 1, "Add": 1}
+    before, after = (run(m, tmp_path / "graph.onnx", {"x": x}) for m in (parse(GEMM), model))
+    np.testing.assert_allclose(after, before, rtol=1e-6)
+
+
+def test_a_bias_that_is_broadcast_stays_where_it_is(tmp_path: Path) -> None:
+    wide = GATE_UP_BIASES.replace("[2, 1] b = {5, 6}", "[2, 2] b = {5, 6, 7, 8}").replace(
+        "[2, 1] c = {7, 8}", "[2, 2] c = {1, 2, 3, 4}"
+    )
+    text = wide.replace("float[B, N, 1] y", "float[B, N, 2] y")
+    x = np.random.default_rng(0).normal(size=(2, 5, 2)).astype(np.float32)
+    matched, model = apply(FuseGateUp(), text)
+    before, after = (run(m, tmp_path / "graph.onnx", {"x": x}) for m in (parse(text), model))
+    assert matched == 1
+    np.testing.assert_allclose(after, before, rtol=1e-6)
+
+
+def test_layers_that_share_their_weights(tmp_path: Path) -> None:
+    text = GATE_UP.replace(
+        "y = Mul (active, up)",
+        """z = Mul (active, up)
+    two = Concat <axis = -1> (z, z)
+    gate2 = MatMul (two, b)
+    up2 = MatMul (two, c)
+    active2 = Gelu (gate2)
+    y = Mul (active2, up2)""",
+    )
+    x = np.random.default_rng(0).normal(size=(2, 5, 2)).astype(np.float32)
+    matched, model = apply(FuseGateUp(), text)
+    before, after = (run(m, tmp_path / "graph.onnx", {"x": x}) for m in (parse(text), model))
+    assert matched == 2
+    np.testing.assert_allclose(after, before, rtol=1e-5)
+
+
 def test_rotary_hands_over_the_tables() -> None:
     _, model = apply(FuseRotary(), ROTARY)
     clean(model)
@@ -357,6 +404,7 @@ def test_preconditions(fusion: type[FusionPass], text: str) -> None:
         (FuseGateUp, GATE_UP),
         (FuseResidualNorm, RESIDUAL),
         (FoldTiedHead, TIED),
+        (SplitGemm, GEMM),
     ],
 )
 def test_postconditions(fusion: type[FusionPass], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,4 +420,4 @@ def test_rms_norm_promises_that_none_is_left(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_pass_is_run() -> None:
-    assert len({kind.__name__ for kind in PORTABLE}) == 9
+    assert len({kind.__name__ for kind in PORTABLE}) == 10

@@ -20,7 +20,7 @@ def test_a_line_for_each_line(example: Any, bundle: Path, tmp_path: Path, capsys
     assert example("batch").main(str(bundle), str(source), str(target)) == 1
     out = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
     assert [each["finish_reason"] for each in out[35:41]] == ["error"] * 6
-    for each, word in zip(out[35:41], ("JSON", "Attr", "prompt", "empty", "top_k", "tempratur"), strict=True):
+    for each, word in zip(out[35:41], ("JSON", "JSON object", "prompt", "empty", "top_k", "tempratur"), strict=True):
         assert word in each["error"]
     with Engine.load(bundle, batch_size=4) as engine:
         want = engine.generate(prompts, SamplingParams(max_new_tokens=4))

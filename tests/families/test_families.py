@@ -115,3 +115,17 @@ def test_others(make_family: Callable[..., Path], tmp_path: Path, model_type: st
     report = build(BuildConfig(str(target), tmp_path / "bundle", max_batch_size=1))
     assert report["exactness"]["largest_logit_difference"] < 1e-3
     assert all(case["exact"] for case in report["exactness"]["cases"])
+
+
+def test_a_text_to_the_last_learned_position(make_family: Callable[..., Path], tmp_path: Path) -> None:
+    """Trees reach past a table of positions that ends with the longest text; what they hold there is never emitted."""
+    fields = {"n_layer": 1, "max_position_embeddings": 48}
+    target, draft = (make_family(tmp_path / name, "gpt2", noise=0.05 * at, **fields) for at, name in enumerate("td"))
+    build(BuildConfig(str(target), tmp_path / "bundle", draft=str(draft), max_batch_size=2))
+    params = SamplingParams(max_new_tokens=48, ignore_eos=True, seed=0)
+    with Engine.load(tmp_path / "bundle", batch_size=2, drafter="model") as engine:
+        tokens = [[5, 9, 2], [7, 7, 1, 30]]
+        expected = plain(engine, tokens, [params] * 2)
+        assert [len(text) for text in expected] == [45, 44]
+        for tree in ("chain:16", "best:12"):
+            assert compare(engine, tree, tokens, [replace(params, speculation=tree)] * 2, expected).exact

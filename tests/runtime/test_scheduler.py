@@ -411,6 +411,28 @@ def test_logits_wait_for_what_runs_and_hold_what_waits(hash_engine: Any) -> None
             engine.logits(bad)
 
 
+def test_closing_wakes_who_waits_for_an_exclusive_section(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, gated=True)
+    engine.submit("ab", LONG)
+    engine.gate.halted()
+
+    def measure() -> str:
+        try:
+            engine.logits([1, 2, 3])
+        except EngineClosedError:
+            return "closed"
+        return "measured"
+
+    thread, out = in_thread(measure)
+    while not engine.scheduler._exclusive:
+        pass
+    closing, _ = in_thread(engine.close)
+    engine.gate.open()
+    closing.join(60)
+    thread.join(60)
+    assert (closing.is_alive(), thread.is_alive(), out) == (False, False, ["closed"])
+
+
 def test_closing_cancels_everything_and_ends_the_worker(hash_engine: Any) -> None:
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
     handles = [engine.submit("ab", LONG), engine.submit("cd", LONG)]

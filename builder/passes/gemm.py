@@ -1,0 +1,42 @@
+"""Linear layers exported as Gemm (GPT-2's, OPT's) in the form the other passes know."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes as passes
+
+from .pattern import FusionPass, insert, replace
+
+
+class SplitGemm(FusionPass):
+    """`Gemm(x, weight, bias)` becomes `MatMul(x, weight)`, or `MatMulNT` where it transposes the weight, and `Add`.
+
+    Post: no Gemm of a weight is left that only multiplies and adds.
+    """
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        """See the class."""
+        if not _is_linear(node):
+            return False
+        transposed = "transB" in node.attributes and node.attributes["transB"].as_int()
+        operator, domain = ("MatMulNT", "specbuild") if transposed else ("MatMul", "")
+        result = insert(node, operator, node.inputs[:2], domain).outputs[0]
+        result.shape, result.type = node.outputs[0].shape, node.outputs[0].type
+        if len(node.inputs) > 2 and node.inputs[2] is not None:
+            result = insert(node, "Add", [result, node.inputs[2]]).outputs[0]
+        replace(node.outputs[0], result)
+        graph.remove(node, safe=True)
+        return True
+
+    def ensures(self, model: ir.Model) -> None:
+        """See the class."""
+        for node in model.graph:
+            if _is_linear(node):
+                raise passes.PostconditionError(f"{node.name} is a Gemm that only multiplies and adds")
+
+
+def _is_linear(node: ir.Node) -> bool:
+    weight = node.inputs[1] if node.op_type == "Gemm" else None
+    factors = {name: node.attributes[name].as_float() for name in ("alpha", "beta") if name in node.attributes}
+    turned = "transA" in node.attributes and node.attributes["transA"].as_int()
+    return bool(weight and weight.is_initializer() and not turned and all(f == 1.0 for f in factors.values()))
