@@ -77,6 +77,7 @@ def test_sampling_equals_plain_decoding(
     params, expected = sampled
     order = list(range(len(tokens)))
     random.Random(0).shuffle(order)
+    order = order[TREES.index(tree) % 2 :: 2]  # half, each half twice
     mixed = [replace(params[i], speculation=tree if i % 5 else "off") for i in order]
     case = compare(engine, tree, [tokens[i] for i in order], mixed, [expected[i] for i in order])
     assert case.exact, case.divergences

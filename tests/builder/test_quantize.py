@@ -164,11 +164,10 @@ def test_speculation_is_plain_decoding(int8_bundle: Path, prompts: list[str], ba
                 assert case.exact, case
 
 
-@pytest.mark.usefixtures("quick_export")
-def test_the_draft_alone(pair: Path, tmp_path: Path) -> None:
+def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """An INT8 draft changes no token, only how many are accepted."""
-    config = BuildConfig(str(pair / "target"), tmp_path / "b", draft=str(pair / "draft"), draft_precision="int8")
-    build(config)
+    model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
+    build(BuildConfig(model, tmp_path / "b", draft=model, draft_precision="int8", max_batch_size=1))
     manifest = json.loads((tmp_path / "b" / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["precision"], manifest["exactness_bound"]) == ("fp32", 1e-4)
     assert {name: model["precision"] for name, model in manifest["models"].items()} == {
