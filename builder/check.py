@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..runtime import Engine, SamplingParams
 from ..runtime.errors import ExecutionError
+from ..runtime.logprobs import log_softmax
 from ..runtime.verify import Case, compare, plain
 from .reference import Reference
 
@@ -84,14 +85,9 @@ def check(
 
 def kl(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """KL(reference ‖ other) of each row's softmax, in nats: `[T, V]` twice to `float64[T]`."""
-    p, q = (_log_softmax(rows.astype(np.float64)) for rows in (reference, logits))
+    p, q = log_softmax(reference), log_softmax(logits)
     with np.errstate(invalid="ignore"):  # −inf where a token is impossible
         return np.asarray(np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q)).sum(axis=1))
-
-
-def _log_softmax(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    rows = rows - rows.max(axis=1, keepdims=True)
-    return np.asarray(rows - np.log(np.exp(rows).sum(axis=1, keepdims=True)))
 
 
 def _raise_real(cases: Sequence[Case]) -> None:

@@ -19,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..runtime.bundle import sha256_file
-from ..runtime.errors import CheckpointError
+from ..runtime.errors import CheckpointError, one_line
+from .layout import check_interface
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -79,16 +80,12 @@ def find(source: str) -> Checkpoint:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever a field makes it stumble over
-        raise CheckpointError(f"{source}/config.json cannot be used: {_line(error)}") from None
+        raise CheckpointError(f"{source}/config.json cannot be used: {one_line(error)}") from None
     if config.is_encoder_decoder or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise CheckpointError(
             f"{source} is a {config.model_type!r} model: specbuild takes decoder-only language models"
         )
-    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if not getattr(kind, "_supports_attention_backend", True):
-        raise CheckpointError(
-            f"{source} is a {kind.__name__}, which has no attention that goes through transformers' attention interface"
-        )
+    check_interface(config)
     if config.get_text_config() is not config:
         raise CheckpointError(
             f"{source} is a {config.model_type!r} model, of more than text: give its language model alone"
@@ -96,7 +93,7 @@ def find(source: str) -> Checkpoint:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception
-        raise CheckpointError(f"{source} has no usable tokenizer, add its tokenizer.json: {_line(error)}") from None
+        raise CheckpointError(f"{source} has no usable tokenizer, add its tokenizer.json: {one_line(error)}") from None
     if not tokenizer.is_fast:
         raise CheckpointError(f"{source} has only a slow tokenizer: add a tokenizer.json")
     checkpoint = Checkpoint(source, folder, config, _weights(source, folder), tokenizer)
@@ -136,7 +133,7 @@ def _folder(source: str) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=_WANTED, etag_timeout=5))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"{source} is no folder here, and the hub did not give it: {_line(error)}") from None
+        raise CheckpointError(f"{source} is no folder here, and the hub did not give it: {one_line(error)}") from None
 
 
 def _weights(source: str, folder: Path) -> list[Path]:
@@ -160,7 +157,7 @@ def _weights(source: str, folder: Path) -> list[Path]:
             with safe_open(path, framework="pt") as file:
                 file.keys()
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged ({_line(error)}): download it again") from None
+            raise CheckpointError(f"{path} is damaged ({one_line(error)}): download it again") from None
     return files
 
 
@@ -179,7 +176,7 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
             output_loading_info=True,
         )
     except Exception as error:  # transformers raises whatever it stumbles over
-        raise CheckpointError(f"{checkpoint.source} does not load: {_line(error)}") from None
+        raise CheckpointError(f"{checkpoint.source} does not load: {one_line(error)}") from None
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info.get(problem):
             first = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info[problem])[0]
@@ -233,9 +230,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object: download it again")
     return content
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error, with its kind where the line alone says little."""
-    text = " ".join(str(error).split("\n\n")[0].split())
-    return text if " " in text else f"{type(error).__name__} {text}"

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..runtime.errors import CheckpointError
+from ..runtime.errors import CheckpointError, one_line
 from . import rotary
 
 PROBE = "specbuild_probe"
@@ -70,7 +70,7 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
     except Exception as error:  # a model's code raises whatever it likes
-        reason = " ".join(str(error).split("\n\n")[0].split()) or type(error).__name__
+        reason = one_line(error)
         reason = "what it computes depends on values" if "meta tensors" in reason else reason
         raise CheckpointError(f"{name} cannot be exported: {reason}") from None
     wanted = config.get_text_config().num_hidden_layers
@@ -93,21 +93,26 @@ def _empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
     others = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - _LAYER_TYPES)
     if others:
         raise CheckpointError(f"{config.model_type!r} models with {others[0]} layers are not supported")
+    check_interface(config)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation=PROBE)
     except Exception as error:  # a model's code raises whatever it likes
-        reason = " ".join(str(error).split("\n\n")[0].split())
+        reason = one_line(error)
         if PROBE in reason or "attention implementation" in reason:
             reason = "its attention does not go through transformers' attention interface"
         raise CheckpointError(f"{config.model_type!r} models cannot be exported: {reason}") from None
-    name = type(model).__name__
-    if not model._supports_attention_backend:
-        raise CheckpointError(
-            f"{name} cannot be exported: its attention does not go through transformers' attention interface"
-        )
     set_experts(model)
-    return name, model
+    return type(model).__name__, model
+
+
+def check_interface(config: PreTrainedConfig) -> None:
+    """Raises CheckpointError where the model's class does not use the attention interface."""
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not kind._supports_attention_backend:
+        raise CheckpointError(
+            f"{kind.__name__} has no attention that goes through transformers' attention interface: not supported"
+        )
 
 
 def set_experts(model: PreTrainedModel, implementation: str = "batched_mm") -> str | None:

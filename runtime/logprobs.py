@@ -20,9 +20,7 @@ class TokenLogprobs:
     @classmethod
     def of(cls, logits: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
         """From the row `float32[V]` the token was chosen from, in float64; the lowest id first among equals."""
-        row = logits.astype(np.float64)
-        row -= row.max()
-        row -= np.log(np.exp(row).sum())
+        row = log_softmax(logits)
         best: list[int] = []
         if count:
             count = min(count, row.size)
@@ -34,3 +32,11 @@ class TokenLogprobs:
         """The object in a result's `logprobs`."""
         top = [{"token_id": token, "logprob": logprob} for token, logprob in self.top]
         return {"token_id": self.token_id, "logprob": self.logprob, "top": top}
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Natural logarithms of the softmax over the last axis, in float64."""
+    rows = logits.astype(np.float64)
+    rows -= rows.max(axis=-1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))
+    return rows

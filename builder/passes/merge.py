@@ -1,4 +1,4 @@
-"""What the passes share that make one matrix product of several with the same input."""
+"""Several matrix products of one input made one: what FuseQKV and FuseGateUp share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,45 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes as passes
 
-from .pattern import constant, dims, initializer, insert, producer, replace
+from .pattern import FusionPass, constant, dims, initializer, insert, producer, replace
 
 
-def product_behind(value: ir.Value | None, through: frozenset[str]) -> ir.Node | None:
+class MergeProducts(FusionPass):
+    """The `MatMul`s behind the first `count` inputs of a node of one of `operators` become one and a `Split`.
+
+    `through`: operators that may lie between. Post: no node has such products of one input behind it.
+    """
+
+    operators: frozenset[str]
+    through: frozenset[str]
+    count: int
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        """See the class."""
+        products = self._products(node)
+        if products:
+            _merge(graph, products)
+        return bool(products)
+
+    def ensures(self, model: ir.Model) -> None:
+        """See the class."""
+        for node in model.graph:
+            if self._products(node):
+                raise passes.PostconditionError(f"{node.name} has {self.count} products of one input behind it")
+
+    def _products(self, node: ir.Node) -> list[ir.Node]:
+        """The products to merge; none where one is missing, used twice, of another input, or the graph's output."""
+        if node.op_type not in self.operators:
+            return []
+        found = [_product_behind(value, self.through) for value in node.inputs[: self.count]]
+        products = [product for product in found if product and not product.outputs[0].is_graph_output()]
+        same = len({product.inputs[0] for product in products}) == 1
+        return products if same and len(set(products)) == self.count else []
+
+
+def _product_behind(value: ir.Value | None, through: frozenset[str]) -> ir.Node | None:
     """The `MatMul(x, weight)` whose result reaches `value` by the given operators' first inputs alone."""
     node = value.producer() if value is not None else None
     while node is not None and node.op_type in through:
@@ -23,12 +57,8 @@ def product_behind(value: ir.Value | None, through: frozenset[str]) -> ir.Node |
     return node
 
 
-def merge(graph: ir.Graph, products: Sequence[ir.Node]) -> bool:
-    """One `MatMul`, one `Add` where each has a bias, and a `Split`; False where they do not share their input."""
-    if len(set(products)) < len(products) or len({product.inputs[0] for product in products}) > 1:
-        return False
-    if any(product.outputs[0].is_graph_output() for product in products):
-        return False
+def _merge(graph: ir.Graph, products: Sequence[ir.Node]) -> None:
+    """One `MatMul`, one `Add` where each has a bias, and a `Split`."""
     weights = [product.inputs[1] for product in products]
     biases = [_bias(product) for product in products]
     before = min(products, key=list(graph).index)
@@ -49,7 +79,6 @@ def merge(graph: ir.Graph, products: Sequence[ir.Node]) -> bool:
     for product in products:
         if product.graph is not None:
             graph.remove(product, safe=True)
-    return True
 
 
 def _is_weight(value: ir.Value | None, rank: int) -> bool:
@@ -63,7 +92,7 @@ def _bias(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
         return None
     other = uses[0].node.inputs[1 - uses[0].idx]
     whole = _is_weight(other, 1) and dims(other) == (dims(product.inputs[1]) or [])[-1:]
-    return (uses[0].node, other) if whole and not product.outputs[0].is_graph_output() else None  # type: ignore[return-value]
+    return (uses[0].node, other) if whole else None  # type: ignore[return-value]
 
 
 def _joined(graph: ir.Graph, values: Sequence[ir.Value | None]) -> ir.Value:

@@ -18,7 +18,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..cache import KVCache
-from ..errors import BundleError, ExecutionError
+from ..errors import BundleError, ExecutionError, one_line
 from . import ModelSpec, Share
 
 _ERRORS = 3  # ONNX Runtime's log severity: what it says below that is for its developers
@@ -51,7 +51,7 @@ class OrtExecutor:
             self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime raises many unrelated types
             raise BundleError(
-                f"{graph} does not load in ONNX Runtime {onnxruntime.__version__}: {_line(error)}"
+                f"{graph} does not load in ONNX Runtime {onnxruntime.__version__}: {one_line(error)}"
             ) from error
         self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)
         shape = batch_size, spec.max_nodes, spec.capacity
@@ -73,7 +73,7 @@ class OrtExecutor:
             last = first + len(lane.tokens)
             plan.tokens[0, first:last] = lane.tokens
             plan.positions[0, first:last] = lane.positions
-            if max(lane.positions) >= self.spec.max_positions:  # a learned table ends there
+            if lane.start + len(lane.tokens) > self.spec.max_positions:  # a learned table ends there
                 np.minimum(plan.positions, self.spec.max_positions - 1, out=plan.positions)
             self._last_row[lane.slot, 0] = lane.start + len(lane.tokens) - 1
             touched += self._hide(lane)
@@ -82,7 +82,7 @@ class OrtExecutor:
         try:
             self._session.run_with_iobinding(plan.binding)
         except Exception as error:
-            raise ExecutionError(f"ONNX Runtime failed in a step: {_line(error)}") from error
+            raise ExecutionError(f"ONNX Runtime failed in a step: {one_line(error)}") from error
         finally:
             self.seconds += time.perf_counter() - started
             for region in touched:
@@ -174,8 +174,3 @@ class OrtExecutor:
         """Free the session and the cache."""
         self._plans.clear()
         del self._session, self._cache
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

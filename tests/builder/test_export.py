@@ -70,6 +70,11 @@ def as_portable(model: Any, windows: tuple[int, ...] | None = None) -> Any:
     return portable(model, Layout(layout.kv_heads, layout.head_dim, windows or layout.windows), CAPACITY, CAPACITY)
 
 
+def path_to(node: int) -> list[int]:
+    """The tokens of a node of the tree and of its ancestors, in order."""
+    return [*path_to(TREE_PARENTS[node]), TREE_TOKENS[node]] if node >= 0 else []
+
+
 def test_a_prompt_gives_transformers_logits(model: Any) -> None:
     expected = reference(model, PROMPT)
     nodes = list(range(len(PROMPT)))
@@ -84,10 +89,7 @@ def test_every_node_of_a_tree_gives_its_paths_logits(model: Any) -> None:
         _, past = step(module, caches(model), PROMPT, chain, 0, [0])
         logits, _ = step(module, past, TREE_TOKENS, TREE_PARENTS, len(PROMPT), list(range(len(TREE_TOKENS))))
     for node in range(len(TREE_TOKENS)):
-        path, at = [], node
-        while at >= 0:
-            path.insert(0, TREE_TOKENS[at])
-            at = TREE_PARENTS[at]
+        path = path_to(node)
         torch.testing.assert_close(logits[node], reference(model, PROMPT + path)[-1], rtol=1e-4, atol=1e-4)
 
 
@@ -178,10 +180,7 @@ def test_windows_count_positions(model: Any) -> None:
         _, past = step(module, caches(model), PROMPT, chain, 0, [0])
         tree, _ = step(module, past, TREE_TOKENS, TREE_PARENTS, len(PROMPT), list(range(len(TREE_TOKENS))))
         for node in range(len(TREE_TOKENS)):
-            path, at = [], node
-            while at >= 0:
-                path.insert(0, TREE_TOKENS[at])
-                at = TREE_PARENTS[at]
+            path = path_to(node)
             text = PROMPT + path
             logits, _ = step(module, caches(model), text, list(range(-1, len(text) - 1)), 0, [len(text) - 1])
             torch.testing.assert_close(tree[node], logits[0], rtol=1e-4, atol=1e-4)

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from specbuild.runtime import Engine, backends
+from specbuild.runtime import Engine
 from specbuild.runtime.backends import Executor, ModelSpec, Share
 from specbuild.runtime.bundle import Bundle
 from specbuild.runtime.draft import ModelDrafter
+from specbuild.runtime.engine import _load_model
 from specbuild.runtime.errors import PromptError
 from specbuild.runtime.loop import Loop
 from specbuild.runtime.metrics import RequestMetrics
@@ -39,18 +40,7 @@ def load(bundle: Path) -> Iterator[Callable[[str, int], Executor]]:
     opened, loaded = Bundle.open(bundle), list[Executor]()
 
     def make(name: str, batch_size: int) -> Executor:
-        model = opened.manifest.models[name]
-        spec = ModelSpec(
-            name=name,
-            layers=model.layers,
-            kv_heads=model.kv_heads,
-            head_dim=model.head_dim,
-            vocab_size=model.vocab_size,
-            capacity=model.capacity,
-            max_nodes=opened.manifest.buckets[-1],
-        )
-        graph = opened.path(model.graphs[str(batch_size)])
-        loaded.append(backends.load(opened.manifest.backend, graph, spec, batch_size, 1))
+        loaded.append(_load_model(opened, name, batch_size, threads=1))
         return loaded[-1]
 
     yield make
