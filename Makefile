@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BUNDLE ?= pycode.bundle
 PROMPT ?= def parse_arguments(argv):
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint kernels bench clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -24,6 +24,10 @@ lint: $(VENV)/.ready
 	@ln -sfn ../../../runtime build/typing/specbuild/runtime
 	cd build/typing && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p specbuild.runtime -p specbuild.builder
 	$(BIN)/python scripts/size_budget.py
+
+# Every kernel for every architecture, by NVRTC; fails where registers spill.
+kernels: $(VENV)/.ready
+	$(BIN)/python scripts/kernels_report.py
 
 bench: $(BUNDLE)/manifest.json
 	$(BIN)/python benchmarks/speed.py --out benchmarks/out

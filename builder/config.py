@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..runtime.errors import OptionError, OutputError
 from ..runtime.tree import TreeSpec
+from . import kernels
 from .lower import BACKENDS
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
@@ -19,7 +20,7 @@ DEFAULT_TREE = "best:5"  # six nodes: on a CPU the most that cost little more th
 class BuildConfig:
     """One build. `target` and `draft`: a folder or a hub id; `max_seq_len` None: what both take, at most 4096.
 
-    `draft_precision` None: the target's.
+    `draft_precision` None: the target's. `cuda_arch`: what to compile kernels for, as `kernels.architectures` takes it.
     """
 
     target: str
@@ -31,6 +32,7 @@ class BuildConfig:
     max_seq_len: int | None = None
     max_batch_size: int = 4
     tree: str = DEFAULT_TREE
+    cuda_arch: tuple[str, ...] = ()
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -48,12 +50,18 @@ class BuildConfig:
         if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:
             raise OptionError(f"max-batch-size must be 1…{MAX_BATCH_SIZE}, not {self.max_batch_size}")
         TreeSpec.parse(self.tree).check(BUCKETS[-1])
+        kernels.architectures(self.cuda_arch)
         if self.output.name in ("", ".", ".."):
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")
 
     def precision_of(self, model: str) -> str:
         """The precision of "target" or "draft"."""
         return self.draft_precision or self.precision if model == "draft" else self.precision
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """What kernels are compiled for, "90a"; none by default."""
+        return kernels.architectures(self.cuda_arch)
 
     @property
     def batch_sizes(self) -> list[int]:

@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
 
-from ..runtime.bundle import MANIFEST, SCHEMA_VERSION, FileRecord, Manifest, ModelRecord, file_record
+from ..runtime.bundle import MANIFEST, SCHEMA_VERSION, FileRecord, KernelRecord, Manifest, ModelRecord, file_record
 from ..runtime.errors import OptionError
 from . import checkpoint as checkpoints
-from . import passes
+from . import kernels, passes
 from .check import check, rounding, tokenize
 from .checkpoint import Checkpoint
 from .config import BUCKETS, LONGEST_DEFAULT, BuildConfig
@@ -39,6 +40,8 @@ from .quantize import QUANTIZERS
 from .reference import Reference, greedy, text_logits
 
 TOKENIZER, CHAT_TEMPLATE, REPORT, WEIGHTS = "tokenizer.json", "chat_template.jinja", "report.json", "weights.bin"
+KERNELS = "kernels"
+CUBINS_BYTES = 2 << 20  # of one architecture, at most
 INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")
 Progress = Callable[[str], None]
@@ -55,11 +58,14 @@ class _Build:
     draft: Checkpoint | None
     max_seq_len: int
     layouts: dict[str, Layout]
+    shapes: list[kernels.Shape]  # of TreeAttention, where kernels are asked for
     bound: float
     check_tokens: int = 0  # of output, per prompt of the check
     references: list[Reference] = field(default_factory=list)
     reference_logits: list[NDArray[np.float32]] = field(default_factory=list)
     models: dict[str, ModelRecord] = field(default_factory=dict)
+    kernels: dict[str, KernelRecord] = field(default_factory=dict)
+    kernel_report: dict[str, Any] | None = None
     matched: dict[str, dict[str, int]] = field(default_factory=dict)
     operators: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # per model and stage, how many
     seconds: dict[str, float] = field(default_factory=dict)
@@ -86,12 +92,14 @@ class _Build:
 
 def stages(config: BuildConfig) -> int:
     """How many stages a build announces."""
-    return 1 + 5 + (3 if config.draft else 0)
+    return 1 + 5 + (3 if config.draft else 0) + bool(config.cuda_arch)
 
 
 def build(config: BuildConfig, progress: Progress = lambda stage: None) -> dict[str, Any]:
     """Build a bundle at `config.output`; returns its report. Raises SpecbuildError, and leaves nothing then."""
     check_output(config)
+    if config.cuda_arch:
+        kernels.check_compiler(config.architectures)
     progress("checkpoints")
     target = checkpoints.find(config.target)
     draft = checkpoints.find(config.draft) if config.draft else None
@@ -100,13 +108,17 @@ def build(config: BuildConfig, progress: Progress = lambda stage: None) -> dict[
     max_seq_len = _max_seq_len(config, target, draft)
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
-    with staging(config, _expected_bytes(target, draft)) as folder:
-        return _run(
-            _Build(config, folder, progress, target, draft, max_seq_len, layouts, BACKENDS[config.backend].bound)
-        )
+    shapes = [_shape(name, models[name], layout) for name, layout in layouts.items()] if config.cuda_arch else []
+    bound = BACKENDS[config.backend].bound
+    size = _expected_bytes(target, draft) + CUBINS_BYTES * len(config.architectures)
+    with staging(config, size) as folder:
+        return _run(_Build(config, folder, progress, target, draft, max_seq_len, layouts, shapes, bound))
 
 
 def _run(work: _Build) -> dict[str, Any]:
+    if work.shapes:
+        with work.stage("kernels"):
+            _save_kernels(work)
     _compile(work, "target", work.target)
     if work.draft:
         _compile(work, "draft", work.draft)
@@ -122,6 +134,7 @@ def _run(work: _Build) -> dict[str, Any]:
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "matched_passes": work.matched,
         "operators": work.operators,
+        "kernels": work.kernel_report,
         "memory": _memory_plan(work),
         "exactness": exactness,
         "machine": {"platform": platform.platform(), "python": platform.python_version()},
@@ -194,6 +207,29 @@ def _save_graphs(work: _Build, name: str, graph: ir.Model) -> dict[str, str]:
     return files
 
 
+def _shape(name: str, checkpoint: Checkpoint, layout: Layout) -> kernels.Shape:
+    """What TreeAttention is compiled for: float16 stays, all else computes in bfloat16, and the cache holds the same.
+
+    Raises OptionError for a head size that it has not.
+    """
+    dtype = "F16" if checkpoint.config.dtype == torch.float16 else "BF16"
+    try:
+        return kernels.Shape(layout.head_dim, dtype, dtype)
+    except OptionError as error:
+        raise OptionError(f"the {name} has no kernels, {error}: build it without --cuda-arch") from None
+
+
+def _save_kernels(work: _Build) -> None:
+    """A cubin per source, shape and architecture."""
+    cubins = kernels.compile_kernels(work.config.architectures, work.shapes)
+    for cubin in cubins:
+        file = f"{KERNELS}/{cubin.name}.cubin"
+        (work.folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (work.folder / file).write_bytes(cubin.image)
+        work.kernels[file] = KernelRecord(cubin.architecture, sorted(cubin.kernels))
+    work.kernel_report = kernels.report(cubins)
+
+
 def _save_tokenizer(work: _Build) -> str | None:
     """tokenizer.json as `transformers` uses it, and the chat template where there is one."""
     tokenizer = work.target.tokenizer
@@ -230,6 +266,7 @@ def _write_manifest(work: _Build, template: str | None) -> None:
         chat_template=template,
         models=work.models,
         files=work.files,
+        kernels=work.kernels,
     )
     (work.folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -59,8 +59,19 @@ class ModelRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelRecord:
+    """A cubin: the architecture it was compiled for ("90a"), and the names of the kernels in it."""
+
+    architecture: str
+    kernels: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle holds. `buckets`: node counts, root included, ascending; the largest bounds trees and chunks."""
+    """What a bundle holds. `buckets`: node counts, root included, ascending; the largest bounds trees and chunks.
+
+    `kernels`: by file, and not in the JSON where there are none, so that every schema 2 reads such a bundle.
+    """
 
     schema_version: int
     specbuild_version: str
@@ -78,10 +89,13 @@ class Manifest:
     chat_template: str | None
     models: dict[str, ModelRecord]
     files: dict[str, FileRecord]
+    kernels: dict[str, KernelRecord] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The file's text, digest included."""
         body = asdict(self)
+        if not self.kernels:
+            del body["kernels"]
         return json.dumps(body | {"digest": _digest(body)}, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -154,6 +168,13 @@ class Bundle:
         )
 
 
+def _kernel_record(fields: Mapping[str, Any]) -> KernelRecord:
+    record = KernelRecord(**fields)
+    if not isinstance(record.architecture, str) or not all(isinstance(name, str) for name in record.kernels):
+        raise TypeError("a kernel's architecture and names are text")
+    return record
+
+
 def _raise_first(checks: list[Future[None]]) -> None:
     for check in checks:
         check.result()
@@ -181,12 +202,13 @@ def _parse(root: Path) -> Manifest:
         digest = body.pop("digest", None)
         if digest != _digest(body):
             raise BundleError(f"{root / MANIFEST} was changed after the build: copy or build the bundle again")
-        known = {f.name for f in fields(Manifest)}
+        known = {f.name for f in fields(Manifest) if f.name in body or f.default_factory is MISSING}
         if set(body) != known:
             raise BundleError(f"{root / MANIFEST} lacks or adds fields: {', '.join(sorted(set(body) ^ known))}")
         models = {name: ModelRecord(**record) for name, record in body["models"].items()}
         files = {name: FileRecord(**record) for name, record in body["files"].items()}
-        manifest = Manifest(**body | {"models": models, "files": files})
+        kernels = {name: _kernel_record(record) for name, record in body.get("kernels", {}).items()}
+        manifest = Manifest(**body | {"models": models, "files": files, "kernels": kernels})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise BundleError(f"{root / MANIFEST} is malformed ({error}): copy or build the bundle again") from None
     for name in _used(manifest):
@@ -197,13 +219,15 @@ def _parse(root: Path) -> Manifest:
 
 def _used(manifest: Manifest) -> list[str]:
     graphs = [graph for model in manifest.models.values() for graph in model.graphs.values()]
-    return [*graphs, manifest.tokenizer, *([manifest.chat_template] if manifest.chat_template else [])]
+    template = [manifest.chat_template] if manifest.chat_template else []
+    return [*graphs, *manifest.kernels, manifest.tokenizer, *template]
 
 
 def _paths(body: Mapping[str, Any]) -> list[Any]:
     """Every path a manifest names, before anything else in it is believed."""
     graphs = [graph for model in body["models"].values() for graph in model["graphs"].values()]
-    return [*body["files"], *graphs, body["tokenizer"], *([body["chat_template"]] if body["chat_template"] else [])]
+    template = [body["chat_template"]] if body["chat_template"] else []
+    return [*body["files"], *graphs, *body.get("kernels", {}), body["tokenizer"], *template]
 
 
 def _check_inside(root: Path, name: Any) -> None:

@@ -1,11 +1,21 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one go on a bare machine with the working tree: results go to $OUT (or benchmarks/out).
-# This version has no GPU code; what there is to learn is which TensorRT flavours import and what the machine has.
+# Everything that needs a GPU, on a bare machine with the working tree, nvcc and a Python with torch, numpy and pytest.
+# Results go to $OUT (or benchmarks/out). scripts/gpu_proof.sh [probe] [build] [tests] [sanitize] [bench]; all by default.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-benchmarks/out}
-mkdir -p "$out"
-python3 - "$out/probe.json" <<'PY'
+python=${PYTHON:-python3}
+stages=${*:-probe build tests sanitize bench}
+mkdir -p "$out" build/gpu/specbuild
+export PATH="$PATH:/usr/local/cuda/bin" PYTHONUNBUFFERED=1
+# The package, uninstalled: its folders under the package's name.
+for folder in builder runtime plugins; do ln -sfn "$PWD/$folder" "build/gpu/specbuild/$folder"; done
+export PYTHONPATH="$PWD/build/gpu${PYTHONPATH:+:$PYTHONPATH}"
+export SPECBUILD_KERNELS="$PWD/build/gpu/libspecbuild_kernels.so"
+failed=0
+
+probe() { # which flavours import, and what the machine has
+  "$python" - "$out/probe.json" <<'PY'
 import importlib, json, platform, subprocess, sys
 
 def ask(*command):
@@ -27,6 +37,33 @@ if isinstance(found["onnxruntime"], str) and "Error" not in found["onnxruntime"]
 json.dump(found, open(sys.argv[1], "w"), indent=2)
 print(json.dumps(found, indent=2))
 PY
-if python3 -c 'import specbuild, pytest' 2>/dev/null; then
-  python3 -m pytest -m gpu || [ $? -eq 5 ]  # 5: no test is marked gpu
-fi
+}
+
+build() { # the kernels for this machine's GPU, every source by itself, at once
+  local jobs=() source status=0
+  for source in plugins/kernels/*.cu; do
+    nvcc -std=c++17 -O3 -arch=native -lineinfo -Xcompiler -fPIC -Iplugins -c "$source" -o "build/gpu/$(basename "$source").o" &
+    jobs+=($!)
+  done
+  for job in "${jobs[@]}"; do wait "$job" || status=1; done
+  [ $status = 0 ] && nvcc -shared build/gpu/*.cu.o -o "$SPECBUILD_KERNELS"
+}
+
+tests() { "$python" -m pytest -m gpu tests/plugins 2>&1 | tee "$out/tests.txt"; }
+
+sanitize() { # each kernel's tests, without hypothesis' hundreds of cases
+  local tool status=0
+  for tool in memcheck racecheck; do
+    compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
+      "$python" -m pytest -m gpu tests/plugins -x -k 'not anything' 2>&1 | tee "$out/$tool.txt" || status=1
+  done
+  return $status
+}
+
+bench() { "$python" benchmarks/kernels.py --out "$out" --library "$SPECBUILD_KERNELS" 2>&1 | tee "$out/kernels.txt"; }
+
+for stage in $stages; do
+  echo "== $stage"
+  "$stage" || { echo "$stage failed"; failed=1; }
+done
+exit $failed

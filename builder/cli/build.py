@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..config import DEFAULT_TREE, BuildConfig
+from ..kernels import ARCHITECTURES
 from ..lower import BACKENDS
 
 
@@ -24,6 +25,12 @@ from ..lower import BACKENDS
 @click.option("--max-seq-len", type=int, metavar="N", help="Most tokens of a text, prompt included.")
 @click.option("--max-batch-size", type=int, default=4, show_default=True, metavar="B", help="Most sequences in a step.")
 @click.option("--tree", default=DEFAULT_TREE, show_default=True, help="The tree that speculation uses by default.")
+@click.option(
+    "--cuda-arch",
+    multiple=True,
+    metavar="ARCH",
+    help=f"Compile the CUDA kernels for it into the bundle: {', '.join(ARCHITECTURES)}, or all; may be repeated.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(output: Path, as_json: bool, **options: Any) -> None:
@@ -66,6 +73,9 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
         f"  memory when it runs: {memory['weights'] / 1e6:.1f} MB of weights, "
         f"{memory['caches_per_sequence'] / 1e6:.1f} MB of caches per sequence"
     )
+    if report["kernels"]:
+        for name, table in report["kernels"]["architectures"].items():
+            click.echo(f"  kernels: {len(table)} for {name}, by {report['kernels']['compiler']}")
     for case in exactness["cases"]:
         ties = len(case["divergences"])
         note = f", {ties} near-tie{'s' if ties > 1 else ''} below {exactness['bound']:g}" if ties else ""

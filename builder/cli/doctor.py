@@ -10,9 +10,14 @@ import platform
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import click
+
+from ...runtime.errors import OptionError
+from ...runtime.library import find_library
+from .. import kernels
 
 _FLAVOURS = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx", "tensorrt-lean": "tensorrt_lean"}
 
@@ -33,6 +38,7 @@ def examine() -> dict[str, Any]:
     """Facts by name; nothing is assumed of what could not be asked."""
     import onnxruntime
 
+    nvrtc, library = _nvrtc(), find_library()
     build = [name for name in ("torch", "transformers", "onnx", "onnxscript", "onnx_ir") if not _importable(name)]
     return {
         "specbuild": version("specbuild-trt"),
@@ -43,10 +49,26 @@ def examine() -> dict[str, Any]:
         "TensorRT flavours": [f"{name} {_version(name)}" for name, module in _FLAVOURS.items() if _importable(module)],
         "ONNX Runtime": onnxruntime.__version__,
         "ONNX Runtime providers": list(onnxruntime.get_available_providers()),
-        "CUDA kernels": "this version has none",
+        "NVRTC": nvrtc or f"not found: {kernels.INSTALL}",
+        "kernel library": str(library) if library else "not found: SPECBUILD_CUDA=1 pip install . compiles it",
+        "CUDA kernels": _kernels(nvrtc, library),
         "generate": "yes: backend onnxruntime, fp32 and int8, on the CPU",
         "build": f"no, missing {', '.join(build)}: pip install 'specbuild-trt[build]'" if build else "yes",
     }
+
+
+def _nvrtc() -> str | None:
+    """NVRTC's version, None where it is not installed."""
+    try:
+        return kernels.compiler_version()
+    except OptionError:
+        return None
+
+
+def _kernels(nvrtc: str | None, library: Path | None) -> str:
+    """What compiler and library enable."""
+    first = f"build --cuda-arch: {'yes, by NVRTC' if nvrtc else 'no'}"
+    return f"{first}; launches from C and TensorRT: {'yes, by the library' if library else 'no'}"
 
 
 def _importable(module: str) -> bool:

@@ -49,6 +49,10 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
             f"{model['architecture']}, {model['parameters'] / 1e6:.1f}M parameters, {model['layers']} "
             f"layers, {model['kv_heads']} KV heads of {model['head_dim']}, from {model['source']}",
         )
+    for architecture, files in _kernels(manifest).items():
+        count = sum(len(manifest["kernels"][name]["kernels"]) for name in files)
+        size = sum(manifest["files"][name]["bytes"] for name in files)
+        table.add_row("kernels", f"sm_{architecture}: {count} kernels in {len(files)} cubins, {size / 1e6:.1f} MB")
     memory = report["memory"]
     table.add_row(
         "memory",
@@ -59,6 +63,14 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
         ties = len(case["divergences"])
         table.add_row("checked", f"{case['name']}: {case['tokens']} tokens, {ties} near-ties")
     console.print(table)
+
+
+def _kernels(manifest: dict[str, Any]) -> dict[str, list[str]]:
+    """The cubins by architecture."""
+    files: dict[str, list[str]] = {}
+    for name, record in manifest.get("kernels", {}).items():
+        files.setdefault(record["architecture"], []).append(name)
+    return files
 
 
 def _show_graphs(report: dict[str, Any]) -> None:

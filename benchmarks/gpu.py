@@ -1,0 +1,106 @@
+"""Timing on a GPU, or seeming to on the host: what benchmarks/kernels.py stands on."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from specbuild.runtime.kernels import KernelLibrary
+from specbuild.runtime.library import find_library
+
+ROOT = Path(__file__).resolve().parent.parent
+LAUNCHES, REPLAYS, WARM = 20, 15, 3  # launches a graph, replays counted, replays before them
+
+
+class Device:
+    """Where it runs: a GPU, or the host for --smoke."""
+
+    def __init__(self, smoke: bool) -> None:
+        self.name = "cpu" if smoke else "cuda"
+        self.processors = 4 if smoke else torch.cuda.get_device_properties(0).multi_processor_count
+
+    def random(self, *shape: int, dtype: str = "bfloat16") -> torch.Tensor:
+        """Standard normal numbers."""
+        return torch.randn(*shape, device=self.name).to(getattr(torch, dtype))
+
+    def ints(self, values: Any) -> torch.Tensor:
+        """`int32`."""
+        return torch.tensor(values, dtype=torch.int32, device=self.name)
+
+    def stream(self) -> int:
+        """The current stream."""
+        return 0 if self.name == "cpu" else torch.cuda.current_stream().cuda_stream
+
+    def microseconds(self, launches: list[Callable[[], Any]]) -> float:
+        """The median time of a launch, the launches taking turns."""
+        if self.name == "cpu":
+            started = time.perf_counter()
+            for launch in launches:
+                launch()
+            return (time.perf_counter() - started) / len(launches) * 1e6
+        turns = [launches[i % len(launches)] for i in range(LAUNCHES)]
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for launch in turns:
+                launch()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for launch in turns:
+                launch()
+        times = []
+        for _ in range(REPLAYS + WARM):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) * 1e3 / LAUNCHES)
+        return statistics.median(times[WARM:])
+
+
+def copy_bandwidth(device: Device) -> float:
+    """GB/s of a copy of a gigabyte, bytes read plus bytes written."""
+    size = 1 << (20 if device.name == "cpu" else 30)
+    source, target = (torch.empty(size, dtype=torch.uint8, device=device.name).random_() for _ in range(2))
+    return 2 * size / device.microseconds([lambda: target.copy_(source)]) / 1e3
+
+
+def load(path: Path | None, smoke: bool, out: Path) -> KernelLibrary:
+    """The given library, the installed one, or one compiled for this machine."""
+    if path or (not smoke and (path := find_library())):
+        return KernelLibrary(path)
+    target, plugins = out / f"libspecbuild_{'host' if smoke else 'kernels'}.so", ROOT / "plugins"
+    sources = sorted((plugins / "kernels").glob("*.cu"))
+    if smoke:
+        flags = ["-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-DSPECBUILD_HOST", "-fPIC", "-x", "c++"]
+        host = ROOT / "tests" / "plugins" / "host"
+        command = ["g++", *flags, f"-I{host.parent}", *sources, host / "host.cpp"]
+    else:
+        command = [
+            shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc",
+            "-O3",
+            "-arch=native",
+            "-Xcompiler",
+            "-fPIC",
+            *sources,
+        ]
+    subprocess.run([*map(str, command), "-std=c++17", f"-I{plugins}", "-shared", "-o", str(target)], check=True)
+    return KernelLibrary(target)
+
+
+def machine() -> dict[str, Any]:
+    """Versions and clocks."""
+    query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,temperature.gpu,power.draw"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    smi = subprocess.run(command, capture_output=True, text=True).stdout.strip() if shutil.which("nvidia-smi") else ""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    return {query: smi, "versions": versions, "commit": commit.strip(), "command": " ".join(["python", *sys.argv])}

@@ -1,0 +1,241 @@
+"""The kernels on a GPU: time, bytes, and share of the copy bandwidth measured in the same run.
+
+python benchmarks/kernels.py [--out DIR] [--library FILE] [--quick] [--smoke]
+
+TreeAttention over a grid of batch, nodes, context, heads and types, against torch's scaled_dot_product_attention with
+the same mask, FlexAttention, and FlashInfer where it is installed; then the kernels around it. Times are medians of
+replayed CUDA graphs whose launches take turns over enough sets of inputs that none stays in the L2 cache. Every case of
+TreeAttention is compared with float64 on fresh random inputs, its output poisoned before. "verify" is one step of an
+8B-shaped model: its matrix products, measured, and its attention.
+
+--smoke runs a small grid on the kernels as the host executes them (its times mean nothing): what CI can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu import ROOT, Device, copy_bandwidth, load, machine
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from specbuild.runtime.kernels import Attention, Dtype, KernelLibrary
+
+DTYPES = {"float16": Dtype.F16, "bfloat16": Dtype.BF16, "float8_e4m3fn": Dtype.E4M3}
+COLD = 256 << 20  # bytes of inputs in turns, several times the largest L2 cache
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One case of TreeAttention."""
+
+    batch: int
+    nodes: int
+    context: int
+    heads: int = 32
+    kv_heads: int = 8
+    size: int = 128
+    dtype: str = "bfloat16"
+    cache: str = "bfloat16"
+
+    @property
+    def bytes(self) -> int:
+        """What has to move: the visible cache and the new rows once, queries and output once."""
+        each = torch.empty(0, dtype=getattr(torch, self.cache)).element_size()
+        rows = 2 * self.batch * self.kv_heads * (self.context + 2 * self.nodes) * self.size * each
+        return rows + 2 * self.batch * self.nodes * self.heads * self.size * 2
+
+
+def grid(quick: bool) -> list[Shape]:
+    """The cases, largest cache 8 GiB."""
+    contexts = (1024, 8192, 32768) if quick else (1024, 8192, 32768, 131072)
+    shapes = [
+        Shape(b, n, c) for b, n, c in itertools.product((1, 8), (1, 4, 8, 16, 32, 64), contexts) if b * c <= 2**18
+    ]
+    others = [
+        *(Shape(1, n, 8192, 16, 16, 64) for n in (1, 16)),
+        *(Shape(1, n, 8192, 8, 1, 256) for n in (1, 16)),
+        *(Shape(1, n, 8192, 24, 8, 96) for n in (1, 16)),
+        *(Shape(1, n, 8192, 32, 32, 80, "float16", "float16") for n in (1, 16)),
+        *(Shape(1, n, c, cache="float8_e4m3fn") for n in (1, 16) for c in (8192, 32768)),
+    ]
+    return shapes + others
+
+
+def tree(nodes: int) -> list[int]:
+    """A tree of two branches at every node."""
+    return [(node - 1) // 2 if node else -1 for node in range(nodes)]
+
+
+class Case:
+    """One set of inputs for TreeAttention and its peers."""
+
+    def __init__(self, device: Device, library: KernelLibrary, shape: Shape) -> None:
+        self.device, self.library, self.shape = device, library, shape
+        b, n, h, k, d = shape.batch, shape.nodes, shape.heads, shape.kv_heads, shape.size
+        self.capacity = shape.context + n
+        self.qkv = device.random(b, n, h + 2 * k, d, dtype=shape.dtype)
+        self.cache = device.random(2, b, k, self.capacity, d, dtype=shape.cache)
+        self.parents = device.ints([tree(n)] * b)
+        self.cache_len = device.ints([shape.context] * b)
+        self.fault = device.ints([0] * b)
+        self.output = torch.full((b, n, h, d), float("nan"), dtype=getattr(torch, shape.dtype), device=device.name)
+        self.params = Attention(
+            query=self.qkv.data_ptr(),
+            key=self.qkv[:, :, h:].data_ptr(),
+            value=self.qkv[:, :, h + k :].data_ptr(),
+            key_cache=self.cache[0].data_ptr(),
+            value_cache=self.cache[1].data_ptr(),
+            parents=self.parents.data_ptr(),
+            cache_len=self.cache_len.data_ptr(),
+            fault=self.fault.data_ptr(),
+            output=self.output.data_ptr(),
+            scale=d**-0.5,
+            batch=b,
+            nodes=n,
+            tree_nodes=n,
+            heads=h,
+            kv_heads=k,
+            head_dim=d,
+            capacity=self.capacity,
+            dtype=DTYPES[shape.dtype],
+            cache_dtype=DTYPES[shape.cache],
+        )
+        for name in ("query_stride", "key_stride", "value_stride"):
+            setattr(self.params, name, (h + 2 * k) * d)
+        self.params.splits = library.splits(self.params, device.processors)
+        self.workspace = torch.empty(library.workspace(self.params) // 4 + 4, device=device.name)
+        self.params.workspace = self.workspace.data_ptr() if self.params.splits > 1 else None
+
+    def run(self) -> None:
+        """One launch."""
+        self.library.launch("tree_attention", self.params, self.device.stream())
+
+    def mask(self) -> torch.Tensor:
+        """`bool[N, S]`: what each node sees."""
+        n = self.shape.nodes
+        seen = torch.eye(n, dtype=torch.bool)
+        for node, parent in enumerate(tree(n)):
+            if parent >= 0:
+                seen[node] |= seen[parent]
+        return torch.cat((torch.ones(n, self.shape.context, dtype=torch.bool), seen), 1).to(self.device.name)
+
+    def error(self) -> float:
+        """‖out − ref‖ / ‖ref‖ against float64, on the cache as the kernel has left it."""
+        self.run()
+        if self.device.name == "cuda":
+            torch.cuda.synchronize()
+        assert not self.fault.any()
+        b, n, h, k, d = self.shape.batch, self.shape.nodes, self.shape.heads, self.shape.kv_heads, self.shape.size
+        mask, off = self.mask(), 0.0
+        whole = 0.0
+        for sequence, head in itertools.product(range(b), range(k)):  # one at a time: float64 takes room
+            query = self.qkv[sequence, :, :h].view(n, k, h // k, d)[:, head].double()
+            keys, values = (self.cache[i, sequence, head].double() for i in range(2))
+            scores = torch.einsum("ngd,sd->gns", query, keys) * self.params.scale
+            reference = torch.einsum("gns,sd->ngd", scores.masked_fill(~mask, -torch.inf).softmax(-1), values)
+            got = self.output[sequence].view(n, k, h // k, d)[:, head].double()
+            off += float(((got - reference) ** 2).sum())
+            whole += float((reference**2).sum())
+        return (off / whole) ** 0.5
+
+    def peers(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """The others' attention over the same cache; none of them appends to it."""
+        h, shape = self.shape.heads, self.shape
+        query = self.qkv[:, :, :h].transpose(1, 2).contiguous()
+        keys, values = self.cache[0].to(query.dtype), self.cache[1].to(query.dtype)
+        mask = self.mask()
+        attention = torch.nn.functional.scaled_dot_product_attention
+        yield "sdpa", lambda: attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+        if self.device.name == "cpu":
+            return
+        try:
+            from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+            block = create_block_mask(lambda b, h, i, j: mask[i, j], None, None, shape.nodes, self.capacity)
+            flex = torch.compile(flex_attention, dynamic=False)
+            run = lambda: flex(query, keys, values, block_mask=block, enable_gqa=True)  # noqa: E731
+            run()
+            yield "flex", run
+        except Exception as error:  # a peer's failure is a result
+            print(f"FlexAttention at {shape}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
+        try:
+            import flashinfer
+        except ImportError:
+            return
+        if shape.batch == 1:
+            q, k, v = query[0].transpose(0, 1), keys[0].transpose(0, 1), values[0].transpose(0, 1)
+            single = flashinfer.single_prefill_with_kv_cache
+            yield "flashinfer", lambda: single(q, k, v, custom_mask=mask, kv_layout="NHD")
+
+
+def measure(device: Device, library: KernelLibrary, shape: Shape, bandwidth: float, peers: bool) -> dict[str, Any]:
+    """One row of the table."""
+    case = Case(device, library, shape)
+    row: dict[str, Any] = asdict(shape) | {"splits": case.params.splits, "bytes": shape.bytes, "error": case.error()}
+    sets = [case, *(Case(device, library, shape) for _ in range(0 if device.name == "cpu" else COLD // shape.bytes))]
+    row["us"] = device.microseconds([each.run for each in sets])
+    row["share"] = shape.bytes / row["us"] / 1e3 / bandwidth
+    names = dict(case.peers()) if peers else {}
+    for name in names:
+        runs = [dict(each.peers())[name] for each in (sets if name == "sdpa" else sets[:1])]
+        row[f"{name}_us"] = device.microseconds(runs)
+    return row
+
+
+def show(rows: list[dict[str, Any]], around: dict[str, Any], bandwidth: float) -> None:
+    """The table a person reads."""
+    console = Console(width=140)
+    table = Table(title=f"TreeAttention; copy bandwidth {bandwidth:,.0f} GB/s")
+    names = ["batch", "nodes", "context", "heads", "kv_heads", "size", "cache", "splits", "us", "share", "error"]
+    peers = [f"{name}_us" for name in ("sdpa", "flex", "flashinfer") if any(f"{name}_us" in row for row in rows)]
+    for name in [*names, *peers]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [row.get(name, "") for name in [*names, *peers]]
+        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells))
+    console.print(table)
+    console.print_json(json.dumps(around))
+
+
+def main() -> int:
+    """Measure, print, save; exit status 2 without a GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out")
+    parser.add_argument("--library", type=Path, help="the kernels, compiled; by default what is installed, or nvcc")
+    parser.add_argument("--quick", action="store_true", help="without the longest contexts")
+    parser.add_argument("--smoke", action="store_true", help="a small grid on the host: that this script runs")
+    options = parser.parse_args()
+    if not options.smoke and not torch.cuda.is_available():
+        print("no GPU that torch can use: run this on one, or --smoke to see that it runs", file=sys.stderr)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(int(time.time()))  # fresh inputs every time
+    device, library = Device(options.smoke), load(options.library, options.smoke, options.out)
+    bandwidth = copy_bandwidth(device)
+    shapes = (
+        [Shape(2, 3, 100, 4, 2, 64), Shape(1, 2, 60, cache="float8_e4m3fn")] if options.smoke else grid(options.quick)
+    )
+    rows = [
+        measure(device, library, shape, bandwidth, peers=True) for shape in track(shapes, console=Console(stderr=True))
+    ]
+    from around import others
+
+    around = others(device, library, bandwidth, options.smoke)
+    result = {"machine": machine(), "copy_gb_s": bandwidth, "tree_attention": rows, "others": around}
+    (options.out / "kernels.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    show(rows, around, bandwidth)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

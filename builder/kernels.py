@@ -1,0 +1,215 @@
+"""The CUDA kernels compiled to cubins by NVRTC, which comes as a wheel: no CUDA toolkit, no GPU.
+
+A source that depends on the model is compiled for each `Shape` alone, the others once. Each compilation is a file, so
+that they run in parallel and a bundle holds what its models need. One compiler gives the same bytes each time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..runtime.errors import ExecutionError, OptionError
+
+ARCHITECTURES = ("80", "86", "87", "89", "90a", "100a", "110", "120", "121")
+HEAD_DIMS = (64, 80, 96, 128, 256)
+DTYPES = {"F16": ("F16", "E4M3"), "BF16": ("BF16", "E4M3")}  # activations, and the caches each may have
+PLUGINS = Path(__file__).resolve().parent.parent / "plugins"  # beside `builder` in a clone and in a wheel alike
+INSTALL = "pip install 'specbuild-trt[cuda]'"
+# kernels.h also declares the launchers, which are the host's: without the second flag NVRTC refuses them.
+FLAGS = ("-std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What TreeAttention is compiled for: the head size, and the types of activations and cache. Raises OptionError."""
+
+    head_dim: int
+    dtype: str
+    cache_dtype: str
+
+    def __post_init__(self) -> None:
+        if self.head_dim not in HEAD_DIMS:
+            sizes = ", ".join(map(str, HEAD_DIMS[:-1]))
+            raise OptionError(f"head size {self.head_dim}: TreeAttention has {sizes} and {HEAD_DIMS[-1]}")
+        if self.cache_dtype not in DTYPES.get(self.dtype, ()):
+            pairs = ", ".join(f"{dtype} with {cache}" for dtype, caches in DTYPES.items() for cache in caches)
+            raise OptionError(f"{self.dtype} with a cache of {self.cache_dtype}: TreeAttention has {pairs}")
+
+    def __str__(self) -> str:
+        return f"{self.dtype}_{self.cache_dtype}_d{self.head_dim}"
+
+    @property
+    def macros(self) -> list[str]:
+        """The compiler's options that leave out every other shape."""
+        values = {"HEAD_DIM": self.head_dim, "DTYPE": self.dtype, "CACHE_DTYPE": self.cache_dtype}
+        return [f"-DSPECBUILD_ONE_{name}={value}" for name, value in values.items()]
+
+
+SHAPES = tuple(Shape(size, dtype, cache) for size in HEAD_DIMS for dtype, caches in DTYPES.items() for cache in caches)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the compiler says a kernel takes: registers a thread, the rest in bytes; `shared` is the static part."""
+
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """One compilation; `name` is its path in a bundle without `kernels/` and suffix, `log` what the compiler wrote."""
+
+    architecture: str
+    name: str
+    image: bytes
+    kernels: dict[str, Resources]
+    log: str
+
+
+def architectures(wanted: Iterable[str]) -> tuple[str, ...]:
+    """`["90a,89", "sm_80"]` or `["all"]` → the architectures, each once; raises OptionError for one unsupported."""
+    names = [part.strip().removeprefix("sm_") for text in wanted for part in text.split(",")]
+    for name in names:
+        if name not in (*ARCHITECTURES, "all"):
+            raise OptionError(f"sm_{name} is not supported: use {', '.join(ARCHITECTURES)}, or all")
+    return ARCHITECTURES if "all" in names else tuple(dict.fromkeys(names))
+
+
+def sources() -> list[Path]:
+    """The files of plugins/kernels that have kernels in them; raises ExecutionError where there are none."""
+    found = [p for p in sorted((PLUGINS / "kernels").glob("*.cu")) if "__global__" in p.read_text(encoding="utf-8")]
+    if not found:
+        raise ExecutionError(f"{PLUGINS} has no kernels: install specbuild again")
+    return found
+
+
+def compiler_version() -> str:
+    """NVRTC's version, "13.5"; raises OptionError where it is not installed."""
+    _, version = _nvrtc()
+    return version
+
+
+def check_compiler(wanted: Sequence[str]) -> None:
+    """Before minutes are spent: is NVRTC there, and does it know the architectures? Raises OptionError."""
+    nvrtc, version = _nvrtc()
+    status, known = nvrtc.nvrtcGetSupportedArchs()
+    for name in wanted:
+        if status or int(name.rstrip("a")) not in known:
+            raise OptionError(f"NVRTC {version} does not know sm_{name}: install a newer one, {INSTALL}")
+
+
+def compile_source(source: Path, architecture: str, shape: Shape | None = None) -> Cubin:
+    """One source for one architecture; raises OptionError without NVRTC, ExecutionError for what does not compile."""
+    nvrtc, _ = _nvrtc()
+    name = f"sm_{architecture}/{source.stem}" + (f"_{shape}" if shape else "")
+    flags = [*FLAGS, f"-I{PLUGINS}", f"-arch=sm_{architecture}", *(shape.macros if shape else ())]
+    options = [flag.encode() for flag in flags]
+    status, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], [])
+    if status:
+        raise ExecutionError(f"{name}: NVRTC cannot start ({status.name}): {INSTALL}")
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0 \n").decode()
+        if status:
+            first = next((line for line in log.splitlines() if "error" in line or "fatal" in line), status.name)
+            raise ExecutionError(f"{name} does not compile: {first.strip()}")
+        image = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return Cubin(architecture, name, image, parse_report(log), log)
+
+
+def compile_kernels(
+    wanted: Sequence[str], shapes: Iterable[Shape], files: Sequence[Path] | None = None, jobs: int | None = None
+) -> list[Cubin]:
+    """Every file (all of them by default) for every architecture and shape, on `jobs` threads (a core each by default).
+
+    Raises as `check_compiler` and `compile_source` do.
+    """
+    check_compiler(wanted)
+    each: list[Shape] = list(dict.fromkeys(shapes))
+    work: list[tuple[Path, str, Shape | None]] = []
+    for source in sources() if files is None else files:
+        shaped = "SPECBUILD_ONE_HEAD_DIM" in source.read_text(encoding="utf-8")
+        work += [(source, name, shape) for name in wanted for shape in (each if shaped else [None])]
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:  # NVRTC compiles outside the interpreter's lock
+        running = [pool.submit(compile_source, *item) for item in work]
+        try:
+            return [cubin.result() for cubin in running]
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def parse_report(log: str) -> dict[str, Resources]:
+    """What ptxas -v said of each kernel and what it calls; raises ExecutionError for a log that it does not write.
+
+    NVRTC's log and nvcc's differ in the lines' beginnings alone.
+    """
+    pieces = _ENTRY.split(log)[1:]
+    found = {}
+    for kernel, text in zip(pieces[::2], pieces[1::2], strict=True):
+        frames = [tuple(map(int, frame)) for frame in _FRAME.findall(text)]
+        registers, shared = _REGISTERS.search(text), _SHARED.search(text)
+        if not frames or not registers:
+            raise ExecutionError(f"the compiler's report on {kernel} is not understood: use another version of NVRTC")
+        stack, stores, loads = (sum(column) for column in zip(*frames, strict=True))
+        found[kernel] = Resources(int(registers[1]), stack, stores, loads, int(shared[1]) if shared else 0)
+    if not found:
+        raise ExecutionError("the compiler's report names no kernel: use another version of NVRTC")
+    return found
+
+
+def report(cubins: Iterable[Cubin]) -> dict[str, Any]:
+    """The compiler's version, and what each kernel takes by architecture and name; JSON."""
+    table: dict[str, dict[str, Any]] = {}
+    for cubin in cubins:
+        kernels = table.setdefault(f"sm_{cubin.architecture}", {})
+        kernels.update({kernel: asdict(resources) for kernel, resources in cubin.kernels.items()})
+    return {"compiler": f"NVRTC {compiler_version()}", "architectures": table}
+
+
+def spills(cubins: Iterable[Cubin]) -> list[str]:
+    """One line for each kernel whose registers do not suffice, "sm_80 name: 4 bytes stored, 8 loaded"."""
+    lines = [
+        f"sm_{cubin.architecture} {kernel}: {taken.spill_stores} bytes stored, {taken.spill_loads} loaded"
+        for cubin in cubins
+        for kernel, taken in cubin.kernels.items()
+        if taken.spill_stores or taken.spill_loads
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def _nvrtc() -> tuple[Any, str]:
+    """The library's bindings and version; raises OptionError."""
+    try:
+        from cuda.bindings import nvrtc
+
+        status, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError):  # no bindings; bindings that find no library
+        raise OptionError(f"compiling kernels needs NVRTC, which is not installed: {INSTALL}") from None
+    if status:
+        raise OptionError(f"NVRTC does not answer ({status.name}): {INSTALL}")
+    return nvrtc, f"{major}.{minor}"
+
+
+def _text(size: Any, fill: Any, program: Any) -> bytes:
+    """What NVRTC writes into a buffer of the size it asks for."""
+    _, count = size(program)
+    buffer = bytes(count)
+    fill(program, buffer)
+    return buffer

@@ -1,0 +1,299 @@
+// Choosing: the K best tokens of f(logits) + g of every row, with runtime/sampling.py's processors f and noise g.
+//
+// choose_*: logits [B, N, V] in float32, float16 or bfloat16 to choices int32 [B, N, K] and scores float32 [B, N, K]. A block
+// takes 4096 tokens of a row; the last one of a row to end merges the row's candidates. Work: per token the processors, and
+// under noise a quarter of a Philox block (20 products of 64 bits) and two logarithms. Bytes: the logits once, with
+// penalties 4·V of history a row, 8·K per slice out and back.
+//
+// choose_cut_*: the same rows to the least key that top-k, top-p and min-p leave in, a block a row, for requests that have
+// any. Work and bytes: the row once, 4 times for top-k and 4 times for top-p, from the L2 cache after the first.
+#include "kernels/philox.cuh"
+#include "kernels/processors.cuh"
+
+namespace specbuild {
+
+constexpr int kChooseThreads = 256, kSlice = 4096, kCutThreads = 512, kBins = 2048;
+constexpr uint64_t kNotANumber = ~uint64_t(0);  // above every candidate
+
+// A candidate is its score's key and its token, the lowest token above its equals; 0 is none.
+__device__ __forceinline__ uint64_t candidate(uint32_t key, int token) { return uint64_t(key) << 32 | uint32_t(~token); }
+
+// In the workspace: candidates [B·N, slices, K], then the cut kernel's least keys [B·N].
+__host__ __device__ __forceinline__ int slices_of(const specbuild_choose &p) { return ceil_div(p.vocab, kSlice); }
+__device__ __forceinline__ uint64_t *candidates_of(const specbuild_choose &p, int64_t row) {
+  return static_cast<uint64_t *>(p.workspace) + row * slices_of(p) * p.best;
+}
+__device__ __forceinline__ uint32_t *least_keys(const specbuild_choose &p) {
+  return reinterpret_cast<uint32_t *>(candidates_of(p, int64_t(p.batch) * p.nodes));
+}
+
+// The best of all threads' candidates, one after another: next(k, the k-th best, whether it was this thread's) gives the
+// thread's next one. 0 is none, and comes last.
+template <class Next> __device__ __forceinline__ void rank(int best, uint64_t mine, uint64_t *shared, Next next) {
+  for (int k = 0; k < best; ++k) {
+    const uint64_t top = block_max(mine, shared);
+    const uint64_t after = next(k, top, top != 0 && top == mine);
+    if (top == mine) mine = after;
+  }
+}
+
+// Turns a row's slices into its choices; one block, after all slices' candidates are in memory.
+__device__ __forceinline__ void merge(const specbuild_choose &p, int64_t row, uint64_t *shared) {
+  const bool real = int(threadIdx.x) < slices_of(p);
+  const uint64_t *const list = candidates_of(p, row) + int64_t(real ? threadIdx.x : 0) * p.best;
+  int at = 0;
+  bool sound = true;
+  rank(p.best, real ? list[0] : 0, shared, [&](int k, uint64_t top, bool mine) {
+    const uint32_t key = uint32_t(top >> 32);
+    if (k == 0) sound = key > kLeastKey && key < kMostKey;
+    if (threadIdx.x == 0) {
+      p.choices[row * p.best + k] = sound && top ? int32_t(~uint32_t(top)) : -1;
+      if (p.scores) p.scores[row * p.best + k] = sound && top ? score_of(key) : score_of(kLeastKey);
+    }
+    return mine && ++at < p.best ? list[at] : 0;
+  });
+}
+
+template <class T> __device__ __forceinline__ void choose(const specbuild_choose &p) {
+  __shared__ Node node;
+  __shared__ uint32_t keys[kSlice], marks[kSlice / 32];
+  __shared__ uint64_t tops[kChooseThreads / 32];
+  __shared__ bool last;
+  const int b = blockIdx.z, slices = slices_of(p), first = int(blockIdx.x) * kSlice;
+  const int64_t row = int64_t(b) * p.nodes + blockIdx.y;
+  const bool there = !p.counts || int(blockIdx.y) < p.counts[b];
+  if (there) find_node(p, b, blockIdx.y, node);
+  if (!there || node.fault) {
+    for (int k = threadIdx.x; k < p.best && blockIdx.x == 0; k += kChooseThreads) {
+      p.choices[row * p.best + k] = -1;
+      if (p.scores) p.scores[row * p.best + k] = score_of(kLeastKey);
+    }
+    return;
+  }
+  const Processors processors(p, b, node);
+  const bool plain = processors.plain(), noisy = processors.noisy();
+  const uint32_t least = p.cut_offs && cuts_off(processors.request) ? least_keys(p)[row] : 0;
+  const uint64_t position = uint64_t(int64_t(p.root_position[b]) + node.depth);
+  if (!plain) processors.mark(marks, first, kSlice);
+
+  const T *const logits = static_cast<const T *>(p.logits) + row * p.stride + first;
+  uint64_t mine = 0;
+  bool bad = false;
+#pragma unroll 1
+  for (int at = threadIdx.x * 4; at < kSlice; at += kChooseThreads * 4) {
+    float x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = first + at + i < p.vocab ? to_float(logits[at + i]) : score_of(kLeastKey);
+    uint64_t words[4];
+    if (noisy) philox(processors.request.seed, position, uint32_t(first + at) / 4, words);
+    const uint32_t marked = plain ? 0 : marks[at / 32] >> at % 32;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = first + at + i;
+      float score = token < p.vocab ? processors(x[i], token, marked >> i & 1) : x[i];
+      bad |= score != score;
+      const bool in = key_of(score) >= least;
+      if (noisy) score = __fadd_rn(score, gumbel(words[i]));
+      const uint32_t key = key_of(score);
+      keys[at + i] = in && key > kLeastKey ? key : 0;
+      if (keys[at + i]) mine = larger(mine, candidate(key, token));
+    }
+  }
+  if (bad) mine = kNotANumber;
+  uint64_t *const found = candidates_of(p, row) + int64_t(blockIdx.x) * p.best;
+  rank(p.best, mine, tops, [&](int k, uint64_t top, bool owner) {
+    if (threadIdx.x == 0) found[k] = top;
+    uint64_t after = 0;
+    if (owner && top != kNotANumber) {
+      keys[int32_t(~uint32_t(top)) - first] = 0;
+      for (int at = threadIdx.x * 4; at < kSlice; at += kChooseThreads * 4)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (keys[at + i]) after = larger(after, candidate(keys[at + i], first + at + i));
+    }
+    return after;
+  });
+
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(&p.tickets[row], 1u) == uint32_t(slices - 1);
+    if (last) p.tickets[row] = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (last) merge(p, row, tops);
+}
+
+// The weights of a row's tokens by their keys' 11 bits, in two words each so that adding is exact in any order.
+struct Histogram {
+  uint32_t low[kBins], high[kBins];
+  uint64_t parts[32];
+
+  __device__ void add(int bin, uint64_t weight) {
+    const uint32_t part = uint32_t(weight), before = atomicAdd(&low[bin], part);
+    const uint32_t carried = uint32_t(weight >> 32) + (before + part < before);
+    if (carried) atomicAdd(&high[bin], carried);
+  }
+  __device__ uint64_t at(int bin) const { return uint64_t(high[bin]) << 32 | low[bin]; }
+};
+
+// The least key for which the tokens of larger keys weigh less than limit_of(weight of all). First by the distance to the
+// best score in steps of 1/64, which spreads a row over the bins, so that few threads add to the same; then, within one
+// such step, 11 bits of the key a pass. What is 32 and more below the best has no mass to add, and comes last in any count.
+template <class Key, class Weight, class Limit>
+__device__ __forceinline__ uint32_t least_key(int vocab, float top, Histogram &bins, Key key_at, Weight weight_of, Limit limit_of) {
+  const auto step_of = [=](uint32_t key) {
+    return kBins - 1 - int(fminf(__fmul_rn(__fsub_rn(top, score_of(key)), 64.0f), float(kBins - 1)));
+  };
+  int step = 0;
+  uint32_t prefix = 0;
+  uint64_t above = 0, limit = 0;
+  for (int shift = 33; shift >= 0; shift -= 11) {
+    const bool coarse = shift == 33;
+    __syncthreads();
+    for (int i = threadIdx.x; i < kBins; i += kCutThreads) bins.low[i] = bins.high[i] = 0;
+    __syncthreads();
+    for (int token = threadIdx.x; token < vocab; token += kCutThreads) {
+      const uint32_t key = key_at(token);
+      const int of_key = step_of(key), bin = coarse ? of_key : int(key >> shift & (kBins - 1));
+      if (coarse ? bin > 0 : of_key == step && key >> shift >> 11 == prefix) bins.add(bin, weight_of(key));
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      uint64_t sum = 0;
+      for (int i = 0; i < 64; ++i) sum += bins.at(threadIdx.x * 64 + (threadIdx.x + i) % 64);
+      bins.parts[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    if (coarse) {
+      uint64_t whole = 0;
+      for (int i = 0; i < 32; ++i) whole += bins.parts[i];
+      limit = limit_of(whole);
+    }
+    int part = 31;
+    while (part > 0 && above + bins.parts[part] < limit) above += bins.parts[part--];
+    int bin = part * 64 + 63;
+    while (bin > part * 64 && above + bins.at(bin) < limit) above += bins.at(bin--);
+    if (coarse) step = bin;
+    else prefix = prefix << 11 | uint32_t(bin);
+  }
+  return prefix;
+}
+
+template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p) {
+#ifdef SPECBUILD_HOST
+  uint32_t *const marks = reinterpret_cast<uint32_t *>(host::dynamic());
+#else
+  extern __shared__ uint32_t marks[];
+#endif
+  __shared__ Node node;
+  __shared__ Histogram bins;
+  __shared__ uint64_t tops[kCutThreads / 32];
+  const int b = blockIdx.y;
+  if (!cuts_off(p.requests[b]) || (p.counts && int(blockIdx.x) >= p.counts[b])) return;
+  find_node(p, b, blockIdx.x, node);
+  if (node.fault) return;
+  const Processors processors(p, b, node);
+  const specbuild_request &request = processors.request;
+  const bool plain = processors.plain();
+  if (!plain) processors.mark(marks, 0, p.vocab);
+
+  const int64_t row = int64_t(b) * p.nodes + blockIdx.x;
+  const T *const logits = static_cast<const T *>(p.logits) + row * p.stride;
+  const auto key_at = [&](int token) {
+    const float x = processors(to_float(logits[token]), token, !plain && (marks[token / 32] >> token % 32 & 1));
+    return x == x ? key_of(x) : 0u;
+  };
+  uint32_t least = 0, best = 0;
+  for (int token = threadIdx.x; token < p.vocab; token += kCutThreads) best = larger(best, key_at(token));
+  const float top = score_of(uint32_t(block_max(best, tops)));
+  if (request.top_k > 0 && request.top_k < p.vocab)
+    least = least_key(p.vocab, top, bins, key_at, [](uint32_t) { return 1; }, [&](uint64_t) { return uint64_t(request.top_k); });
+  if (request.top_p < 1.0) {
+    const uint32_t kth = least;
+    // A token's mass in units of 2⁻⁴⁰ of the best one's: sums are exact, so their order does not matter.
+    const auto mass = [&](uint32_t key) {
+      return key >= kth && key > kLeastKey ? uint64_t(expf(__fsub_rn(score_of(key), top)) * 1099511627776.0f) : 0;
+    };
+    const auto limit = [&](uint64_t whole) { return larger(uint64_t(ceil(request.top_p * double(whole))), uint64_t(1)); };
+    least = larger(least, least_key(p.vocab, top, bins, key_at, mass, limit));
+  }
+  if (score_of(kLeastKey) < request.min_p_log) least = larger(least, key_of(float(double(top) + request.min_p_log)));
+  if (threadIdx.x == 0) least_keys(p)[row] = least;
+}
+
+// Whole Philox blocks, several a thread.
+__device__ __forceinline__ void make_noise(const specbuild_noise &p) {
+  const int blocks = p.count / 4;
+  const int64_t first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, all = int64_t(p.rows) * blocks;
+  for (int64_t i = first; i < all; i += int64_t(gridDim.x) * blockDim.x) {
+    const int64_t row = i / blocks, at = i % blocks;
+    uint64_t words[4];
+    philox(p.seeds[row], p.positions[row], at, words);
+    for (int j = 0; j < 4; ++j) p.words[i * 4 + j] = words[j], p.noise[i * 4 + j] = gumbel(words[j]);
+  }
+}
+
+}  // namespace specbuild
+
+#define EACH_LOGITS(X) X(F32, float) X(F16, specbuild::F16) X(BF16, specbuild::BF16)
+#define DEFINE(NAME, T)                                                                                        \
+  extern "C" __global__ void __launch_bounds__(specbuild::kChooseThreads)                                      \
+      choose_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }                   \
+  extern "C" __global__ void __launch_bounds__(specbuild::kCutThreads, 2)                                      \
+      choose_cut_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::cut<T>(p); }
+EACH_LOGITS(DEFINE)
+extern "C" __global__ void __launch_bounds__(256) choose_noise(const __grid_constant__ specbuild_noise p) {
+  specbuild::make_noise(p);
+}
+
+#ifndef __CUDACC_RTC__
+extern "C" {
+
+size_t specbuild_choose_workspace(const specbuild_choose *p) {
+  const size_t rows = size_t(p->batch) * p->nodes;
+  return rows * specbuild::slices_of(*p) * p->best * sizeof(uint64_t) + rows * sizeof(uint32_t);
+}
+
+int specbuild_choose_tokens(const specbuild_choose *p, void *stream) {
+  using namespace specbuild;
+  struct { void (*choose)(specbuild_choose); void (*cut)(specbuild_choose); } found = {nullptr, nullptr};
+#define PICK(NAME, T) if (p->dtype == SPECBUILD_##NAME) found = {choose_##NAME, choose_cut_##NAME};
+  EACH_LOGITS(PICK)
+#undef PICK
+  if (!found.choose) return refuse("logits of %s: choosing takes float32, float16 and bfloat16", name_of(p->dtype));
+  if (p->batch < 1 || p->batch > 65535) return refuse("batch %d is not in 1…65535", p->batch);
+  if (p->nodes < 1 || p->nodes > 65535) return refuse("%d rows a sequence are not in 1…65535", p->nodes);
+  if (p->vocab < 1 || p->vocab > SPECBUILD_MOST_VOCAB)
+    return refuse("a vocabulary of %d: 1 to %d", p->vocab, SPECBUILD_MOST_VOCAB);
+  if (p->best < 1 || p->best > SPECBUILD_MOST_BEST) return refuse("the %d best tokens: 1 to %d", p->best, SPECBUILD_MOST_BEST);
+  if (p->stride < p->vocab) return refuse("rows of %d logits lie %lld apart", p->vocab, (long long)p->stride);
+  if (p->tree_nodes < 1 || p->tree_nodes > SPECBUILD_MOST_POOL)
+    return refuse("a tree of %d nodes: 1 to %d", p->tree_nodes, SPECBUILD_MOST_POOL);
+  if (!p->row_nodes && p->nodes > p->tree_nodes)
+    return refuse("%d rows of a tree of %d nodes need row_nodes", p->nodes, p->tree_nodes);
+  if ((p->bias_tokens != nullptr) != (p->bias_values != nullptr)) return refuse("a bias needs both its tokens and its values");
+  const Pointer pointers[] = {
+      {"logits", p->logits, 2}, {"requests", p->requests, 8}, {"tokens", p->tokens, 4}, {"root_position", p->root_position, 4},
+      {"choices", p->choices, 4}, {"workspace", p->workspace, 8}, {"tickets", p->tickets, 4}};
+  if (const int status = check_pointers(pointers)) return status;
+  if (p->cut_offs) {
+    const Grid grid = {p->nodes, p->batch, 1, kCutThreads, size_t(ceil_div(p->vocab, 32)) * 4};
+    if (const int status = launch(found.cut, grid, *p, stream)) return status;
+  }
+  return launch(found.choose, Grid{slices_of(*p), p->nodes, p->batch, kChooseThreads, 0}, *p, stream);
+}
+
+int specbuild_make_noise(const specbuild_noise *p, void *stream) {
+  using namespace specbuild;
+  if (p->rows < 1) return refuse("%d rows of noise: at least 1", p->rows);
+  if (p->count < 4 || p->count % 4) return refuse("%d words a row: a multiple of 4", p->count);
+  const Pointer pointers[] = {{"seeds", p->seeds, 8}, {"positions", p->positions, 8}, {"words", p->words, 8},
+                              {"noise", p->noise, 4}};
+  if (const int status = check_pointers(pointers)) return status;
+  const int64_t blocks = (int64_t(p->rows) * (p->count / 4) + 2047) / 2048;
+  return launch(choose_noise, Grid{int(smaller<int64_t>(blocks, 1 << 30)), 1, 1, 256, 0}, *p, stream);
+}
+
+}  // extern "C"
+#endif

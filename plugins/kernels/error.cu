@@ -1,0 +1,27 @@
+// The last refusal's text, and the structs' sizes, for callers of the C interface.
+#include "kernels/common.cuh"
+
+#include <cstring>
+
+extern "C" {
+
+const char *specbuild_error(void) { return specbuild::message; }
+
+size_t specbuild_struct_size(const char *name) {
+  if (!strcmp(name, "attention")) return sizeof(specbuild_attention);
+  if (!strcmp(name, "request")) return sizeof(specbuild_request);
+  if (!strcmp(name, "choose")) return sizeof(specbuild_choose);
+  if (!strcmp(name, "noise")) return sizeof(specbuild_noise);
+  if (!strcmp(name, "walk")) return sizeof(specbuild_walk);
+  if (!strcmp(name, "cache")) return sizeof(specbuild_cache);
+  if (!strcmp(name, "commit")) return sizeof(specbuild_commit);
+  if (!strcmp(name, "mask")) return sizeof(specbuild_mask);
+  if (!strcmp(name, "growth")) return sizeof(specbuild_growth);
+  if (!strcmp(name, "grow")) return sizeof(specbuild_grow);
+  if (!strcmp(name, "norm")) return sizeof(specbuild_norm);
+  if (!strcmp(name, "swiglu")) return sizeof(specbuild_swiglu);
+  if (!strcmp(name, "gather")) return sizeof(specbuild_gather);
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,84 @@
+// The host's side of every launcher: how it refuses, what it checks of pointers, how it launches. Included by common.cuh.
+#pragma once
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace specbuild {
+
+// The last refusal's text; one a thread, shared by all files of the library.
+inline thread_local char message[256] = "";
+
+__attribute__((format(printf, 1, 2))) inline int refuse(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(message, sizeof message, format, arguments);
+  va_end(arguments);
+  return SPECBUILD_BAD_INPUT;
+}
+
+struct Grid {
+  int x, y, z, threads;
+  size_t shared;
+};
+
+#ifdef SPECBUILD_HOST
+template <class P> int launch(void (*kernel)(P), Grid grid, const P &p, void *, bool = false) {
+  const char *problem = host::run(grid.x, grid.y, grid.z, grid.threads, grid.shared, [&] { kernel(p); });
+  if (!problem) return SPECBUILD_OK;
+  snprintf(message, sizeof message, "%s", problem);
+  return SPECBUILD_CUDA_ERROR;
+}
+#else
+// overlap: the kernel may start before the one in front of it in the stream has ended, and waits for it by itself: if it was
+// compiled for compute capability 9.0 or later, for only then it has the instruction (griddepcontrol.wait).
+template <class P> int launch(void (*kernel)(P), Grid grid, const P &p, void *stream, bool overlap = false) {
+  cudaError_t error = cudaSuccess;
+  if (grid.shared > 16 * 1024)  // with the static part it may be more than the 48 KiB that need no asking
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared));
+  if (overlap && error == cudaSuccess) {
+    cudaFuncAttributes compiled;
+    error = cudaFuncGetAttributes(&compiled, kernel);
+    overlap = error == cudaSuccess && compiled.ptxVersion >= 90;
+  }
+  if (error == cudaSuccess) {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid.x, grid.y, grid.z);
+    config.blockDim = dim3(grid.threads);
+    config.dynamicSmemBytes = grid.shared;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &attribute;
+    config.numAttrs = overlap ? 1 : 0;
+    error = cudaLaunchKernelEx(&config, kernel, p);
+  }
+  if (error == cudaSuccess) return SPECBUILD_OK;
+  snprintf(message, sizeof message, "CUDA: %s", cudaGetErrorString(error));
+  return SPECBUILD_CUDA_ERROR;
+}
+#endif
+
+inline const char *name_of(int dtype) {
+  static const char *const names[] = {"float32", "float16", "bfloat16", "float8 E4M3", "bool", "int8"};
+  return dtype >= 0 && dtype < int(sizeof names / sizeof *names) ? names[dtype] : "an unknown type";
+}
+
+inline bool aligned(const void *at, unsigned to = 16) { return reinterpret_cast<uintptr_t>(at) % to == 0; }
+
+struct Pointer {
+  const char *name;
+  const void *at;
+  unsigned alignment = 16;
+  bool optional = false;
+};
+template <size_t kCount> int check_pointers(const Pointer (&pointers)[kCount]) {
+  for (const Pointer &p : pointers) {
+    if (!p.at && !p.optional) return refuse("%s is null", p.name);
+    if (!aligned(p.at, p.alignment)) return refuse("%s lies at %p: align it to %u bytes", p.name, p.at, p.alignment);
+  }
+  return SPECBUILD_OK;
+}
+
+}  // namespace specbuild

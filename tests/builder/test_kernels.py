@@ -1,0 +1,245 @@
+"""Kernels compiled by NVRTC for real: what is in a cubin, its bytes, the compiler's report, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from specbuild.builder import kernels
+from specbuild.builder.config import BuildConfig
+from specbuild.builder.kernels import ARCHITECTURES, HEAD_DIMS, SHAPES, Cubin, Resources, Shape
+from specbuild.runtime.errors import ExecutionError, OptionError
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALLEST = Shape(256, "BF16", "E4M3")  # the shape with the fewest kernels
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024, 2) hungry(float *x) {
+  float a[64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) a[i] = x[64 * threadIdx.x + i];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 64; ++i) x[64 * threadIdx.x + i] = a[i] * a[63 - i];
+}
+extern "C" __global__ void modest(float *x) { x[threadIdx.x] = 1.0f; }
+"""
+NVRTC_LOG = """ptxas info    : 165 bytes gmem
+ptxas info    : Compiling entry function 'one' for 'sm_90a'
+ptxas info    : Function properties for one
+ptxas         .     8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 28 registers, used 0 barriers, 8 bytes cumulative stack size
+ptxas info    : Compile time = 77.197 ms
+ptxas info    : Compiling entry function 'two' for 'sm_90a'
+ptxas info    : Function properties for two
+ptxas         .     0 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 157 registers, used 1 barriers, 1120 bytes smem, 512 bytes cmem[0]
+ptxas info    : Function properties for helper
+ptxas         .     16 bytes stack frame, 1 bytes spill stores, 2 bytes spill loads
+"""
+NVCC_LOG = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'one' for 'sm_80'
+ptxas info    : Function properties for one
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 576 bytes smem, 480 bytes cmem[0]
+"""
+needs_nvrtc = pytest.mark.skipif(
+    not any(metadata.distributions(name="nvidia-cuda-nvrtc")), reason="nvidia-cuda-nvrtc is not installed"
+)
+
+
+def entries(image: bytes) -> list[str]:
+    """The kernels of a cubin by its own symbol table: global functions of a 64-bit ELF file."""
+    assert image[:4] == b"\x7fELF"
+    assert struct.unpack_from("<H", image, 18) == (190,)  # EM_CUDA
+    (table,), (size, count) = struct.unpack_from("<Q", image, 40), struct.unpack_from("<HH", image, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", image, table + size * i) for i in range(count)]
+    found = []
+    for _, kind, _, _, offset, length, link, *_ in sections:
+        for at in range(offset, offset + length, 24) if kind == 2 else ():
+            name, info, *_ = struct.unpack_from("<IBBHQQ", image, at)
+            start = sections[link][4] + name
+            if info == 0x12:
+                found.append(image[start : image.index(0, start)].decode())
+    return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def cubins() -> list[Cubin]:
+    return kernels.compile_kernels(["90a"], [SMALLEST, SMALLEST])
+
+
+@needs_nvrtc
+def test_each_source_is_compiled_once(cubins: list[Cubin]) -> None:
+    stems = {source.stem for source in kernels.sources()}
+    assert stems >= {"attention", "choose", "commit", "mask", "walk"}
+    assert "error" not in stems  # has no kernel
+    shaped = {stem if stem != "attention" else "attention_BF16_E4M3_d256" for stem in stems}
+    assert sorted(cubin.name for cubin in cubins) == sorted(f"sm_90a/{name}" for name in shaped)
+
+
+@needs_nvrtc
+def test_a_cubin_holds_what_its_report_names(cubins: list[Cubin]) -> None:
+    for cubin in cubins:
+        assert entries(cubin.image) == sorted(cubin.kernels)
+        assert all(0 < taken.registers <= 255 for taken in cubin.kernels.values())
+    (attention,) = (cubin for cubin in cubins if cubin.name.startswith("sm_90a/attention"))
+    shaped = [name for name in attention.kernels if "combine" not in name]
+    assert shaped == ["tree_attention_BF16_E4M3_d256_r32"]
+
+
+@needs_nvrtc
+def test_the_bytes_depend_on_the_sources_alone(
+    cubins: list[Cubin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(kernels.PLUGINS, tmp_path / "elsewhere")
+    monkeypatch.setattr(kernels, "PLUGINS", tmp_path / "elsewhere")
+    files = [tmp_path / "elsewhere" / "kernels" / name for name in ("attention.cu", "mask.cu", "walk.cu")]
+    before = {cubin.name: cubin.image for cubin in cubins}
+    for cubin in kernels.compile_kernels(["90a"], [SMALLEST], files, jobs=1):
+        assert cubin.image == before[cubin.name]
+
+
+@needs_nvrtc
+def test_one_cubin_an_architecture(tmp_path: Path) -> None:
+    (tmp_path / "modest.cu").write_text('extern "C" __global__ void modest(float *x) { x[threadIdx.x] = 1.0f; }')
+    cubins = kernels.compile_kernels(ARCHITECTURES, SHAPES, [tmp_path / "modest.cu"])
+    assert [cubin.name for cubin in cubins] == [f"sm_{name}/modest" for name in ARCHITECTURES]
+    assert len({cubin.image for cubin in cubins}) == len(cubins)
+
+
+@needs_nvrtc
+def test_a_spill_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "hungry.cu").write_text(SPILLING)
+    cubins = kernels.compile_kernels(["80"], [], [tmp_path / "hungry.cu"])
+    assert entries(cubins[0].image) == ["hungry", "modest"]
+    hungry = cubins[0].kernels["hungry"]
+    (line,) = kernels.spills(cubins)
+    assert line == f"sm_80 hungry: {hungry.spill_stores} bytes stored, {hungry.spill_loads} loaded"
+    table = kernels.report(cubins)["architectures"]["sm_80"]
+    assert table["hungry"]["spill_stores"] > 0 == table["modest"]["spill_stores"]
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kernels_report", ROOT / "scripts" / "kernels_report.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("text", "status"), [(SPILLING, 1), (SPILLING.replace("(1024, 2)", "(256)"), 0), ("?", 1)])
+def test_the_report_of_all_kernels(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: int
+) -> None:
+    (tmp_path / "hungry.cu").write_text(text)
+    monkeypatch.setattr(kernels, "sources", lambda: [tmp_path / "hungry.cu"])
+    monkeypatch.setattr(sys, "argv", ["kernels_report", "--out", str(tmp_path / "a" / "report.json")])
+    assert script.main() == status
+    if text != "?":
+        report = json.loads((tmp_path / "a" / "report.json").read_text(encoding="utf-8"))
+        assert list(report["architectures"]) == [f"sm_{name}" for name in ARCHITECTURES]
+        assert bool(report["spills"]) == bool(status)
+    monkeypatch.setattr(sys, "argv", ["kernels_report", "--cuda-arch", "75"])
+    assert script.main() == 2
+
+
+@needs_nvrtc
+def test_a_source_that_does_not_compile(tmp_path: Path) -> None:
+    (tmp_path / "wrong.cu").write_text('extern "C" __global__ void wrong() { nonsense(); }')
+    with pytest.raises(ExecutionError, match=r'^sm_80/wrong does not compile: wrong.cu\(1\): error: .*"nonsense"'):
+        kernels.compile_kernels(["80", "89"], [], [tmp_path / "wrong.cu"])
+    (tmp_path / "wrong.cu").write_text('extern "C" __global__ void wrong() { asm("nonsense;"); }')
+    with pytest.raises(ExecutionError, match=r"sm_80/wrong does not compile: .*nonsense"):
+        kernels.compile_kernels(["80"], [], [tmp_path / "wrong.cu"])
+
+
+def test_the_compilers_reports() -> None:
+    assert kernels.parse_report(NVCC_LOG) == {"one": Resources(40, 0, 0, 0, 576)}
+    two = Resources(157, 16, 5, 14, 1120)  # what it calls included
+    assert kernels.parse_report(NVRTC_LOG) == {"one": Resources(28, 8, 0, 0, 0), "two": two}
+    for log in ("", "ptxas info", NVCC_LOG.replace("Used", "Took"), NVCC_LOG.replace("spill", "split")):
+        with pytest.raises(ExecutionError, match="another version of NVRTC"):
+            kernels.parse_report(log)
+
+
+def test_architectures() -> None:
+    assert kernels.architectures([]) == ()
+    assert kernels.architectures(["90a,89", "sm_90a", " 121 "]) == ("90a", "89", "121")
+    assert kernels.architectures(["89", "all"]) == ARCHITECTURES
+    assert BuildConfig("t", Path("b"), cuda_arch=("90a,89",)).architectures == ("90a", "89")
+
+
+@pytest.mark.parametrize("name", ["75", "90", "sm_100", "compute_80", "", "banana", "80;86", "8 0"])
+def test_an_unsupported_architecture_is_named(name: str) -> None:
+    with pytest.raises(OptionError, match=f"^sm_{name.removeprefix('sm_')} is not supported: use 80, 86, .*, or all$"):
+        BuildConfig("t", Path("b"), cuda_arch=("80", name))
+
+
+def test_a_shape_is_one_of_the_kernels() -> None:
+    with pytest.raises(OptionError, match=r"^head size 72: TreeAttention has 64, 80, 96, 128 and 256$"):
+        Shape(72, "BF16", "BF16")
+    for dtype, cache in (("F32", "F32"), ("BF16", "F16"), ("BF16", "F32")):
+        with pytest.raises(OptionError, match=f"^{dtype} with a cache of {cache}: TreeAttention has F16 with F16, F16"):
+            Shape(64, dtype, cache)
+    text = "".join(path.read_text(encoding="utf-8") for path in (kernels.PLUGINS / "kernels").iterdir())
+    assert "TreeAttention has 64, 80, 96, 128 and 256" in text  # the launcher's own words
+    assert all(f"EACH_ROWS(X, T, C, {size})" in text or f"X(T, C, {size}, " in text for size in HEAD_DIMS)
+    assert len(SHAPES) == len({str(shape) for shape in SHAPES}) == 20
+
+
+def test_without_nvrtc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    for ask in (kernels.compiler_version, lambda: kernels.check_compiler(["80"])):
+        with pytest.raises(OptionError, match=r"needs NVRTC.*pip install 'specbuild-trt\[cuda\]'"):
+            ask()
+
+
+def test_an_older_nvrtc_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    older = SimpleNamespace(nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90]))
+    monkeypatch.setattr(kernels, "_nvrtc", lambda: (older, "12.4"))
+    kernels.check_compiler(["80", "90a"])
+    with pytest.raises(OptionError, match=r"NVRTC 12\.4 does not know sm_110"):
+        kernels.check_compiler(["80", "110"])
+
+
+def test_an_installation_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "PLUGINS", tmp_path)
+    with pytest.raises(ExecutionError, match="has no kernels: install specbuild again"):
+        kernels.sources()
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ([], 0, "nothing to compile"),
+        (["-DSPECBUILD_TENSORRT=ON", "-DTensorRT_ROOT=/nonexistent", "-DCMAKE_CUDA_ARCHITECTURES=80"], 1, "NvInfer"),
+    ],
+)
+def test_cmake_says_what_it_does(tmp_path: Path, options: list[str], status: int, words: str) -> None:
+    if options and not shutil.which("nvcc"):
+        pytest.skip("nvcc is not installed")
+    done = subprocess.run(["cmake", "-S", ROOT, "-B", tmp_path, *options], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert words in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize("source", sorted((ROOT / "plugins" / "kernels").glob("*.cu")), ids=lambda path: path.stem)
+def test_each_source_compiles_alone(source: Path, tmp_path: Path) -> None:
+    command = ["nvcc", "-std=c++17", f"-I{ROOT / 'plugins'}", "-arch=sm_90a", "-Xcicc", "-O0", "-Xptxas", "-O0"]
+    done = subprocess.run(
+        [*command, *SMALLEST.macros, "-c", source, "-o", tmp_path / "o"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

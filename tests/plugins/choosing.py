@@ -1,0 +1,77 @@
+"""Random batches to choose from, and their comparison with the runtime's sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracles
+from calls import choose, history, noise, tree_arrays
+from device import HostKernels
+from specbuild.runtime.sampling import CutOffs, SamplingParams
+
+MASS_BOUND = 1e-6  # of top-p's mass, which sums float32 exponentials
+
+
+class Case:
+    """A batch of ragged trees with logits, texts and parameters."""
+
+    def __init__(
+        self, seed: int, params: list[SamplingParams], vocab: int, nodes: int, dtype: Any, best: int, spread: float = 4
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        self.params, self.vocab, self.best = params, vocab, best
+        self.trees = [oracles.random_tree(rng, int(rng.integers(1, nodes + 1)), vocab) for _ in params]
+        self.seeds = [int(rng.integers(0, 2**64, dtype=np.uint64)) for _ in params]
+        self.positions = rng.integers(0, 5000, len(params)).tolist()
+        self.logits = (rng.normal(0, spread, (len(params), nodes, vocab))).astype(dtype)
+        self.texts = [(rng.integers(0, vocab, 12).tolist(), rng.integers(0, vocab, 9).tolist()) for _ in params]
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What `choose` takes."""
+        tokens, parents, counts = tree_arrays(self.trees, self.logits.shape[1])
+        past = np.stack([history(self.vocab, *text) for text in self.texts])
+        plain = self.logits, self.params, self.seeds, self.positions, tokens, parents, self.best
+        return plain, {"counts": counts, "history": past}
+
+    def expected(self, kernels: HostKernels | None) -> list[tuple[int, int, Any, list[int], list[float]]]:
+        """Per row: sequence, node, sampler, tokens and scores; with kernels, from the kernel's own noise."""
+        rows = []
+        for b, tree in enumerate(self.trees):
+            made = oracles.sampler(self.params[b], self.seeds[b], self.vocab, *self.texts[b])
+            for node in range(len(tree)):
+                position = self.positions[b] + tree.depths[node]
+                if kernels and position not in made._noise:
+                    key = np.array([self.seeds[b]], dtype=np.uint64), np.array([position], dtype=np.uint64)
+                    made._noise[position] = noise(kernels, *key, -(-self.vocab // 4) * 4)[1][0, : self.vocab]
+                found = oracles.best(made, self.logits[b, node], position, tree.path(node), self.best)
+                rows.append((b, node, made, *found))
+        return rows
+
+
+def check(kernels: HostKernels, case: Case) -> None:
+    """Tokens and scores are bit for bit the sampler's, given the kernel's noise; padding is −1."""
+    arguments, more = case.arguments()
+    choices, scores = choose(kernels, *arguments, **more)
+    for b, node, made, tokens, values in case.expected(kernels):
+        got, wanted = choices[b, node].tolist(), tokens
+        if got != wanted:  # only where top-p's mass is on the edge
+            tree, logits = case.trees[b], case.logits[b, node].astype(np.float32)
+            odd = set(got) ^ set(wanted) - {-1}
+            cuts = CutOffs(case.params[b], made.processed(logits, tree.path(node)))
+            assert min(abs(cuts.slacks(token)[1 if case.params[b].top_k else 0]) for token in odd) < MASS_BOUND
+        else:
+            assert scores[b, node].tobytes() == np.array(values, dtype=np.float32).tobytes()
+    for b, tree in enumerate(case.trees):
+        assert (choices[b, len(tree) :] == -1).all()
+        assert np.isneginf(scores[b, len(tree) :]).all()
+
+
+def rows(*values: Any, dtype: Any = np.float32) -> Any:
+    """Logits `[1, rows, V]` of a chain of as many nodes."""
+    return np.array([values], dtype=dtype)
+
+
+def simple(kernels: HostKernels, logits: Any, params: SamplingParams, best: int = 1, **more: Any) -> Any:
+    tokens = np.zeros(logits.shape[:2], dtype=np.int32)
+    return choose(kernels, logits, [params], [3], [10], tokens, None, best, **more)

@@ -1,0 +1,102 @@
+"""The kernels' own source, compiled for the host, once a session."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from device import GPU, CudaKernels, HostKernels
+from specbuild.runtime.kernels import KernelLibrary
+from specbuild.runtime.library import find_library
+
+PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
+HOST = Path(__file__).resolve().parent / "host"
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-ffp-contract=off",
+    "-fPIC",
+    "-Wno-unknown-pragmas",
+    "-DSPECBUILD_HOST",
+    f"-I{PLUGINS}",
+    f"-I{HOST.parent}",
+]
+
+
+@pytest.fixture(scope="session")
+def compile_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., KernelLibrary]:
+    """`compile_host(*flags)`: the library, every source compiled by g++."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+
+    def make(*flags: str) -> KernelLibrary:
+        folder = tmp_path_factory.mktemp("host")
+        sources = [*sorted((PLUGINS / "kernels").glob("*.cu")), HOST / "host.cpp"]
+        objects = [folder / f"{source.stem}.o" for source in sources]
+        jobs = [
+            subprocess.Popen([compiler, *FLAGS, *flags, "-x", "c++", "-c", str(source), "-o", str(out)])
+            for source, out in zip(sources, objects, strict=True)
+        ]
+        failed = [job.wait() for job in jobs]  # every one, so that none is left running
+        assert not any(failed)
+        library = folder / "libspecbuild_host.so"
+        subprocess.run([compiler, "-shared", *map(str, objects), "-o", str(library)], check=True)
+        return KernelLibrary(library)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def host(compile_host: Callable[..., KernelLibrary]) -> KernelLibrary:
+    """The kernels, run on this machine's CPU."""
+    return compile_host()
+
+
+@pytest.fixture(scope="session")
+def host_kernels(host: KernelLibrary) -> HostKernels:
+    """The same, with arrays for arguments."""
+    return HostKernels(host)
+
+
+@pytest.fixture(scope="session")
+def cuda_kernels(tmp_path_factory: pytest.TempPathFactory) -> CudaKernels:
+    """The kernels on this machine's GPU: those in $SPECBUILD_KERNELS, the installed ones, or compiled for it."""
+    library = Path(os.environ["SPECBUILD_KERNELS"]) if "SPECBUILD_KERNELS" in os.environ else find_library()
+    if library is None:
+        compiler = shutil.which("nvcc") or pytest.skip("needs nvcc, or an installation with SPECBUILD_CUDA=1")
+        library = tmp_path_factory.mktemp("cuda") / "libspecbuild_kernels.so"
+        flags = ["-std=c++17", "-O3", "-arch=native", "-Xcompiler", "-fPIC", "-shared", f"-I{PLUGINS}"]
+        subprocess.run(
+            [compiler, *flags, *map(str, (PLUGINS / "kernels").glob("*.cu")), "-o", str(library)], check=True
+        )
+    return CudaKernels(KernelLibrary(library))
+
+
+@pytest.fixture(scope="session", params=["host", *GPU])
+def kernels(request: pytest.FixtureRequest) -> HostKernels:
+    """The kernels on the host, and on a GPU where there is one."""
+    found: HostKernels = request.getfixturevalue(f"{request.param}_kernels")
+    return found
+
+
+@pytest.fixture(scope="session")
+def in_order() -> Callable[[KernelLibrary, int], AbstractContextManager[None]]:
+    """`with in_order(library, seed)`: threads take turns, and copies are done, in another order (host/host.h)."""
+
+    @contextmanager
+    def order(library: KernelLibrary, seed: int) -> Iterator[None]:
+        set_order = ctypes.CDLL(str(library.path)).specbuild_host_order
+        set_order(seed)
+        try:
+            yield
+        finally:
+            set_order(0)
+
+    return order

@@ -1,0 +1,92 @@
+"""What choosing, walking, committing, masking and growing mean, in plain NumPy; and random trees to compare on.
+
+Processors, cut-offs, walk and growth are the runtime's own (sampling.py, accept.py, draft.py), which run in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from specbuild.runtime.sampling import Sampler, SamplingParams
+from specbuild.runtime.tree import Tree
+
+Array = NDArray[Any]
+LOW = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+
+
+def high_product(a: int, b: Array) -> Array:
+    """The upper 64 bits of 64-bit products."""
+    a_low, a_high = np.uint64(a & 0xFFFFFFFF), np.uint64(a >> 32)
+    b_low, b_high = b & LOW, b >> HALF
+    middle = a_high * b_low + (a_low * b_low >> HALF)
+    other = a_low * b_high + (middle & LOW)
+    return a_high * b_high + (middle >> HALF) + (other >> HALF)
+
+
+def philox(seeds: Array, positions: Array, block: int) -> Array:
+    """Words 4·block … 4·block + 3 of `numpy.random.Philox(key=[seed, position])`, `[rows, 4]`."""
+    a, b, c, d = (np.full(len(seeds), value, dtype=np.uint64) for value in (block + 1, 0, 0, 0))
+    seed, position = seeds.copy(), positions.copy()
+    for _ in range(10):
+        high_a, high_c = high_product(0xD2E7470EE14C6C93, a), high_product(0xCA5A826395121157, c)
+        low_a, low_c = np.uint64(0xD2E7470EE14C6C93) * a, np.uint64(0xCA5A826395121157) * c
+        a, b, c, d = high_c ^ b ^ seed, low_c, high_a ^ d ^ position, low_a
+        seed += np.uint64(0x9E3779B97F4A7C15)
+        position += np.uint64(0xBB67AE8584CAA73B)
+    return np.stack((a, b, c, d), axis=1)
+
+
+def gumbel(words: Array) -> Array:
+    """g of 64-bit words, in float64."""
+    result: Array = -np.log(-np.log(((words >> np.uint64(12)) + 0.5) * 2.0**-52))
+    return result
+
+
+def sampler(params: SamplingParams, seed: int, vocab: int, prompt: Sequence[int], output: Sequence[int]) -> Sampler:
+    """The runtime's sampler of a sequence that has emitted `output`."""
+    made = Sampler(params, seed, prompt, vocab)
+    for token in output:
+        made.emit(token, 0)
+    return made
+
+
+def best(made: Sampler, logits: Array, position: int, path: Sequence[int], count: int) -> tuple[list[int], list[float]]:
+    """The `count` best tokens and scores of a row, filled up with −1 and −∞; −1 alone where the row is unsound."""
+    row = logits.astype(np.float32)
+    found = [] if np.isnan(row).any() else list(islice(made.ranked(row, position, path), count))
+    if found and not np.isfinite(found[0][1]):
+        found = []
+    missing = count - len(found)
+    return [t for t, _ in found] + [-1] * missing, [s for _, s in found] + [-np.inf] * missing
+
+
+def mask(tree: Tree, committed: int, offset: int, count: int, nodes: int, capacity: int, window: int) -> Array:
+    """`bool[N, S]`: what nodes offset … offset + count − 1 of a tree see; padding sees row 0."""
+    seen = np.zeros((nodes, capacity), dtype=bool)
+    seen[count:, 0] = True
+    ancestors = tree.ancestors()
+    positions = np.concatenate((np.arange(committed), committed + np.array(tree.depths)))
+    for i in range(count):
+        node = offset + i
+        visible = np.concatenate((np.ones(committed, dtype=bool), ancestors[node]))
+        if window:
+            visible &= positions[committed + node] - positions < window
+        seen[i, : len(visible)] = visible
+    return seen
+
+
+def random_tree(rng: np.random.Generator, size: int, vocab: int, root: int = 0) -> Tree:
+    """A tree of `size` nodes of any shape, whose siblings differ."""
+    tree, known = Tree([root]), set[tuple[int, int]]()
+    reach = int(rng.integers(1, size + 1))  # small: deep trees; large: wide ones
+    while len(tree) < size:
+        parent, token = int(rng.integers(max(0, len(tree) - reach), len(tree))), int(rng.integers(vocab))
+        if (parent, token) not in known:
+            known.add((parent, token))
+            tree.add(token, parent)
+    return tree

@@ -1,0 +1,261 @@
+"""TreeAttention's own source, run on the host, against NumPy in float64."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attention_oracle import Case, oracle, random_case, run
+from device import GPU, Array, HostKernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.kernels import Attention, Dtype, Fault, KernelLibrary
+
+BOUNDS = {Dtype.F16: 6e-4, Dtype.BF16: 4e-3}  # of ‖out − ref‖ / ‖ref‖
+
+
+@pytest.fixture(scope="session")
+def bulk(compile_host: Callable[..., KernelLibrary]) -> HostKernels:
+    """The kernels as compute capability 9.0 and later run them: rows come by bulk copies."""
+    return HostKernels(compile_host("-DSPECBUILD_HOST_BULK"))
+
+
+@pytest.fixture(scope="session", params=["host", "bulk", *GPU])
+def library(request: pytest.FixtureRequest) -> HostKernels:
+    """Either way of copying, and a GPU where there is one."""
+    found: HostKernels = request.getfixturevalue("bulk" if request.param == "bulk" else f"{request.param}_kernels")
+    return found
+
+
+def compare(library: HostKernels, case: Case) -> None:
+    """The output is near the oracle's, the new rows too, and not a byte of the rest of the caches has changed."""
+    expected, *caches = oracle(case)
+    output, keys, values, faults = run(library, case)
+    assert not faults.any()
+    real = np.arange(case.query.shape[1]) < np.array([[case.real(b)] for b in range(case.batch)])
+    assert not output[~real].any()
+    size = np.linalg.norm(expected[real])
+    assert np.linalg.norm(output[real].astype(np.float64) - expected[real]) <= BOUNDS[case.dtype] * max(size, 1e-9)
+    for new, old, wanted in zip((keys, values), (case.key_cache, case.value_cache), caches, strict=True):
+        fresh = np.zeros((case.batch, wanted.shape[2]), dtype=bool)
+        for b in range(case.batch):
+            start = int(case.cache_len[b]) + (0 if case.tree_offset is None else int(case.tree_offset[b]))
+            fresh[b, start : start + case.real(b)] = True
+        rows, before = new.swapaxes(1, 2), case.linear(old).swapaxes(1, 2)
+        assert rows[~fresh].tobytes() == before[~fresh].tobytes()
+        got, want = rows[fresh].astype(np.float64), wanted.swapaxes(1, 2)[fresh].astype(np.float64)
+        step = 0.07 if case.cache_dtype == Dtype.E4M3 else 0.01  # one step of the narrow type
+        assert np.abs(got - want).max(initial=0) <= step * np.abs(want).max(initial=1)
+        assert (got != want).mean() < 0.01 if want.size else True
+
+
+@pytest.mark.parametrize("nodes", [1, 9, 20, 40], ids=lambda n: f"{2 * n}rows")
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(
+    "dtypes", [(Dtype.F16,) * 2, (Dtype.BF16,) * 2, (Dtype.F16, Dtype.E4M3), (Dtype.BF16, Dtype.E4M3)]
+)
+def test_every_kernel(library: HostKernels, nodes: int, size: int, dtypes: tuple[Dtype, Dtype]) -> None:
+    compare(
+        library, random_case(size + nodes, nodes=nodes, size=size, dtype=dtypes[0], cache_dtype=dtypes[1], splits=2)
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    batch=st.integers(1, 4),
+    nodes=st.integers(1, 24),
+    heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 2), (8, 1)]),
+    context=st.integers(0, 300),
+    tree=st.booleans(),
+    offset=st.integers(0, 12),
+    rotary=st.sampled_from([0, 16, 48, 64]),
+    ragged=st.booleans(),
+    norm=st.booleans(),
+    sinks=st.booleans(),
+    window=st.sampled_from([0, 0, 1, 3, 17, 100]),
+    softcap=st.sampled_from([0.0, 0.0, 3.0]),
+    splits=st.integers(1, 5),
+    page_rows=st.sampled_from([0, 0, 8, 16]),
+    dtypes=st.sampled_from([(Dtype.BF16, None), (Dtype.F16, None), (Dtype.F16, Dtype.E4M3)]),
+)
+def test_anything(
+    kernels: HostKernels, heads: tuple[int, int], dtypes: tuple[Dtype, Dtype | None], page_rows: int, **arguments: Any
+) -> None:
+    case = random_case(heads=heads[0], kv_heads=heads[1], dtype=dtypes[0], cache_dtype=dtypes[1], **arguments)
+    compare(kernels, case.paged(page_rows, arguments["seed"]) if page_rows else case)
+
+
+@pytest.mark.parametrize("nodes", [130, 200])
+def test_a_long_chain_is_a_prompt(library: HostKernels, nodes: int) -> None:
+    compare(library, random_case(nodes, nodes=nodes, tree=False, context=90, splits=3))
+
+
+def test_an_empty_cache(library: HostKernels) -> None:
+    compare(library, random_case(3, context=0, nodes=7))
+
+
+def test_rows_before_the_window_are_not_read(library: HostKernels) -> None:
+    case = random_case(5, window=40, nodes=6, context=200)
+    for b in range(case.batch):
+        case.key_cache[b, :, : case.cache_len[b] - 40] = case.value_cache[b, :, : case.cache_len[b] - 40] = np.nan
+    output, *_ = run(library, case)
+    assert np.isfinite(output.astype(np.float32)).all()
+
+
+def test_nan_is_passed_on(library: HostKernels) -> None:
+    case = random_case(6)
+    case.key_cache[0, 0, 3] = np.nan
+    output = run(library, case)[0].astype(np.float32)
+    assert np.isnan(output[0, :, :2]).all()
+    assert np.isfinite(output[0, :, 2:]).all()
+    assert np.isfinite(output[1]).all()
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("way", ["host_kernels", "bulk"])
+def test_no_order_of_threads_matters(
+    request: pytest.FixtureRequest, way: str, seed: int, in_order: Callable[..., Any]
+) -> None:
+    library: HostKernels = request.getfixturevalue(way)
+    for n, (nodes, splits, size, cache) in enumerate([(5, 3, 64, None), (20, 2, 128, Dtype.E4M3), (64, 1, 256, None)]):
+        case = random_case(n, nodes=nodes, splits=splits, size=size, cache_dtype=cache, ragged=True)
+        usual = run(library, case)
+        with in_order(library.library, seed):
+            assert [a.tobytes() for a in run(library, case)] == [a.tobytes() for a in usual]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"parents": (1, 3, 3)}, Fault.PARENT),
+        ({"parents": (1, 2, 4)}, Fault.PARENT),
+        ({"parents": (1, 0, -2)}, Fault.PARENT),
+        ({"cache_len": (1, 10**6)}, Fault.CAPACITY),
+        ({"cache_len": (1, -1)}, Fault.CAPACITY),
+        ({"counts": (1, 6)}, Fault.CAPACITY),
+        ({"tree_offset": (1, 3)}, Fault.CAPACITY),
+    ],
+)
+def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...]], fault: Fault) -> None:
+    (name, (*at, value)), case = next(iter(change.items())), random_case(8, offset=2, ragged=True, splits=2)
+    assert case.counts is not None
+    case.counts[:] = 5
+    getattr(case, name)[tuple(at)] = value
+    output, keys, values, faults = run(kernels, case)
+    assert faults.tolist() == [Fault.NONE, fault]
+    assert not output[1].any()
+    assert output[0].any()
+    assert keys[1].tobytes() == case.key_cache[1].tobytes()
+    assert values[1].tobytes() == case.value_cache[1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head_dim": 72}, "head size 72: TreeAttention has 64, 80, 96, 128 and 256"),
+        ({"dtype": Dtype.F32}, "computes in float16 or bfloat16, not in float32"),
+        ({"dtype": 9}, "not in an unknown type"),
+        ({"cache_dtype": Dtype.F16}, "a cache of float16 for activations of bfloat16"),
+        ({"batch": 0}, "batch 0"),
+        ({"heads": 3}, "3 heads cannot share 2 key/value heads"),
+        ({"nodes": 65}, "65 nodes: a tree has 1 to 64"),
+        ({"nodes": 0}, "0 nodes"),
+        ({"tree_nodes": 4}, "a tree of 4 nodes for 5 new ones"),
+        ({"tree_nodes": 65}, "a tree of 65 nodes"),
+        ({"capacity": 0}, "capacity 0"),
+        ({"page_rows": 16}, "16 rows a page, and no page table"),
+        ({"page_rows": 24, "page_table": 16}, "24 rows a page"),
+        ({"rotary_dim": 24}, "rotary dimension 24"),
+        ({"rotary_dim": 80}, "rotary dimension 80 of a head size of 64"),
+        ({"cos": None}, "needs both tables"),
+        ({"positions": 0}, "rotary tables of 0 positions"),
+        ({"window": -1}, "window -1"),
+        ({"softcap": -2.0}, "soft-cap -2"),
+        ({"softcap": float("nan")}, "soft-cap nan"),
+        ({"scale": 0.0}, "scale 0"),
+        ({"key_scale": 16}, "scales are for a cache of float8 E4M3, this one is of bfloat16"),
+        ({"query_stride": 100}, "query's stride is 100: at least 256"),
+        ({"key_stride": 132}, "key's stride is 132"),
+        ({"splits": 0}, "0 splits"),
+        ({"splits": 65}, "65 splits: use 1 to 64"),
+        ({"splits": 2, "workspace": None}, "2 splits need a workspace of"),
+        ({"value": None}, "value is null"),
+        ({"output": 8}, "align it to 16 bytes"),
+    ],
+)
+def test_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as error:
+        run(kernels, replace(random_case(0), change=change))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("parents", "cache_len", "message"),
+    [
+        ([-1, 0, 0], [10, 10], None),
+        ([-1, 2, 0], [10, 10], "sequence 1: node 1 has parent 2"),
+        ([-1, 0, 2], [10, 10], "sequence 1: node 2 has parent 2"),
+        ([-1, 0, -2], [10, 10], "sequence 1: node 2 has parent -2"),
+        ([-1, 0, 0], [10, 98], "sequence 1: cache_len 98 and 3 nodes do not fit a capacity of 100 rows"),
+        ([-1, 0, 0], [-1, 10], "sequence 0: cache_len -1"),
+    ],
+)
+def test_trees_are_refused_before_a_launch(
+    host: KernelLibrary, parents: list[int], cache_len: list[int], message: str | None
+) -> None:
+    both = np.array([[-1, 0, 1], parents], dtype=np.int32)
+    lengths = np.array(cache_len, dtype=np.int32)
+    params = Attention(batch=2, nodes=3, tree_nodes=3, capacity=100)
+
+    def check(trees: Array | None) -> None:
+        host.check_tree(None if trees is None else trees.ctypes.data, lengths.ctypes.data, None, params)
+
+    if message is None:
+        check(both)
+        check(None)
+        return
+    with pytest.raises(OptionError) as error:
+        check(both)
+    assert message in str(error.value)
+
+
+def test_splits_fill_the_machine_and_no_more(host: KernelLibrary) -> None:
+    sizes = {"heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": Dtype.BF16, "cache_dtype": Dtype.BF16}
+    short, long = (
+        Attention(batch=1, nodes=8, capacity=512, **sizes),
+        Attention(batch=1, nodes=8, capacity=2**17, **sizes),
+    )
+    assert host.splits(short, 132) == 2
+    assert host.splits(long, 132) == 33
+    assert host.splits(long, 1000) == 64
+    long.batch = 64
+    assert host.splits(long, 132) == 1
+    long.splits = 1
+    assert host.workspace(long) == 0
+
+
+def test_another_header_is_refused(host: KernelLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Short(ctypes.Structure):
+        _fields_ = Attention._fields_[:-1]
+
+    monkeypatch.setattr("specbuild.runtime.kernels.STRUCTS", {"attention": Short})
+    with pytest.raises(ExecutionError, match="compiled from another version"):
+        KernelLibrary(Path(host.path))
+    (tmp_path / "no.so").write_bytes(b"nothing")
+    with pytest.raises(ExecutionError, match="is no library of specbuild's kernels"):
+        KernelLibrary(tmp_path / "no.so")
+
+
+def test_another_struct_is_refused(host: KernelLibrary) -> None:
+    class Other(ctypes.Structure):
+        _fields_ = Attention._fields_
+
+    with pytest.raises(OptionError, match="tree_attention takes Attention"):
+        host.launch("tree_attention", Other())

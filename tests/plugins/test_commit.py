@@ -1,0 +1,189 @@
+"""Moving accepted rows, on the kernels, against KVCache.gather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+from calls import Array, cache_struct, commit, ints, poisoned, struct
+from device import HostKernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specbuild.runtime.cache import KVCache
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.kernels import Commit, Fault, KernelLibrary
+
+
+def paged(rows: Array, page_rows: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """The rows on pages in random order, and the page table."""
+    layers, batch, heads, capacity, size = rows.shape
+    each = capacity // page_rows
+    table = ints(rng.permutation(batch * each).reshape(batch, each))
+    pages = np.empty((layers, batch * each, heads, page_rows, size), dtype=rows.dtype)
+    pages[:, table] = rows.reshape(layers, batch, heads, each, page_rows, size).swapaxes(2, 3)
+    return pages, table
+
+
+def linear(pages: Array, table: Array) -> Array:
+    layers, _, heads, page_rows, size = pages.shape
+    batch, each = table.shape
+    return pages[:, table].swapaxes(2, 3).reshape(layers, batch, heads, each * page_rows, size)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    nodes=st.integers(1, 64),
+    batch=st.integers(1, 3),
+    layers=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    size=st.sampled_from([8, 16, 40, 128]),
+    page_rows=st.sampled_from([0, 0, 1, 8, 16]),
+    in_place=st.booleans(),
+    order=st.integers(0, 3),
+)
+def test_two_caches(
+    kernels: HostKernels,
+    host: KernelLibrary,
+    in_order: Callable[..., Any],
+    seed: int,
+    nodes: int,
+    batch: int,
+    layers: int,
+    heads: int,
+    size: int,
+    page_rows: int,
+    in_place: bool,
+    order: int,
+) -> None:
+    """The target's with every node, in place; the draft's with some nodes, its rows in another order and shape."""
+    rng = np.random.default_rng(seed)
+    trees = [oracles.random_tree(rng, nodes, 50) for _ in range(batch)]
+    path, length = np.full((batch, nodes), -1, dtype=np.int32), ints(rng.integers(0, 2, batch))
+    for b, tree in enumerate(trees):
+        node = int(rng.integers(0, nodes)) if length[b] else -1
+        accepted = []
+        while node >= 0:
+            accepted.append(node)
+            node = tree.parents[node]
+        path[b, : len(accepted)], length[b] = accepted[::-1], len(accepted)
+    capacity = 80 + 16
+    base = ints(rng.integers(0, 16, (2, batch)))
+    node_rows = np.full((batch, nodes), -1, dtype=np.int32)
+    for b, tree in enumerate(trees):
+        node_rows[b, 0] = 0
+        row = 1
+        for node in range(1, nodes):  # a node has a row only where its parent has one
+            if node_rows[b, tree.parents[node]] >= 0 and rng.random() < 0.7:
+                node_rows[b, node], row = row, row + 1
+    caches = []
+    for i in range(2):
+        cache = KVCache(layers + i, batch, heads, capacity, size * (i + 1) // 4)
+        cache.rows[:] = rng.random(cache.rows.shape, dtype=np.float32)
+        caches.append(cache)
+    rows = [caches[0].rows.copy(), caches[1].rows.copy()]
+    more: dict[str, Any] = {}
+    if page_rows:
+        rows[1], table = paged(rows[1], page_rows, rng)
+        more = {"page_table": table, "page_rows": page_rows, "capacity": capacity}
+    lengths = [base[0] if in_place else ints([7] * batch), ints([7] * batch)]
+    old = [each.copy() for each in lengths]
+    starts = base.copy()
+    structs = (
+        cache_struct(kernels, rows[0], base[0], lengths[0]),
+        cache_struct(kernels, rows[1], base[1], lengths[1], node_rows, **more),
+    )
+    with in_order(host, order):
+        out = commit(kernels, path, length, *structs)
+    assert not out["fault"].any()
+    assert not out["ticket"].any()
+    for b in range(batch):
+        accepted = path[b, : length[b]].tolist()
+        own = [row for row in node_rows[b, accepted].tolist() if row >= 0]
+        for i, moved in enumerate((accepted, own)):
+            start = int(starts[i, b])
+            caches[i].gather(b, [start + row for row in moved], start)
+            assert out["kept"][i, b] == len(moved)
+            assert lengths[i][b] == (start + len(moved) if moved else old[i][b])
+    assert rows[0].tobytes() == caches[0].rows.tobytes()
+    assert (linear(rows[1], more["page_table"]) if page_rows else rows[1]).tobytes() == caches[1].rows.tobytes()
+
+
+def test_one_cache_alone(kernels: HostKernels) -> None:
+    rows = np.arange(8, dtype=np.float64).reshape(1, 1, 1, 8, 1)
+    length = ints([2])
+    out = commit(kernels, ints([[0, 2, 3, -1]]), ints([3]), cache_struct(kernels, rows, length, length))
+    assert rows.ravel().tolist() == [0, 1, 2, 4, 5, 5, 6, 7]
+    assert length.tolist() == [5]
+    assert out["kept"].tolist() == [[3], [0]]
+
+
+@pytest.mark.parametrize("gaps", [{3}, {1, 2}, {5, 6, 7, 30}, set(range(9, 20)), set(range(1, 40))])
+def test_long_paths_with_gaps(kernels: HostKernels, gaps: set[int]) -> None:
+    """Rows move over rows that have moved already."""
+    rows = np.random.default_rng(0).random((1, 1, 2, 70, 16), dtype=np.float32)
+    before, length = rows.copy(), ints([3])
+    path = [node for node in range(64) if node not in gaps]
+    commit(kernels, ints([path + [-1] * len(gaps)]), ints([len(path)]), cache_struct(kernels, rows, length, length))
+    assert np.array_equal(rows[:, :, :, 3 : 3 + len(path)], before[:, :, :, [3 + node for node in path]])
+    assert np.array_equal(rows[:, :, :, 3 + len(path) :], before[:, :, :, 3 + len(path) :])
+
+
+@pytest.mark.parametrize(
+    ("path", "length", "base", "fault"),
+    [
+        ([0, 2, 1], 3, 0, Fault.NODE),
+        ([0, 0, 1], 3, 0, Fault.NODE),
+        ([0, 1, 3], 3, 0, Fault.NODE),
+        ([0, -1, 2], 3, 0, Fault.NODE),
+        ([0, 1, 2], 4, 0, Fault.NODE),
+        ([0, 1, 2], -1, 0, Fault.NODE),
+        ([0, 1, 2], 3, 6, Fault.CAPACITY),
+        ([0, 1, 2], 3, -1, Fault.CAPACITY),
+    ],
+)
+def test_faults_in_memory(kernels: HostKernels, path: list[int], length: int, base: int, fault: Fault) -> None:
+    """The sequence stays as it was; the other one is committed."""
+    rows = np.random.default_rng(0).random((2, 2, 1, 8, 4), dtype=np.float32)
+    before, lengths = rows.copy(), ints([base, 1])
+    out = commit(kernels, ints([path, [0, 2, -1]]), ints([length, 2]), cache_struct(kernels, rows, lengths, lengths))
+    assert out["fault"].tolist() == [fault, 0]
+    assert np.array_equal(rows[:, 0], before[:, 0])
+    assert np.array_equal(rows[:, 1, :, 2], before[:, 1, :, 3])
+    assert lengths.tolist() == [base, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"row_bytes": 12}, "cache 0 has rows of 12 bytes"),
+        ({"row_bytes": 0}, "cache 0 has rows of 0 bytes"),
+        ({"heads": 0}, "cache 0 has 0 heads"),
+        ({"count": -1}, "cache 0 has -1 layers"),
+        ({"count": 0}, "0 layers of keys and values in both caches"),
+        ({"capacity": 0}, "a capacity of 0 rows"),
+        ({"page_rows": 4}, "4 rows a page, and no page table"),
+        ({"page_rows": 3, "page_table": 64}, "3 rows a page of a capacity of 8"),
+        ({"base": None}, "base is null"),
+    ],
+)
+def test_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:
+    length = ints([0])
+    cache = cache_struct(kernels, np.zeros((2, 1, 1, 8, 4), dtype=np.float32), length, length)
+    for name, value in change.items():
+        setattr(cache, name, value)
+    with pytest.raises(OptionError, match=message):
+        commit(kernels, poisoned(1, 3), ints([1]), cache)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"batch": 0}, "batch 0"), ({"nodes": 65}, "a tree of 65"), ({"path": None}, "path is null")],
+)
+def test_sizes_are_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:
+    arrays = {name: poisoned(1, 2) for name in ("path", "length", "kept", "ticket")}
+    with pytest.raises(OptionError, match=message):
+        kernels.launch("commit_path", struct(kernels, Commit, **{**arrays, "batch": 1, "nodes": 2} | change))

@@ -1,0 +1,62 @@
+"""Top-k, top-p and min-p on the host: exactly the tokens that the sampler leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from choosing import Case, check, rows, simple
+from device import HostKernels
+from specbuild.runtime.sampling import SamplingParams
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.7, 4.0])
+@pytest.mark.parametrize("top_k", [0, 1, 7, 40])
+@pytest.mark.parametrize("top_p", [1.0, 0.01, 0.5, 0.97])
+@pytest.mark.parametrize("min_p", [0.0, 0.3])
+def test_all_that_the_cut_offs_leave(
+    kernels: HostKernels, spread: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    """Every token that is left of rows short enough to list."""
+    params = SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
+    check(kernels, Case(9, [params], 60, 6, np.float32, 60, spread))
+
+
+@pytest.mark.parametrize("top_p", [1e-4, 0.003, 0.5, 0.999])
+def test_top_p_of_a_long_row(kernels: HostKernels, top_p: float) -> None:
+    """The mass of thousands of tokens that weigh about the same."""
+    logits = np.random.default_rng(10).normal(0, 0.3, (1, 4, 20_001)).astype(np.float32)
+    choices, _ = simple(kernels, logits, SamplingParams(temperature=1.0, top_p=top_p), 64)
+    for row, got in zip(logits[0], choices[0], strict=True):
+        order = np.argsort(-row)
+        weights = np.exp(row[order].astype(np.float64))
+        inside = int(((np.cumsum(weights) - weights) / weights.sum() < top_p).sum())
+        assert (got >= 0).sum() == min(64, inside)
+        assert set(got.tolist()) - {-1} <= set(order[:inside].tolist())
+
+
+def test_equal_logits_stay_or_go_together(kernels: HostKernels) -> None:
+    logits = rows([3, 2, 2, 2, 1, 0, 0, 0])
+    for params, left in (
+        (SamplingParams(temperature=1.0, top_k=2), {0, 1, 2, 3}),
+        (SamplingParams(temperature=1.0, top_k=1), {0}),
+        (SamplingParams(temperature=1.0, top_k=5), {0, 1, 2, 3, 4}),
+        (SamplingParams(temperature=1.0, top_k=8), set(range(8))),
+        (SamplingParams(temperature=1.0, top_p=0.5), {0, 1, 2, 3}),
+        (SamplingParams(temperature=1.0, top_p=1e-9), {0}),
+        (SamplingParams(temperature=1.0, min_p=1.0), {0}),
+        (SamplingParams(temperature=1.0, min_p=float(np.exp(-1.5))), {0, 1, 2, 3}),
+        (SamplingParams(temperature=0.0, top_k=1), set(range(8))),
+    ):
+        choices, _ = simple(kernels, logits, params, 8)
+        assert set(choices[0, 0].tolist()) - {-1} == left
+
+
+def test_neighbours_are_told_apart(kernels: HostKernels) -> None:
+    """Logits that differ in their last bit, on both sides of every number of bits a pass looks at."""
+    for bits in (0x40000000, 0x3FC00000, 0x3F800800, 0x3F800801, 0xBF800800, 0x00000001, 0x80000001):
+        value = np.array([bits], dtype=np.uint32).view(np.float32)
+        low, high = np.nextafter(value, np.float32(-9)), np.nextafter(value, np.float32(9))
+        logits = rows([low[0], value[0], high[0]])
+        for top_k in (1, 2):
+            choices, _ = simple(kernels, logits, SamplingParams(temperature=1.0, top_k=top_k), 3)
+            assert set(choices[0, 0].tolist()) - {-1} == set(range(3 - top_k, 3))

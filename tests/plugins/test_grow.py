@@ -1,0 +1,183 @@
+"""Growing trees on the host: node for node what runtime/draft.py's Growth grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from calls import POISON, Growths, ints, poisoned
+from device import HostKernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specbuild.runtime.draft import Growth, likelihoods
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.kernels import Fault, KernelLibrary
+from specbuild.runtime.tree import Tree, TreeSpec
+
+TREES = ["chain:1", "chain:7", "topk:1,4", "topk:2,3", "topk:4,4", "topk:7,3", "topk:63,1", "topk:31,2"]
+TREES += ["best:1", "best:3", "best:8", "best:16", "best:33", "best:63"]
+FIRST_POSITION = 100
+
+
+def level(
+    rng: np.random.Generator, growths: Growths, values: Sequence[float] | None, holes: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """What choosing gives the frontiers: each row's best tokens, at times fewer, and scores with ties or without."""
+    rows = growths.frontiers if growths.levels else 1
+    shape = growths.batch, rows, growths.best
+    scores = rng.choice(values, shape) if values else rng.normal(0, 2, shape)
+    scores = -np.sort(-scores.astype(np.float32), axis=2)
+    choices = ints(np.argsort(rng.random((*shape[:2], 200)), axis=2)[..., : growths.best])
+    if holes:
+        left = rng.integers(0, growths.best + 1, (*shape[:2], 1))
+        missing = np.arange(growths.best) >= left
+        choices[missing], scores[missing] = -1, -np.inf
+    return choices, scores
+
+
+def ancestors(parents: Sequence[int]) -> np.ndarray:
+    """`bool[R, R]` of a forest."""
+    seen = np.eye(len(parents), dtype=bool)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            seen[row] |= seen[parent]
+    return seen
+
+
+def grow_both(
+    kernels: HostKernels, texts: Sequence[str | None], seed: int, values: Sequence[float] | None, holes: bool
+) -> None:
+    """Grow a batch with the kernel and each sequence with Growth, and compare everything after every level."""
+    rng = np.random.default_rng(seed)
+    specs = [TreeSpec.parse(text) if text else None for text in texts]
+    batch = range(len(specs))
+    made = Growths(kernels, specs, [1000 + b for b in batch], [FIRST_POSITION * (b + 1) for b in batch])
+    expected = [Growth(spec, Tree([1000 + b])) if spec else None for b, spec in enumerate(specs)]
+    going = [b for b in batch if expected[b]]
+    while going:
+        choices, scores = level(rng, made, values, holes)
+        made.grow(choices, scores)
+        a = made.arrays
+        for b in going:
+            growth = expected[b]
+            assert growth
+            count, branch = len(growth.frontier), growth.spec.branch
+            wide = scores[b, :count, :branch].astype(np.float64)
+            growth.grow(choices[b, :count, :branch].astype(np.int64), likelihoods(wide))
+            size, offset = len(growth.pool), growth.run
+            assert a["pool_tokens"][b, :size].tolist() == growth.pool.tokens
+            assert a["pool_parents"][b, :size].tolist() == growth.pool.parents
+            np.testing.assert_allclose(a["pool_scores"][b, :size], growth.scores, rtol=1e-13, atol=1e-15)
+            shape = made.shapes[b]
+            assert (shape.size, shape.level, bool(shape.done)) == (size, growth.depth, growth.done)
+            if growth.done:
+                continue
+            seen = growth.place()
+            nodes = growth.frontier
+            count = len(nodes)
+            assert a["pool_rows"][b, :size].tolist() == growth.rows
+            assert (a["level_counts"][b], a["level_offset"][b], shape.run) == (count, offset, growth.run)
+            assert a["frontier"][b, :count].tolist() == nodes
+            assert a["level_tokens"][b, :count].tolist() == [growth.pool.tokens[node] for node in nodes]
+            root = FIRST_POSITION * (b + 1)
+            assert a["positions"][b].tolist() == [root + growth.depth] * count + [root] * (made.frontiers - count)
+            rows = a["level_parents"][b, : growth.run].tolist()
+            if seen is not None:
+                assert np.array_equal(ancestors(rows)[offset:], seen)
+            else:
+                assert rows == list(range(-1, len(rows) - 1))
+        going = [b for b in going if not expected[b].done]  # type: ignore[union-attr]
+        for b in set(batch) - set(going):
+            assert made.arrays["level_counts"][b] == 0
+            assert not made.arrays["level_tokens"][b].any()
+    made.finish()
+    for b, growth in enumerate(expected):
+        a = made.arrays
+        if growth is None:
+            assert a["tree_counts"][b] == 0
+            assert (a["tree_parents"][b] == -1).all()
+            continue
+        tree, count = growth.tree(), len(growth.kept)
+        assert made.tree(b) == tree
+        assert a["tree_nodes"][b].tolist() == growth.kept + [-1] * (made.sizes["nodes"] - count)
+        rows = [growth.rows[node] for node in growth.kept[1:]]
+        assert a["node_rows"][b, :count].tolist() == [0, *(row + 1 if row >= 0 else -1 for row in rows)]
+    assert not made.arrays["fault"].any()
+
+
+@pytest.mark.parametrize("text", TREES)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_shape(kernels: HostKernels, text: str, seed: int) -> None:
+    grow_both(kernels, [text], seed, None, holes=seed == 2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    texts=st.lists(st.sampled_from([*TREES[:6], *TREES[8:12], None]), min_size=1, max_size=4).filter(any),
+    ties=st.booleans(),
+    holes=st.booleans(),
+    order=st.integers(0, 3),
+)
+def test_ragged_batches(
+    kernels: HostKernels,
+    host: KernelLibrary,
+    in_order: Callable[..., Any],
+    seed: int,
+    texts: list[str | None],
+    ties: bool,
+    holes: bool,
+    order: int,
+) -> None:
+    """Shapes differ, some trees are done early, some sequences are idle; scores of two values tie a lot."""
+    with in_order(host, order):
+        grow_both(kernels, texts, seed, [0.0, 1.0] if ties else None, holes)
+
+
+def test_nothing_to_draft_is_the_root_alone(kernels: HostKernels) -> None:
+    made = Growths(kernels, [TreeSpec.parse("best:4")], [7], [0])
+    made.grow(np.full((1, 1, 4), -1, dtype=np.int32), np.full((1, 1, 4), -np.inf, dtype=np.float32))
+    made.finish()
+    assert made.tree(0) == Tree([7])
+    assert made.shapes[0].done
+
+
+@pytest.mark.parametrize(
+    "change", [{"branch": 5}, {"expand": 9}, {"nodes": 17}, {"depth": 9}, {"width": 40}, {"branch": 0}, {"depth": -1}]
+)
+def test_a_shape_that_does_not_fit(kernels: HostKernels, change: dict[str, int]) -> None:
+    """Its sequence gets the root alone; the other one grows."""
+    spec = TreeSpec.parse("best:16")
+    made = Growths(kernels, [spec, spec], [7, 8], [0, 0])
+    for name, value in change.items():
+        setattr(made.shapes[0], name, value)
+    choices, scores = level(np.random.default_rng(0), made, None, holes=False)
+    made.grow(choices, scores)
+    made.finish()
+    assert made.arrays["fault"].tolist() == [Fault.CAPACITY, Fault.NONE]
+    assert made.tree(0) == Tree([7])
+    assert len(made.tree(1)) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 0}, "batch 0"),
+        ({"pool": 513}, "a pool of 513"),
+        ({"nodes": 65}, "a tree of 65"),
+        ({"nodes": 1}, "a tree of 1"),
+        ({"rows": 65}, "a draft of 65 rows"),
+        ({"frontiers": 65}, "65 nodes a level"),
+        ({"best": 0}, "0 children a node"),
+        ({"pool_scores": None}, "pool_scores is null"),
+        ({"node_rows": None}, "node_rows is null"),
+    ],
+)
+@pytest.mark.parametrize("name", ["grow_level", "finish_tree"])
+def test_refused(kernels: HostKernels, name: str, change: dict[str, Any], message: str) -> None:
+    made = Growths(kernels, [TreeSpec.parse("best:4")], [7], [0])
+    with pytest.raises(OptionError, match=message):
+        kernels.launch(name, made.struct(poisoned(1, 1, 4), poisoned(1, 1, 4, dtype=np.float32), **change))
+    assert (made.arrays["pool_tokens"] == POISON).all()

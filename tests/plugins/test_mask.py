@@ -1,0 +1,115 @@
+"""The tree's mask on the kernels, in every type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import oracles
+import pytest
+from calls import DTYPES, Array, ints, poisoned, struct, tree_arrays
+from device import HostKernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.kernels import Fault, KernelLibrary, Mask
+from specbuild.runtime.tree import Tree
+
+TYPES = (np.bool_, np.float32, np.float16, ml_dtypes.bfloat16)
+
+
+def launch(kernels: HostKernels, nodes: int, capacity: int, dtype: Any, **fields: Any) -> tuple[Array, Array]:
+    """The mask `[B, N, S]` and the faults."""
+    batch = len(fields["cache_len"])
+    output = np.full((batch, nodes, capacity), 1 if dtype == np.bool_ else 77, dtype=dtype)
+    fault = np.zeros(batch, dtype=np.int32)
+    sizes = {"batch": batch, "nodes": nodes, "capacity": capacity, "dtype": DTYPES[np.dtype(dtype)]}
+    kernels.launch("tree_mask", struct(kernels, Mask, output=output, fault=fault, **sizes, **fields))
+    return output, fault
+
+
+def seen(output: Array) -> Array:
+    """As bool, from 0 and −∞, of which nothing else is there."""
+    if output.dtype == np.bool_:
+        assert set(np.unique(output.view(np.uint8)).tolist()) <= {0, 1}
+        return output
+    wide = output.astype(np.float32)
+    assert (np.isneginf(wide) | (wide == 0)).all()
+    return wide == 0
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    batch=st.integers(1, 3),
+    nodes=st.integers(1, 24),
+    before=st.integers(0, 40),
+    context=st.sampled_from([0, 5, 1500]),
+    window=st.sampled_from([0, 0, 1, 3, 1000]),
+    dtype=st.sampled_from(TYPES),
+    tree=st.booleans(),
+    order=st.integers(0, 3),
+)
+def test_anything(
+    kernels: HostKernels,
+    host: KernelLibrary,
+    in_order: Callable[..., Any],
+    seed: int,
+    batch: int,
+    nodes: int,
+    before: int,
+    context: int,
+    window: int,
+    dtype: Any,
+    tree: bool,
+    order: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    total = nodes + before
+    counts, offsets = ints(rng.integers(0, nodes + 1, batch)), ints(rng.integers(0, before + 1, batch))
+    committed = ints(rng.integers(0, context + 1, batch))
+    trees = [oracles.random_tree(rng, total, 50) if tree else Tree.chain([0] * total) for _ in range(batch)]
+    _, parents, _ = tree_arrays(trees, total)
+    capacity = int(committed.max()) + total
+    fields = {"cache_len": committed, "tree_offset": offsets, "counts": counts, "window": window}
+    with in_order(host, order):
+        output, fault = launch(
+            kernels, nodes, capacity, dtype, parents=parents if tree else None, tree_nodes=total, **fields
+        )
+    assert not fault.any()
+    for b in range(batch):
+        sizes = int(committed[b]), int(offsets[b]), int(counts[b]), nodes, capacity, window
+        assert np.array_equal(seen(output[b]), oracles.mask(trees[b], *sizes))
+
+
+def test_faults_in_memory(kernels: HostKernels) -> None:
+    """Whoever reads the mask of a faulty sequence attends to row 0."""
+    parents = ints([[-1, 0, 1], [-1, 2, 1], [-1, 0, 1], [-1, 0, 1], [-1, 0, 1]])
+    fields = {"cache_len": ints([2, 2, 8, -1, 2]), "counts": ints([3, 3, 3, 3, 4]), "tree_nodes": 3}
+    output, fault = launch(kernels, 3, 10, np.float32, parents=parents, **fields)
+    assert fault.tolist() == [Fault.NONE, Fault.PARENT, Fault.CAPACITY, Fault.CAPACITY, Fault.CAPACITY]
+    assert seen(output)[0].sum() == 3 + 4 + 5
+    assert (seen(output)[1:] == (np.arange(10) == 0)).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": 5}, "a mask of int8"),
+        ({"batch": 0}, "batch 0"),
+        ({"nodes": 65}, "65 nodes"),
+        ({"tree_nodes": 1}, "a tree of 1 nodes for 2"),
+        ({"tree_nodes": 65}, "a tree of 65 nodes for 2"),
+        ({"capacity": 0}, "capacity 0"),
+        ({"window": -2}, "window -2"),
+        ({"output": None}, "output is null"),
+        ({"cache_len": None}, "cache_len is null"),
+    ],
+)
+def test_refused(kernels: HostKernels, change: dict[str, Any], message: str) -> None:
+    arrays = {name: poisoned(4) for name in ("parents", "cache_len", "output")}
+    sizes = {"batch": 1, "nodes": 2, "tree_nodes": 2, "capacity": 4}
+    with pytest.raises(OptionError, match=message):
+        kernels.launch("tree_mask", struct(kernels, Mask, **{**arrays, **sizes} | change))

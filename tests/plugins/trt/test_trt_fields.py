@@ -1,0 +1,97 @@
+"""The plugin's fields: defaults, refusals, what is serialized and cloned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+INPUTS = "query,key,value,past_key,past_value,parents,cache_len,tree_offset,cos,sin"
+DEFAULTS = {
+    "softcap": 0.0,
+    "norm_epsilon": np.float32(1e-6),
+    "window": 0,
+    "splits": 0,
+    "processors": 0,
+    "fault": 0,
+    "inputs": INPUTS,
+    "in_place": "address",
+}
+OTHERS = {
+    "scale": 0.125,
+    "softcap": 30.0,
+    "norm_epsilon": np.float32(1e-5),
+    "window": 512,
+    "splits": 3,
+    "processors": 132,
+    "fault": 1,
+    "inputs": "qkv,past_key,past_value,cache_len,page_table",
+    "in_place": "alias",
+}
+Make = Callable[..., Any]
+
+
+def test_fields_have_defaults(make: Make) -> None:
+    assert make(scale=0.5).fields() == {"scale": 0.5, **DEFAULTS}
+
+
+def test_what_is_serialized_makes_the_same_plugin(make: Make) -> None:
+    first = make(**OTHERS)
+    assert first.fields() == OTHERS
+    second = make(**first.fields(), runtime=True)
+    assert second.fields() == OTHERS
+    assert second.call("metadata") == first.call("metadata") == first.call("timing_id")
+
+
+def test_text_may_end_in_a_zero(make: Make) -> None:
+    assert make(scale=1.0, in_place="alias\0").fields()["in_place"] == "alias"
+
+
+@pytest.mark.parametrize("how", ["clone", "attach"])
+def test_a_clone_is_the_same_and_lives_on(make: Make, how: str) -> None:
+    first = make(**OTHERS)
+    clone = make(first, how)
+    first.call("free")
+    first.handle = None
+    assert clone.fields() == OTHERS
+    assert clone.call("aliased", 1) == 1
+
+
+def test_the_builds_device_is_remembered(make: Make) -> None:
+    assert make(scale=1.0, device=132).fields()["processors"] == 132
+    assert make(scale=1.0, device=132, processors=80).fields()["processors"] == 80
+    # An engine keeps the number that its workspace was measured for.
+    assert make(scale=1.0, device=132, runtime=True).fields()["processors"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"scale": 0.0}, "scale 0: give a positive one"),
+        ({"scale": float("nan")}, "scale nan: give a positive one"),
+        ({"scale": [1.0, 2.0]}, "the field 'scale' takes one FLOAT32, not 2 of type 1"),
+        ({"window": 1.0}, "the field 'window' takes one INT32, not 1 of type 1"),
+        ({"in_place": 1}, "the field 'in_place' takes text, not 1 of type 5"),
+        ({"heads": 4}, "there is no field 'heads'"),
+        ({"softcap": -1.0}, "softcap -1: 0 for none, or a positive bound"),
+        ({"norm_epsilon": -1.0}, "norm_epsilon -1 is negative"),
+        ({"window": -1}, "window -1: 0 for none, or the positions a node sees"),
+        ({"splits": 65}, "splits 65: 0 for automatic, or 1 to 64"),
+        ({"processors": -1}, "processors -1: 0 for the device's, or their number"),
+        ({"fault": 2}, "fault 2: 0 or 1"),
+        ({"in_place": "copy"}, "in_place 'copy': use 'alias' or 'address'"),
+        ({"inputs": "query,keys"}, "inputs: there is no input 'keys'"),
+        ({"inputs": "key,query"}, "inputs: 'query' cannot come after 'key'"),
+        ({"inputs": "query,query"}, "inputs: 'query' cannot come after 'query'"),
+        ({"inputs": "query,key,past_key"}, "inputs: either query, key and value, or qkv, in 'query,key,past_key'"),
+        ({"inputs": "key,qkv"}, "inputs: either query, key and value, or qkv, in 'key,qkv'"),
+        ({"inputs": "qkv,past_key,past_value"}, "inputs: cache_len is missing in 'qkv,past_key,past_value'"),
+        ({"inputs": INPUTS[:-4]}, f"inputs: cos and sin come together, in '{INPUTS[:-4]}'"),
+    ],
+)
+def test_refused_fields(make: Make, fields: dict[str, Any], message: str) -> None:
+    plugin = make(**{"scale": 1.0} | fields)
+    assert not plugin.handle
+    assert plugin.log() == f"error: {message}\n"

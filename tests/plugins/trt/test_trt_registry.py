@@ -1,0 +1,87 @@
+"""The plugin in the registry of a real TensorRT, the lean runtime's, which needs no GPU for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+FIELDS = "scale softcap norm_epsilon window splits processors fault inputs in_place".split()
+
+
+@pytest.fixture
+def trt(harness: Any) -> Any:
+    lean = pytest.importorskip("tensorrt_lean", reason="needs tensorrt_lean (pip install tensorrt-lean-cu13)")
+    major = str(harness.harness_major())
+    if lean.__version__.split(".")[0] != major:
+        pytest.skip(f"needs a tensorrt_lean of the headers' major version, {major}: this is {lean.__version__}")
+    return lean
+
+
+@pytest.fixture
+def creator(trt: Any, plugin_library: Path) -> Iterator[Any]:
+    registry = trt.get_plugin_registry()
+    before = len(registry.all_creators)
+    library = registry.load_library(str(plugin_library))
+    assert library is not None
+    yield registry.get_creator("TreeAttention", "1", "specbuild")
+    registry.deregister_library(library)
+    assert len(registry.all_creators) == before
+
+
+def create(trt: Any, creator: Any, fields: dict[str, Any], phase: str = "BUILD") -> Any:
+    kinds = {"f": trt.PluginFieldType.FLOAT32, "i": trt.PluginFieldType.INT32, "S": trt.PluginFieldType.CHAR}
+    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in fields.items()}
+    rows = [trt.PluginField(name, array, kinds[array.dtype.kind]) for name, array in arrays.items()]
+    return creator.create_plugin("a layer", trt.PluginFieldCollection(rows), getattr(trt.TensorRTPhase, phase))
+
+
+def test_loading_registers_the_creator_with_its_fields(trt: Any, creator: Any) -> None:
+    assert (creator.name, creator.plugin_version, creator.plugin_namespace) == ("TreeAttention", "1", "specbuild")
+    assert creator.interface_info.kind == "PLUGIN CREATOR_V3ONE"
+    assert [field.name for field in creator.field_names] == FIELDS
+    assert {field.name: field.type for field in creator.field_names}["in_place"] == trt.PluginFieldType.CHAR
+
+
+@pytest.mark.parametrize("phase", ["BUILD", "RUNTIME"])
+def test_a_plugin_has_all_capabilities(trt: Any, creator: Any, phase: str) -> None:
+    plugin = create(trt, creator, {"scale": np.float32(0.125), "fault": np.int32(1)}, phase)
+    kinds = trt.PluginCapabilityType
+    core, build, runtime = (plugin.get_capability_interface(kind) for kind in (kinds.CORE, kinds.BUILD, kinds.RUNTIME))
+    assert (core.plugin_name, core.plugin_version, core.plugin_namespace) == ("TreeAttention", "1", "specbuild")
+    assert isinstance(build, trt.IPluginV3OneBuildV2)
+    assert (build.interface_info.kind, build.interface_info.major) == ("PLUGIN_V3ONE_BUILD", 2)
+    assert build.num_outputs == 4
+    assert build.timing_cache_id == build.metadata_string
+    assert build.metadata_string.startswith("scale=0.125 softcap=0 ")
+    assert runtime.interface_info.kind == "PLUGIN_V3ONE_RUNTIME"
+
+
+def test_text_arrives(trt: Any, creator: Any) -> None:
+    text = np.frombuffer(b"alias", "S1")
+    plugin = create(trt, creator, {"scale": np.float32(1), "in_place": text})
+    assert "in_place=alias" in plugin.get_capability_interface(trt.PluginCapabilityType.BUILD).metadata_string
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "scale 0: give a positive one"),
+        ({"scael": np.float32(1)}, "there is no field 'scael'"),
+        ({"scale": np.int32(1)}, "the field 'scale' takes one FLOAT32, not 1 of type 5"),
+        ({"scale": np.float32(1), "window": np.int32(-1)}, "window -1: 0 for none, or the positions a node sees"),
+    ],
+)
+def test_refusals_say_why(trt: Any, creator: Any, capfd: Any, fields: dict[str, Any], message: str) -> None:
+    assert create(trt, creator, fields) is None
+    # Outside of a build or an execution TensorRT lends no log, so the line is on stderr.
+    assert f"specbuild::TreeAttention: {message}\n" in capfd.readouterr().err
+
+
+def test_a_second_library_of_the_name_is_refused(trt: Any, creator: Any, plugin_library: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "libcopy.so"
+    copy.write_bytes(plugin_library.read_bytes())
+    assert trt.get_plugin_registry().load_library(str(copy)) is None

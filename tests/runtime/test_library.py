@@ -1,0 +1,27 @@
+"""Where the compiled kernels' library is looked for."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from specbuild.runtime import library
+
+
+def test_the_installations_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "distribution", lambda _: SimpleNamespace(locate_file=tmp_path.joinpath))
+    assert library.find_library() is None
+    path = tmp_path / "specbuild" / "runtime" / "lib" / "libspecbuild_kernels.so"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert library.find_library() == path
+
+
+def test_sources_that_were_never_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(library, "distribution", missing)
+    assert library.find_library() is None
