@@ -1,0 +1,138 @@
+"""The portable graph in standard operators (opset 24), for backends that have a fused attention of their own.
+
+`[B, N]` nodes of B sequences go in padded; `TreeAttention` becomes RotaryEmbedding, TensorScatter into the cache at
+`write_rows [B]`, and Attention over all of its rows under `mask.w [B, 1, N, S]`, bool, which holds the tree and the
+window of w positions (0: none). Activations, weights and caches are of one 16- or 32-bit type; norms are computed in
+float32, and logits come out in it.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from ..passes import clean
+from ..passes.pattern import dims, insert, replace
+from .lanes import window_of
+
+OPSET = 24
+INPUTS = {
+    "tokens": "input_ids",
+    "positions": "position_ids",
+    "logit_nodes": "logit_nodes",
+    "write_rows": "write_rows",
+    "mask": "mask.{window}",
+    "past_key": "past_key.{layer}",
+    "past_value": "past_value.{layer}",
+}
+OUTPUTS = {"logits": "logits", "present_key": "present_key.{layer}", "present_value": "present_value.{layer}"}
+DTYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+_NUMPY = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
+    """A new model over caches of `capacity` rows; the portable one is left as it was.
+
+    The batch, the nodes and how many logits are wanted stay dynamic. precision: one of DTYPES.
+    """
+    model, dtype = portable.clone(), DTYPES[precision]
+    graph = model.graph
+    by_name = {value.name: value for value in graph.inputs}
+    attentions = [node for node in graph if node.op_type == "TreeAttention"]
+    write_rows = _input("write_rows", ir.DataType.INT64, ["batch"])
+    masks = {
+        window: _input(f"mask.{window}", ir.DataType.BOOL, ["batch", 1, "nodes", capacity])
+        for window in sorted({window_of(node) for node in attentions})
+    }
+    for node in attentions:
+        _lower_attention(node, by_name["position_ids"], write_rows, masks[window_of(node)], capacity)
+    for node in list(graph):
+        if node.op_type in _LOWERED:
+            for old, new in zip(node.outputs, _LOWERED[node.op_type](node), strict=True):
+                replace(old, new)
+            graph.remove(node, safe=True)
+    _convert(graph, dtype, _NUMPY[precision])
+    dropped = ("parents", "cache_len", "tree_offset")
+    kept = [value for value in graph.inputs if value.name not in dropped]
+    graph.inputs.clear()
+    graph.inputs.extend([*kept[:3], write_rows, *masks.values(), *kept[3:]])
+    clean(model)
+    graph.opset_imports[""] = OPSET
+    return model
+
+
+def _input(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+
+
+def _lower_attention(node: ir.Node, positions: ir.Value, rows: ir.Value, mask: ir.Value, capacity: int) -> None:
+    """`TreeAttention` by the operators that append and attend."""
+    query, key, value, past_key, past_value, *_ = node.inputs
+    tables, size = list(node.inputs[9:11]), int(dims(query)[3])  # type: ignore[index]
+    for past in (past_key, past_value):
+        past.shape = ir.Shape(["batch", dims(key)[1], capacity, size])  # type: ignore[index, union-attr]
+    if tables:
+        width = 2 * int(dims(tables[0])[1])  # type: ignore[index]
+        partial = {"rotary_embedding_dim": 0 if width == size else width}
+        query, key = (
+            insert(node, "RotaryEmbedding", [x, *tables, positions], attributes=partial).outputs[0]
+            for x in (query, key)
+        )
+    present = [
+        insert(node, "TensorScatter", [past, new, rows], attributes={"axis": 2, "mode": "linear"}).outputs[0]
+        for past, new in ((past_key, key), (past_value, value))
+    ]
+    scores = {name: node.attributes[name].as_float() for name in ("scale", "softcap")}
+    attended = insert(node, "Attention", [query, *present, mask], attributes=scores)
+    turned = insert(node, "Transpose", attended.outputs, attributes={"perm": [0, 2, 1, 3]})
+    for old, new in zip(node.outputs, [turned.outputs[0], *present], strict=True):
+        replace(old, new)
+    node.graph.remove(node, safe=True)  # type: ignore[union-attr]
+
+
+def _residual_norm(node: ir.Node) -> list[ir.Value]:
+    total = insert(node, "Add", node.inputs[:2]).outputs[0]
+    attributes = {"axis": -1, "epsilon": node.attributes["epsilon"].as_float()}
+    norm = insert(node, "RMSNormalization", [total, node.inputs[2]], attributes=attributes)
+    return [norm.outputs[0], total]
+
+
+def _swiglu(node: ir.Node) -> list[ir.Value]:
+    gate, up = node.inputs
+    silu = insert(node, "Mul", [gate, insert(node, "Sigmoid", [gate]).outputs[0]])
+    return list(insert(node, "Mul", [silu.outputs[0], up]).outputs)
+
+
+def _transposed_product(node: ir.Node) -> list[ir.Value]:
+    x, weight = node.inputs
+    turned = insert(node, "Transpose", [weight], attributes={"perm": [1, 0]})
+    return list(insert(node, "MatMul", [x, turned.outputs[0]]).outputs)
+
+
+def _convert(graph: ir.Graph, dtype: ir.DataType, kind: type) -> None:
+    """Weights, caches and activations to one type; the logits stay float32."""
+    if dtype == ir.DataType.FLOAT:
+        return
+    for value in list(graph.initializers.values()):
+        if value.dtype == ir.DataType.FLOAT:
+            value.const_value = ir.tensor(value.const_value.numpy().astype(kind), name=value.name)  # type: ignore[union-attr]
+            value.type = ir.TensorType(dtype)
+    for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
+        if value.dtype == ir.DataType.FLOAT:
+            value.type = ir.TensorType(dtype)
+    (logits,) = (value for value in graph.outputs if value.name == "logits")
+    last = logits.producer()
+    assert last is not None
+    cast = ir.node("Cast", [logits], {"to": ir.DataType.FLOAT})
+    graph.insert_after(last, cast)
+    cast.outputs[0].shape, cast.outputs[0].type = logits.shape, ir.TensorType(ir.DataType.FLOAT)
+    logits.name, cast.outputs[0].name = None, "logits"
+    graph.outputs[list(graph.outputs).index(logits)] = cast.outputs[0]
+
+
+_LOWERED = {
+    "AddRMSNorm": _residual_norm,
+    "SwiGLU": _swiglu,
+    "MatMulNT": _transposed_product,
+}

@@ -1,0 +1,149 @@
+"""The graph in standard operators: transformers' logits when ONNX Runtime runs it, for ragged batches of trees.
+
+ONNX Runtime's reference implementation of opset 24 on a CPU is slow, and enough to prove the graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from specbuild.builder.export import export
+from specbuild.builder.layout import probe
+from specbuild.builder.lower.standard import DTYPES, INPUTS, OUTPUTS, lower
+from specbuild.builder.passes import run_portable
+from specbuild.runtime.tree import Tree
+
+Make = Callable[..., Any]
+CAPACITY, NODES = 40, 9
+PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4]]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gqa": {},
+    "mqa, biases": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+    "mha, tied": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+    "llama3": {"rope_parameters": LLAMA3},
+    "odd": {
+        "hidden_size": 39,
+        "intermediate_size": 53,
+        "head_dim": 24,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+    },
+}
+
+
+def fused(model: Any) -> ir.Model:
+    graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
+    run_portable(graph)
+    return graph
+
+
+class Session:
+    """The lowered graph with its caches, `[B, Hkv, S, D]` per layer; every sequence's rows begin at its own length."""
+
+    def __init__(self, graph: ir.Model, path: Path, window: int = 0) -> None:
+        ir.save(graph, path)
+        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        self.window, self.lengths = window, [0] * len(PROMPTS)
+        shapes = {each.name: each.shape for each in self.session.get_inputs() if each.name.startswith("past")}
+        self.caches = {n: np.zeros((len(PROMPTS), *shape[1:]), dtype=np.float32) for n, shape in shapes.items()}
+
+    def step(self, trees: list[Tree]) -> np.ndarray:
+        """Logits `[B, N, V]`; padding has a node's worth of anything."""
+        batch, nodes = len(trees), max(len(tree) for tree in trees)
+        tokens, positions = (np.zeros((batch, nodes), dtype=np.int64) for _ in range(2))
+        mask = np.zeros((batch, 1, nodes, CAPACITY), dtype=bool)
+        for b, (tree, start) in enumerate(zip(trees, self.lengths, strict=True)):
+            count, depths = len(tree), np.array(tree.depths)
+            tokens[b, :count], positions[b, :count] = tree.tokens, start + depths
+            mask[b, 0, :, 0] = True  # padding sees something
+            mask[b, 0, :count, :start], mask[b, 0, :count, start : start + count] = True, tree.ancestors()
+            if self.window:
+                where = np.concatenate((np.arange(start), start + depths))
+                mask[b, 0, :count, : start + count] &= (start + depths)[:, None] - where < self.window
+        feed = {"input_ids": tokens, "position_ids": positions, "logit_nodes": np.arange(nodes)}
+        feed |= {"write_rows": np.array(self.lengths), f"mask.{self.window}": mask, **self.caches}
+        logits, *presents = self.session.run(None, feed)
+        self.caches = dict(zip(self.caches, presents, strict=True))
+        return np.asarray(logits)
+
+
+def reference(model: Any, tokens: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(model(input_ids=torch.tensor([tokens])).logits[0])
+
+
+def branching(seed: int, nodes: int) -> Tree:
+    rng = np.random.default_rng(seed)
+    tree = Tree([int(rng.integers(97))])
+    while len(tree) < nodes:
+        tree.add(int(rng.integers(97)), int(rng.integers(len(tree))))
+    return tree
+
+
+def check(model: Any, session: Session) -> None:
+    """Prompts of two lengths, then two trees: every node's logits are its path's."""
+    logits = session.step([Tree.chain(prompt) for prompt in PROMPTS])
+    for rows, prompt in zip(logits, PROMPTS, strict=True):
+        np.testing.assert_allclose(rows[: len(prompt)], reference(model, prompt), rtol=1e-4, atol=1e-4)
+    session.lengths = [len(prompt) for prompt in PROMPTS]
+    trees = [branching(0, NODES), branching(1, NODES - 4)]
+    for rows, prompt, tree in zip(session.step(trees), PROMPTS, trees, strict=True):
+        for node in range(len(tree)):
+            expected = reference(model, [*prompt, tree.tokens[0], *tree.path(node)])[-1]
+            np.testing.assert_allclose(rows[node], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) -> None:
+    model = make_model(**VARIANTS[name])
+    check(model, Session(lower(fused(model), "fp32", CAPACITY), tmp_path / "model.onnx"))
+
+
+def test_a_window_is_a_mask(tmp_path: Path) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    model = MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=5, initializer_range=0.2)).eval()
+    check(model, Session(lower(fused(model), "fp32", CAPACITY), tmp_path / "model.onnx", window=5))
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_types_and_operators(make_model: Make, precision: str) -> None:
+    portable = fused(make_model())
+    before = ir.to_proto(portable).SerializeToString()
+    model = lower(portable, precision, CAPACITY)
+    assert ir.to_proto(portable).SerializeToString() == before
+    found = Counter(node.op_type for node in model.graph)
+    assert (found["Attention"], found["TensorScatter"], found["RotaryEmbedding"]) == (2, 4, 4)
+    assert (found["RMSNormalization"], found["MatMul"], found["Cast"]) == (5, 9, int(precision != "fp32"))
+    assert {node.domain for node in model.graph} == {""}
+    inputs = {value.name: value for value in model.graph.inputs}
+    rows = [each.format(window=0, layer=layer) for each in INPUTS.values() for layer in range(2)]
+    assert inputs.keys() == set(rows)
+    assert [v.name for v in model.graph.outputs] == [
+        "logits",
+        *(OUTPUTS[f"present_{kind}"].format(layer=layer) for layer in range(2) for kind in ("key", "value")),
+    ]
+    assert inputs["past_key.0"].dtype == DTYPES[precision]
+    assert {v.dtype for v in model.graph.initializers.values()} <= {DTYPES[precision], ir.DataType.INT64}
+    assert model.graph.outputs[0].dtype == ir.DataType.FLOAT
+    onnx.checker.check_model(ir.to_proto(model), full_check=precision != "bf16")
