@@ -1,4 +1,6 @@
-// TreeAttention: the kernel, the combination of its parts, and what its launcher refuses. The pieces are in attention.cuh.
+// TreeAttention: query, key, value [B, N, H or Hkv, D] in float16 or bfloat16 and a cache [B, Hkv, S, D] of the same type or
+// E4M3, linear or paged, to output [B, N, H, D], the new rows in the cache. Here are the kernel and the combination of its
+// parts; the pieces, the units of work and the bytes are in attention.cuh, what the launcher refuses in attention_launch.cuh.
 #include "kernels/attention.cuh"
 
 namespace specbuild {
@@ -168,8 +170,7 @@ __device__ __forceinline__ void attend(const specbuild_attention &p) {
         }
       }
     }
-    if (!kBulk) wait_copies<0>();
-    __syncthreads();
+    __syncthreads();  // the stages have been read: what follows lies over them
   }
 
   // The key warps' parts of a row are one warp's memory away from each other.
