@@ -16,7 +16,8 @@ from specbuild.runtime.kernels import KernelLibrary
 from specbuild.runtime.library import find_library
 
 ROOT = Path(__file__).resolve().parent.parent
-LAUNCHES, REPLAYS, WARM = 20, 15, 3  # launches a graph, replays counted, replays before them
+LAUNCHES, REPLAYS = 20, 15  # launches a graph, one a set of inputs at least; replays counted
+WARM_SECONDS = 0.1
 
 
 class Device:
@@ -45,8 +46,10 @@ class Device:
             for launch in launches:
                 launch()
             return (time.perf_counter() - started) / len(launches) * 1e6
-        turns = [launches[i % len(launches)] for i in range(LAUNCHES)]
+        count = max(LAUNCHES, len(launches))
+        turns = [launches[i % len(launches)] for i in range(count)]
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for launch in turns:
                 launch()
@@ -55,15 +58,20 @@ class Device:
         with torch.cuda.graph(graph, stream=stream):
             for launch in turns:
                 launch()
+        until = time.perf_counter() + WARM_SECONDS  # capturing has let the chip idle
+        while time.perf_counter() < until:
+            graph.replay()
+            torch.cuda.synchronize()
         times = []
-        for _ in range(REPLAYS + WARM):
+        for _ in range(REPLAYS):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(1_000_000)  # the host is done launching before the device begins
             start.record()
             graph.replay()
             end.record()
             torch.cuda.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / LAUNCHES)
-        return statistics.median(times[WARM:])
+            times.append(start.elapsed_time(end) * 1e3 / count)
+        return statistics.median(times)
 
 
 def copy_bandwidth(device: Device) -> float:
@@ -101,6 +109,8 @@ def machine() -> dict[str, Any]:
     query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,temperature.gpu,power.draw"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     smi = subprocess.run(command, capture_output=True, text=True).stdout.strip() if shutil.which("nvidia-smi") else ""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    git = shutil.which("git")
+    head = [git, "rev-parse", "--short", "HEAD"] if git else ["true"]
+    commit = subprocess.run(head, cwd=ROOT, capture_output=True, text=True).stdout
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
     return {query: smi, "versions": versions, "commit": commit.strip(), "command": " ".join(["python", *sys.argv])}

@@ -14,11 +14,12 @@ TreeAttention is compared with float64 on fresh random inputs, its output poison
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def grid(quick: bool) -> list[Shape]:
         *(Shape(1, n, 8192, 32, 32, 80, "float16", "float16") for n in (1, 16)),
         *(Shape(1, n, c, cache="float8_e4m3fn") for n in (1, 16) for c in (8192, 32768)),
     ]
-    return shapes + others
+    return sorted(shapes + others, key=lambda s: (s.batch > 1, s.nodes > 16, s.context not in (8192, 32768)))
 
 
 def tree(nodes: int) -> list[int]:
@@ -148,47 +149,49 @@ class Case:
             whole += float((reference**2).sum())
         return (off / whole) ** 0.5
 
-    def peers(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """The others' attention over the same cache; none of them appends to it."""
+    def peer(self, name: str) -> Callable[[], Any]:
+        """Another's attention over the same cache; none of them appends to it. Raises whatever it raises."""
         h, shape = self.shape.heads, self.shape
         query = self.qkv[:, :, :h].transpose(1, 2).contiguous()
         keys, values = self.cache[0].to(query.dtype), self.cache[1].to(query.dtype)
         mask = self.mask()
-        attention = torch.nn.functional.scaled_dot_product_attention
-        yield "sdpa", lambda: attention(query, keys, values, attn_mask=mask, enable_gqa=True)
-        if self.device.name == "cpu":
-            return
-        try:
+        if name == "sdpa":
+            attention = torch.nn.functional.scaled_dot_product_attention
+            return lambda: attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+        if name == "flex":
             from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
             block = create_block_mask(lambda b, h, i, j: mask[i, j], None, None, shape.nodes, self.capacity)
             flex = torch.compile(flex_attention, dynamic=False)
-            run = lambda: flex(query, keys, values, block_mask=block, enable_gqa=True)  # noqa: E731
-            run()
-            yield "flex", run
-        except Exception as error:  # a peer's failure is a result
-            print(f"FlexAttention at {shape}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
-        try:
-            import flashinfer
-        except ImportError:
-            return
-        if shape.batch == 1:
-            q, k, v = query[0].transpose(0, 1), keys[0].transpose(0, 1), values[0].transpose(0, 1)
-            single = flashinfer.single_prefill_with_kv_cache
-            yield "flashinfer", lambda: single(q, k, v, custom_mask=mask, kv_layout="NHD")
+            return lambda: flex(query, keys, values, block_mask=block, enable_gqa=True)
+        import flashinfer
+
+        q, k, v = query[0].transpose(0, 1), keys[0].transpose(0, 1), values[0].transpose(0, 1)
+        return lambda: flashinfer.single_prefill_with_kv_cache(q, k, v, custom_mask=mask, kv_layout="NHD")
 
 
-def measure(device: Device, library: KernelLibrary, shape: Shape, bandwidth: float, peers: bool) -> dict[str, Any]:
+def peers_of(device: Device, shape: Shape) -> list[str]:
+    """Whom a case is compared with; FlexAttention, which compiles for every shape, on a few."""
+    names = ["sdpa"]
+    if device.name == "cuda" and shape.cache == shape.dtype and shape.size == 128 and shape.context == 8192:
+        names += ["flex"] if shape.nodes in (1, 8, 64) else []
+        names += ["flashinfer"] if shape.batch == 1 and importlib.util.find_spec("flashinfer") else []
+    return names
+
+
+def measure(device: Device, library: KernelLibrary, shape: Shape, bandwidth: float) -> dict[str, Any]:
     """One row of the table."""
     case = Case(device, library, shape)
     row: dict[str, Any] = asdict(shape) | {"splits": case.params.splits, "bytes": shape.bytes, "error": case.error()}
     sets = [case, *(Case(device, library, shape) for _ in range(0 if device.name == "cpu" else COLD // shape.bytes))]
     row["us"] = device.microseconds([each.run for each in sets])
     row["share"] = shape.bytes / row["us"] / 1e3 / bandwidth
-    names = dict(case.peers()) if peers else {}
-    for name in names:
-        runs = [dict(each.peers())[name] for each in (sets if name == "sdpa" else sets[:1])]
-        row[f"{name}_us"] = device.microseconds(runs)
+    for name in peers_of(device, shape):
+        torch._dynamo.reset()  # it compiles a function for eight shapes only, and runs it uncompiled after that
+        try:
+            row[f"{name}_us"] = device.microseconds([each.peer(name) for each in sets])
+        except Exception as error:  # a peer's failure is a result too
+            row[f"{name}_error"] = f"{type(error).__name__}: {str(error)[:200]}"
     return row
 
 
@@ -213,6 +216,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out")
     parser.add_argument("--library", type=Path, help="the kernels, compiled; by default what is installed, or nvcc")
     parser.add_argument("--quick", action="store_true", help="without the longest contexts")
+    parser.add_argument("--attention", action="store_true", help="TreeAttention alone, without the kernels around it")
     parser.add_argument("--smoke", action="store_true", help="a small grid on the host: that this script runs")
     options = parser.parse_args()
     if not options.smoke and not torch.cuda.is_available():
@@ -225,15 +229,20 @@ def main() -> int:
     shapes = (
         [Shape(2, 3, 100, 4, 2, 64), Shape(1, 2, 60, cache="float8_e4m3fn")] if options.smoke else grid(options.quick)
     )
-    rows = [
-        measure(device, library, shape, bandwidth, peers=True) for shape in track(shapes, console=Console(stderr=True))
-    ]
-    from around import others
+    result: dict[str, Any] = {"machine": machine(), "copy_gb_s": bandwidth, "tree_attention": [], "others": {}}
 
-    around = others(device, library, bandwidth, options.smoke)
-    result = {"machine": machine(), "copy_gb_s": bandwidth, "tree_attention": rows, "others": around}
-    (options.out / "kernels.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    show(rows, around, bandwidth)
+    def save() -> None:  # after every row: a run that is cut short has measured something
+        (options.out / "kernels.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+    for shape in track(shapes, console=Console(stderr=True)):
+        result["tree_attention"].append(measure(device, library, shape, bandwidth))
+        save()
+    if not options.attention:
+        from around import others
+
+        result["others"] = others(device, library, bandwidth, options.smoke)
+        save()
+    show(result["tree_attention"], result["others"], bandwidth)
     return 0
 
 

@@ -72,14 +72,16 @@ __device__ __forceinline__ void attend(const specbuild_attention &p) {
     const bool early = !part.appends || part.begin + (S::kStages - 1) * S::kKeys <= part.fresh;
     for (int tile = 0; early && tile < S::kStages - 1; ++tile) fetch(tile);
     if (seen) link_ancestors(mine, tree, ancestors, jump);
-    if (part.appends) append<T, C, D>(p, part, b, head, seen);
-    publish_to_copies();
+    if (part.appends) {
+      append<T, C, D>(p, part, b, head, seen);
+      publish_to_copies();
+    }
     __syncthreads();
     for (int tile = 0; !early && tile < S::kStages - 1; ++tile) fetch(tile);
 
     unsigned char *const queries = shared + S::kQueryAt, *const my_queries = queries + row_warp * 16 * S::kQueryStride;
     load_queries<T, D, S::kRows, S::kQueryStride>(p, part, b, head, first_row, seen, queries);
-    publish_to_copies();
+    publish_shared_to_copies();
     __syncthreads();
     uint32_t query[S::kQueryStays ? 1 : D / 16][4];
     if constexpr (!S::kQueryStays) {
@@ -230,15 +232,24 @@ template <class T> __device__ __forceinline__ void combine(const specbuild_atten
   whole.sum = warp_sum(factors[0] * first.sum + factors[1] * second.sum);
   const float left = share(p, int(row % p.heads), whole);
   const float *const parts = p.workspace + row * p.splits * p.head_dim;
+  constexpr int kAtOnce = 8;  // loads under way
+  struct alignas(16) Four { float x[4]; };
   for (int at = lane * 4; at < ceil_div(p.head_dim, 128) * 128; at += 128) {
+    const bool in = at < p.head_dim;
     float sum[4] = {};
-    for (int split = 0; split < p.splits; ++split) {
-      const float factor = __shfl_sync(kAllLanes, split < 32 ? factors[0] : factors[1], split % 32);
-      if (factor == 0.0f || at >= p.head_dim) continue;
+    for (int first = 0; first < p.splits; first += kAtOnce) {
+      Four four[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) sum[j] += factor * parts[split * p.head_dim + at + j];
+      for (int i = 0; i < kAtOnce; ++i)
+        four[i] = in && first + i < p.splits ? *reinterpret_cast<const Four *>(parts + (first + i) * p.head_dim + at) : Four{};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float factor = __shfl_sync(kAllLanes, first + i < 32 ? factors[0] : factors[1], (first + i) % 32);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[j] += factor == 0.0f ? 0.0f : factor * four[i].x[j];
+      }
     }
-    if (at < p.head_dim) {
+    if (in) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) static_cast<T *>(p.output)[row * p.head_dim + at + j] = from_float<T>(sum[j] * left);
     }

@@ -37,8 +37,8 @@ struct Part {
   bool appends;                         // the new rows are in this part
 
   __device__ bool sound(const specbuild_attention &p) const {
-    return committed >= 0 && offset >= 0 && count >= 0 && count <= p.nodes && committed + offset + count <= p.capacity &&
-           (!p.parents || offset + count <= p.tree_nodes);
+    return committed >= 0 && offset >= 0 && count >= 0 && count <= p.nodes &&
+           int64_t(committed) + offset + count <= p.capacity && (!p.parents || offset + count <= p.tree_nodes);
   }
 };
 
@@ -240,9 +240,9 @@ __device__ __forceinline__ Part part_of(const specbuild_attention &p, int b, int
   const int group = p.heads / p.kv_heads;
   part.total = part.fresh + (p.parents ? part.count : smaller(part.count, ceil_div(first_row + rows, group)));
   const int lowest = p.window ? larger(0, part.committed - p.window + 1) : 0;
-  const int length = ceil_div(ceil_div(part.total - lowest, keys), p.splits) * keys;
-  part.begin = lowest + int(blockIdx.x) * length;
-  part.end = smaller(part.begin + length, part.total);
+  const int64_t tiles = ceil_div(part.total - lowest, keys);  // shared out evenly: no part has two more than another
+  part.begin = lowest + int(tiles * int(blockIdx.x) / p.splits) * keys;
+  part.end = smaller(lowest + int(tiles * (int(blockIdx.x) + 1) / p.splits) * keys, part.total);
   part.appends = part.begin <= part.fresh && part.fresh < part.end;
   if (part.appends) part.end = part.total;            // the new rows are one block's, however many
   else if (part.begin > part.fresh) part.end = part.begin;

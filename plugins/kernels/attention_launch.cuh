@@ -10,6 +10,7 @@ struct AttentionKernel {
   void (*run)(specbuild_attention);
 };
 
+constexpr float kMost = 1e30f;  // of a number that a score is multiplied by
 constexpr int32_t kF16 = SPECBUILD_F16, kBF16 = SPECBUILD_BF16, kE4M3 = SPECBUILD_E4M3;
 #define LIST(T, C, D, ROWS) {k##T, k##C, D, ROWS, Tile<C, D, ROWS / 16>::kShared, tree_attention_##T##_##C##_d##D##_r##ROWS},
 static const AttentionKernel kAttentionKernels[] = {EACH_KERNEL(LIST)};
@@ -43,6 +44,8 @@ int specbuild_attention_check(const specbuild_attention *p) {
   if (p->parents && (p->tree_nodes < p->nodes || p->tree_nodes > SPECBUILD_MOST_NODES))
     return refuse("a tree of %d nodes for %d new ones: use %d to %d", p->tree_nodes, p->nodes, p->nodes, SPECBUILD_MOST_NODES);
   if (p->capacity < 1) return refuse("capacity %d of a cache slot: at least 1", p->capacity);
+  if (int64_t(p->batch) * p->nodes * p->heads > 0x7fffffff)
+    return refuse("%d sequences of %d nodes with %d heads are too many for one launch", p->batch, p->nodes, p->heads);
   if ((p->page_rows != 0) != (p->page_table != nullptr)) return refuse("%d rows a page, and %s page table", p->page_rows, p->page_table ? "a" : "no");
   if (p->page_rows < 0 || (p->page_rows & (p->page_rows - 1)) || (p->page_rows && p->capacity % p->page_rows))
     return refuse("%d rows a page of a capacity of %d: use a power of two that divides it", p->page_rows, p->capacity);
@@ -51,8 +54,9 @@ int specbuild_attention_check(const specbuild_attention *p) {
   if (p->rotary_dim < 0 || p->rotary_dim > d || p->rotary_dim % 16) return refuse("rotary dimension %d of a head size of %d: use a multiple of 16", p->rotary_dim, d);
   if (p->rotary_dim > 0 && p->positions < 1) return refuse("rotary tables of %d positions: at least 1", p->positions);
   if (p->window < 0) return refuse("window %d: 0 for none, or the positions a node sees", p->window);
-  if (!(p->softcap >= 0.0f)) return refuse("soft-cap %g: 0 for none, or a positive bound", p->softcap);
-  if (!(p->scale > 0.0f)) return refuse("scale %g of the scores must be positive", p->scale);
+  if (!p->parents && p->nodes > p->capacity) return refuse("a chain of %d nodes does not fit a capacity of %d rows", p->nodes, p->capacity);
+  if (!(p->softcap >= 0.0f && p->softcap < kMost)) return refuse("soft-cap %g: 0 for none, or a positive bound", p->softcap);
+  if (!(p->scale > 0.0f && p->scale < kMost)) return refuse("scale %g of the scores must be positive, and a number", p->scale);
   if ((p->key_scale || p->value_scale) && p->cache_dtype != kE4M3) return refuse("scales are for a cache of float8 E4M3, this one is of %s", name_of(p->cache_dtype));
   if ((p->query_norm || p->key_norm) && !(p->norm_epsilon >= 0.0f)) return refuse("a norm's epsilon of %g", p->norm_epsilon);
   const struct { const char *name; int64_t stride, least; } strides[] = {
@@ -64,7 +68,11 @@ int specbuild_attention_check(const specbuild_attention *p) {
   const Pointer pointers[] = {{"query", p->query}, {"key", p->key}, {"value", p->value}, {"key_cache", p->key_cache},
                               {"value_cache", p->value_cache}, {"cache_len", p->cache_len, 4}, {"output", p->output},
                               {"parents", p->parents, 4, true}, {"cos", p->cos, 16, true}, {"sin", p->sin, 16, true},
-                              {"workspace", p->workspace, 16, true}};
+                              {"workspace", p->workspace, 16, true}, {"page_table", p->page_table, 4, true},
+                              {"tree_offset", p->tree_offset, 4, true}, {"counts", p->counts, 4, true},
+                              {"query_norm", p->query_norm, 4, true}, {"key_norm", p->key_norm, 4, true},
+                              {"key_scale", p->key_scale, 4, true}, {"value_scale", p->value_scale, 4, true},
+                              {"sinks", p->sinks, 4, true}, {"fault", p->fault, 4, true}};
   return check_pointers(pointers);
 }
 
@@ -86,11 +94,12 @@ int specbuild_tree_check(const int32_t *parents, const int32_t *cache_len, const
 
 int32_t specbuild_attention_splits(const specbuild_attention *p, int32_t processors) {
   using namespace specbuild;
+  if (processors < 1 || p->batch < 1 || p->nodes < 1 || p->kv_heads < 1 || p->heads < p->kv_heads) return 1;
   const AttentionKernel *const kernel = find_kernel(*p);
-  if (!kernel || processors < 1) return 1;
+  if (!kernel) return 1;
   const int blocks = p->batch * p->kv_heads * ceil_div(p->nodes * (p->heads / p->kv_heads), kernel->rows);
-  // Two blocks a processor hide each other's waits; a part of fewer than 4 tiles is not worth its combination.
-  return larger(1, smaller(smaller(2 * processors / blocks, p->capacity / (4 * 64)), SPECBUILD_MOST_SPLITS));
+  // Two blocks a processor hide each other's waits; a part of fewer than 2 tiles is not worth its combination.
+  return larger(1, smaller(smaller(2 * processors / blocks, p->capacity / (2 * 64)), SPECBUILD_MOST_SPLITS));
 }
 
 size_t specbuild_attention_workspace(const specbuild_attention *p) {

@@ -7,12 +7,13 @@
 //
 // choose_cut_*: the same rows to the least key that top-k, top-p and min-p leave in, a block a row, for requests that have
 // any. Work and bytes: the row once, 4 times for top-k and 4 times for top-p, from the L2 cache after the first.
+#include "kernels/cut_offs.cuh"
 #include "kernels/philox.cuh"
 #include "kernels/processors.cuh"
 
 namespace specbuild {
 
-constexpr int kChooseThreads = 256, kSlice = 4096, kCutThreads = 512, kBins = 2048;
+constexpr int kChooseThreads = 256, kSlice = 4096;
 constexpr uint64_t kNotANumber = ~uint64_t(0);  // above every candidate
 
 // A candidate is its score's key and its token, the lowest token above its equals; 0 is none.
@@ -124,62 +125,6 @@ template <class T> __device__ __forceinline__ void choose(const specbuild_choose
   if (last) merge(p, row, tops);
 }
 
-// The weights of a row's tokens by their keys' 11 bits, in two words each so that adding is exact in any order.
-struct Histogram {
-  uint32_t low[kBins], high[kBins];
-  uint64_t parts[32];
-
-  __device__ void add(int bin, uint64_t weight) {
-    const uint32_t part = uint32_t(weight), before = atomicAdd(&low[bin], part);
-    const uint32_t carried = uint32_t(weight >> 32) + (before + part < before);
-    if (carried) atomicAdd(&high[bin], carried);
-  }
-  __device__ uint64_t at(int bin) const { return uint64_t(high[bin]) << 32 | low[bin]; }
-};
-
-// The least key for which the tokens of larger keys weigh less than limit_of(weight of all). First by the distance to the
-// best score in steps of 1/64, which spreads a row over the bins, so that few threads add to the same; then, within one
-// such step, 11 bits of the key a pass. What is 32 and more below the best has no mass to add, and comes last in any count.
-template <class Key, class Weight, class Limit>
-__device__ __forceinline__ uint32_t least_key(int vocab, float top, Histogram &bins, Key key_at, Weight weight_of, Limit limit_of) {
-  const auto step_of = [=](uint32_t key) {
-    return kBins - 1 - int(fminf(__fmul_rn(__fsub_rn(top, score_of(key)), 64.0f), float(kBins - 1)));
-  };
-  int step = 0;
-  uint32_t prefix = 0;
-  uint64_t above = 0, limit = 0;
-  for (int shift = 33; shift >= 0; shift -= 11) {
-    const bool coarse = shift == 33;
-    __syncthreads();
-    for (int i = threadIdx.x; i < kBins; i += kCutThreads) bins.low[i] = bins.high[i] = 0;
-    __syncthreads();
-    for (int token = threadIdx.x; token < vocab; token += kCutThreads) {
-      const uint32_t key = key_at(token);
-      const int of_key = step_of(key), bin = coarse ? of_key : int(key >> shift & (kBins - 1));
-      if (coarse ? bin > 0 : of_key == step && key >> shift >> 11 == prefix) bins.add(bin, weight_of(key));
-    }
-    __syncthreads();
-    if (threadIdx.x < 32) {
-      uint64_t sum = 0;
-      for (int i = 0; i < 64; ++i) sum += bins.at(threadIdx.x * 64 + (threadIdx.x + i) % 64);
-      bins.parts[threadIdx.x] = sum;
-    }
-    __syncthreads();
-    if (coarse) {
-      uint64_t whole = 0;
-      for (int i = 0; i < 32; ++i) whole += bins.parts[i];
-      limit = limit_of(whole);
-    }
-    int part = 31;
-    while (part > 0 && above + bins.parts[part] < limit) above += bins.parts[part--];
-    int bin = part * 64 + 63;
-    while (bin > part * 64 && above + bins.at(bin) < limit) above += bins.at(bin--);
-    if (coarse) step = bin;
-    else prefix = prefix << 11 | uint32_t(bin);
-  }
-  return prefix;
-}
-
 template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p) {
 #ifdef SPECBUILD_HOST
   uint32_t *const marks = reinterpret_cast<uint32_t *>(host::dynamic());
@@ -205,7 +150,7 @@ template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p
     return x == x ? key_of(x) : 0u;
   };
   uint32_t least = 0, best = 0;
-  for (int token = threadIdx.x; token < p.vocab; token += kCutThreads) best = larger(best, key_at(token));
+  each_key(p.vocab, key_at, [&](uint32_t key) { best = larger(best, key); });
   const float top = score_of(uint32_t(block_max(best, tops)));
   if (request.top_k > 0 && request.top_k < p.vocab)
     least = least_key(p.vocab, top, bins, key_at, [](uint32_t) { return 1; }, [&](uint64_t) { return uint64_t(request.top_k); });
@@ -240,7 +185,7 @@ __device__ __forceinline__ void make_noise(const specbuild_noise &p) {
 #define DEFINE(NAME, T)                                                                                        \
   extern "C" __global__ void __launch_bounds__(specbuild::kChooseThreads)                                      \
       choose_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }                   \
-  extern "C" __global__ void __launch_bounds__(specbuild::kCutThreads, 2)                                      \
+  extern "C" __global__ void __launch_bounds__(specbuild::kCutThreads, 1)                                      \
       choose_cut_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::cut<T>(p); }
 EACH_LOGITS(DEFINE)
 extern "C" __global__ void __launch_bounds__(256) choose_noise(const __grid_constant__ specbuild_noise p) {
@@ -272,10 +217,14 @@ int specbuild_choose_tokens(const specbuild_choose *p, void *stream) {
     return refuse("a tree of %d nodes: 1 to %d", p->tree_nodes, SPECBUILD_MOST_POOL);
   if (!p->row_nodes && p->nodes > p->tree_nodes)
     return refuse("%d rows of a tree of %d nodes need row_nodes", p->nodes, p->tree_nodes);
-  if ((p->bias_tokens != nullptr) != (p->bias_values != nullptr)) return refuse("a bias needs both its tokens and its values");
+  if ((p->bias_tokens != nullptr) != (p->bias_values != nullptr)) 
+    return refuse("a bias has tokens at %p and values at %p: it needs both", (const void *)p->bias_tokens, (const void *)p->bias_values);
   const Pointer pointers[] = {
       {"logits", p->logits, 2}, {"requests", p->requests, 8}, {"tokens", p->tokens, 4}, {"root_position", p->root_position, 4},
-      {"choices", p->choices, 4}, {"workspace", p->workspace, 8}, {"tickets", p->tickets, 4}};
+      {"choices", p->choices, 4}, {"workspace", p->workspace, 8}, {"tickets", p->tickets, 4}, {"history", p->history, 4, true},
+      {"bias_tokens", p->bias_tokens, 4, true}, {"bias_values", p->bias_values, 4, true}, {"parents", p->parents, 4, true},
+      {"row_nodes", p->row_nodes, 4, true}, {"counts", p->counts, 4, true}, {"scores", p->scores, 4, true},
+      {"fault", p->fault, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
   if (p->cut_offs) {
     const Grid grid = {p->nodes, p->batch, 1, kCutThreads, size_t(ceil_div(p->vocab, 32)) * 4};

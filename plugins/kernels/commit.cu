@@ -88,9 +88,12 @@ __device__ __forceinline__ void commit(const specbuild_commit &p) {
     __threadfence();
   }
   __syncthreads();
-  for (int i = threadIdx.x; last && i < 2 * p.batch; i += kCommitThreads) {
-    const specbuild_cache &each = p.caches[i / p.batch];
-    if (each.count && p.kept[i] > 0) each.cache_len[i % p.batch] = each.base[i % p.batch] + p.kept[i];
+  for (int i = threadIdx.x; last && i < p.batch; i += kCommitThreads) {  // both first read: they may share their arrays
+    int lengths[2] = {-1, -1};
+    for (int c = 0; c < 2; ++c)
+      if (p.caches[c].count && p.kept[c * p.batch + i] > 0) lengths[c] = p.caches[c].base[i] + p.kept[c * p.batch + i];
+    for (int c = 0; c < 2; ++c)
+      if (lengths[c] >= 0) p.caches[c].cache_len[i] = lengths[c];
   }
 }
 
@@ -105,7 +108,8 @@ extern "C" int specbuild_commit_path(const specbuild_commit *p, void *stream) {
   if (p->batch < 1 || p->batch > 65535) return refuse("batch %d is not in 1…65535", p->batch);
   if (p->nodes < 1 || p->nodes > SPECBUILD_MOST_NODES)
     return refuse("a tree of %d nodes: 1 to %d", p->nodes, SPECBUILD_MOST_NODES);
-  const Pointer pointers[] = {{"path", p->path, 4}, {"length", p->length, 4}, {"kept", p->kept, 4}, {"ticket", p->ticket, 4}};
+  const Pointer pointers[] = {{"path", p->path, 4}, {"length", p->length, 4}, {"kept", p->kept, 4}, {"ticket", p->ticket, 4},
+                              {"fault", p->fault, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
   int layers = 0, blocks = 1;
   for (int i = 0; i < 2; ++i) {
@@ -122,7 +126,8 @@ extern "C" int specbuild_commit_path(const specbuild_commit *p, void *stream) {
     if (page_rows < 0 || (page_rows & (page_rows - 1)) || (page_rows && cache.capacity % page_rows))
       return refuse("cache %d has %d rows a page of a capacity of %d: use a power of two that divides it", i, page_rows,
                     cache.capacity);
-    const Pointer arrays[] = {{"layers", cache.layers, 8}, {"base", cache.base, 4}, {"cache_len", cache.cache_len, 4}};
+    const Pointer arrays[] = {{"layers", cache.layers, 8}, {"base", cache.base, 4}, {"cache_len", cache.cache_len, 4},
+                              {"page_table", cache.page_table, 4, true}, {"node_rows", cache.node_rows, 4, true}};
     if (const int status = check_pointers(arrays)) return status;
     layers += cache.count;
     blocks = larger(blocks, ceil_div(cache.heads * (cache.row_bytes / (cache.row_bytes % 16 ? 8 : 16)), kCommitThreads));

@@ -115,7 +115,7 @@ int specbuild_rms_norm(const specbuild_norm *p, void *stream) {
   if (p->width < 8 || p->width % 8 || p->width > 16384) return refuse("width %d: use a multiple of 8 up to 16384", p->width);
   if (!(p->epsilon >= 0.0f)) return refuse("a norm's epsilon of %g", p->epsilon);
   const Pointer pointers[] = {{"x", p->x}, {"weight", p->weight}, {"output", p->output},
-                              {"y", p->y, 16, true}, {"sum", p->sum, 16, true}};
+                              {"y", p->y, 16, true}, {"sum", p->sum, 16, true}, {"scales", p->scales, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
   const Grid grid = {p->rows, 1, 1, kNormThreads, size_t(p->width) * sizeof(float)};
   return launch(p->dtype == SPECBUILD_F16 ? rms_norm_F16 : rms_norm_BF16, grid, *p, stream);
@@ -138,7 +138,7 @@ int specbuild_gather_rows(const specbuild_gather *p, void *stream) {
   using namespace specbuild;
   if (p->rows < 1 || p->vocab < 1) return refuse("%d rows of a vocabulary of %d: at least 1", p->rows, p->vocab);
   if (p->row_bytes < 16 || p->row_bytes % 16) return refuse("rows of %d bytes: use a multiple of 16", p->row_bytes);
-  const Pointer pointers[] = {{"table", p->table}, {"ids", p->ids, 4}, {"output", p->output}};
+  const Pointer pointers[] = {{"table", p->table}, {"ids", p->ids, 4}, {"output", p->output}, {"fault", p->fault, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
   return launch(gather_rows, Grid{p->rows, 1, 1, kNormThreads, 0}, *p, stream);
 }

@@ -42,6 +42,12 @@ __device__ __forceinline__ bool fits(const specbuild_grow &p, const specbuild_gr
          growth.expand * (growth.depth - 1) <= p.rows;
 }
 
+// Whether another level has room where the state says that the tree has come to.
+__device__ __forceinline__ bool has_room(const specbuild_grow &p, const specbuild_growth &growth) {
+  return growth.size >= 1 && growth.size <= p.pool - growth.width && growth.level >= 0 && growth.level < growth.depth &&
+         growth.run >= 0 && (growth.level + 1 == growth.depth || growth.run <= p.rows - growth.expand);
+}
+
 // Adds the frontier's children to the pool, of which there are `count` places with `branch` children each.
 __device__ __forceinline__ void add_level(const specbuild_grow &p, int b, specbuild_growth &growth, int count, double *likely,
                                           double *scores) {
@@ -88,7 +94,8 @@ __device__ __forceinline__ void grow_level(const specbuild_grow &p) {
   const int64_t pool = int64_t(b) * p.pool, frontier = int64_t(b) * p.frontiers;
   specbuild_growth growth = p.growths[b];
   int count = p.first ? 1 : p.level_counts[b];
-  const bool idle = growth.nodes < 1, sound = idle || (fits(p, growth) && count >= 0 && count <= growth.expand);
+  const bool idle = growth.nodes < 1, fresh = p.first || growth.done;
+  const bool sound = idle || (fits(p, growth) && count >= 0 && count <= growth.expand && (fresh || has_room(p, growth)));
   if (p.first) {
     growth.size = !idle, growth.level = growth.run = growth.done = 0;
     for (int i = threadIdx.x; i < p.rows; i += kGrowThreads) p.level_parents[int64_t(b) * p.rows + i] = -1;
@@ -132,7 +139,8 @@ __device__ __forceinline__ void grow_finish(const specbuild_grow &p) {
   __shared__ Kept kept;
   const int b = blockIdx.x;
   const int64_t pool = int64_t(b) * p.pool, tree = int64_t(b) * p.nodes;
-  const specbuild_growth growth = p.growths[b];
+  specbuild_growth growth = p.growths[b];
+  growth.size = larger(0, smaller(growth.size, p.pool));  // whatever lies there, nothing past the pool is touched
   for (int i = threadIdx.x; i < growth.size; i += kGrowThreads) scores[i] = p.pool_scores[pool + i];
   __syncthreads();
   kept.find(scores, growth.size, growth.nodes);
@@ -178,7 +186,7 @@ inline int check_grow(const specbuild_grow *p) {
       {"choices", p->choices, 4}, {"scores", p->scores, 4}, {"level_tokens", p->level_tokens, 4},
       {"positions", p->positions, 4}, {"level_parents", p->level_parents, 4}, {"level_offset", p->level_offset, 4},
       {"tree_tokens", p->tree_tokens, 4}, {"tree_parents", p->tree_parents, 4}, {"tree_counts", p->tree_counts, 4},
-      {"tree_nodes", p->tree_nodes, 4}, {"node_rows", p->node_rows, 4}};
+      {"tree_nodes", p->tree_nodes, 4}, {"node_rows", p->node_rows, 4}, {"fault", p->fault, 4, true}};
   return check_pointers(pointers);
 }
 

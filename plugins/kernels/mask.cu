@@ -19,7 +19,7 @@ template <class T> __device__ __forceinline__ void mask(const specbuild_mask &p)
   const int b = blockIdx.y, first = int(blockIdx.x) * kMaskColumns, last = smaller(first + kMaskColumns, p.capacity);
   const int committed = p.cache_len[b], offset = p.tree_offset ? p.tree_offset[b] : 0, count = p.counts ? p.counts[b] : p.nodes;
   int fault = SPECBUILD_FAULT_NONE;
-  if (committed < 0 || offset < 0 || count < 0 || count > p.nodes || committed + offset + count > p.capacity ||
+  if (committed < 0 || offset < 0 || count < 0 || count > p.nodes || int64_t(committed) + offset + count > p.capacity ||
       (p.parents && offset + count > p.tree_nodes))
     fault = SPECBUILD_FAULT_CAPACITY;
   else if (p.parents && !build_ancestors(p.parents + int64_t(b) * p.tree_nodes, offset + count, ancestors, jump))
@@ -65,7 +65,9 @@ extern "C" int specbuild_tree_mask(const specbuild_mask *p, void *stream) {
     return refuse("a tree of %d nodes for %d new ones: use %d to %d", p->tree_nodes, p->nodes, p->nodes, SPECBUILD_MOST_NODES);
   if (p->capacity < 1) return refuse("capacity %d of a cache slot: at least 1", p->capacity);
   if (p->window < 0) return refuse("window %d: 0 for none, or the positions a node sees", p->window);
-  const Pointer pointers[] = {{"cache_len", p->cache_len, 4}, {"output", p->output, 4}};
+  const Pointer pointers[] = {{"cache_len", p->cache_len, 4}, {"output", p->output, 4}, {"parents", p->parents, 4, true},
+                              {"tree_offset", p->tree_offset, 4, true}, {"counts", p->counts, 4, true},
+                              {"fault", p->fault, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
   return launch(run, Grid{ceil_div(p->capacity, kMaskColumns), p->batch, 1, kMaskThreads, 0}, *p, stream);
 }

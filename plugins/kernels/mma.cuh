@@ -8,7 +8,8 @@
 
 namespace specbuild {
 
-#if defined(SPECBUILD_HOST) ? defined(SPECBUILD_HOST_BULK) : defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(SPECBUILD_HOST) ? defined(SPECBUILD_HOST_BULK) \
+                            : defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(SPECBUILD_NO_BULK)
 constexpr bool kBulk = true;  // rows are copied by the copy engine, a thread a row
 #else
 constexpr bool kBulk = false;  // rows are copied 16 bytes a thread
@@ -27,6 +28,7 @@ __device__ void load_matrices(uint32_t *to, const void *row) {
       const unsigned r = kTransposed ? lane % 4 * 2 + i : lane / 4, c = kTransposed ? lane / 4 : lane % 4 * 2 + i;
       const unsigned char *from;
       memcpy(&from, rows + host::kStride * (8 * m + r), sizeof from);
+      host::expect(host::aligned(from), "host: a matrix's row is not aligned to 16 bytes");
       memcpy(&pair[i], from + 2 * c, 2);
     }
     to[m] = pair[0] | uint32_t(pair[1]) << 16;
@@ -59,6 +61,7 @@ __device__ inline void copy_row(uint64_t *at, void *to, const void *from, uint32
 }
 __device__ inline void wait_phase(uint64_t *at, uint32_t parity) { host::phase_wait(at, parity); }
 __device__ inline void publish_to_copies() {}
+__device__ inline void publish_shared_to_copies() {}
 __device__ inline void start_next_kernel() {}
 __device__ inline void await_last_kernel() {}
 __device__ inline float exp2_fast(float x) { return exp2f(x); }
@@ -125,6 +128,8 @@ __device__ __forceinline__ void wait_phase(uint64_t *at, uint32_t parity) {
 }
 // What this thread has written by ordinary stores comes before what the copy engine does after the next barrier.
 __device__ __forceinline__ void publish_to_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// The same for shared memory alone, which costs less.
+__device__ __forceinline__ void publish_shared_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void start_next_kernel() { asm volatile("griddepcontrol.launch_dependents;"); }
 __device__ __forceinline__ void await_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 #else
@@ -133,6 +138,7 @@ __device__ __forceinline__ void arrive_phase(uint64_t *, uint32_t) {}
 __device__ __forceinline__ void copy_row(uint64_t *, void *, const void *, uint32_t) {}
 __device__ __forceinline__ void wait_phase(uint64_t *, uint32_t) {}
 __device__ __forceinline__ void publish_to_copies() {}
+__device__ __forceinline__ void publish_shared_to_copies() {}
 __device__ __forceinline__ void start_next_kernel() {}
 __device__ __forceinline__ void await_last_kernel() {}
 #endif

@@ -87,7 +87,7 @@ struct Processors {
   __device__ __forceinline__ void mark(uint32_t *bits, int first, int count) const {
     for (int i = threadIdx.x; i < ceil_div(count, 32); i += blockDim.x) bits[i] = 0;
     __syncthreads();
-    const int steps = repeats || counts ? node.depth : 0, biased = request.bias_end - request.bias_begin;
+    const int steps = repeats || counts ? node.depth : 0, biased = p.bias_tokens ? request.bias_end - request.bias_begin : 0;
     for (int i = threadIdx.x; i < steps + biased; i += blockDim.x) {
       const int at = (i < steps ? node.path[i] : p.bias_tokens[request.bias_begin + i - steps]) - first;
       if (at >= 0 && at < count) atomicOr(&bits[at / 32], 1u << at % 32);
@@ -106,7 +106,7 @@ struct Processors {
       if (counts && times)
         x = __fsub_rn(x, __fadd_rn(__fmul_rn(request.frequency, float(times)), request.presence));
     }
-    if (marked) {  // the token's place in its request's list, which is ascending
+    if (marked && p.bias_tokens) {  // the token's place in its request's list, which is ascending
       int low = request.bias_begin, high = request.bias_end;
       while (low < high) {
         const int middle = (low + high) / 2;

@@ -62,7 +62,9 @@ extern "C" int specbuild_walk_tree(const specbuild_walk *p, void *stream) {
     return refuse("a tree of %d nodes: 1 to %d", p->nodes, SPECBUILD_MOST_NODES);
   if (p->history && p->vocab < 1) return refuse("a history of a vocabulary of %d: at least 1", p->vocab);
   const Pointer pointers[] = {{"tokens", p->tokens, 4}, {"choices", p->choices, 4}, {"path", p->path, 4},
-                              {"length", p->length, 4}, {"emitted", p->emitted, 4}};
+                              {"length", p->length, 4}, {"emitted", p->emitted, 4},
+                              {"parents", p->parents, 4, true}, {"counts", p->counts, 4, true},
+                              {"history", p->history, 4, true}, {"fault", p->fault, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
   return launch(walk_tree, Grid{p->batch, 1, 1, 32, 0}, *p, stream);
 }

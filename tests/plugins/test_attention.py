@@ -138,6 +138,7 @@ def test_no_order_of_threads_matters(
         ({"parents": (1, 2, 4)}, Fault.PARENT),
         ({"parents": (1, 0, -2)}, Fault.PARENT),
         ({"cache_len": (1, 10**6)}, Fault.CAPACITY),
+        ({"cache_len": (1, 2**31 - 3)}, Fault.CAPACITY),
         ({"cache_len": (1, -1)}, Fault.CAPACITY),
         ({"counts": (1, 6)}, Fault.CAPACITY),
         ({"tree_offset": (1, 3)}, Fault.CAPACITY),
@@ -179,6 +180,11 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...
         ({"window": -1}, "window -1"),
         ({"softcap": -2.0}, "soft-cap -2"),
         ({"softcap": float("nan")}, "soft-cap nan"),
+        ({"softcap": float("inf")}, "soft-cap inf"),
+        ({"scale": float("inf")}, "scale inf"),
+        ({"parents": None, "nodes": 10**6}, "a chain of 1000000 nodes does not fit a capacity of"),
+        ({"batch": 60000, "heads": 10**6}, "60000 sequences of 5 nodes with 1000000 heads are too many"),
+        ({"counts": 2}, "counts lies at 0x2: align it to 4 bytes"),
         ({"scale": 0.0}, "scale 0"),
         ({"key_scale": 16}, "scales are for a cache of float8 E4M3, this one is of bfloat16"),
         ({"query_stride": 100}, "query's stride is 100: at least 256"),
@@ -232,13 +238,20 @@ def test_splits_fill_the_machine_and_no_more(host: KernelLibrary) -> None:
         Attention(batch=1, nodes=8, capacity=512, **sizes),
         Attention(batch=1, nodes=8, capacity=2**17, **sizes),
     )
-    assert host.splits(short, 132) == 2
+    assert host.splits(short, 132) == 4
     assert host.splits(long, 132) == 33
     assert host.splits(long, 1000) == 64
     long.batch = 64
     assert host.splits(long, 132) == 1
     long.splits = 1
     assert host.workspace(long) == 0
+    assert host.splits(Attention(), 132) == 1
+
+
+@pytest.mark.parametrize(("context", "splits"), [(1000, 7), (1000, 64), (130, 3), (64, 5)])
+def test_parts_are_even(library: HostKernels, context: int, splits: int) -> None:
+    """Parts that hold nothing, and parts that differ by a tile, add up all the same."""
+    compare(library, random_case(context, batch=1, context=context, splits=splits, nodes=3))
 
 
 def test_another_header_is_refused(host: KernelLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

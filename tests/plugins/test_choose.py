@@ -217,7 +217,7 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, Any], fault: F
         ({"stride": 9}, "rows of 10 logits lie 9 apart"),
         ({"tree_nodes": 513}, "a tree of 513 nodes"),
         ({"tree_nodes": 1}, "2 rows of a tree of 1 nodes need row_nodes"),
-        ({"bias_tokens": 64}, "both its tokens and its values"),
+        ({"bias_tokens": 64}, "a bias has tokens at 0x40 and values at .* needs both"),
         ({"requests": None}, "requests is null"),
         ({"tickets": None}, "tickets is null"),
         ({"workspace": 12}, "workspace lies at 0xc"),

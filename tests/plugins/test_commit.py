@@ -121,6 +121,16 @@ def test_one_cache_alone(kernels: HostKernels) -> None:
     assert out["kept"].tolist() == [[3], [0]]
 
 
+def test_two_caches_of_one_length(kernels: HostKernels) -> None:
+    """Target and draft may be at the same position, and say so with the same array."""
+    target, draft = (np.arange(8, dtype=np.float64).reshape(1, 1, 1, 8, 1) for _ in range(2))
+    length = ints([2])
+    structs = [cache_struct(kernels, rows, length, length) for rows in (target, draft)]
+    commit(kernels, ints([[0, 2, 3, -1]]), ints([3]), *structs)
+    assert target.ravel().tolist() == draft.ravel().tolist() == [0, 1, 2, 4, 5, 5, 6, 7]
+    assert length.tolist() == [5]
+
+
 @pytest.mark.parametrize("gaps", [{3}, {1, 2}, {5, 6, 7, 30}, set(range(9, 20)), set(range(1, 40))])
 def test_long_paths_with_gaps(kernels: HostKernels, gaps: set[int]) -> None:
     """Rows move over rows that have moved already."""

@@ -161,6 +161,21 @@ def test_a_shape_that_does_not_fit(kernels: HostKernels, change: dict[str, int])
     assert len(made.tree(1)) == 5
 
 
+@pytest.mark.parametrize("change", [{"size": 0}, {"size": 10**9}, {"run": -1}, {"run": 10**6}, {"level": -5}])
+def test_a_state_that_cannot_be(kernels: HostKernels, change: dict[str, int]) -> None:
+    """Memory that nobody has set up: nothing past the pool is written, and the tree is the root alone."""
+    spec = TreeSpec.parse("best:16")
+    made = Growths(kernels, [spec, spec], [7, 8], [0, 0])
+    made.grow(*level(np.random.default_rng(0), made, None, holes=False))
+    for name, value in change.items():
+        setattr(made.shapes[0], name, value)
+    made.grow(*level(np.random.default_rng(1), made, None, holes=False))
+    made.finish()
+    assert made.arrays["fault"].tolist() == [Fault.CAPACITY, Fault.NONE]
+    assert made.tree(0) == Tree([7])
+    assert len(made.tree(1)) > 5
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

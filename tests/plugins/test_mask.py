@@ -92,6 +92,8 @@ def test_faults_in_memory(kernels: HostKernels) -> None:
     assert fault.tolist() == [Fault.NONE, Fault.PARENT, Fault.CAPACITY, Fault.CAPACITY, Fault.CAPACITY]
     assert seen(output)[0].sum() == 3 + 4 + 5
     assert (seen(output)[1:] == (np.arange(10) == 0)).all()
+    far = ints([2**31 - 2])
+    assert launch(kernels, 3, 10, np.float32, parents=parents[:1], cache_len=far, tree_nodes=3)[1] == Fault.CAPACITY
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ std::map<uint64_t *, Phase> phases;
 std::vector<Warp> warps;
 std::vector<uint32_t> memory;
 const std::function<void()> *work;
+const char *problem;
 jmp_buf scheduler;
 unsigned threads, current, alive, at_barrier, order_seed;
 int yes, votes_all, votes_any, votes_count;
@@ -151,7 +152,7 @@ const char *run(int x, int y, int z, int count, size_t shared, const std::functi
   std::lock_guard<std::mutex> lock(one_launch);
   if (count < 1 || count > int(kMost) || count % 32) return "host: a block has 32 to 1024 threads, whole warps";
   if (x < 1 || y < 1 || z < 1 || y > 65535 || z > 65535) return "host: the grid is empty or too large";
-  threads = count, work = &kernel;
+  threads = count, work = &kernel, problem = "host: threads wait for something that cannot come";
   if (fibers.size() < threads) fibers.resize(threads);
   warps.resize(threads / 32);
   memory.assign((shared + 3) / 4 + 4, kPoison);
@@ -163,9 +164,15 @@ const char *run(int x, int y, int z, int count, size_t shared, const std::functi
     for (int j = 0; j < y; ++j)
       for (int i = 0; i < x; ++i) {
         blockIdx = {unsigned(i), unsigned(j), unsigned(k)};
-        if (!run_block(order, random)) return "host: threads wait for something that cannot come";
+        if (!run_block(order, random)) return problem;
       }
   return nullptr;
+}
+
+void expect(bool holds, const char *what) {
+  if (holds) return;
+  problem = what;
+  yield(State::block);  // for ever: this thread's barrier is never counted
 }
 
 void barrier() {
@@ -203,6 +210,7 @@ unsigned lane() { return threadIdx.x % 32; }
 
 // An odd seed copies at once, for a copy may come as early as that; else only when waited for.
 void later(void *to, const void *from, size_t bytes, bool zero) {
+  expect(aligned(to) && aligned(from), "host: an asynchronous copy is not aligned to 16 bytes");
   const Copy copy = {to, from, bytes, zero};
   if (order_seed % 2) perform(copy);
   else fibers[current].copies.back().push_back(copy);
@@ -225,6 +233,7 @@ void phase_arrive(uint64_t *at, unsigned bytes) {
 }
 void phase_copy(uint64_t *at, void *to, const void *from, size_t bytes) {
   Phase &phase = phase_of(at);
+  expect(aligned(to) && aligned(from) && bytes % 16 == 0, "host: a bulk copy is not of aligned 16 bytes");
   const Copy copy = {to, from, bytes, false};
   if (order_seed % 2) perform(copy), phase.bytes -= long(bytes);
   else phase.copies.push_back(copy);

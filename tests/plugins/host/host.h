@@ -40,6 +40,8 @@ void later(void *to, const void *from, size_t bytes, bool zero);  // an asynchro
 void group();                                                       // closes the thread's group of copies
 void wait(int groups);                                              // until at most so many of its groups are under way
 unsigned char *dynamic();
+void expect(bool holds, const char *what);  // ends the launch with an error where it does not
+inline bool aligned(const void *at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
 
 // A barrier in shared memory that counts arrivals and bytes, and bulk copies that complete on it (PTX's mbarrier and
 // cp.async.bulk): a phase ends when all have arrived and as many bytes have come as were announced.
