@@ -44,9 +44,7 @@ struct Part {
 
 // Where row `row` of a head begins in the cache, in elements.
 __device__ __forceinline__ int64_t row_at(const specbuild_attention &p, int b, int head, int row) {
-  if (!p.page_rows) return (int64_t(b * p.kv_heads + head) * p.capacity + row) * p.head_dim;
-  const int shift = __ffs(p.page_rows) - 1, page = p.page_table[b * (p.capacity >> shift) + (row >> shift)];
-  return (int64_t(page * p.kv_heads + head) * p.page_rows + (row & (p.page_rows - 1))) * p.head_dim;
+  return cache_row(p.page_table, p.page_rows, p.capacity, p.kv_heads, b, head, row) * p.head_dim;
 }
 
 // One row of D numbers, normed and rotated by a group of 8 lanes, given to store(at, eight numbers) in pieces. The halves of

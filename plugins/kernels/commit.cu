@@ -39,20 +39,14 @@ __device__ __forceinline__ void find_moves(const specbuild_commit &p, const spec
   __syncthreads();
 }
 
-// Where a row of a head begins, in bytes.
-__device__ __forceinline__ int64_t cache_row(const specbuild_cache &cache, int b, int head, int row) {
-  if (!cache.page_rows) return (int64_t(b * cache.heads + head) * cache.capacity + row) * cache.row_bytes;
-  const int shift = __ffs(cache.page_rows) - 1, page = cache.page_table[b * (cache.capacity >> shift) + (row >> shift)];
-  return (int64_t(page * cache.heads + head) * cache.page_rows + (row & (cache.page_rows - 1))) * cache.row_bytes;
-}
-
 template <class Unit>
 __device__ __forceinline__ void move_rows(const specbuild_cache &cache, unsigned char *layer, int b, const Moves &moves) {
   const int columns = cache.row_bytes / int(sizeof(Unit)), base = cache.base[b];
   const int column = int(blockIdx.x) * kCommitThreads + threadIdx.x, head = column / columns;
   if (head >= cache.heads) return;
   const auto at = [&](int row) {
-    return reinterpret_cast<Unit *>(layer + cache_row(cache, b, head, base + row) + column % columns * int64_t(sizeof(Unit)));
+    const int64_t at = cache_row(cache.page_table, cache.page_rows, cache.capacity, cache.heads, b, head, base + row);
+    return reinterpret_cast<Unit *>(layer + at * cache.row_bytes + column % columns * int64_t(sizeof(Unit)));
   };
   int first = 0;
   while (first < moves.kept && moves.rows[first] == first) ++first;

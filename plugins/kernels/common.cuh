@@ -118,6 +118,15 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
+// The number of a sequence's row of one head, counted over a whole cache: [B, heads, capacity], or pages [·, heads, page_rows]
+// of which the table [B, capacity / page_rows] says which are the sequence's.
+__device__ __forceinline__ int64_t cache_row(const int32_t *page_table, int page_rows, int capacity, int heads, int b, int head,
+                                             int row) {
+  if (!page_rows) return (int64_t(b) * heads + head) * capacity + row;
+  const int shift = __ffs(page_rows) - 1, page = page_table[b * (capacity >> shift) + (row >> shift)];
+  return (int64_t(page) * heads + head) * page_rows + (row & (page_rows - 1));
+}
+
 // Whether every node's parent is an earlier node or −1; `parent` is the thread's own node's, −1 for threads without one.
 // A barrier.
 __device__ __forceinline__ bool parents_are_sound(int parent, int nodes) {
