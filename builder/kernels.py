@@ -82,11 +82,16 @@ class Cubin:
 
 
 def architectures(wanted: Iterable[str]) -> tuple[str, ...]:
-    """`["90a,89", "sm_80"]` or `["all"]` → the architectures, each once; raises OptionError for one unsupported."""
+    """`["90a,89", "sm_80"]` or `["all"]` → the architectures, each once; raises OptionError for one unsupported.
+
+    "90" and "100" are what the GPUs are called; their kernels use what only "90a" and "100a" have.
+    """
     names = [part.strip().removeprefix("sm_") for text in wanted for part in text.split(",")]
+    names = [f"{name}a" if f"{name}a" in ARCHITECTURES else name for name in names]
     for name in names:
         if name not in (*ARCHITECTURES, "all"):
-            raise OptionError(f"sm_{name} is not supported: use {', '.join(ARCHITECTURES)}, or all")
+            asked = f"sm_{name} is not supported" if name else "an architecture is empty"
+            raise OptionError(f"{asked}: use {', '.join(ARCHITECTURES)}, or all")
     return ARCHITECTURES if "all" in names else tuple(dict.fromkeys(names))
 
 

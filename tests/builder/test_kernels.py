@@ -177,13 +177,19 @@ def test_architectures() -> None:
     assert kernels.architectures([]) == ()
     assert kernels.architectures(["90a,89", "sm_90a", " 121 "]) == ("90a", "89", "121")
     assert kernels.architectures(["89", "all"]) == ARCHITECTURES
+    assert kernels.architectures(["sm_90,100", "90a"]) == ("90a", "100a")
     assert BuildConfig("t", Path("b"), cuda_arch=("90a,89",)).architectures == ("90a", "89")
 
 
-@pytest.mark.parametrize("name", ["75", "90", "sm_100", "compute_80", "", "banana", "80;86", "8 0"])
+@pytest.mark.parametrize("name", ["75", "sm_70", "compute_80", "banana", "80;86", "8 0"])
 def test_an_unsupported_architecture_is_named(name: str) -> None:
     with pytest.raises(OptionError, match=f"^sm_{name.removeprefix('sm_')} is not supported: use 80, 86, .*, or all$"):
         BuildConfig("t", Path("b"), cuda_arch=("80", name))
+
+
+def test_an_empty_architecture() -> None:
+    with pytest.raises(OptionError, match="^an architecture is empty: use 80, 86"):
+        kernels.architectures(["80,"])
 
 
 def test_a_shape_is_one_of_the_kernels() -> None:
