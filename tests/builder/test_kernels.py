@@ -188,7 +188,7 @@ def test_an_unsupported_architecture_is_named(name: str) -> None:
 
 
 def test_an_empty_architecture() -> None:
-    with pytest.raises(OptionError, match="^an architecture is empty: use 80, 86"):
+    with pytest.raises(OptionError, match="an architecture is empty: use 80, 86"):
         kernels.architectures(["80,"])
 
 
