@@ -276,11 +276,17 @@ template <class T> __device__ __forceinline__ void combine(const specbuild_atten
 #define EACH_KERNEL(X) EACH_SHAPE(X, F16, F16) EACH_SHAPE(X, BF16, BF16) EACH_SHAPE(X, F16, E4M3) EACH_SHAPE(X, BF16, E4M3)
 #endif
 
+// A compiler that is asked for no architecture takes one that is too old; the launcher refuses what came of it, by name.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define ATTEND(T, C, D, ROWS) __trap()
+#else
+#define ATTEND(T, C, D, ROWS) specbuild::attend<specbuild::T, specbuild::C, D, ROWS / 16>(p)
+#endif
 #define DEFINE(T, C, D, ROWS) DEFINE_NAMED(T, C, D, ROWS)
 #define DEFINE_NAMED(T, C, D, ROWS)                                                                    \
   extern "C" __global__ void __launch_bounds__(specbuild::kThreads, 2)                                 \
       tree_attention_##T##_##C##_d##D##_r##ROWS(const __grid_constant__ specbuild_attention p) {       \
-    specbuild::attend<specbuild::T, specbuild::C, D, ROWS / 16>(p);                                    \
+    ATTEND(T, C, D, ROWS);                                                                             \
   }
 EACH_KERNEL(DEFINE)
 extern "C" __global__ void __launch_bounds__(specbuild::kThreads)

@@ -114,6 +114,10 @@ int specbuild_tree_attention(const specbuild_attention *p, void *stream) {
   if (!kernel) return refuse("this library was compiled without head size %d in %s", p->head_dim, name_of(p->dtype));
   const int tiles = ceil_div(p->nodes * (p->heads / p->kv_heads), kernel->rows);
   if (p->kv_heads * tiles > 65535) return refuse("%d nodes of %d heads are too many for one launch", p->nodes, p->heads);
+  int architecture = 0;
+  if (const int status = compiled_for(kernel->run, &architecture)) return status;
+  if (architecture > 0 && architecture < 80)
+    return refuse("this library was compiled for sm_%d: TreeAttention needs sm_80 or later, compile with -arch", architecture);
   const int status = launch(kernel->run, Grid{p->splits, p->kv_heads * tiles, p->batch, kThreads, size_t(kernel->shared)}, *p, stream);
   if (status || p->splits == 1) return status;
   const Grid grid = {ceil_div(p->batch * p->nodes * p->heads, kWarps), 1, 1, kThreads, 0};

@@ -23,6 +23,7 @@ struct Grid {
 };
 
 #ifdef SPECBUILD_HOST
+template <class P> int compiled_for(void (*)(P), int *architecture) { return *architecture = 90, SPECBUILD_OK; }
 template <class P> int launch(void (*kernel)(P), Grid grid, const P &p, void *, bool = false) {
   const char *problem = host::run(grid.x, grid.y, grid.z, grid.threads, grid.shared, [&] { kernel(p); });
   if (!problem) return SPECBUILD_OK;
@@ -30,17 +31,28 @@ template <class P> int launch(void (*kernel)(P), Grid grid, const P &p, void *, 
   return SPECBUILD_CUDA_ERROR;
 }
 #else
+inline int cuda_status(cudaError_t error) {
+  if (error == cudaSuccess) return SPECBUILD_OK;
+  snprintf(message, sizeof message, "CUDA: %s", cudaGetErrorString(error));
+  return SPECBUILD_CUDA_ERROR;
+}
+
+// The compute capability, 90 for 9.0, that the code was compiled for which this device runs; 0: the driver does not say.
+template <class P> int compiled_for(void (*kernel)(P), int *architecture) {
+  cudaFuncAttributes compiled = {};
+  const int status = cuda_status(cudaFuncGetAttributes(&compiled, kernel));
+  *architecture = compiled.ptxVersion;
+  return status;
+}
+
 // overlap: the kernel may start before the one in front of it in the stream has ended, and waits for it by itself: if it was
 // compiled for compute capability 9.0 or later, for only then it has the instruction (griddepcontrol.wait).
 template <class P> int launch(void (*kernel)(P), Grid grid, const P &p, void *stream, bool overlap = false) {
   cudaError_t error = cudaSuccess;
   if (grid.shared > 16 * 1024)  // with the static part it may be more than the 48 KiB that need no asking
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared));
-  if (overlap && error == cudaSuccess) {
-    cudaFuncAttributes compiled;
-    error = cudaFuncGetAttributes(&compiled, kernel);
-    overlap = error == cudaSuccess && compiled.ptxVersion >= 90;
-  }
+  int architecture = 0;
+  overlap = overlap && !compiled_for(kernel, &architecture) && architecture >= 90;
   if (error == cudaSuccess) {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -54,9 +66,7 @@ template <class P> int launch(void (*kernel)(P), Grid grid, const P &p, void *st
     config.numAttrs = overlap ? 1 : 0;
     error = cudaLaunchKernelEx(&config, kernel, p);
   }
-  if (error == cudaSuccess) return SPECBUILD_OK;
-  snprintf(message, sizeof message, "CUDA: %s", cudaGetErrorString(error));
-  return SPECBUILD_CUDA_ERROR;
+  return cuda_status(error);
 }
 #endif
 
