@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import ExecutionError, OptionError, one_line
+from .kernels import split_names
 
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")
@@ -51,7 +52,7 @@ def flavour(backend: str) -> Any:
 
 def architectures(wanted: Sequence[str]) -> tuple[str, ...]:
     """TensorRT-RTX's targets, each once; () is portable, for whatever it supports. Raises OptionError."""
-    names = [part.strip().removeprefix("sm_") for text in wanted for part in text.split(",")]
+    names = split_names(wanted)
     for name in names:
         if name not in (*RTX_ARCHITECTURES, "portable"):
             raise OptionError(f"TensorRT-RTX has no sm_{name}: use {', '.join(RTX_ARCHITECTURES)}, or portable")
@@ -83,8 +84,9 @@ def compile_engine(
     _let_attention_decompose(trt, network)
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    dimensions = _dimensions(graph)
     for profile in profiles:
-        config.add_optimization_profile(_shapes(builder, network, profile, _dimensions(graph)))
+        config.add_optimization_profile(_shapes(builder, network, profile, dimensions))
     if targets:
         config.num_compute_capabilities = len(targets)
         for index, name in enumerate(targets):

@@ -81,13 +81,17 @@ class Cubin:
     log: str
 
 
+def split_names(wanted: Iterable[str]) -> list[str]:
+    """`["90a,89", "sm_80"]` → the names one by one, without their prefix."""
+    return [part.strip().removeprefix("sm_") for text in wanted for part in text.split(",")]
+
+
 def architectures(wanted: Iterable[str]) -> tuple[str, ...]:
     """`["90a,89", "sm_80"]` or `["all"]` → the architectures, each once; raises OptionError for one unsupported.
 
     "90" and "100" are what the GPUs are called; their kernels use what only "90a" and "100a" have.
     """
-    names = [part.strip().removeprefix("sm_") for text in wanted for part in text.split(",")]
-    names = [f"{name}a" if f"{name}a" in ARCHITECTURES else name for name in names]
+    names = [f"{name}a" if f"{name}a" in ARCHITECTURES else name for name in split_names(wanted)]
     for name in names:
         if name not in (*ARCHITECTURES, "all"):
             asked = f"sm_{name} is not supported" if name else "an architecture is empty"

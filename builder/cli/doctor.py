@@ -18,8 +18,9 @@ import click
 from ...runtime.errors import OptionError
 from ...runtime.library import find_library
 from .. import kernels
+from ..compile import MODULES
 
-_FLAVOURS = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx", "tensorrt-lean": "tensorrt_lean"}
+_FLAVOURS = MODULES | {"tensorrt-lean": "tensorrt_lean"}
 
 
 @click.command(name="doctor")

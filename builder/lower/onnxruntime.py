@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ..passes import clean
 from ..passes.pattern import dims, initializer, insert, replace
 from .lanes import cache_width, lower_attention, make_lanes, window_of
+from .standard import swiglu
 
 _MS = "com.microsoft"
 INPUTS = {
@@ -84,14 +85,6 @@ def _residual_norm(node: ir.Node) -> list[ir.Value]:
     return [new.outputs[0], new.outputs[3]]
 
 
-def _swiglu(node: ir.Node) -> list[ir.Value]:
-    """Sigmoid and two products: QuickGelu, which is silu with factor 1, is several times slower."""
-    gate, up = node.inputs
-    sigmoid = insert(node, "Sigmoid", [gate])
-    silu = insert(node, "Mul", [gate, sigmoid.outputs[0]])
-    return list(insert(node, "Mul", [silu.outputs[0], up]).outputs)
-
-
 def _transposed_product(node: ir.Node) -> list[ir.Value]:
     return list(insert(node, "FusedMatMul", node.inputs, _MS, {"transB": 1}).outputs)
 
@@ -135,7 +128,7 @@ __all__ = ["INPUTS", "OUTPUTS", "cache_width", "lower"]
 _LOWERED = {
     "RMSNormalization": _norm,
     "AddRMSNorm": _residual_norm,
-    "SwiGLU": _swiglu,
+    "SwiGLU": swiglu,
     "MatMulNT": _transposed_product,
     "BlockMatMul": _block_product,
     "BlockGather": _block_gather,

@@ -18,12 +18,6 @@ struct F16 { uint16_t bits; };
 struct BF16 { uint16_t bits; };
 struct E4M3 { uint8_t bits; };
 
-#ifdef SPECBUILD_HOST
-constexpr bool kHost = true;
-#else
-constexpr bool kHost = false;
-#endif
-
 __device__ __forceinline__ uint32_t bits_of(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ float float_of(uint32_t bits) { return __uint_as_float(bits); }
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-import torch
+from small_models import LLAMA3, branching, reference
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.lower.onnxruntime import INPUTS, OUTPUTS, cache_width, lower
@@ -20,14 +20,6 @@ from specbuild.runtime.tree import Tree
 
 Make = Callable[..., Any]
 CAPACITY = 40
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
 VARIANTS: dict[str, dict[str, Any]] = {
     "gqa": {},
     "mqa, biases": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
@@ -77,22 +69,9 @@ def compiled(model: Any, path: Path, batch_size: int) -> Executor:
     return load("onnxruntime", path, spec, batch_size, threads=1)
 
 
-def reference(model: Any, tokens: list[int]) -> np.ndarray:
-    with torch.no_grad():
-        return np.asarray(model(input_ids=torch.tensor([tokens])).logits[0])
-
-
 def share(slot: int, start: int, tree: Tree) -> Share:
     visible = None if tree.is_chain else tree.ancestors()
     return Share(slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, len(tree))
-
-
-def branching(seed: int, nodes: int) -> Tree:
-    rng = np.random.default_rng(seed)
-    tree = Tree([int(rng.integers(97))])
-    while len(tree) < nodes:
-        tree.add(int(rng.integers(97)), int(rng.integers(len(tree))))
-    return tree
 
 
 @pytest.mark.parametrize("name", VARIANTS)

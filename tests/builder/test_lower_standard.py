@@ -16,6 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from small_models import LLAMA3, branching, reference
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.lower.standard import DTYPES, INPUTS, OUTPUTS, lower
@@ -25,14 +26,6 @@ from specbuild.runtime.tree import Tree
 Make = Callable[..., Any]
 CAPACITY, NODES = 40, 9
 PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4]]
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
 VARIANTS: dict[str, dict[str, Any]] = {
     "gqa": {},
     "mqa, biases": {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
@@ -82,19 +75,6 @@ class Session:
         logits, *presents = self.session.run(None, feed)
         self.caches = dict(zip(self.caches, presents, strict=True))
         return np.asarray(logits)
-
-
-def reference(model: Any, tokens: list[int]) -> np.ndarray:
-    with torch.no_grad():
-        return np.asarray(model(input_ids=torch.tensor([tokens])).logits[0])
-
-
-def branching(seed: int, nodes: int) -> Tree:
-    rng = np.random.default_rng(seed)
-    tree = Tree([int(rng.integers(97))])
-    while len(tree) < nodes:
-        tree.add(int(rng.integers(97)), int(rng.integers(len(tree))))
-    return tree
 
 
 def check(model: Any, session: Session) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from small_models import LLAMA3
 from specbuild.builder import pipeline
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.pipeline import build, stages
@@ -22,14 +23,6 @@ from specbuild.runtime.errors import CheckpointError, ExecutionError, OutputErro
 Make = Callable[..., Path]
 NEW_TOKENS = 20
 PROMPTS = [[17], [5, 900, 31, 31, 2048, 7], list(range(100, 140))]
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 ODD = {
     "hidden_size": 39,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_oracle import ancestors
 from calls import POISON, Growths, ints, poisoned
 from device import HostKernels
 from hypothesis import given, settings
@@ -35,15 +36,6 @@ def level(
         missing = np.arange(growths.best) >= left
         choices[missing], scores[missing] = -1, -np.inf
     return choices, scores
-
-
-def ancestors(parents: Sequence[int]) -> np.ndarray:
-    """`bool[R, R]` of a forest."""
-    seen = np.eye(len(parents), dtype=bool)
-    for row, parent in enumerate(parents):
-        if parent >= 0:
-            seen[row] |= seen[parent]
-    return seen
 
 
 def grow_both(
