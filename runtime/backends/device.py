@@ -1,0 +1,129 @@
+"""The seam between what decodes on a device and the device: memory, streams and graphs, kernels, compiled models.
+
+Nothing here knows CUDA. `cuda.py` is a GPU; the tests have a device that is this process's own memory, on which the same
+loops run with the kernels compiled for a CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from . import ModelSpec
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Memory of a device: where it is, and what it holds; bfloat16 is held as uint16."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Device(Protocol):
+    """Memory and streams. A stream is what the driver calls one, a number; nothing enqueued has run when a call returns."""
+
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Tensor:
+        """Memory of the device, zero; freed by `close`. Raises ExecutionError where there is too little."""
+        ...
+
+    def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+        """Memory of the host that the device copies from and to without waiting, zero; freed by `close`."""
+        ...
+
+    def stream(self) -> int:
+        """A new stream."""
+        ...
+
+    def upload(self, to: Tensor, source: NDArray[Any], stream: int) -> None:
+        """Enqueue a copy of `source`, pinned and left alone until it has run, to the beginning of `to`."""
+        ...
+
+    def download(self, to: NDArray[Any], source: Tensor, stream: int) -> None:
+        """Enqueue a copy of the beginning of `source` to `to`, which is pinned and contiguous."""
+        ...
+
+    def copy(self, to: Tensor, source: Tensor, stream: int) -> None:
+        """Enqueue a copy of all of `source` to the beginning of `to`."""
+        ...
+
+    def move_rows(self, cache: Tensor, slot: int, rows: Sequence[int], start: int, stream: int) -> None:
+        """Enqueue moves of cache rows, ascending, to `start, start + 1, …`; cache `[2·layers, slots, heads, rows, D]`."""
+        ...
+
+    def after(self, stream: int, other: int) -> None:
+        """What is enqueued on `stream` from now on waits for what is enqueued on `other` by now."""
+        ...
+
+    def wait(self, stream: int) -> None:
+        """Block until everything enqueued on a stream has run; raises ExecutionError where some of it failed."""
+        ...
+
+    def graph(self, enqueue: Step, stream: int) -> Step:
+        """What `enqueue` enqueues on a stream as one graph, captured now and not run; the result enqueues it.
+
+        Where it cannot be captured the result is `enqueue` itself, and `uncaptured` says why.
+        """
+        ...
+
+    uncaptured: list[str]  # why graphs could not be captured, one line each
+
+    def close(self) -> None:
+        """Wait for everything, and free it all."""
+        ...
+
+
+class Kernels(Protocol):
+    """The kernels of plugins/kernels.h: `KernelLibrary`, or `CubinKernels` from a bundle."""
+
+    def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
+        """Enqueue a kernel; raises OptionError for what it refuses."""
+        ...
+
+    def workspace(self, params: Any) -> int:
+        """Bytes of workspace that TreeAttention or a choice needs."""
+        ...
+
+
+class Model(Protocol):
+    """A compiled graph in standard operators over B slots, every tensor bound once.
+
+    A step of N nodes reads and writes the beginning of each tensor, as if its shape had N in place of the most nodes.
+    """
+
+    spec: ModelSpec
+    batch_size: int  # B
+    buckets: Sequence[int]  # node counts that a step may have, ascending
+    chunk: int  # most nodes of `prefill`, at least the largest bucket
+    tokens: Tensor  # int32 [B, N]
+    positions: Tensor  # int32 [B, N]
+    rows: Tensor  # int32 [B]: the cache row of each sequence's first node
+    masks: dict[int, Tensor]  # bool [B, 1, N, S], by window: which cache rows a node sees; padding must see some
+    logits: Tensor  # float32 [B, N, V]
+    cache: Tensor  # [2·layers, B, kv_heads, S, D]; keys of layer i at 2i, values at 2i + 1
+
+    def enqueue(self, nodes: int, stream: int) -> None:
+        """A step of all slots, `nodes` one of `buckets`; all nodes' logits."""
+        ...
+
+    def prefill(self, slot: int, nodes: int, stream: int) -> None:
+        """A step of one slot, at most `chunk` nodes; tensors as for B = 1, `logits[0, 0]` those of the last node."""
+        ...
+
+    def close(self) -> None:
+        """Free what is not the device's memory."""
+        ...
