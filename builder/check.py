@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import onnxruntime
 from numpy.typing import NDArray
 
 from ..runtime import Engine, SamplingParams
-from ..runtime.errors import ExecutionError
+from ..runtime.errors import ExecutionError, SpecbuildError
 from ..runtime.logprobs import log_softmax
 from ..runtime.verify import Case, compare, plain
+from .lower import standard
 from .reference import Reference
 
 NEW_TOKENS = 32
@@ -34,6 +38,54 @@ def tokenize(tokenizer: Any, max_seq_len: int) -> tuple[list[list[int]], int]:
     room = max(1, max_seq_len - NEW_TOKENS)
     prompts = [ids for ids in (tokenizer(text)["input_ids"][:room] for text in PROMPTS) if ids]
     return prompts, min(NEW_TOKENS, max_seq_len - max(map(len, prompts)))
+
+
+def unrunnable(backend: str) -> str | None:
+    """Why a bundle cannot be run on this machine, None where it can."""
+    if backend == "onnxruntime":
+        return None
+    from ..runtime.backends.cuda import check_driver
+
+    try:
+        check_driver()
+    except SpecbuildError as error:
+        return str(error)
+    return None
+
+
+def graph_difference(
+    graph: ir.Model, references: Sequence[Reference], logits: Sequence[NDArray[np.float32]], capacity: int
+) -> float:
+    """The fused graph in standard operators and float32, run by ONNX Runtime on this CPU: the logits' largest distance.
+
+    What can be checked of a graph whose engine cannot be run here. `logits`: Hugging Face's, of each reference's text.
+    Raises ExecutionError where they really differ.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        ir.save(standard.lower(graph, "fp32", capacity), path, external_data="weights.bin")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # it says of every step that the cache is copied
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        pairs = zip(references, logits, strict=True)
+        gap = max(float(np.abs(_chain(session, each.text) - exact).max()) for each, exact in pairs)
+    _raise_far(gap, logits)
+    return gap
+
+
+def _chain(session: onnxruntime.InferenceSession, text: Sequence[int]) -> NDArray[np.float32]:
+    """The logits after each token of a text in an empty cache, `float32[T, V]`."""
+    nodes = np.arange(len(text), dtype=np.int32)
+    feed: dict[str, Any] = {"input_ids": np.array([text], dtype=np.int32), "position_ids": nodes[None]}
+    feed |= {"logit_nodes": nodes, "write_rows": np.zeros(1, dtype=np.int32)}
+    for each in session.get_inputs():
+        if each.name.startswith("past_"):
+            feed[each.name] = np.zeros((1, *each.shape[1:]), dtype=np.float32)
+        elif each.name.startswith("mask."):
+            distance, window = nodes[:, None] - np.arange(each.shape[3]), int(each.name.removeprefix("mask."))
+            feed[each.name] = ((distance >= 0) & (distance < (window or len(text))))[None, None]
+    logits: NDArray[np.float32] = session.run(["logits"], feed)[0][0]
+    return logits
 
 
 def rounding(folder: Path, references: Sequence[Reference]) -> float:
@@ -69,8 +121,8 @@ def check(
             cases.append(compare(engine, f"{name}: default tree against plain decoding", prompts, each, expected))
         bound, precision = engine.manifest.exactness_bound, engine.manifest.precision
     _raise_real(cases)
-    if precision == "fp32" and gap > LOGIT_TOLERANCE * max(1.0, *(float(np.abs(row).max()) for row in logits)):
-        raise ExecutionError(f"the bundle's logits differ from Hugging Face's by up to {gap:.2g}: nothing was written")
+    if precision == "fp32":
+        _raise_far(gap, logits)
     if divergence > MOST_DIVERGENCE:
         raise ExecutionError(
             f"{precision} changes this model too much, by {divergence:.2g} nats a token: nothing was written, use fp32"
@@ -88,6 +140,11 @@ def kl(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> NDArray[n
     p, q = log_softmax(reference), log_softmax(logits)
     with np.errstate(invalid="ignore"):  # −inf where a token is impossible
         return np.asarray(np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q)).sum(axis=1))
+
+
+def _raise_far(gap: float, logits: Sequence[NDArray[np.float32]]) -> None:
+    if gap > LOGIT_TOLERANCE * max(1.0, *(float(np.abs(row).max()) for row in logits)):
+        raise ExecutionError(f"the bundle's logits differ from Hugging Face's by up to {gap:.2g}: nothing was written")
 
 
 def _raise_real(cases: Sequence[Case]) -> None:

@@ -7,16 +7,19 @@ reason of a failure, with the node's name where the parser knows it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import ExecutionError, OptionError, one_line
-from .kernels import split_names
+from ..runtime.backends.plan import logger
+from ..runtime.bundle import MODULES
+from ..runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
+from .options import HARDWARE, EngineOptions
 
-MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")
 Progress = Callable[[str, float], None]
 
 
@@ -29,17 +32,17 @@ class Profile:
 
     def __post_init__(self) -> None:
         for dimension, sizes in self.sizes.items():
-            if not 0 < sizes[0] <= sizes[1] <= sizes[2]:
+            if not 0 <= sizes[0] <= sizes[1] <= sizes[2]:
                 raise OptionError(f"profile {self.name!r} has sizes {sizes} for {dimension}: least, usual, largest")
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A compiled plan, and the parsed network's layers by type."""
+    """A compiled plan, TensorRT's version, and the parsed network's layers: name and type, in order."""
 
     plan: bytes
     version: str
-    layers: dict[str, int]
+    layers: list[tuple[str, str]]
 
 
 def flavour(backend: str) -> Any:
@@ -50,33 +53,58 @@ def flavour(backend: str) -> Any:
         raise OptionError(f"{backend} is not installed ({one_line(error)}): pip install {backend}") from None
 
 
-def architectures(wanted: Sequence[str]) -> tuple[str, ...]:
-    """TensorRT-RTX's targets, each once; () is portable, for whatever it supports. Raises OptionError."""
-    names = split_names(wanted)
-    for name in names:
-        if name not in (*RTX_ARCHITECTURES, "portable"):
-            raise OptionError(f"TensorRT-RTX has no sm_{name}: use {', '.join(RTX_ARCHITECTURES)}, or portable")
-    if "portable" in names and len(set(names)) > 1:
-        raise OptionError("an engine is portable or for named architectures, not both")
-    return tuple(dict.fromkeys(name for name in names if name != "portable"))
+def make_profiles(buckets: Sequence[int], batch_size: int, chunk: int) -> list[Profile]:
+    """One for each bucket, and one for longer chunks of a prompt, at most `chunk` nodes, where that is more.
+
+    The batch is dynamic in all of them, even where there is one sequence: profiles of which some have a fixed batch of
+    1 each lay out the weights in their own way, and TensorRT-RTX 1.7 stores them once for either. A prompt is a chain,
+    which needs no tree.
+    """
+    batch = (1, 1, max(2, batch_size))
+    most, least = buckets[-1], buckets[-1] + 1
+    profiles = [
+        Profile(f"nodes{n}", {"batch": batch, "nodes": (n, n, n), "logit_nodes": (n, n, n), "tree": (n, most, most)})
+        for n in buckets
+    ]
+    if chunk >= least:
+        nodes = (least, max(least, chunk // 2), chunk)
+        prompt = {"batch": (1, 1, 2), "nodes": nodes, "logit_nodes": (1, 1, 1), "tree": (0, 0, 0)}
+        profiles.append(Profile("prompt", prompt))
+    return profiles
+
+
+def check_machine(backend: str, options: EngineOptions) -> None:
+    """Before minutes are spent: is TensorRT here, and a GPU where it needs one? Raises OptionError."""
+    if backend == "tensorrt" or options.refit:
+        from ..runtime.backends.cuda import check_driver
+
+        asked = backend if backend == "tensorrt" else f"{backend} with --refit"
+        try:
+            check_driver()
+        except SpecbuildError as error:
+            raise OptionError(
+                f"{asked} needs a GPU to build, and here {error}; --backend tensorrt-rtx alone needs none"
+            ) from None
+    flavour(backend)
 
 
 def compile_engine(
     graph: Path,
     backend: str,
     profiles: Sequence[Profile],
-    targets: Sequence[str] = (),
+    options: EngineOptions | None = None,
     progress: Progress | None = None,
 ) -> Engine:
-    """Compile a graph whose dynamic dimensions the profiles name; `targets` as `architectures` returns them.
+    """Compile a graph whose dynamic dimensions the profiles name.
 
     Raises OptionError for what is asked wrongly, ExecutionError for what TensorRT refuses.
     """
-    trt = flavour(backend)
-    log = _log(trt)
+    trt, options = flavour(backend), options or EngineOptions()
+    log = logger(trt)
+    log.clear()
     builder = trt.Builder(log)
     if builder is None:
-        raise ExecutionError(f"{backend} does not start: {log.last or 'no reason given'}")
+        raise ExecutionError(f"{backend} does not start: {log.reason}")
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(str(graph)):
@@ -87,20 +115,64 @@ def compile_engine(
     dimensions = _dimensions(graph)
     for profile in profiles:
         config.add_optimization_profile(_shapes(builder, network, profile, dimensions))
+    _configure(trt, config, options)
+    if progress:
+        config.progress_monitor = _monitor(trt, progress)
+    with _silent():
+        plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise ExecutionError(f"{backend} cannot compile {graph.name}: {log.reason}")
+    if options.timing_cache:
+        _save(options.timing_cache, bytes(config.get_timing_cache().serialize()))
+    layers = [(layer.name, layer.type.name) for layer in map(network.get_layer, range(network.num_layers))]
+    return Engine(bytes(plan), str(trt.__version__), layers)
+
+
+def _configure(trt: Any, config: Any, options: EngineOptions) -> None:
+    """The options as TensorRT takes them; float32 is never rounded to TF32."""
+    config.clear_flag(trt.BuilderFlag.TF32)
+    if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION") and not options.weight_streaming:  # for CUDA graphs
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    targets = options.targets
     if targets:
         config.num_compute_capabilities = len(targets)
         for index, name in enumerate(targets):
             config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{name}"), index)
-    if progress:
-        config.progress_monitor = _monitor(trt, progress)
-    plan = builder.build_serialized_network(network, config)
-    if plan is None:
-        raise ExecutionError(f"{backend} cannot compile {graph.name}: {log.last or 'no reason given'}")
-    layers: dict[str, int] = {}
-    for index in range(network.num_layers):
-        kind = network.get_layer(index).type.name
-        layers[kind] = layers.get(kind, 0) + 1
-    return Engine(bytes(plan), str(trt.__version__), dict(sorted(layers.items())))
+    if options.builder_optimization_level is not None:
+        config.builder_optimization_level = options.builder_optimization_level
+    if options.workspace is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace << 20)
+    for name in ("weight_streaming", "refit", "version_compatible"):
+        if getattr(options, name):
+            config.set_flag(getattr(trt.BuilderFlag, name.upper()))
+    if options.hardware_compatible:
+        config.hardware_compatibility_level = getattr(
+            trt.HardwareCompatibilityLevel, HARDWARE[options.hardware_compatible]
+        )
+    if options.timing_cache:
+        stored = options.timing_cache.read_bytes() if options.timing_cache.is_file() else b""
+        if not config.set_timing_cache(config.create_timing_cache(stored), ignore_mismatch=False):
+            raise OptionError(f"{options.timing_cache} is another machine's or TensorRT's timing cache: remove it")
+
+
+def _save(path: Path, content: bytes) -> None:
+    """Written whole or not at all."""
+    with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}.", delete=False) as file:
+        file.write(content)
+    Path(file.name).replace(path)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """TensorRT's compiler writes to standard error by itself: what it says there comes through the log as well."""
+    kept = os.dup(2)
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _let_attention_decompose(trt: Any, network: Any) -> None:
@@ -144,23 +216,10 @@ def _shapes(builder: Any, network: Any, profile: Profile, dimensions: dict[str, 
 def _reason(parser: Any, log: Any) -> str:
     """The parser's first error with the node it is about."""
     if not parser.num_errors:
-        return str(log.last or "no reason given")
+        return str(log.reason)
     error = parser.get_error(0)
     where = f"node {error.node_name()!r} ({error.node_operator()}): " if error.node_name() else ""
     return where + " ".join(str(error.desc()).split())
-
-
-def _log(trt: Any) -> Any:
-    """A log that keeps the last error and prints nothing."""
-
-    class Log(trt.ILogger):  # type: ignore[misc]
-        last: str | None = None
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.ERROR:
-                self.last = " ".join(message.split())
-
-    return Log()
 
 
 def _monitor(trt: Any, progress: Progress) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..runtime.errors import OptionError, OutputError
 from ..runtime.tree import TreeSpec
 from . import kernels
 from .lower import BACKENDS
+from .options import EngineOptions
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
 MAX_BATCH_SIZE = 64
@@ -20,19 +21,22 @@ DEFAULT_TREE = "best:5"  # six nodes: on a CPU the most that cost little more th
 class BuildConfig:
     """One build. `target` and `draft`: a folder or a hub id; `max_seq_len` None: what both take, at most 4096.
 
-    `draft_precision` None: the target's. `cuda_arch`: what to compile kernels for, as `kernels.architectures` takes it.
+    `precision` None: the backend's first; `draft_precision` None: the target's. `cuda_arch`: what to compile kernels
+    for, as `kernels.architectures` takes it, or "none". `engine`: how engines are compiled.
     """
 
     target: str
     output: Path
     draft: str | None = None
     backend: str = "onnxruntime"
-    precision: str = "fp32"
+    precision: str | None = None
     draft_precision: str | None = None
     max_seq_len: int | None = None
     max_batch_size: int = 4
+    buckets: tuple[int, ...] = BUCKETS
     tree: str = DEFAULT_TREE
     cuda_arch: tuple[str, ...] = ()
+    engine: EngineOptions = field(default_factory=EngineOptions)
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -40,7 +44,7 @@ class BuildConfig:
         if self.backend not in BACKENDS:
             raise OptionError(f"unknown backend {self.backend!r}: use {', '.join(BACKENDS)}")
         precisions = BACKENDS[self.backend].precisions
-        for precision in (self.precision, self.draft_precision or self.precision):
+        for precision in (self.precision_of("target"), self.precision_of("draft")):
             if precision not in precisions:
                 raise OptionError(f"backend {self.backend} has no precision {precision!r}: use {', '.join(precisions)}")
         if self.draft_precision and not self.draft:
@@ -49,19 +53,40 @@ class BuildConfig:
             raise OptionError(f"max-seq-len must be at least 2, not {self.max_seq_len}")
         if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:
             raise OptionError(f"max-batch-size must be 1…{MAX_BATCH_SIZE}, not {self.max_batch_size}")
-        TreeSpec.parse(self.tree).check(BUCKETS[-1])
-        kernels.architectures(self.cuda_arch)
+        if list(self.buckets) != sorted({1, *self.buckets}) or self.buckets[-1] > BUCKETS[-1]:
+            raise OptionError(f"buckets must go up from 1 to at most {BUCKETS[-1]}, not {self.buckets}")
+        if self.draft and self.backend != "onnxruntime" and 2 not in self.buckets:
+            raise OptionError("a draft on a GPU runs two nodes at a time: give a bucket of 2")
+        TreeSpec.parse(self.tree).check(self.buckets[-1])
+        if self.cuda_arch != ("none",):
+            kernels.architectures(self.cuda_arch)
+        self.engine.check(self.backend)
+        if (
+            self.backend == "tensorrt"
+            and self.engine.attention != "native"
+            and "fp32"
+            in (
+                self.precision_of("target"),
+                self.precision_of("draft"),
+            )
+        ):
+            raise OptionError("TreeAttention computes in 16 bits: use fp16 or bf16, or --attention native")
         if self.output.name in ("", ".", ".."):
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")
 
     def precision_of(self, model: str) -> str:
         """The precision of "target" or "draft"."""
-        return self.draft_precision or self.precision if model == "draft" else self.precision
+        asked = self.draft_precision if model == "draft" else None
+        return asked or self.precision or BACKENDS[self.backend].precisions[0]
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """What kernels are compiled for, "90a"; none by default."""
-        return kernels.architectures(self.cuda_arch)
+        """What kernels are compiled for, "90a": as asked, else for the GPUs that the backend's graphs run on."""
+        if self.cuda_arch or self.backend == "onnxruntime":
+            return () if self.cuda_arch == ("none",) else kernels.architectures(self.cuda_arch)
+        if not self.engine.targets:
+            return ("80", "120") if self.backend == "tensorrt-rtx" else kernels.COMPATIBLE
+        return tuple(name for name in self.engine.targets if name in kernels.ARCHITECTURES)
 
     @property
     def batch_sizes(self) -> list[int]:

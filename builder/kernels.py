@@ -17,6 +17,8 @@ from typing import Any
 from ..runtime.errors import ExecutionError, OptionError
 
 ARCHITECTURES = ("80", "86", "87", "89", "90a", "100a", "110", "120", "121")
+COMPATIBLE = ("80", "90a", "100a", "120")  # GPUs from 8.0 on run one of them, but for 8.7, 10.3 and 11.0
+GLUE = ("choose", "commit", "grow", "mask", "publish", "walk")  # what decodes around engines, by source
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = {"F16": ("F16", "E4M3"), "BF16": ("BF16", "E4M3")}  # activations, and the caches each may have
 PLUGINS = Path(__file__).resolve().parent.parent / "plugins"  # beside `builder` in a clone and in a wheel alike
@@ -99,8 +101,10 @@ def architectures(wanted: Iterable[str]) -> tuple[str, ...]:
     return ARCHITECTURES if "all" in names else tuple(dict.fromkeys(names))
 
 
-def sources() -> list[Path]:
-    """The files of plugins/kernels that have kernels in them; raises ExecutionError where there are none."""
+def sources(names: Sequence[str] = ()) -> list[Path]:
+    """The files of plugins/kernels that have kernels in them, or those named; raises ExecutionError without any."""
+    if names:
+        return [PLUGINS / "kernels" / f"{name}.cu" for name in names]
     found = [p for p in sorted((PLUGINS / "kernels").glob("*.cu")) if "__global__" in p.read_text(encoding="utf-8")]
     if not found:
         raise ExecutionError(f"{PLUGINS} has no kernels: install specbuild again")

@@ -47,5 +47,5 @@ def greedy(
 def text_logits(model: PreTrainedModel, tokens: Sequence[int]) -> NDArray[np.float32]:
     """The logits after each token of a text: `float32[T, V]`."""
     with torch.no_grad():
-        logits: NDArray[np.float32] = model(input_ids=torch.tensor([list(tokens)])).logits[0].numpy().copy()
+        logits: NDArray[np.float32] = model(input_ids=torch.tensor([list(tokens)])).logits[0].float().numpy().copy()
     return logits

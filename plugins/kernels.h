@@ -150,7 +150,9 @@ typedef struct specbuild_walk {
   int32_t *path;                   /* [B, N], the accepted nodes, root first, then −1 */
   int32_t *length;                 /* [B], how many; 0 for an idle sequence and after a fault */
   int32_t *emitted;                /* [B, N], the choices along the path, the last one the bonus token, then −1 */
-  int32_t *fault;                  /* [B]; null: not reported */
+  int32_t *roots;                  /* [B], becomes the bonus token, the next round's root; null: not wanted */
+  int32_t *pair;                   /* [B, 2], become the token before the bonus token, and that; null: not wanted */
+  int32_t *fault;                  /* [B]; null: not reported. roots and pair stay where the path is empty */
   int32_t batch, nodes, vocab;     /* vocab: of the history */
 } specbuild_walk;
 
@@ -181,15 +183,19 @@ typedef struct specbuild_commit {
 
 int specbuild_commit_path(const specbuild_commit *p, void *stream);
 
-/* The mask of a tree for a standard attention: what TreeAttention sees by itself, written out. Padding sees row 0 alone, and
- * so does a sequence with a fault, for a softmax over nothing is NaN. */
+/* The mask of a tree for a standard attention: what TreeAttention sees by itself, written out, and where a standard lowering
+ * places the nodes. Padding sees row 0 alone, and so does a sequence with a fault, for a softmax over nothing is NaN. Where
+ * rows are wanted it is a fault that a sequence with nodes has no room for all N. */
 typedef struct specbuild_mask {
   const int32_t *parents;     /* [B, M]; null: a chain */
   const int32_t *cache_len;   /* [B] */
   const int32_t *tree_offset; /* [B]; null: 0 */
   const int32_t *counts;      /* [B]; null: all N */
   void *output;               /* [B, N, S]: 1 and 0 in BOOL; 0 and −infinity, to be added, in F32, F16, BF16 */
+  int32_t *positions;         /* [B, N], cache_len + shift plus the depth, 0 for padding; null: not wanted */
+  int32_t *rows;              /* [B], cache_len + shift + tree_offset, moved into [0, S − N]; null: not wanted */
   int32_t *fault;             /* [B]; null: not reported */
+  int32_t shift;              /* is added to every cache_len */
   int32_t window;             /* 0: none */
   int32_t batch, nodes, tree_nodes, capacity, dtype;
 } specbuild_mask;
@@ -230,6 +236,24 @@ typedef struct specbuild_grow {
 
 int specbuild_grow_level(const specbuild_grow *p, void *stream);
 int specbuild_finish_tree(const specbuild_grow *p, void *stream);
+
+/* A round's end in a loop that stays on the device: its results into entry round % R of a ring, where the host reads them once
+ * `published` counts more than `round`, and before R further rounds. Ends the loop, by the value 0 for the conditional handle,
+ * where stop is set, `most` rounds are published, or no sequence has emitted anything. */
+typedef struct specbuild_ring {
+  int32_t *ring;                 /* [R, B, N + 2], the host's pinned memory: length, fault, emitted */
+  volatile uint64_t *published;  /* [1], the host's: becomes round + 1, once the entry can be read */
+  uint64_t *round;               /* [1], how many are published; goes on by one */
+  const int32_t *length;         /* [B] and [B, N] of specbuild_walk */
+  const int32_t *emitted;
+  const int32_t *fault;          /* [B]; null: 0 is published */
+  const volatile uint32_t *stop; /* [1], the host's, not 0: end; null: it never asks */
+  uint64_t handle;               /* a cudaGraphConditionalHandle; 0: none */
+  uint64_t most;
+  int32_t rounds, batch, nodes; /* R, B, N */
+} specbuild_ring;
+
+int specbuild_publish(const specbuild_ring *p, void *stream);
 
 /* output = RMS norm of x + y, times weight; with scales, quantized row by row: output · scales[row] is the norm. */
 typedef struct specbuild_norm {

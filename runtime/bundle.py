@@ -21,6 +21,7 @@ from .errors import BundleError
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
+MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # backends of compiled engines, by Python module
 _BLOCK = 1 << 20
 
 
@@ -67,10 +68,35 @@ class KernelRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineRecord:
+    """A compiled plan: by which TensorRT, for which architectures ([]: portable), its inputs and its profiles.
+
+    `attention`: "native", standard operators, or "plugin", TreeAttention, of version `plugin`. `profiles`: by name, in
+    the plan's order, each dynamic dimension's least, usual and largest size. `activations`: bytes, an estimate.
+    """
+
+    version: str
+    architectures: list[str]
+    attention: str
+    plugin: str | None
+    version_compatible: bool
+    hardware_compatible: str | None
+    activations: int
+    profiles: dict[str, dict[str, list[int]]]
+
+    def __post_init__(self) -> None:
+        for sizes in (size for profile in self.profiles.values() for size in profile.values()):
+            if len(sizes) != 3 or not all(isinstance(size, int) for size in sizes):
+                raise TypeError("a profile's sizes are three whole numbers")
+        if not isinstance(self.version, str) or not all(isinstance(name, str) for name in self.architectures):
+            raise TypeError("an engine's version and architectures are text")
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What a bundle holds. `buckets`: node counts, root included, ascending; the largest bounds trees and chunks.
 
-    `kernels`: by file, and not in the JSON where there are none, so that every schema 2 reads such a bundle.
+    `kernels`, `engines`: by file, and not in the JSON where there are none, so that every schema 2 reads such a bundle.
     """
 
     schema_version: int
@@ -90,12 +116,14 @@ class Manifest:
     models: dict[str, ModelRecord]
     files: dict[str, FileRecord]
     kernels: dict[str, KernelRecord] = field(default_factory=dict)
+    engines: dict[str, EngineRecord] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The file's text, digest included."""
         body = asdict(self)
-        if not self.kernels:
-            del body["kernels"]
+        for name in ("kernels", "engines"):
+            if not body[name]:
+                del body[name]
         return json.dumps(body | {"digest": _digest(body)}, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -208,7 +236,8 @@ def _parse(root: Path) -> Manifest:
         models = {name: ModelRecord(**record) for name, record in body["models"].items()}
         files = {name: FileRecord(**record) for name, record in body["files"].items()}
         kernels = {name: _kernel_record(record) for name, record in body.get("kernels", {}).items()}
-        manifest = Manifest(**body | {"models": models, "files": files, "kernels": kernels})
+        engines = {name: EngineRecord(**record) for name, record in body.get("engines", {}).items()}
+        manifest = Manifest(**body | {"models": models, "files": files, "kernels": kernels, "engines": engines})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise BundleError(f"{root / MANIFEST} is malformed ({error}): copy or build the bundle again") from None
     for name in _used(manifest):
@@ -220,14 +249,14 @@ def _parse(root: Path) -> Manifest:
 def _used(manifest: Manifest) -> list[str]:
     graphs = [graph for model in manifest.models.values() for graph in model.graphs.values()]
     template = [manifest.chat_template] if manifest.chat_template else []
-    return [*graphs, *manifest.kernels, manifest.tokenizer, *template]
+    return [*graphs, *manifest.kernels, *manifest.engines, manifest.tokenizer, *template]
 
 
 def _paths(body: Mapping[str, Any]) -> list[Any]:
     """Every path a manifest names, before anything else in it is believed."""
     graphs = [graph for model in body["models"].values() for graph in model["graphs"].values()]
     template = [body["chat_template"]] if body["chat_template"] else []
-    return [*body["files"], *graphs, *body.get("kernels", {}), body["tokenizer"], *template]
+    return [*body["files"], *graphs, *body.get("kernels", {}), *body.get("engines", {}), body["tokenizer"], *template]
 
 
 def _check_inside(root: Path, name: Any) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import nvtx
 from .backends import Executor, Share
 from .sequence import Sequence
 from .tree import Tree, TreeSpec
 
+DrafterName = Literal["model", "ngram"]
 PATIENCE = 4  # tokens outside top-p the draft passes over before it stops looking for children
 
 
@@ -174,7 +176,8 @@ class ModelDrafter:
             growing = [(s, g) for s, g in growing if not g.done]
             if not growing:
                 break
-            logits = self._executor.step([self._level(s, g) for s, g in growing])
+            with nvtx.range("draft level"):
+                logits = self._executor.step([self._level(s, g) for s, g in growing])
         self._growth.update((s.slot, g) for s, g in zip(sequences, growths, strict=True))
         return [growth.tree() for growth in growths]
 
@@ -183,7 +186,8 @@ class ModelDrafter:
         while True:
             behind = [s for s in sequences if len(s.tokens) - self._cached[s.slot] > self._chunk]
             if not behind:
-                return self._executor.step([self._chain(s, 1) for s in sequences])
+                with nvtx.range("draft level"):
+                    return self._executor.step([self._chain(s, 1) for s in sequences])
             self._executor.step([self._chain(s, 0) for s in behind])
 
     def _chain(self, sequence: Sequence, logits: int) -> Share:

@@ -9,14 +9,13 @@ from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
 from types import TracebackType
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import backends
 from .bundle import Bundle, Manifest
-from .draft import Drafter, ModelDrafter
+from .draft import Drafter, DrafterName, ModelDrafter
 from .errors import EngineClosedError, OptionError
 from .feed import Feed
 from .handle import Handle
@@ -31,7 +30,6 @@ from .scheduler import Scheduler
 from .sequence import Sequence
 from .tokenizer import Prompt, Tokenizer
 
-DrafterName = Literal["model", "ngram"]
 MAX_WAITING = 256
 
 
@@ -85,10 +83,16 @@ class Engine:
                 raise OptionError(f"threads must be 1…{most}, not {count}")
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
+        if manifest.backend in backends.ON_GPU:
+            if threads is not None:
+                raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
+            from .backends.gpu import load_loop
+
+            loop: Loop = load_loop(bundle, drafter, batch_size)
+            return cls(manifest, _tokenizer(bundle), loop, batch_size, max_waiting)
         chunk = manifest.buckets[-1]
         with bundle.verifying():
-            template = bundle.path(manifest.chat_template) if manifest.chat_template else None
-            tokenizer = Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
+            tokenizer = _tokenizer(bundle)
             target = _load_model(bundle, "target", batch_size, threads or _cores())
             drafting: Drafter = NgramDrafter()
             if drafter != "ngram" and "draft" in manifest.models:
@@ -202,24 +206,19 @@ class Engine:
         self.close()
 
 
+def _tokenizer(bundle: Bundle) -> Tokenizer:
+    manifest = bundle.manifest
+    template = bundle.path(manifest.chat_template) if manifest.chat_template else None
+    return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> backends.Executor:
     """The smallest compiled graph that holds `batch_size` sequences."""
-    model = bundle.manifest.models[name]
-    compiled = min(int(size) for size in model.graphs if int(size) >= batch_size)
-    spec = backends.ModelSpec(
-        name=name,
-        layers=model.layers,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        vocab_size=model.vocab_size,
-        capacity=model.capacity,
-        max_nodes=bundle.manifest.buckets[-1],
-        windows=tuple(model.windows),
-        max_positions=model.max_positions,
-    )
-    graph = bundle.path(model.graphs[str(compiled)])
+    graphs = bundle.manifest.models[name].graphs
+    compiled = min(int(size) for size in graphs if int(size) >= batch_size)
+    graph, spec = bundle.path(graphs[str(compiled)]), backends.spec_of(bundle.manifest, name)
     return backends.load(bundle.manifest.backend, graph, spec, compiled, threads)

@@ -88,7 +88,7 @@ class Walk(ctypes.Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("tokens", "parents", "choices", "counts", "history")),
-        *((name, c_void_p) for name in ("path", "length", "emitted", "fault")),
+        *((name, c_void_p) for name in ("path", "length", "emitted", "roots", "pair", "fault")),
         *((name, c_int32) for name in ("batch", "nodes", "vocab")),
     ]
 
@@ -116,8 +116,9 @@ class Mask(ctypes.Structure):
     """`specbuild_mask`."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("parents", "cache_len", "tree_offset", "counts", "output", "fault")),
-        *((name, c_int32) for name in ("window", "batch", "nodes", "tree_nodes", "capacity", "dtype")),
+        *((name, c_void_p) for name in ("parents", "cache_len", "tree_offset", "counts", "output", "positions")),
+        *((name, c_void_p) for name in ("rows", "fault")),
+        *((name, c_int32) for name in ("shift", "window", "batch", "nodes", "tree_nodes", "capacity", "dtype")),
     ]
 
 
@@ -140,6 +141,16 @@ class Grow(ctypes.Structure):
         *((name, c_void_p) for name in ("tree_tokens", "tree_parents", "tree_counts", "tree_nodes", "node_rows")),
         ("fault", c_void_p),
         *((name, c_int32) for name in ("batch", "pool", "frontiers", "best", "rows", "nodes", "first")),
+    ]
+
+
+class Ring(ctypes.Structure):
+    """`specbuild_ring`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("ring", "published", "round", "length", "emitted", "fault", "stop")),
+        *((name, c_uint64) for name in ("handle", "most")),
+        *((name, c_int32) for name in ("rounds", "batch", "nodes")),
     ]
 
 
@@ -183,6 +194,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "mask": Mask,
     "growth": Shape,
     "grow": Grow,
+    "ring": Ring,
     "norm": Norm,
     "swiglu": SwiGLU,
     "gather": Gather,
@@ -196,6 +208,7 @@ LAUNCHERS: dict[str, type[ctypes.Structure]] = {
     "tree_mask": Mask,
     "grow_level": Grow,
     "finish_tree": Grow,
+    "publish": Ring,
     "rms_norm": Norm,
     "swiglu_gate": SwiGLU,
     "gather_rows": Gather,

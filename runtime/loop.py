@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
+from . import nvtx
 from .accept import walk
 from .backends import Executor, Share
 from .draft import Drafter
@@ -35,14 +36,22 @@ class Loop:
         Raises whatever drafting or the step itself raises, which concerns them all.
         """
         before, emitted = self._clock(), sum(len(s.output) for s in sequences)
+        with nvtx.range("round"):
+            self.run(sequences)
+        self._account(before, sum(len(s.output) for s in sequences) - emitted)
+
+    def run(self, sequences: Seq[Sequence]) -> None:
+        """A round, without its statistics."""
         trees = self.draft(sequences)
-        logits = self.target.step([self.share(s, t) for s, t in zip(sequences, trees, strict=True)])
+        shares = [self.share(s, t) for s, t in zip(sequences, trees, strict=True)]
+        with nvtx.range("verify"):
+            logits = self.target.step(shares)
         for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
             try:
-                (self.accept if sequence.pending == 1 else self.read)(sequence, tree, rows)
+                with nvtx.range("accept"):
+                    (self.accept if sequence.pending == 1 else self.read)(sequence, tree, rows)
             except Exception as error:  # of this sequence alone: the others go on
                 sequence.fail(error)
-        self._account(before, sum(len(s.output) for s in sequences) - emitted)
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
@@ -70,7 +79,8 @@ class Loop:
             sequence.emit(token, self.eos)
             if sequence.finish_reason:
                 break
-        self.target.commit(sequence.slot, [root + node for node in path], root)
+        with nvtx.range("commit"):
+            self.target.commit(sequence.slot, [root + node for node in path], root)
         sequence.cached += len(path)
         if drafted and self.drafter:
             self.drafter.commit(sequence, path)
@@ -85,13 +95,17 @@ class Loop:
             sequence.emit(self.choose(sequence, logits[-1], sequence.cached - 1), self.eos)
 
     def choose(self, sequence: Sequence, row: NDArray[np.float32], position: int) -> int:
-        """The target's choice from a verified node's logits, to be emitted; notes its log-probability if asked."""
+        """The target's choice from a verified node's logits, to be emitted."""
         token = sequence.sampler.choose(row, position, ())
+        self.note(sequence, row, token)
+        return token
+
+    def note(self, sequence: Sequence, row: NDArray[np.float32], token: int) -> None:
+        """Refuse a choice whose logit is not finite (ExecutionError); note its log-probability if asked."""
         if not math.isfinite(row[token]):
             raise ExecutionError(f"the model gave {row[token]} as a token's logit: build the bundle from sound weights")
         if sequence.params.logprobs is not None:
             sequence.logprobs.append(TokenLogprobs.of(row, token, sequence.params.logprobs))
-        return token
 
     def _account(self, before: tuple[float, float, float], emitted: int) -> None:
         """Add a round that began at `before` to the statistics."""

@@ -3,48 +3,118 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..config import DEFAULT_TREE, BuildConfig
+from ...runtime.errors import OptionError
+from .. import recipe
+from ..config import BUCKETS, DEFAULT_TREE, BuildConfig
 from ..kernels import ARCHITECTURES
+from ..layers import in_words
 from ..lower import BACKENDS
+from ..options import ATTENTIONS, HARDWARE, RTX_ARCHITECTURES, EngineOptions
+
+_ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
+
+
+def _take_recipe(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """A recipe's values are the options' defaults."""
+    if path is not None:
+        names = {p.name for p in context.command.params if p.name not in (None, "recipe", "output", "force", "as_json")}
+        context.default_map = recipe.read(path, {str(name) for name in names})
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) -> tuple[int, ...]:
+    """`1,2,4`, or a recipe's list."""
+    parts = text.split(",") if isinstance(text, str) else text
+    try:
+        return tuple(int(part) for part in parts)
+    except (TypeError, ValueError):
+        raise OptionError(f"buckets must be whole numbers, not {text!r}") from None
 
 
 @click.command(name="build")
+@click.option(
+    "--recipe",
+    metavar="FILE.toml",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_take_recipe,
+    help="A build written down, like those in engines/; options given here go before it.",
+)
 @click.option("--target", required=True, metavar="DIR", help="The model whose output counts: a folder, or a hub id.")
 @click.option("--draft", metavar="DIR", help="A small model with the same tokenizer; without it, n-gram lookup drafts.")
 @click.option(
     "-o", "--output", required=True, metavar="BUNDLE", type=click.Path(path_type=Path), help="Folder to create."
 )
 @click.option("--backend", default="onnxruntime", show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
-@click.option("--precision", default="fp32", show_default=True, help="fp32, or int8 for the weights.")
+@click.option("--precision", help="fp32 or int8 weights on a CPU, the former by default; fp16, bf16 or fp32 on GPUs.")
 @click.option("--draft-precision", metavar="PRECISION", help="The draft's; the target's by default.")
 @click.option("--max-seq-len", type=int, metavar="N", help="Most tokens of a text, prompt included.")
 @click.option("--max-batch-size", type=int, default=4, show_default=True, metavar="B", help="Most sequences in a step.")
+@click.option(
+    "--buckets",
+    type=click.UNPROCESSED,
+    default=BUCKETS,
+    callback=_numbers,
+    metavar="N,N,…",
+    help="Node counts that a step may have, the root included; 1,2,4,8,16,32,64 by default.",
+)
 @click.option("--tree", default=DEFAULT_TREE, show_default=True, help="The tree that speculation uses by default.")
 @click.option(
     "--cuda-arch",
     multiple=True,
     metavar="ARCH",
-    help=f"Compile the CUDA kernels for it into the bundle: {', '.join(ARCHITECTURES)}, or all; may be repeated.",
+    help=f"Compile the CUDA kernels for it into the bundle: {', '.join(ARCHITECTURES)}, all, or none; may be repeated.",
 )
+@click.option("--arch", multiple=True, metavar="SM", help=f"TensorRT-RTX's targets: {_ARCHITECTURES}; may be repeated.")
+@click.option("--attention", type=click.Choice(ATTENTIONS), help="TensorRT's attention; TreeAttention by default.")
+@click.option("--prompt-chunk", type=int, default=512, show_default=True, metavar="N", help="Prompt tokens in a step.")
+@click.option("--builder-optimization-level", type=int, metavar="0…5", help="How long TensorRT looks for fast kernels.")
+@click.option("--workspace", type=int, metavar="MIB", help="TensorRT's scratch memory while it compiles and runs.")
+@click.option("--timing-cache", type=click.Path(path_type=Path), metavar="FILE", help="Read before, written after.")
+@click.option("--weight-streaming", is_flag=True, help="Weights may stay on the host.")
+@click.option("--refit", is_flag=True, help="Weights may be replaced.")
+@click.option("--version-compatible", is_flag=True, help="Engines also run on later minor versions of TensorRT.")
+@click.option("--hardware-compatible", type=click.Choice(tuple(HARDWARE)), help="Engines also run on other GPUs.")
+@click.option("--dry-run", is_flag=True, help="Check everything that can be checked, say what would be built, stop.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(output: Path, as_json: bool, **options: Any) -> None:
+def command(output: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Compile a target and a draft into one bundle.
 
     \b
     specbuild build --target engines/pycode/target --draft engines/pycode/draft -o pycode.bundle
     """
-    config = BuildConfig(output=output, **options)
+    engine = EngineOptions(**{f.name: options.pop(f.name) for f in fields(EngineOptions)})
+    config = BuildConfig(output=output, engine=engine, **options)
+    if dry_run:
+        _show_plan(config, as_json)
+        return
     report = _build(config)
     if as_json:
         click.echo(json.dumps({"bundle": str(output)} | report))
     else:
         _summarize(output, report)
+
+
+def _show_plan(config: BuildConfig, as_json: bool) -> None:
+    from ..prepare import dry_run
+
+    plan = dry_run(config)
+    if as_json:
+        click.echo(json.dumps(plan))
+        return
+    for name, value in plan.items():
+        lines = value.items() if isinstance(value, dict) else [("", value)]
+        for key, each in lines:
+            text = ", ".join(f"{k} {v}" for k, v in each.items()) if isinstance(each, dict) else str(each)
+            click.echo(f"{name:22}{key:10}{text}" if key else f"{name:22}{text}")
 
 
 def _build(config: BuildConfig) -> dict[str, Any]:
@@ -53,17 +123,24 @@ def _build(config: BuildConfig) -> dict[str, Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
+    console = Console(file=os.fdopen(os.dup(2), "w"))  # its own: a compiler's noise on standard error is not shown
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("loading torch", total=None)
         from ..pipeline import build, stages
 
         bar.update(task, total=stages(config), completed=-1)
 
-        def advance(stage: str) -> None:
+        stage = ""
+
+        def advance(name: str) -> None:
+            nonlocal stage
+            stage = name
             bar.update(task, description=stage, advance=1)
 
-        return build(config, advance)
+        def detail(phase: str, share: float) -> None:
+            bar.update(task, description=f"{stage}: {phase} {share:.0%}")
+
+        return build(config, advance, detail)
 
 
 def _summarize(output: Path, report: dict[str, Any]) -> None:
@@ -76,11 +153,18 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
     if report["kernels"]:
         for name, table in report["kernels"]["architectures"].items():
             click.echo(f"  kernels: {len(table)} for {name}, by {report['kernels']['compiler']}")
+    for name, engine in report["engines"].items():
+        click.echo(f"  {name} engine: {in_words(engine)}")
     for case in exactness["cases"]:
         ties = len(case["divergences"])
         note = f", {ties} near-tie{'s' if ties > 1 else ''} below {exactness['bound']:g}" if ties else ""
         click.echo(f"  {case['name']}: {case['tokens']} tokens equal{note}")
-    click.echo(
-        f"  to Hugging Face: largest logit difference {exactness['largest_logit_difference']:.1e}, "
-        f"divergence {exactness['kl_nats_per_token']:.1e} nats a token"
-    )
+    if "largest_logit_difference" in exactness:
+        click.echo(
+            f"  to Hugging Face: largest logit difference {exactness['largest_logit_difference']:.1e}, "
+            f"divergence {exactness['kl_nats_per_token']:.1e} nats a token"
+        )
+    if "not_run" in exactness:
+        difference = exactness["graph_logit_difference"]
+        click.echo(f"  the target's graph in float32 on this CPU, to Hugging Face: largest difference {difference:.1e}")
+        click.echo(f"  not run here, and so not checked: {exactness['not_run']}")

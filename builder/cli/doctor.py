@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
+from ...runtime.bundle import MODULES
 from ...runtime.errors import OptionError
 from ...runtime.library import find_library
 from .. import kernels
-from ..compile import MODULES
 
 _FLAVOURS = MODULES | {"tensorrt-lean": "tensorrt_lean"}
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ...runtime import Bundle
+from ..layers import in_words
 
 
 @click.command(name="inspect")
@@ -53,12 +54,21 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
         count = sum(len(manifest["kernels"][name]["kernels"]) for name in files)
         size = sum(manifest["files"][name]["bytes"] for name in files)
         table.add_row("kernels", f"sm_{architecture}: {count} kernels in {len(files)} cubins, {size / 1e6:.1f} MB")
+    for name, engine in manifest.get("engines", {}).items():
+        targets = ", ".join(f"sm_{each}" for each in engine["architectures"]) or "portable"
+        table.add_row("engine", f"{name}: TensorRT {engine['version']}, {targets}, {engine['attention']} attention")
+        table.add_row("", f"profiles {', '.join(engine['profiles'])}")
+        table.add_row("", in_words(report["engines"][name.split("/")[0]]))
     memory = report["memory"]
     table.add_row(
         "memory",
         f"{memory['weights'] / 1e6:.1f} MB of weights, {memory['caches_per_sequence'] / 1e6:.1f} MB "
         "of caches per sequence",
     )
+    for each in memory["plans"]:
+        table.add_row("", f"{each['total'] / 1e6:.1f} MB in all for {each['batch_size']} × {each['seq_len']} tokens")
+    if "not_run" in report["exactness"]:
+        table.add_row("checked", f"not run: {report['exactness']['not_run']}")
     for case in report["exactness"]["cases"]:
         ties = len(case["divergences"])
         table.add_row("checked", f"{case['name']}: {case['tokens']} tokens, {ties} near-ties")

@@ -2,16 +2,20 @@
 
 `[B, N]` nodes of B sequences go in padded; `TreeAttention` becomes RotaryEmbedding, TensorScatter into the cache at
 `write_rows [B]`, and Attention over all of its rows under `mask.w [B, 1, N, S]`, bool, which holds the tree and the
-window of w positions (0: none). Activations, weights and caches are of one 16- or 32-bit type; norms are computed in
-float32, and logits come out in it.
+window of w positions (0: none). Tokens, positions and rows are int32, as kernels write them. Activations,
+weights and caches are of one 16- or 32-bit type; norms are computed in float32, and logits come out in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import onnx_ir as ir
 
 from ..passes import clean
-from ..passes.pattern import dims, insert, replace
+from ..passes.pattern import constant, dims, insert, replace
 from .lanes import window_of
 
 OPSET = 24
@@ -37,19 +41,16 @@ def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
     graph = model.graph
     by_name = {value.name: value for value in graph.inputs}
     attentions = [node for node in graph if node.op_type == "TreeAttention"]
-    write_rows = _input("write_rows", ir.DataType.INT64, ["batch"])
+    write_rows = graph_input("write_rows", ir.DataType.INT64, ["batch"])
     masks = {
-        window: _input(f"mask.{window}", ir.DataType.BOOL, ["batch", 1, "nodes", capacity])
+        window: graph_input(f"mask.{window}", ir.DataType.BOOL, ["batch", 1, "nodes", capacity])
         for window in sorted({window_of(node) for node in attentions})
     }
-    for node in attentions:
-        _lower_attention(node, by_name["position_ids"], write_rows, masks[window_of(node)], capacity)
-    for node in list(graph):
-        if node.op_type in _LOWERED:
-            for old, new in zip(node.outputs, _LOWERED[node.op_type](node), strict=True):
-                replace(old, new)
-            graph.remove(node, safe=True)
-    _convert(graph, dtype)
+    for layer, node in enumerate(attentions):
+        _lower_attention(node, layer, by_name["position_ids"], write_rows, masks[window_of(node)], capacity)
+    expand(graph)
+    convert(graph, dtype)
+    narrow(graph, [by_name["input_ids"], by_name["position_ids"], by_name["logit_nodes"], write_rows])
     dropped = ("parents", "cache_len", "tree_offset")
     kept = [value for value in graph.inputs if value.name not in dropped]
     graph.inputs.clear()
@@ -59,12 +60,15 @@ def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
     return model
 
 
-def _input(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
+def graph_input(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
+    """An input still to be added to a graph."""
     return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
 
-def _lower_attention(node: ir.Node, positions: ir.Value, rows: ir.Value, mask: ir.Value, capacity: int) -> None:
-    """`TreeAttention` by the operators that append and attend."""
+def _lower_attention(
+    node: ir.Node, layer: int, positions: ir.Value, rows: ir.Value, mask: ir.Value, capacity: int
+) -> None:
+    """`TreeAttention` by the operators that append and attend, named by their layer."""
     query, key, value, past_key, past_value, *_ = node.inputs
     tables, size = list(node.inputs[9:11]), int(dims(query)[3])  # type: ignore[index]
     for past in (past_key, past_value):
@@ -72,20 +76,55 @@ def _lower_attention(node: ir.Node, positions: ir.Value, rows: ir.Value, mask: i
     if tables:
         width = 2 * int(dims(tables[0])[1])  # type: ignore[index]
         partial = {"rotary_embedding_dim": 0 if width == size else width}
-        query, key = (
-            insert(node, "RotaryEmbedding", [x, *tables, positions], attributes=partial).outputs[0]
-            for x in (query, key)
-        )
+        rotated = [insert(node, "RotaryEmbedding", [x, *tables, positions], attributes=partial) for x in (query, key)]
+        query, key = (named(x, f"rotary.{layer}.{role}") for x, role in zip(rotated, ("query", "key"), strict=True))
+    linear = {"axis": 2, "mode": "linear"}
     present = [
-        insert(node, "TensorScatter", [past, new, rows], attributes={"axis": 2, "mode": "linear"}).outputs[0]
-        for past, new in ((past_key, key), (past_value, value))
+        named(insert(node, "TensorScatter", [past, new, rows], attributes=linear), f"cache.{layer}.{role}")
+        for role, past, new in (("key", past_key, key), ("value", past_value, value))
     ]
-    scores = {name: node.attributes[name].as_float() for name in ("scale", "softcap")}
-    attended = insert(node, "Attention", [query, *present, mask], attributes=scores)
+    scale, softcap = (node.attributes[name].as_float() for name in ("scale", "softcap"))
+    if softcap:
+        attended = _capped_attention(node, [query, *present, mask], scale, softcap)
+    else:
+        attended = insert(node, "Attention", [query, *present, mask], attributes={"scale": scale})
+    named(attended, f"attention.{layer}")
     turned = insert(node, "Transpose", attended.outputs, attributes={"perm": [0, 2, 1, 3]})
     for old, new in zip(node.outputs, [turned.outputs[0], *present], strict=True):
         replace(old, new)
     node.graph.remove(node, safe=True)  # type: ignore[union-attr]
+
+
+def _capped_attention(node: ir.Node, inputs: Sequence[ir.Value | None], scale: float, softcap: float) -> ir.Node:
+    """Attention whose scores are bounded, written out, for TensorRT's has no such bound."""
+    query, key, value, mask = inputs
+    (_, heads, _, size), (_, kv_heads, capacity, _) = dims(node.inputs[0]), dims(node.inputs[3])  # type: ignore[misc]
+    graph = node.graph
+    assert graph is not None
+
+    def then(op_type: str, *values: ir.Value | None, **attributes: Any) -> ir.Value:
+        return insert(node, op_type, values, attributes=attributes).outputs[0]
+
+    def rows(x: ir.Value, count: int | str, width: int | str) -> ir.Value:
+        name, shape = f"attended_{count}_{width}", np.array([0, count, -1, width], dtype=np.int64)
+        return then("Reshape", x, constant(graph, name, shape))
+
+    def number(name: str, x: float) -> ir.Value:
+        return constant(graph, f"{name}_{x:g}", np.array(x, dtype=np.float32))
+
+    assert query is not None
+    scores = then("MatMul", rows(query, kv_heads, size), then("Transpose", key, perm=[0, 1, 3, 2]))
+    capped = then("Tanh", then("Mul", rows(scores, heads, capacity), number("scale", scale / softcap)))
+    masked = then("Where", mask, then("Mul", capped, number("softcap", softcap)), number("hidden", -np.inf))
+    weights = then("Softmax", masked, axis=-1)
+    summed = then("MatMul", rows(weights, kv_heads, capacity), value)
+    return rows(summed, heads, size).producer()  # type: ignore[return-value]
+
+
+def named(node: ir.Node, name: str) -> ir.Value:
+    """The node's output; its name is what a compiler's messages and layers go by."""
+    node.name = name
+    return node.outputs[0]
 
 
 def _residual_norm(node: ir.Node) -> list[ir.Value]:
@@ -108,7 +147,16 @@ def _transposed_product(node: ir.Node) -> list[ir.Value]:
     return list(insert(node, "MatMul", [x, turned.outputs[0]]).outputs)
 
 
-def _convert(graph: ir.Graph, dtype: ir.DataType) -> None:
+def expand(graph: ir.Graph) -> None:
+    """Operators of specbuild's own, but for attention, in standard ones."""
+    for node in list(graph):
+        if node.op_type in _LOWERED:
+            for old, new in zip(node.outputs, _LOWERED[node.op_type](node), strict=True):
+                replace(old, new)
+            graph.remove(node, safe=True)
+
+
+def convert(graph: ir.Graph, dtype: ir.DataType) -> None:
     """Weights, caches and activations to one type; the logits stay float32."""
     if dtype == ir.DataType.FLOAT:
         return
@@ -127,6 +175,17 @@ def _convert(graph: ir.Graph, dtype: ir.DataType) -> None:
     cast.outputs[0].shape, cast.outputs[0].type = logits.shape, ir.TensorType(ir.DataType.FLOAT)
     logits.name, cast.outputs[0].name = None, "logits"
     graph.outputs[list(graph.outputs).index(logits)] = cast.outputs[0]
+
+
+def narrow(graph: ir.Graph, inputs: list[ir.Value]) -> None:
+    """int64 inputs become int32, cast first of all."""
+    for value in inputs:
+        uses = list(value.uses())
+        cast = insert(graph[0], "Cast", [value], attributes={"to": ir.DataType.INT64})
+        cast.outputs[0].shape, cast.outputs[0].type = value.shape, value.type
+        for use in uses:
+            use.node.replace_input_with(use.idx, cast.outputs[0])
+        value.type = ir.TensorType(ir.DataType.INT32)
 
 
 _LOWERED = {

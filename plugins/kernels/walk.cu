@@ -1,7 +1,7 @@
 // Acceptance: from the root along the choices, as far as a child carries the choice (runtime/accept.py).
 //
-// tokens, parents, choices int32 [B, N] to path, emitted int32 [B, N] and length int32 [B]. A warp walks a sequence's tree,
-// two nodes a lane; a step is one vote. Work: a step per accepted node. Bytes: 3·4·N in and 2·4·N out per sequence.
+// tokens, parents, choices int32 [B, N] to path, emitted int32 [B, N] and length int32 [B], and for the next round roots [B]
+// and pair [B, 2]. A warp walks a sequence's tree, two nodes a lane; a step is one vote. Work: a step per accepted node. Bytes: 3·4·N in and 2·4·N out per sequence.
 #include "kernels/common.cuh"
 
 namespace specbuild {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void walk(const specbuild_walk &p) {
     if (real) sound = sound && parents[i] >= -1 && parents[i] < node;
   }
   const bool all_sound = __all_sync(kAllLanes, sound);
-  int node = all_sound && count > 0 ? 0 : -1, length = 0;
+  int node = all_sound && count > 0 ? 0 : -1, length = 0, last = 0, bonus = -1;
   int path[2] = {-1, -1}, emitted[2] = {-1, -1};
   while (node >= 0) {
     const int choice = __shfl_sync(kAllLanes, node < 32 ? choices[0] : choices[1], node % 32);
@@ -33,7 +33,7 @@ __device__ __forceinline__ void walk(const specbuild_walk &p) {
       uint32_t &times = p.history[int64_t(b) * p.vocab + choice];
       times = (times | 0x80000000u) + 1;
     }
-    ++length;
+    ++length, last = node, bonus = choice;
     const unsigned low = __ballot_sync(kAllLanes, parents[0] == node && tokens[0] == choice);
     const unsigned high = __ballot_sync(kAllLanes, parents[1] == node && tokens[1] == choice);
     node = high ? 63 - __clz(int(high)) : 31 - __clz(int(low));  // −1 where no child carries the choice
@@ -43,8 +43,11 @@ __device__ __forceinline__ void walk(const specbuild_walk &p) {
     const int at = lane + 32 * i;
     if (at < p.nodes) p.path[first + at] = path[i], p.emitted[first + at] = emitted[i];
   }
+  const int before = __shfl_sync(kAllLanes, last < 32 ? tokens[0] : tokens[1], last % 32);  // the last accepted node's
   if (lane == 0) {
     p.length[b] = length;
+    if (p.roots && length) p.roots[b] = bonus;
+    if (p.pair && length) p.pair[2 * b] = before, p.pair[2 * b + 1] = bonus;
     const bool fits = count >= 0 && count <= p.nodes;
     if (!all_sound && p.fault) p.fault[b] = fits ? SPECBUILD_FAULT_PARENT : SPECBUILD_FAULT_CAPACITY;
   }
@@ -64,7 +67,8 @@ extern "C" int specbuild_walk_tree(const specbuild_walk *p, void *stream) {
   const Pointer pointers[] = {{"tokens", p->tokens, 4}, {"choices", p->choices, 4}, {"path", p->path, 4},
                               {"length", p->length, 4}, {"emitted", p->emitted, 4},
                               {"parents", p->parents, 4, true}, {"counts", p->counts, 4, true},
-                              {"history", p->history, 4, true}, {"fault", p->fault, 4, true}};
+                              {"history", p->history, 4, true}, {"roots", p->roots, 4, true}, {"pair", p->pair, 4, true},
+                              {"fault", p->fault, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
   return launch(walk_tree, Grid{p->batch, 1, 1, 32, 0}, *p, stream);
 }

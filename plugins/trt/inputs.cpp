@@ -90,7 +90,7 @@ int Inputs::measure(const nvinfer1::PluginTensorDesc *descriptions, specbuild_at
     for (int i = 0; shape[i]; ++i) {
       int64_t &size = sizes[int(shape[i])];
       const int64_t here = given.dims.d[i];
-      if (here < 1 || here > INT32_MAX) return refuse("%s's dimension %d is %lld", spec.name, i, (long long)here);
+      if (here < (shape[i] == 'M' ? 0 : 1) || here > INT32_MAX) return refuse("%s's dimension %d is %lld", spec.name, i, (long long)here);
       if (size && size != here)
         return refuse("%s's dimension %d is %lld: an earlier input has %lld", spec.name, i, (long long)here,
                       (long long)size);

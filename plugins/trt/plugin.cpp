@@ -201,7 +201,9 @@ class TreeAttention final : public nvinfer1::IPluginV3,
       p->key = reinterpret_cast<const void *>(first + uintptr_t(p->heads) * head);
       p->value = reinterpret_cast<const void *>(first + uintptr_t(p->heads + p->kv_heads) * head);
     }
-    p->parents = indices(kParents), p->cache_len = indices(kCacheLen), p->tree_offset = indices(kTreeOffset);
+    p->parents = p->tree_nodes ? indices(kParents) : nullptr;  // of no nodes at all: a chain
+    if (!p->tree_nodes) p->tree_nodes = p->nodes;
+    p->cache_len = indices(kCacheLen), p->tree_offset = indices(kTreeOffset);
     p->counts = indices(kCounts), p->page_table = indices(kPageTable);
     p->cos = table(kCos), p->sin = table(kSin), p->query_norm = table(kQueryNorm), p->key_norm = table(kKeyNorm);
     p->key_scale = table(kKeyScale), p->value_scale = table(kValueScale), p->sinks = table(kSinks);

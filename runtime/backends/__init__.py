@@ -1,7 +1,6 @@
-"""The seam between the loop and what runs the models: the executor protocol and the registry of backends.
+"""The seam between the loop and what runs the models: the executor protocol, and the backends by name.
 
-The loop knows no backend; a backend knows no policy. A backend is a module with `load(graph, spec, options)`; it is
-imported when a bundle asks for it by name.
+The loop knows no backend; a backend knows no policy. A backend's module is imported when a bundle asks for it.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..bundle import Manifest
 from ..errors import BundleError
 
 _MODULES = {"onnxruntime": ".ort"}
+ON_GPU = ("onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,26 @@ class Executor(Protocol):
         ...
 
 
+def spec_of(manifest: Manifest, name: str) -> ModelSpec:
+    """What an executor has to know of one of a bundle's models."""
+    model = manifest.models[name]
+    return ModelSpec(
+        name=name,
+        layers=model.layers,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        capacity=model.capacity,
+        max_nodes=manifest.buckets[-1],
+        windows=tuple(model.windows),
+        max_positions=model.max_positions,
+    )
+
+
 def load(backend: str, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> Executor:
-    """Load a compiled model with the backend that a bundle names; raises BundleError for one unknown here."""
+    """A compiled model on the CPU, by the backend that a bundle names; raises BundleError for one unknown here."""
     if backend not in _MODULES:
-        known = ", ".join(_MODULES)
+        known = ", ".join((*_MODULES, *ON_GPU))
         raise BundleError(f"the bundle needs backend {backend!r}, this specbuild has {known}: update specbuild")
     module = importlib.import_module(_MODULES[backend], __package__)
     executor: Executor = module.OrtExecutor(graph, spec, batch_size, threads)

@@ -1,7 +1,7 @@
 """The seam between what decodes on a device and the device: memory, streams and graphs, kernels, compiled models.
 
-Nothing here knows CUDA. `cuda.py` is a GPU; the tests have a device that is this process's own memory, on which the same
-loops run with the kernels compiled for a CPU.
+Nothing here knows CUDA. `cuda.py` is a GPU; the tests have a device that is this process's own memory, on which the
+same loops run with the kernels compiled for a CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Tensor:
 
 
 class Device(Protocol):
-    """Memory and streams. A stream is what the driver calls one, a number; nothing enqueued has run when a call returns."""
+    """Memory and streams. A stream is the driver's, by number; nothing enqueued has run when a call returns."""
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Tensor:
         """Memory of the device, zero; freed by `close`. Raises ExecutionError where there is too little."""
@@ -62,7 +62,7 @@ class Device(Protocol):
         ...
 
     def move_rows(self, cache: Tensor, slot: int, rows: Sequence[int], start: int, stream: int) -> None:
-        """Enqueue moves of cache rows, ascending, to `start, start + 1, …`; cache `[2·layers, slots, heads, rows, D]`."""
+        """Enqueue moves of cache rows, ascending, to `start …`; cache `[2·layers, slots, heads, rows, D]`."""
         ...
 
     def after(self, stream: int, other: int) -> None:

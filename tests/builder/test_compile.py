@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 import pytest
+from device import gpus
 from specbuild.builder import checkpoint, passes
-from specbuild.builder.compile import Profile, architectures, compile_engine, flavour
+from specbuild.builder.compile import Profile, check_machine, compile_engine, flavour, make_profiles
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.lower.standard import lower
+from specbuild.builder.options import EngineOptions
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 CAPACITY = 320
@@ -46,18 +49,21 @@ def test_the_pair_compiles(graphs: dict[str, Path], name: str, layers: int) -> N
     engine = compile_engine(graphs[name], "tensorrt-rtx", PROFILES)
     assert len(engine.plan) > graphs[name].stat().st_size // 2
     assert engine.version
-    found = engine.layers
+    found = Counter(kind for _, kind in engine.layers)
     assert (found["ATTENTION_INPUT"], found["KV_CACHE_UPDATE"], found["ROTARY_EMBEDDING"]) == (
         layers,
         2 * layers,
         2 * layers,
     )
+    names = [name for name, _ in engine.layers]
+    assert all(f"cache.{layer}.{role}" in names for layer in range(layers) for role in ("key", "value"))
 
 
 @needs_rtx
 def test_targets_and_progress(graphs: dict[str, Path]) -> None:
     seen: list[tuple[str, float]] = []
-    compile_engine(graphs["draft, fp16"], "tensorrt-rtx", PROFILES[:1], ("89", "120"), lambda *step: seen.append(step))
+    options = EngineOptions(arch=("89", "sm_120"), workspace=64, builder_optimization_level=2, weight_streaming=True)
+    compile_engine(graphs["draft, fp16"], "tensorrt-rtx", PROFILES[:1], options, lambda *step: seen.append(step))
     assert seen
     assert all(0 <= share <= 1 for _, share in seen)
 
@@ -80,23 +86,33 @@ def test_profiles_name_every_dimension(graphs: dict[str, Path]) -> None:
         compile_engine(graphs["draft, fp16"], "tensorrt-rtx", [Profile("half", {"batch": (1, 1, 1)})])
 
 
-@pytest.mark.parametrize("sizes", [(0, 1, 1), (2, 1, 4), (1, 5, 4)])
+@pytest.mark.parametrize("sizes", [(-1, 1, 1), (2, 1, 4), (1, 5, 4)])
 def test_profiles_are_in_order(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(OptionError, match="least, usual, largest"):
         Profile("wrong", {"batch": sizes})
 
 
+@needs_rtx
+def test_profiles_share_the_weights(graphs: dict[str, Path], pair: Path) -> None:
+    few, many = (make_profiles((1, *more), batch_size=1, chunk=512) for more in ((8,), (2, 4, 8, 16, 32, 64)))
+    sizes = [len(compile_engine(graphs["target, fp16"], "tensorrt-rtx", each).plan) for each in (few, many)]
+    weights = (pair / "target" / "model.safetensors").stat().st_size
+    assert sizes[1] - sizes[0] < 5 * weights * 0.6  # five more profiles, a little code each
+
+
 @pytest.mark.parametrize(
-    ("wanted", "found"), [([], ()), (["portable"], ()), (["89,sm_120", "89"], ("89", "120")), (["sm_75"], ("75",))]
+    ("buckets", "batch_size", "chunk", "prompt"),
+    [((1, 2, 4), 1, 512, (5, 256, 512)), ((1, 64), 8, 100, (65, 65, 100)), ((1, 64), 8, 64, None)],
 )
-def test_architectures(wanted: list[str], found: tuple[str, ...]) -> None:
-    assert architectures(wanted) == found
-
-
-@pytest.mark.parametrize(("wanted", "message"), [(["90"], "has no sm_90: use 75"), (["portable", "89"], "not both")])
-def test_architectures_refused(wanted: list[str], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        architectures(wanted)
+def test_a_profile_for_each_bucket_and_one_for_prompts(
+    buckets: tuple[int, ...], batch_size: int, chunk: int, prompt: tuple[int, ...] | None
+) -> None:
+    found = {p.name: p.sizes for p in make_profiles(buckets, batch_size, chunk)}
+    for nodes in buckets:
+        sizes = found.pop(f"nodes{nodes}")
+        assert (sizes["nodes"], sizes["logit_nodes"]) == ((nodes,) * 3, (nodes,) * 3)
+        assert sizes["batch"] == (1, 1, max(2, batch_size))
+    assert {name: sizes["nodes"] for name, sizes in found.items()} == ({"prompt": prompt} if prompt else {})
 
 
 def test_a_missing_flavour_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +122,10 @@ def test_a_missing_flavour_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("specbuild.builder.compile.importlib.import_module", missing)
     with pytest.raises(OptionError, match=r"tensorrt-rtx is not installed .*: pip install tensorrt-rtx"):
         flavour("tensorrt-rtx")
+
+
+@pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
+@pytest.mark.parametrize(("backend", "options"), [("tensorrt", {}), ("tensorrt-rtx", {"refit": True})])
+def test_what_needs_a_gpu_says_so_at_once(backend: str, options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=rf"{backend}.* needs a GPU to build, and here "):
+        check_machine(backend, EngineOptions(**options))

@@ -64,9 +64,9 @@ def entries(image: bytes) -> list[str]:
     found = []
     for _, kind, _, _, offset, length, link, *_ in sections:
         for at in range(offset, offset + length, 24) if kind == 2 else ():
-            name, info, *_ = struct.unpack_from("<IBBHQQ", image, at)
+            name, info, _, section, *_ = struct.unpack_from("<IBBHQQ", image, at)
             start = sections[link][4] + name
-            if info == 0x12:
+            if info == 0x12 and section:
                 found.append(image[start : image.index(0, start)].decode())
     return sorted(found)
 

@@ -60,7 +60,7 @@ class Session:
     def step(self, trees: list[Tree]) -> np.ndarray:
         """Logits `[B, N, V]`; padding has a node's worth of anything."""
         batch, nodes = len(trees), max(len(tree) for tree in trees)
-        tokens, positions = (np.zeros((batch, nodes), dtype=np.int64) for _ in range(2))
+        tokens, positions = (np.zeros((batch, nodes), dtype=np.int32) for _ in range(2))
         mask = np.zeros((batch, 1, nodes, CAPACITY), dtype=bool)
         for b, (tree, start) in enumerate(zip(trees, self.lengths, strict=True)):
             count, depths = len(tree), np.array(tree.depths)
@@ -70,8 +70,8 @@ class Session:
             if self.window:
                 where = np.concatenate((np.arange(start), start + depths))
                 mask[b, 0, :count, : start + count] &= (start + depths)[:, None] - where < self.window
-        feed = {"input_ids": tokens, "position_ids": positions, "logit_nodes": np.arange(nodes)}
-        feed |= {"write_rows": np.array(self.lengths), f"mask.{self.window}": mask, **self.caches}
+        feed = {"input_ids": tokens, "position_ids": positions, "logit_nodes": np.arange(nodes, dtype=np.int32)}
+        feed |= {"write_rows": np.array(self.lengths, dtype=np.int32), f"mask.{self.window}": mask, **self.caches}
         logits, *presents = self.session.run(None, feed)
         self.caches = dict(zip(self.caches, presents, strict=True))
         return np.asarray(logits)
@@ -106,6 +106,20 @@ def test_a_window_is_a_mask(tmp_path: Path) -> None:
     check(model, Session(lower(fused(model), "fp32", CAPACITY), tmp_path / "model.onnx", window=5))
 
 
+def test_a_soft_cap_is_written_out(tmp_path: Path) -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    caps = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 9.0, "query_pre_attn_scalar": 16}
+    config = Gemma2Config(**sizes, **heads, **caps, layer_types=["full_attention"] * 2, initializer_range=0.2)
+    model = Gemma2ForCausalLM(config).eval()
+    lowered = lower(fused(model), "fp32", CAPACITY)
+    assert not [node for node in lowered.graph if node.op_type == "Attention"]
+    check(model, Session(lowered, tmp_path / "model.onnx"))
+
+
 @pytest.mark.parametrize("precision", DTYPES)
 def test_types_and_operators(make_model: Make, precision: str) -> None:
     portable = fused(make_model())
@@ -114,7 +128,7 @@ def test_types_and_operators(make_model: Make, precision: str) -> None:
     assert ir.to_proto(portable).SerializeToString() == before
     found = Counter(node.op_type for node in model.graph)
     assert (found["Attention"], found["TensorScatter"], found["RotaryEmbedding"]) == (2, 4, 4)
-    assert (found["RMSNormalization"], found["MatMul"], found["Cast"]) == (5, 9, int(precision != "fp32"))
+    assert (found["RMSNormalization"], found["MatMul"], found["Cast"]) == (5, 9, 4 + int(precision != "fp32"))
     assert {node.domain for node in model.graph} == {""}
     inputs = {value.name: value for value in model.graph.inputs}
     rows = [each.format(window=0, layer=layer) for each in INPUTS.values() for layer in range(2)]
@@ -123,6 +137,9 @@ def test_types_and_operators(make_model: Make, precision: str) -> None:
         "logits",
         *(OUTPUTS[f"present_{kind}"].format(layer=layer) for layer in range(2) for kind in ("key", "value")),
     ]
+    assert {inputs[name].dtype for name in ("input_ids", "position_ids", "logit_nodes", "write_rows")} == {
+        ir.DataType.INT32
+    }
     assert inputs["past_key.0"].dtype == DTYPES[precision]
     assert {v.dtype for v in model.graph.initializers.values()} <= {DTYPES[precision], ir.DataType.INT64}
     assert model.graph.outputs[0].dtype == ir.DataType.FLOAT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from specbuild.builder import checkpoint
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.pipeline import build
 from specbuild.builder.reference import greedy as hugging_face
-from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.verify import compare, plain
 
 PROMPTS = int(os.environ.get("FAMILY_PROMPTS", "4"))  # 32 for the whole check, which takes minutes
@@ -99,6 +100,25 @@ def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[
                     case = compare(engine, f"{name}, {tree}", tokens, each, expected)
                     assert case.exact, case
                     assert case.mean_acceptance_length > 1.1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_engines(make_family: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    """Every layer of every family becomes TensorRT's attention over a cache updated in place."""
+    model_type, fields, matches = FAMILIES[name]
+    target = make_family(tmp_path / "target", model_type, num_hidden_layers=LAYERS, **fields)
+    precision = ("fp16", "bf16", "fp32")[list(FAMILIES).index(name) % 3]
+    options = {"backend": "tensorrt-rtx", "precision": precision, "buckets": (1, 8), "cuda_arch": ("none",)}
+    report = build(BuildConfig(str(target), tmp_path / "bundle", max_seq_len=100, **options))
+    found = report["engines"]["target"]
+    assert [each["layer"] for each in found["model_layers"]] == list(range(LAYERS))
+    for each in found["model_layers"]:
+        assert (len(each["attention"]), len(each["kv_cache_update"])) == (1, 2)
+    rotary = sum(len(each["rotary_embedding"]) for each in found["model_layers"])
+    assert rotary == found["layer_types"].get("ROTARY_EMBEDDING") == 2 * matches["FuseRotary"]
+    (record,) = Bundle.open(tmp_path / "bundle").manifest.engines.values()
+    assert list(record.profiles) == ["nodes1", "nodes8", "prompt"]
 
 
 @pytest.mark.parametrize(

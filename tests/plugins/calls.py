@@ -137,12 +137,13 @@ def noise(kernels: HostKernels, seeds: Array, positions: Array, count: int) -> t
 
 
 def walk(kernels: HostKernels, tokens: Array, parents: Array | None, choices: Array, **more: Any) -> dict[str, Array]:
-    """Path, length, emitted and fault."""
+    """Path, length, emitted, roots, pair and fault."""
     batch, nodes = tokens.shape
     out = {name: poisoned(batch, nodes) for name in ("path", "emitted")}
     out |= {"length": poisoned(batch), "fault": np.zeros(batch, dtype=np.int32)}
+    out |= {"roots": poisoned(batch), "pair": poisoned(batch, 2)}
     fields = {"tokens": tokens, "parents": parents, "choices": choices, "batch": batch, "nodes": nodes} | more
-    kernels.launch("walk_tree", struct(kernels, Walk, **out, **fields))
+    kernels.launch("walk_tree", struct(kernels, Walk, **out | fields))
     return out
 
 

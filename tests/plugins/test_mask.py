@@ -21,7 +21,7 @@ TYPES = (np.bool_, np.float32, np.float16, ml_dtypes.bfloat16)
 
 
 def launch(kernels: HostKernels, nodes: int, capacity: int, dtype: Any, **fields: Any) -> tuple[Array, Array]:
-    """The mask `[B, N, S]` and the faults."""
+    """The mask `[B, N, S]` and the faults; outputs among the fields stay theirs."""
     batch = len(fields["cache_len"])
     output = np.full((batch, nodes, capacity), 1 if dtype == np.bool_ else 77, dtype=dtype)
     fault = np.zeros(batch, dtype=np.int32)
@@ -48,6 +48,7 @@ def seen(output: Array) -> Array:
     before=st.integers(0, 40),
     context=st.sampled_from([0, 5, 1500]),
     window=st.sampled_from([0, 0, 1, 3, 1000]),
+    shift=st.sampled_from([0, 0, -1, 7]),
     dtype=st.sampled_from(TYPES),
     tree=st.booleans(),
     order=st.integers(0, 3),
@@ -62,6 +63,7 @@ def test_anything(
     before: int,
     context: int,
     window: int,
+    shift: int,
     dtype: Any,
     tree: bool,
     order: int,
@@ -73,7 +75,9 @@ def test_anything(
     trees = [oracles.random_tree(rng, total, 50) if tree else Tree.chain([0] * total) for _ in range(batch)]
     _, parents, _ = tree_arrays(trees, total)
     capacity = int(committed.max()) + total
-    fields = {"cache_len": committed, "tree_offset": offsets, "counts": counts, "window": window}
+    positions, rows = poisoned(batch, nodes), poisoned(batch)
+    fields = {"cache_len": committed - ints(shift), "tree_offset": offsets, "counts": counts, "window": window}
+    fields |= {"positions": positions, "rows": rows, "shift": shift}
     with in_order(host, order):
         output, fault = launch(
             kernels, nodes, capacity, dtype, parents=parents if tree else None, tree_nodes=total, **fields
@@ -82,6 +86,9 @@ def test_anything(
     for b in range(batch):
         sizes = int(committed[b]), int(offsets[b]), int(counts[b]), nodes, capacity, window
         assert np.array_equal(seen(output[b]), oracles.mask(trees[b], *sizes))
+        depths = ints(trees[b].depths)[offsets[b] :][: counts[b]]
+        assert positions[b].tolist() == [*(committed[b] + depths), *[0] * (nodes - counts[b])]
+    assert np.array_equal(rows, committed + offsets)
 
 
 def test_faults_in_memory(kernels: HostKernels) -> None:
@@ -92,8 +99,21 @@ def test_faults_in_memory(kernels: HostKernels) -> None:
     assert fault.tolist() == [Fault.NONE, Fault.PARENT, Fault.CAPACITY, Fault.CAPACITY, Fault.CAPACITY]
     assert seen(output)[0].sum() == 3 + 4 + 5
     assert (seen(output)[1:] == (np.arange(10) == 0)).all()
-    far = ints([2**31 - 2])
-    assert launch(kernels, 3, 10, np.float32, parents=parents[:1], cache_len=far, tree_nodes=3)[1] == Fault.CAPACITY
+    for far, shift in ((2**31 - 2, 0), (2**31 - 2, 9), (3, -4), (-(2**31), -9)):
+        one = {"parents": parents[:1], "cache_len": ints([far]), "shift": shift, "tree_nodes": 3}
+        assert launch(kernels, 3, 10, np.float32, **one)[1] == Fault.CAPACITY
+
+
+def test_padded_rows_stay_in_the_slot(kernels: HostKernels) -> None:
+    """Whatever is in memory; and whose nodes would lie elsewhere than the mask says is at fault."""
+    positions, rows = poisoned(5, 4), poisoned(5)
+    fields = {"cache_len": ints([6, 7, 7, -9, 2**31 - 1]), "counts": ints([4, 0, 1, 4, 0]), "shift": -1}
+    output, fault = launch(kernels, 4, 9, np.bool_, positions=positions, rows=rows, **fields)
+    assert rows.tolist() == [5, 5, 5, 0, 5]
+    assert fault.tolist() == [0, 0, Fault.CAPACITY, Fault.CAPACITY, Fault.CAPACITY]
+    assert positions.tolist() == [[5, 6, 7, 8], *[[0] * 4] * 4]
+    assert (output[1:] == (np.arange(9) == 0)).all()
+    assert not launch(kernels, 4, 9, np.bool_, cache_len=ints([7]), counts=ints([1]))[1].any()  # no rows, no scatter
 
 
 @pytest.mark.parametrize(
@@ -105,6 +125,7 @@ def test_faults_in_memory(kernels: HostKernels) -> None:
         ({"tree_nodes": 1}, "a tree of 1 nodes for 2"),
         ({"tree_nodes": 65}, "a tree of 65 nodes for 2"),
         ({"capacity": 0}, "capacity 0"),
+        ({"capacity": 1, "rows": poisoned(1)}, "2 nodes in a cache slot of 1"),
         ({"window": -2}, "window -2"),
         ({"output": None}, "output is null"),
         ({"cache_len": None}, "cache_len is null"),

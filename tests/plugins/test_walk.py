@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import oracles
 import pytest
-from calls import history, ints, poisoned, struct, tree_arrays, walk
+from calls import POISON, history, ints, poisoned, struct, tree_arrays, walk
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,6 +55,8 @@ def test_anything(
         assert out["path"][b].tolist() == [*path, *[-1] * (nodes - length)]
         assert out["emitted"][b].tolist() == [*emitted, *[-1] * (nodes - length)]
         prompt, output = texts[b]
+        assert out["roots"][b] == emitted[-1]
+        assert out["pair"][b].tolist() == [tree.tokens[0], *emitted][-2:]
         kept = [token for token in emitted if token >= 0]
         assert np.array_equal(past[b], history(vocab, prompt, [*output, *kept]))
 
@@ -69,12 +71,25 @@ def test_a_chain_needs_no_parents(kernels: HostKernels) -> None:
     assert out["emitted"][:, 63].tolist() == [64, -1]
 
 
+def test_the_next_round_may_start_elsewhere(kernels: HostKernels) -> None:
+    tokens, choices = ints([[5, 6, 7], [5, 6, 7]]), ints([[6, 9, 1], [8, 1, 1]])
+    out = walk(kernels, tokens, None, choices)
+    assert out["roots"].tolist() == [9, 8]
+    assert out["pair"].tolist() == [[6, 9], [5, 8]]
+    out = walk(kernels, tokens, None, choices, roots=None, pair=None)
+    assert out["emitted"].tolist() == [[6, 9, -1], [8, -1, -1]]
+    assert (out["roots"] == POISON).all()
+    assert (out["pair"] == POISON).all()
+
+
 def test_idle_sequences_and_faults(kernels: HostKernels) -> None:
     trees = [Tree([0, 1, 2], parents, [0, 1, 1]) for parents in ([-1, 0, 0], [-1, 2, 0], [-1, 0, 0], [-1, 0, -2])]
     tokens, parents, _ = tree_arrays(trees, 3)
     out = walk(kernels, tokens, parents, np.full((4, 3), 2, dtype=np.int32), counts=ints([0, 3, 4, 3]))
     assert out["length"].tolist() == [0] * 4
     assert (out["path"] == -1).all()
+    assert (out["roots"] == POISON).all()
+    assert (out["pair"] == POISON).all()
     assert out["fault"].tolist() == [Fault.NONE, Fault.PARENT, Fault.CAPACITY, Fault.PARENT]
 
 

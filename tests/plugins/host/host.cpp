@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <csetjmp>
+#include <dlfcn.h>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <string>
 #include <ucontext.h>
 #include <vector>
 
@@ -58,6 +60,8 @@ jmp_buf scheduler;
 unsigned threads, current, alive, at_barrier, order_seed;
 int yes, votes_all, votes_any, votes_count;
 std::mutex one_launch;
+std::string launches;  // a line each
+bool dry;
 
 void yield(State state) {
   Fiber &fiber = fibers[current];
@@ -148,8 +152,18 @@ bool run_block(std::vector<unsigned> &order, std::minstd_rand &random) {
 
 }  // namespace
 
-const char *run(int x, int y, int z, int count, size_t shared, const std::function<void()> &kernel) {
+void note(const void *address, std::initializer_list<size_t> grid) {
+  Dl_info found;
+  if (launches.size() > 4096) launches.clear();
+  launches += dladdr(address, &found) && found.dli_sname ? found.dli_sname : "?";
+  for (const size_t number : grid) launches += " " + std::to_string(number);
+  launches += "\n";
+}
+
+const char *run(const void *address, int x, int y, int z, int count, size_t shared, const std::function<void()> &kernel) {
   std::lock_guard<std::mutex> lock(one_launch);
+  note(address, {size_t(x), size_t(y), size_t(z), size_t(count), shared});
+  if (dry) return nullptr;
   if (count < 1 || count > int(kMost) || count % 32) return "host: a block has 32 to 1024 threads, whole warps";
   if (x < 1 || y < 1 || z < 1 || y > 65535 || z > 65535) return "host: the grid is empty or too large";
   threads = count, work = &kernel, problem = "host: threads wait for something that cannot come";
@@ -264,3 +278,14 @@ uint16_t float_to_half(float x) {
 
 // The order in which threads take turns, and when copies are done; 0: by index, and late.
 extern "C" void specbuild_host_order(unsigned seed) { host::order_seed = seed; }
+
+// What was launched since the last call, a line each: the kernel's name, its grid, threads a block and bytes of shared memory.
+extern "C" const char *specbuild_host_launches() {
+  static std::string taken;
+  taken.swap(host::launches);
+  host::launches.clear();
+  return taken.c_str();
+}
+
+// 1: launches are noted and not run; 0: they are run.
+extern "C" void specbuild_host_dry(int on) { host::dry = on; }

@@ -28,8 +28,9 @@ struct Index {
   unsigned x, y, z;
 };
 
-// Runs a kernel; null, or what went wrong.
-const char *run(int x, int y, int z, int threads, size_t shared, const std::function<void()> &kernel);
+// Runs the kernel at an address; null, or what went wrong.
+const char *run(const void *address, int x, int y, int z, int threads, size_t shared,
+                const std::function<void()> &kernel);
 void barrier();
 void vote(bool value, int *all, int *any, int *count);  // a barrier as well
 // Hands `bytes` bytes to the other lanes of the warp; returns the 32 lanes' bytes, `stride` apart, until the next exchange.
@@ -89,6 +90,9 @@ template <class T> T atomicMax(T *at, T value) { T old = *at; if (value > old) *
 template <class T> T atomicOr(T *at, T value) { T old = *at; *at = old | value; return old; }
 template <class T> T atomicExch(T *at, T value) { T old = *at; *at = value; return old; }
 inline void __threadfence() {}
+inline void __threadfence_system() {}
+// A handle is the address of the condition's value.
+inline void cudaGraphSetConditional(uint64_t handle, unsigned value) { *reinterpret_cast<unsigned *>(handle) = value; }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }

@@ -78,6 +78,19 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
         np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
 
 
+def test_a_tree_of_no_nodes_is_a_chain(make: Make, harness: Any) -> None:
+    """As a prompt's chunk is, which may have more nodes than a tree."""
+    given = values() | {"parents": np.zeros((2, 0), np.int32)}
+    status, found = enqueued(make(scale=0.5, splits=1), given)
+    assert status == 0
+    chain = values()
+    chain["parents"][:] = -1, 0, 1, 2
+    assert_same(found[:3], launched(harness, chain)[:3])
+    shapes = tensors(nodes=200, parents=(2, 0))
+    assert make(scale=1.0).configure(shapes) == 0
+    assert make(scale=1.0).configure(tensors(nodes=200)) != 0
+
+
 def test_output_shapes(make: Make) -> None:
     shapes = [shape for shape, _ in tensors()]
     query, cache = shapes[0], shapes[3]

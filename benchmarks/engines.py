@@ -1,0 +1,275 @@
+"""A bundle end to end on a GPU: its tokens against the CPU bundle's, and where the time of a round goes.
+
+python benchmarks/engines.py BUNDLE [--cpu-bundle BUNDLE] [--out DIR] [--smoke]
+
+Tokens: plain decoding and every tree, greedy and at temperature 0.8 with seeds, against plain decoding of the CPU's
+bundle and of this one; a difference is a near-tie where its margin is below the bundle's bound. Times: medians over
+repeats in which all ways of decoding take turns; what the same prompts cost for one token alone is subtracted. The
+draft is always the model's, but for "default", which also looks up. "enqueue" is the same without CUDA graphs.
+`models_ms`: the round's steps of both models, measured alone as graphs; `glue_and_host_share`: all else of a round.
+
+--smoke: fewer, also on a CPU bundle, which has no graphs and no steps of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, prompts
+from specbuild.runtime import Engine, SamplingParams, SpecbuildError, TreeSpec
+from specbuild.runtime.backends.standard import StandardExecutor
+from specbuild.runtime.device.loop import DeviceLoop
+from specbuild.runtime.verify import compare, plain
+
+TREES = ("chain:4", "topk:2,3", "best:8", "best:16")
+SAMPLED = 0.8
+LONG = 512  # tokens of the prompt whose time to the first token is measured
+STEPS, TURNS = 20, 9  # of a model's step alone
+PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx-cu13", "tensorrt", "cuda-core", "cuda-bindings")
+SMI = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,temperature.gpu,power.draw"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is decoded."""
+
+    prompts: int = 8
+    new_tokens: int = 64
+    repeats: int = 7
+    batches: tuple[int, ...] = (1, 2, 4)
+    trees: tuple[str, ...] = TREES
+
+
+SMOKE = Scale(2, 8, 1, (1, 2), TREES[1:2])
+
+
+@dataclass
+class Way:
+    """One way of decoding, and what it took in each repeat."""
+
+    engine: Engine
+    params: SamplingParams
+    rows: list[dict[str, float]]
+
+    def turn(self, texts: list[list[int]]) -> None:
+        """Decode all prompts, and once more for their first tokens alone."""
+        whole, first = (self._run(texts, count) for count in (self.params.max_new_tokens, 1))
+        self.rows.append({key: value - first[key] for key, value in whole.items()})
+
+    def _run(self, texts: list[list[int]], count: int) -> dict[str, float]:
+        stats = self.engine.stats
+        before, started = stats.to_dict(), time.perf_counter()
+        results = self.engine.generate(texts, replace(self.params, max_new_tokens=count))
+        seconds = time.perf_counter() - started
+        for result in results:
+            if result.error:
+                raise result.error
+        took = {key: value - before[key] for key, value in stats.to_dict().items() if key != "host_share"}
+        return took | {"tokens": sum(len(result.token_ids) for result in results), "seconds": seconds}
+
+    def medians(self) -> dict[str, Any]:
+        """Rates and a round's parts, in milliseconds."""
+
+        def median(value: Callable[[dict[str, float]], float]) -> float:
+            return round(statistics.median(value(row) for row in self.rows), 4)
+
+        return {
+            "decode_tokens_per_s": median(lambda row: row["tokens"] / row["seconds"]),
+            "tokens_per_round": median(lambda row: row["emitted"] / row["rounds"]),
+            **{
+                f"{name}_ms": median(lambda row, key=key: row[key] / row["rounds"] * 1e3)  # type: ignore[misc]
+                for name, key in (
+                    ("round", "total_s"),
+                    ("draft", "draft_s"),
+                    ("verify", "verify_s"),
+                    ("host", "host_s"),
+                )
+            },
+            "host_share": median(lambda row: row["host_s"] / row["total_s"]),
+            "repeats_decode_tokens_per_s": [round(row["tokens"] / row["seconds"], 1) for row in self.rows],
+        }
+
+
+def exactness(bundle: Path, cpu: Path | None, texts: list[list[int]], scale: Scale) -> dict[str, Any]:
+    """Every way's tokens against plain decoding, of the CPU's bundle and of this one, one and several at a time."""
+    greedy = [SamplingParams(max_new_tokens=scale.new_tokens, seed=i, ignore_eos=True) for i in range(len(texts))]
+    asked = {"greedy": greedy, f"temperature {SAMPLED}": [replace(each, temperature=SAMPLED) for each in greedy]}
+    expected: dict[str, dict[str, list[list[int]]]] = {}
+    if cpu:
+        with Engine.load(cpu) as engine:
+            expected["the CPU's"] = {name: plain(engine, texts, each) for name, each in asked.items()}
+            of_cpu = {"precision": engine.manifest.precision, "bound": engine.manifest.exactness_bound}
+    cases = []
+    for batch in (scale.batches[0], scale.batches[-1]):
+        with open_engine(bundle, batch, "model") as engine:
+            if "its own" not in expected:
+                expected["its own"] = {name: plain(engine, texts, each) for name, each in asked.items()}
+            for whose, tokens in expected.items():
+                for name, each in asked.items():
+                    for tree in ("off", *scale.trees):
+                        label = f"{tree}, {name}, batch {batch}, against {whose} plain decoding"
+                        params = [replace(one, speculation=tree) for one in each]
+                        cases.append(compare(engine, label, texts, params, tokens[name]).to_dict())
+            bound = engine.manifest.exactness_bound
+    result = {"bound": bound, "exact": all(case["exact"] for case in cases), "cases": cases}
+    return result | ({"cpu_bundle": of_cpu} if cpu else {})
+
+
+@contextmanager
+def open_engine(bundle: Path, batch: int, drafter: Any, graphs: bool = True) -> Iterator[Engine]:
+    """A loaded bundle; `graphs` False: every step is enqueued anew, where it would be a CUDA graph."""
+    with Engine.load(bundle, batch_size=batch, drafter=drafter) as engine:
+        loop: Any = engine._loop
+        if not graphs:
+            loop._device.graph = lambda enqueue, stream: enqueue
+        yield engine
+
+
+def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale) -> dict[str, Any]:
+    """All ways of decoding at a batch size, and at batch 1 on a GPU what graphs and the loop around the models cost."""
+    greedy = SamplingParams(max_new_tokens=scale.new_tokens, seed=0, ignore_eos=True)
+    trees = {tree: replace(greedy, speculation=tree) for tree in ("off", *scale.trees)}
+    with ExitStack() as stack:
+        model = stack.enter_context(open_engine(bundle, batch, "model"))
+        loop, on_gpu = model._loop, isinstance(model._loop, DeviceLoop)
+        ways = {tree: Way(model, params, []) for tree, params in trees.items()}
+        ways["off, sampled"] = Way(model, replace(trees["off"], temperature=SAMPLED), [])
+        if batch == 1:
+            both = stack.enter_context(open_engine(bundle, 1, None))
+            ways["default"] = Way(both, replace(greedy, speculation="auto"), [])
+            if on_gpu:
+                bare = stack.enter_context(open_engine(bundle, 1, "model", graphs=False))
+                ways |= {f"{tree}, enqueue": Way(bare, params, []) for tree, params in trees.items()}
+        for way in ways.values():  # captures graphs, compiles kernels
+            way.turn(texts[: 2 * batch])
+            way.rows.clear()
+        for _ in range(scale.repeats):
+            for way in ways.values():
+                way.turn(texts)
+        rows = {name: way.medians() for name, way in ways.items()}
+        if isinstance(loop, DeviceLoop):
+            alone = Alone(loop)
+            for tree in trees if batch == 1 else ():
+                row, models = rows[tree], alone.round_ms(tree)
+                row |= {"models_ms": round(models, 4), "glue_and_host_share": round(1 - models / row["round_ms"], 4)}
+                row["graph_speedup"] = round(rows[f"{tree}, enqueue"]["round_ms"] / row["round_ms"], 3)
+            rows["steps_ms"] = alone.all()
+            rows["uncaptured"] = sorted(set(loop.target.device.uncaptured))  # type: ignore[attr-defined]
+        if batch == 1:
+            rows[f"ttft_ms of {LONG} tokens"] = first_token(model, texts, scale.repeats)
+    return rows
+
+
+def first_token(engine: Engine, texts: list[list[int]], repeats: int) -> float | None:
+    """Median milliseconds to the first token of a long prompt; None where the bundle takes none."""
+    tokens = [token for text in texts * LONG for token in text][:LONG]
+    if engine.manifest.max_seq_len <= LONG:
+        return None
+    params = SamplingParams(max_new_tokens=1, seed=0, speculation="off")
+    times = [engine.generate([tokens], params)[0].metrics.ttft * 1e3 for _ in range(repeats + 1)][1:]
+    return round(statistics.median(times), 3)
+
+
+class Alone:
+    """The models' steps by themselves, each a graph replayed many times, in a loop that has nothing to do."""
+
+    def __init__(self, loop: DeviceLoop) -> None:
+        self._target, self._draft = loop._target, loop._model.executor if loop._model else None
+        self._known: dict[tuple[str, int], float] = {}
+
+    def round_ms(self, tree: str) -> float:
+        """The steps of a round that drafts a tree, or "off"."""
+        if tree == "off" or self._draft is None:
+            return self.step_ms(self._target, 1)
+        spec, draft = TreeSpec.parse(tree), self._draft
+        levels = (spec.depth - 1) * self.step_ms(draft, draft.bucket(spec.expand))
+        return self.step_ms(self._target, self._target.bucket(1 + spec.nodes)) + self.step_ms(draft, 2) + levels
+
+    def all(self) -> dict[str, float]:
+        """Every bucket of both models."""
+        for executor in (self._target, *([self._draft] if self._draft else [])):
+            for nodes in executor.model.buckets:
+                self.step_ms(executor, nodes)
+        return {f"{name} {nodes}": round(ms, 4) for (name, nodes), ms in sorted(self._known.items())}
+
+    def step_ms(self, executor: StandardExecutor, nodes: int) -> float:
+        """The median time of one step."""
+        key = executor.spec.name, nodes
+        if key not in self._known:
+            stream, times = executor.stream, []
+            step = executor.device.graph(lambda: executor.model.enqueue(nodes, stream), stream)
+            for _ in range(TURNS + 2):
+                started = time.perf_counter()
+                for _ in range(STEPS):
+                    step()
+                executor.wait()
+                times.append((time.perf_counter() - started) * 1e3 / STEPS)
+            self._known[key] = statistics.median(times[2:])
+        return self._known[key]
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on, and with; nothing of it need be installed."""
+    smi = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader"]
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "python": platform.python_version(),
+        SMI: subprocess.run(smi, capture_output=True, text=True).stdout.strip() if shutil.which(smi[0]) else "",
+        "versions": versions,
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+def measure(bundle: Path, cpu: Path | None, scale: Scale, result: dict[str, Any]) -> None:
+    """Fill in the result a part at a time: what was measured stays where a later part fails."""
+    with open_engine(bundle, 1, None) as engine:
+        manifest = engine.manifest
+        texts = [engine.tokenizer.encode(text) for text in prompts()[: scale.prompts]]
+    result |= {"backend": manifest.backend, "precision": manifest.precision, "scale": asdict(scale), "speed": {}}
+    result["exactness"] = exactness(bundle, cpu, texts, scale)
+    for batch in scale.batches:
+        if batch <= manifest.max_batch_size:
+            result["speed"][f"batch {batch}"] = speeds(bundle, texts, batch, scale)
+    result["after"] = machine()
+
+
+def main() -> int:
+    """Measure one bundle and save; 1 where it does not load or run, which the file then says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--cpu-bundle", type=Path, help="whose tokens are expected")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out", help="folder for the result")
+    parser.add_argument("--smoke", action="store_true", help="fewer, on any bundle")
+    given = parser.parse_args()
+    result: dict[str, Any] = {"machine": machine(), "bundle": given.bundle.name}
+    try:
+        measure(given.bundle, given.cpu_bundle, SMOKE if given.smoke else Scale(), result)
+    except SpecbuildError as error:
+        result["failed"] = str(error)
+    given.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result, indent=2) + "\n"
+    (given.out / f"engines-{given.bundle.name.removesuffix('.bundle')}.json").write_text(text, encoding="utf-8")
+    print(text, end="")
+    return int("failed" in result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""How a fused graph gets into the bundle: lowered for the backend, and compiled where the backend has engines."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import onnx_ir as ir
+
+from ..runtime.bundle import MODULES, EngineRecord
+from . import passes
+from .compile import Profile, compile_engine, make_profiles
+from .config import BuildConfig
+from .layers import describe
+from .lower import BACKENDS
+from .passes.pattern import dims
+
+WEIGHTS, GRAPH, PLAN = "weights.bin", "model.onnx", "model.plan"
+INLINE_BYTES = 1024  # smaller tensors stay in the graph file
+PLUGIN_VERSION = "1"  # of TreeAttention: plugins/trt
+Progress = Callable[[str, float], None]
+
+
+@dataclass
+class Emitted:
+    """What was written: graph or plan by the batch size it serves, plans' records, and what the report says of them."""
+
+    graphs: dict[str, str]
+    lowered: dict[str, int]  # operators
+    engines: dict[str, EngineRecord] = field(default_factory=dict)
+    report: dict[str, Any] | None = None
+
+
+def lowering(config: BuildConfig) -> ModuleType:
+    """The module that lowers for the asked backend."""
+    module = BACKENDS[config.backend].module
+    if config.backend == "tensorrt" and config.engine.attention == "native":
+        module = BACKENDS["tensorrt-rtx"].module
+    return importlib.import_module(f".lower{module}", __package__)
+
+
+def emit(folder: Path, name: str, graph: ir.Model, config: BuildConfig, capacity: int, progress: Progress) -> Emitted:
+    """Write one model to `folder / name`. Raises OptionError and ExecutionError as `compile_engine` does."""
+    (folder / name).mkdir()
+    if config.backend == "onnxruntime":
+        return _lanes(folder, name, graph, config, capacity)
+    lowered = lowering(config).lower(graph, config.precision_of(name), capacity)
+    census, profiles = passes.census(lowered), _profiles(config, capacity)
+    activations = max(activation_bytes(lowered, {d: most for d, (_, _, most) in p.sizes.items()}) for p in profiles)
+    dynamic = sorted({d for value in lowered.graph.inputs for d in dims(value) or () if isinstance(d, str)})
+    file = folder / name / GRAPH
+    ir.save(lowered, file, external_data=WEIGHTS)
+    del lowered
+    if config.backend not in MODULES:
+        return Emitted({str(config.max_batch_size): f"{name}/{GRAPH}"}, census)
+    engine = compile_engine(file, config.backend, profiles, config.engine, progress)
+    plan = f"{name}/{PLAN}"
+    (folder / plan).write_bytes(engine.plan)
+    for path in (file, folder / name / WEIGHTS):
+        path.unlink(missing_ok=True)
+    native = config.backend == "tensorrt-rtx" or config.engine.attention == "native"
+    record = EngineRecord(
+        version=engine.version,
+        architectures=list(config.engine.targets),
+        attention="native" if native else "plugin",
+        plugin=None if native else PLUGIN_VERSION,
+        version_compatible=config.engine.version_compatible,
+        hardware_compatible=config.engine.hardware_compatible,
+        activations=activations,
+        profiles={p.name: {d: list(p.sizes[d]) for d in dynamic} for p in profiles},
+    )
+    return Emitted({str(config.max_batch_size): plan}, census, {plan: record}, describe(engine.layers))
+
+
+def _profiles(config: BuildConfig, capacity: int) -> list[Profile]:
+    return make_profiles(
+        config.buckets, config.max_batch_size, min(config.engine.prompt_chunk, capacity - config.buckets[-1])
+    )
+
+
+def activation_bytes(graph: ir.Model, sizes: Mapping[str, int]) -> int:
+    """An estimate, for these sizes of the dynamic dimensions: twice what the largest operator reads and writes."""
+
+    caches = {output.name for output in graph.graph.outputs if output.name != "logits"}
+
+    def bytes_of(value: ir.Value | None) -> int:
+        shape = dims(value)
+        if value is None or shape is None or value.dtype is None or value.name in caches:
+            return 0
+        if value.is_initializer() or value.is_graph_input():
+            return 0
+        each = [dim if isinstance(dim, int) else sizes.get(dim, 0) for dim in shape]
+        return math.prod(each) * math.ceil(value.dtype.itemsize)
+
+    return 2 * max(sum(map(bytes_of, {*node.inputs, *node.outputs})) for node in graph.graph)
+
+
+def _lanes(folder: Path, name: str, graph: ir.Model, config: BuildConfig, capacity: int) -> Emitted:
+    """ONNX Runtime on a CPU: one graph file per batch size beside one file of weights."""
+    large = [v for v in graph.graph.initializers.values() if v.const_value and v.const_value.nbytes >= INLINE_BYTES]
+    values = [v.const_value for v in large]
+    stored = ir.external_data.convert_tensors_to_external(values, folder / name, WEIGHTS)  # type: ignore[arg-type]
+    for value, tensor in zip(large, stored, strict=True):
+        value.const_value = tensor
+    emitted = Emitted({}, {})
+    for batch_size in config.batch_sizes:
+        file = f"{name}/batch{batch_size}.onnx"
+        lowered = lowering(config).lower(graph, batch_size, capacity)
+        emitted.lowered = emitted.lowered or passes.census(lowered)
+        ir.save(lowered, folder / file)
+        emitted.graphs[str(batch_size)] = file
+    return emitted

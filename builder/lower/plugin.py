@@ -1,0 +1,135 @@
+"""The portable graph for TensorRT with specbuild's own attention, the plugin `TreeAttention` of plugins/trt.
+
+`[B, N]` nodes of B sequences go in padded, `counts [B]` of each are nodes; the tree itself goes in as `parents [B, M]`,
+without masks or positions: the kernel counts those itself. Activations, weights and caches are of one 16-bit type,
+tables, norms and logits of float32; indices are int32. Past and present of a cache must be bound to one address.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ...runtime.errors import OptionError
+from ..kernels import HEAD_DIMS
+from ..passes import clean
+from ..passes.pattern import constant, dims, insert, permutation, producer, replace
+from .lanes import window_of
+from .standard import convert, expand, graph_input, narrow
+
+OPSET = 23
+DOMAIN = "trt.plugins"  # by which other tools know plugins: TensorRT's parser goes by operator and attributes
+ROTARY_MULTIPLE = 16  # widths that the kernel rotates
+INSTEAD = "build with --attention native"
+INPUTS = {
+    "tokens": "input_ids",
+    "parents": "parents",
+    "cache_len": "cache_len",
+    "tree_offset": "tree_offset",
+    "counts": "counts",
+    "logit_nodes": "logit_nodes",
+    "past_key": "past_key.{layer}",
+    "past_value": "past_value.{layer}",
+}
+OUTPUTS = {"logits": "logits", "present_key": "present_key.{layer}", "present_value": "present_value.{layer}"}
+DTYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+
+
+def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
+    """A new model over caches of `capacity` rows; the portable one is left as it was.
+
+    The batch, the nodes, the tree and how many logits are wanted stay dynamic. precision: one of DTYPES. Raises
+    OptionError for a head size, a rotary width or a use of positions that the plugin has not.
+    """
+    model = portable.clone()
+    graph = model.graph
+    by_name = {value.name: value for value in graph.inputs}
+    counts = graph_input("counts", ir.DataType.INT32, ["batch"])
+    attentions = [node for node in graph if node.op_type == "TreeAttention"]
+    tables = {table: table.const_value for node in attentions for table in node.inputs[9:] if table is not None}
+    for layer, node in enumerate(attentions):
+        _lower_attention(node, layer, counts, capacity)
+    if others := by_name["position_ids"].uses():
+        kinds = ", ".join(sorted({use.node.op_type for use in others}))
+        raise OptionError(
+            f"the plugin's positions are for attention alone, and the model's {kinds} wants them: {INSTEAD}"
+        )
+    expand(graph)
+    convert(graph, DTYPES[precision])
+    for table, content in tables.items():
+        table.const_value, table.type = content, ir.TensorType(ir.DataType.FLOAT)
+    narrow(graph, [by_name["input_ids"], by_name["logit_nodes"]])
+    past = [value for value in graph.inputs if str(value.name).startswith("past_")]
+    first = [counts if name == "counts" else by_name[name] for name in INPUTS.values() if "{" not in name]
+    graph.inputs.clear()
+    graph.inputs.extend([*first, *past])
+    clean(model)
+    graph.opset_imports[""] = OPSET
+    return model
+
+
+def _lower_attention(node: ir.Node, layer: int, counts: ir.Value, capacity: int) -> None:
+    """The portable `TreeAttention` by the plugin's, named by its layer: nodes before heads, and no positions."""
+    past_key, past_value, _, parents, cache_len, tree_offset = node.inputs[3:9]
+    _, kv_heads, _, size = dims(past_key)  # type: ignore[misc]
+    cos_sin = dict(zip(("cos", "sin"), node.inputs[9:], strict=False))
+    _check(int(size), 2 * int(dims(cos_sin["cos"])[1]) if cos_sin else 0)  # type: ignore[index]
+    for past in (past_key, past_value):
+        past.shape = ir.Shape(["batch", kv_heads, capacity, size])  # type: ignore[union-attr]
+    inputs = {
+        **_projections(node),
+        "past_key": past_key,
+        "past_value": past_value,
+        "parents": parents,
+        "cache_len": cache_len,
+        "tree_offset": tree_offset,
+        **cos_sin,
+        "counts": counts,
+    }
+    attributes = {
+        "scale": node.attributes["scale"].as_float(),
+        "softcap": node.attributes["softcap"].as_float(),
+        "window": window_of(node),
+        "inputs": ",".join(inputs),
+        "in_place": "address",
+        "plugin_version": "1",
+        "plugin_namespace": "specbuild",
+    }
+    plugin = insert(node, "TreeAttention", list(inputs.values()), DOMAIN, attributes, 3)
+    plugin.name = f"attention.{layer}"
+    for old, new in zip(node.outputs, plugin.outputs, strict=True):
+        replace(old, new)
+    node.graph.remove(node, safe=True)  # type: ignore[union-attr]
+
+
+def _check(size: int, width: int) -> None:
+    """Raises OptionError for a head that the kernel is not made for."""
+    if size not in HEAD_DIMS:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        raise OptionError(f"head size {size}: the plugin's attention has {sizes} alone: {INSTEAD}")
+    if width % ROTARY_MULTIPLE:
+        raise OptionError(
+            f"{width} rotated dimensions: the plugin's attention has multiples of {ROTARY_MULTIPLE}: {INSTEAD}"
+        )
+
+
+def _projections(node: ir.Node) -> dict[str, ir.Value | None]:
+    """Query, key and value `[B, N, heads, D]` by name; or the product that they are a Split of, without a copy."""
+    rows = [_rows(node, value) for value in node.inputs[:3]]
+    reshapes = [producer(value, "Reshape") for value in rows]
+    parts = [reshape.inputs[0] for reshape in reshapes if reshape]
+    split = producer(parts[0], "Split") if len(parts) == 3 else None
+    if split is None or list(split.outputs) != parts or len(dims(parts[0]) or ()) != 3:
+        return dict(zip(("query", "key", "value"), rows, strict=True))
+    *_, size = dims(rows[0])  # type: ignore[misc]
+    heads = sum(int(dims(value)[2]) for value in rows)  # type: ignore[index, misc]
+    shape = constant(node.graph, f"shape_{heads}_{size}", np.array([0, 0, heads, int(size)], dtype=np.int64))  # type: ignore[arg-type]
+    return {"qkv": insert(node, "Reshape", [split.inputs[0], shape]).outputs[0]}
+
+
+def _rows(before: ir.Node, value: ir.Value | None) -> ir.Value | None:
+    """`[B, H, N, D]` as `[B, N, H, D]`: what was transposed where it comes from that."""
+    transpose = producer(value, "Transpose")
+    if transpose is not None and permutation(transpose) == (0, 2, 1, 3):
+        return transpose.inputs[0]
+    return insert(before, "Transpose", [value], attributes={"perm": [0, 2, 1, 3]}).outputs[0]

@@ -1,0 +1,84 @@
+"""How engines are compiled: what `specbuild build` offers of TensorRT's own options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ..runtime.bundle import MODULES
+from ..runtime.errors import OptionError
+from .kernels import split_names
+
+RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")
+HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
+ATTENTIONS = ("plugin", "native")
+_TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only of the flavour that times kernels
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How engines are compiled; by default as TensorRT does. `workspace` in MiB; `attention` None: the backend's own.
+
+    `arch`: TensorRT-RTX's targets, as `architectures` takes them. `prompt_chunk`: nodes of a prompt in a step, at most.
+    Raises OptionError.
+    """
+
+    arch: tuple[str, ...] = ()
+    attention: str | None = None
+    builder_optimization_level: int | None = None
+    workspace: int | None = None
+    prompt_chunk: int = 512
+    timing_cache: Path | None = None
+    weight_streaming: bool = False
+    refit: bool = False
+    version_compatible: bool = False
+    hardware_compatible: str | None = None
+
+    def __post_init__(self) -> None:
+        architectures(self.arch)
+        if self.builder_optimization_level is not None and not 0 <= self.builder_optimization_level <= 5:
+            raise OptionError(f"builder-optimization-level must be 0…5, not {self.builder_optimization_level}")
+        if self.workspace is not None and self.workspace < 1:
+            raise OptionError(f"workspace must be at least 1 MiB, not {self.workspace}")
+        if not 64 <= self.prompt_chunk <= 4096:
+            raise OptionError(f"prompt-chunk must be 64…4096 nodes, not {self.prompt_chunk}")
+        for name, known in (("attention", ATTENTIONS), ("hardware_compatible", tuple(HARDWARE))):
+            if getattr(self, name) not in (None, *known):
+                raise OptionError(f"unknown --{_flag(name)} {getattr(self, name)!r}: use {', '.join(known)}")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """`arch` one by one, ("89",); () is portable."""
+        return architectures(self.arch)
+
+    def check(self, backend: str) -> None:
+        """Raises OptionError for what this backend has not: nothing is ignored."""
+        given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        if backend not in MODULES and given:
+            raise OptionError(f"backend {backend} compiles no engine: drop --{_flag(given[0])}, or use {_ENGINES}")
+        if backend == "tensorrt" and self.arch:
+            raise OptionError("tensorrt compiles for the GPU it runs on: drop --arch, or use --backend tensorrt-rtx")
+        if backend == "tensorrt-rtx" and self.attention == "plugin":
+            raise OptionError("tensorrt-rtx takes no plugins: drop --attention plugin, or use --backend tensorrt")
+        timed = [name for name in given if name in _TIMED]
+        if backend == "tensorrt-rtx" and timed:
+            raise OptionError(f"tensorrt-rtx has no --{_flag(timed[0])}: drop it, or use --backend tensorrt")
+
+
+_ENGINES = " or ".join(f"--backend {name}" for name in MODULES)
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def architectures(wanted: Sequence[str]) -> tuple[str, ...]:
+    """TensorRT-RTX's targets, each once; () is portable, for whatever it supports. Raises OptionError."""
+    names = split_names(wanted)
+    for name in names:
+        if name not in (*RTX_ARCHITECTURES, "portable"):
+            raise OptionError(f"TensorRT-RTX has no sm_{name}: use {', '.join(RTX_ARCHITECTURES)}, or portable")
+    if "portable" in names and len(set(names)) > 1:
+        raise OptionError("an engine is portable or for named architectures, not both")
+    return tuple(dict.fromkeys(name for name in names if name != "portable"))

@@ -1,0 +1,121 @@
+"""What a build is made from, looked at before any weights are loaded: minutes are spent only on what can work."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..runtime.bundle import MODULES
+from ..runtime.errors import OptionError
+from . import checkpoint as checkpoints
+from . import kernels
+from .checkpoint import Checkpoint
+from .compile import make_profiles
+from .config import LONGEST_DEFAULT, BuildConfig
+from .layout import Layout, probe
+
+CUBINS_BYTES = 2 << 20  # of one architecture, at most
+# A build's memory, measured: the same for every model, and per parameter of the larger one.
+BASE_BYTES, PARAMETER_BYTES = {False: 600 << 20, True: 950 << 20}, {False: 5, True: 11}  # True: of engines
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The checkpoints, what their attention looks like, and what building them takes."""
+
+    target: Checkpoint
+    draft: Checkpoint | None
+    max_seq_len: int
+    layouts: dict[str, Layout]
+    shapes: list[kernels.Shape]  # of TreeAttention, where its kernels are asked for
+    bundle_bytes: int  # at most
+    memory_bytes: int  # of the build at its peak, an estimate
+
+    def check_memory(self) -> int:
+        """`memory_bytes`; raises OptionError where this machine has not as much."""
+        present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if self.memory_bytes > present:
+            raise OptionError(
+                f"the build takes about {self.memory_bytes >> 20} MiB of memory, this machine has {present >> 20} MiB: "
+                "build on a larger one"
+            )
+        return self.memory_bytes
+
+
+def prepare(config: BuildConfig) -> Sources:
+    """Find the checkpoints and ask them; raises CheckpointError and OptionError."""
+    target = checkpoints.find(config.target)
+    draft = checkpoints.find(config.draft) if config.draft else None
+    if draft:
+        checkpoints.check_pair(target, draft)
+    max_seq_len = _max_seq_len(config, target, draft)
+    models = {"target": target} | ({"draft": draft} if draft else {})
+    layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
+    alone = config.backend == "onnxruntime" and config.architectures  # all kernels, without an engine that has its own
+    shapes = [_shape(name, models[name], layout) for name, layout in layouts.items()] if alone else []
+    weights = [sum(path.stat().st_size for path in model.weights) for model in models.values()]
+    parameters = [size // model.config.dtype.itemsize for size, model in zip(weights, models.values(), strict=True)]
+    engines = config.backend in MODULES
+    return Sources(
+        target=target,
+        draft=draft,
+        max_seq_len=max_seq_len,
+        layouts=layouts,
+        shapes=shapes,
+        bundle_bytes=2 * sum(weights) + (64 << 20 if engines else 8 << 20) + CUBINS_BYTES * len(config.architectures),
+        memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[engines] * max(parameters),
+    )
+
+
+def dry_run(config: BuildConfig) -> dict[str, Any]:
+    """What `build` would make, as JSON; needs neither a GPU nor a compiler. Raises as `prepare` does."""
+    sources = prepare(config)
+    chunk = min(config.engine.prompt_chunk, sources.max_seq_len)
+    profiles = make_profiles(config.buckets, config.max_batch_size, chunk) if config.backend in MODULES else []
+    models = {"target": sources.target} | ({"draft": sources.draft} if sources.draft else {})
+    return {
+        "backend": config.backend,
+        "models": {
+            name: {
+                "source": model.source,
+                "architecture": model.architecture,
+                "precision": config.precision_of(name),
+                "layers": sources.layouts[name].layers,
+            }
+            for name, model in models.items()
+        },
+        "max_seq_len": sources.max_seq_len,
+        "max_batch_size": config.max_batch_size,
+        "buckets": list(config.buckets),
+        "engine_architectures": list(config.engine.targets),
+        "kernel_architectures": list(config.architectures),
+        "profiles": {profile.name: {d: list(sizes) for d, sizes in profile.sizes.items()} for profile in profiles},
+        "bundle_bytes_at_most": sources.bundle_bytes,
+        "build_memory_bytes": sources.memory_bytes,
+    }
+
+
+def _shape(name: str, checkpoint: Checkpoint, layout: Layout) -> kernels.Shape:
+    """What TreeAttention is compiled for: float16 stays, all else computes in bfloat16, and the cache holds the same.
+
+    Raises OptionError for a head size that it has not.
+    """
+    dtype = "F16" if checkpoint.config.dtype == torch.float16 else "BF16"
+    try:
+        return kernels.Shape(layout.head_dim, dtype, dtype)
+    except OptionError as error:
+        raise OptionError(f"the {name} has no kernels, {error}: build it without --cuda-arch") from None
+
+
+def _max_seq_len(config: BuildConfig, target: Checkpoint, draft: Checkpoint | None) -> int:
+    """What was asked for, if both models take it; else what both take, at most LONGEST_DEFAULT."""
+    for name, checkpoint in (("target", target), ("draft", draft)):
+        if checkpoint and config.max_seq_len and config.max_seq_len > checkpoint.max_positions:
+            raise OptionError(
+                f"max-seq-len {config.max_seq_len} is beyond the {name}'s {checkpoint.max_positions} positions"
+            )
+    longest = min(c.max_positions for c in (target, draft) if c)
+    return config.max_seq_len or min(longest, LONGEST_DEFAULT)

@@ -1,0 +1,84 @@
+"""A bundle on a GPU: files, TensorRT, driver and memory checked, then engines or graphs loaded around one loop."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import memory
+from ..bundle import MODULES, Bundle
+from ..device.cubins import find_kernels
+from ..device.loop import DeviceLoop
+from ..draft import DrafterName
+from . import ModelSpec, spec_of
+from .cuda import Cuda
+from .device import Kernels, Model
+from .plan import Plan, check_version, flavour
+from .standard import StandardExecutor
+from .trt import TrtModel
+
+PROMPT_CHUNK = 512  # nodes of a prompt in a step, where no engine's profile says how many
+
+
+def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int) -> DeviceLoop:
+    """The bundle's models on the first GPU, and the loop that drives them; on any error nothing stays there.
+
+    Raises BundleError, OptionError and ExecutionError, each for the first thing that is wrong: a file, its TensorRT,
+    the driver, the memory, the kernels, the plan or its GPU.
+    """
+    manifest = bundle.manifest
+    bundle.verify()  # before all else: a plan may hold code
+    for record in manifest.engines.values():
+        check_version(manifest.backend, record, str(flavour(manifest.backend).__version__))
+    device = Cuda()
+    try:
+        names = [name for name in manifest.models if name == "target" or drafter != "ngram"]
+        memory.check(manifest, batch_size, device.memory[0], names)
+        with device.current:
+            kernels = _Current(find_kernels(bundle, device.capability), device)
+        specs = [spec_of(manifest, name) for name in names]
+        executors = dict(zip(names, _executors(bundle, specs, device, batch_size), strict=True))
+        eos = frozenset(manifest.eos_token_ids)
+        return DeviceLoop(executors["target"], executors.get("draft"), kernels, eos, drafter)
+    except BaseException:
+        device.close()
+        raise
+
+
+def _executors(bundle: Bundle, specs: Sequence[ModelSpec], device: Cuda, batch_size: int) -> list[StandardExecutor]:
+    """Each model on a stream of its own; engines share their scratch memory, for their steps never overlap."""
+    manifest, streams = bundle.manifest, [device.stream() for _ in specs]
+    graphs = [next(iter(manifest.models[spec.name].graphs.values())) for spec in specs]
+    models: list[Model] = []
+    if manifest.backend in MODULES:
+        plans = [Plan(bundle.path(graph), manifest.backend, manifest.engines[graph], device) for graph in graphs]
+        scratch = device.empty((max(plan.scratch_bytes for plan in plans),), np.uint8)
+        models += [TrtModel(plan, spec, device, batch_size, scratch) for plan, spec in zip(plans, specs, strict=True)]
+    else:
+        from .ort_cuda import OrtModel  # which takes a while to import
+
+        chunk = min(PROMPT_CHUNK, manifest.max_seq_len)
+        models += [
+            OrtModel(bundle.path(graph), spec, device, batch_size, manifest.buckets, chunk, "cuda", stream)
+            for graph, spec, stream in zip(graphs, specs, streams, strict=True)
+        ]
+    return [StandardExecutor(device, model, stream) for model, stream in zip(models, streams, strict=True)]
+
+
+class _Current:
+    """Kernels launched in the device's context, whichever thread asks."""
+
+    def __init__(self, kernels: Kernels, device: Cuda) -> None:
+        self._kernels, self._device = kernels, device
+
+    def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
+        """See `Kernels.launch`."""
+        with self._device.current:
+            self._kernels.launch(name, params, stream)
+
+    def workspace(self, params: Any) -> int:
+        """See `Kernels.workspace`."""
+        return self._kernels.workspace(params)

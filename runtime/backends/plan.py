@@ -1,0 +1,226 @@
+"""A compiled plan of TensorRT or TensorRT-RTX: the checks before it is run, and the engine it becomes.
+
+TensorRT prints nothing; what it says becomes the reason of an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..bundle import MODULES, EngineRecord
+from ..errors import BundleError, ExecutionError, one_line
+from . import ModelSpec
+from .cuda import Cuda
+from .device import Tensor
+
+CACHES = {"HALF": "float16", "BF16": "uint16", "FLOAT": "float32"}  # dtypes, by TensorRT's names
+_HEADER = 64  # bytes, `Runtime.engine_header_size`
+Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest size of "batch" and "nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """An engine's input or output: TensorRT's name of its type, its shape (−1: dynamic), and which input it aliases."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    alias: str | None = None
+
+
+def flavour(backend: str) -> Any:
+    """The Python module of a backend; raises BundleError where it is not installed."""
+    try:
+        return importlib.import_module(MODULES[backend])
+    except ImportError as error:
+        raise BundleError(f"the bundle needs {backend} ({one_line(error)}): pip install {backend}") from None
+
+
+@functools.cache
+def logger(trt: Any) -> Any:
+    """A flavour's log, one a process: it keeps the first error since `clear`, the cause of what follows."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        first: str | None = None
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= trt.ILogger.ERROR and self.first is None:
+                self.first = " ".join(message.split())
+
+        def clear(self) -> None:
+            self.first = None
+
+        @property
+        def reason(self) -> str:
+            return self.first or "no reason given"
+
+    return Log()
+
+
+def check_version(backend: str, record: EngineRecord, installed: str) -> None:
+    """Raises BundleError where a plan is another TensorRT's."""
+    parts = 1 if record.version_compatible else 2 if backend == "tensorrt-rtx" else None
+    if record.version.split(".")[:parts] != installed.split(".")[:parts]:
+        raise BundleError(
+            f"the plan was compiled by {backend} {record.version}, installed is {installed}: "
+            f"pip install {backend}=={record.version}, or build the bundle again"
+        )
+
+
+def check_architecture(record: EngineRecord, capability: str) -> None:
+    """Raises BundleError where a plan is for other GPUs; capability as "89"."""
+    built = [name.rstrip("af") for name in record.architectures]
+    newer = record.hardware_compatible == "ampere-plus" and int(capability) >= 80
+    if built and capability not in built and not newer:
+        names = ", ".join(f"sm_{name}" for name in built)
+        raise BundleError(f"the plan was compiled for {names}, this GPU is sm_{capability}: build the bundle for it")
+
+
+def check_profiles(record: EngineRecord, found: list[Profile]) -> None:
+    """Raises BundleError where a plan's profiles are not those of its record."""
+    wanted = [{name: tuple(sizes[name]) for name in ("batch", "nodes")} for sizes in record.profiles.values()]
+    if wanted != found:
+        raise BundleError(f"the plan has profiles {found}, its record {wanted}: build the bundle again")
+
+
+def expected_tensors(spec: ModelSpec, cache: str) -> dict[str, TensorInfo]:
+    """What a plan's inputs and outputs must be; `cache`: TensorRT's name of its type."""
+    past = TensorInfo(cache, (-1, spec.kv_heads, spec.capacity, spec.head_dim))
+    names = [f"{kind}.{layer}" for layer in range(spec.layers) for kind in ("key", "value")]
+    return {
+        "input_ids": TensorInfo("INT32", (-1, -1)),
+        "position_ids": TensorInfo("INT32", (-1, -1)),
+        "logit_nodes": TensorInfo("INT32", (-1,)),
+        "write_rows": TensorInfo("INT32", (-1,)),
+        **{f"mask.{window}": TensorInfo("BOOL", (-1, 1, -1, spec.capacity)) for window in spec.windows},
+        **{f"past_{name}": past for name in names},
+        "logits": TensorInfo("FLOAT", (-1, -1, spec.vocab_size)),
+        **{f"present_{name}": TensorInfo(cache, past.shape, f"past_{name}") for name in names},
+    }
+
+
+def check_tensors(spec: ModelSpec, found: Mapping[str, TensorInfo]) -> str:
+    """TensorRT's name of the cache's type; raises BundleError, by tensor, where a plan is not as the manifest says."""
+    cache = found["past_key.0"].dtype if "past_key.0" in found else "HALF"
+    if cache not in CACHES:
+        raise BundleError(f"the {spec.name}'s plan has a cache of {cache}: build it in fp16, bf16 or fp32")
+    expected = expected_tensors(spec, cache)
+    for name in sorted(expected.keys() ^ found.keys()):
+        what = "lacks" if name in expected else "has, and should not,"
+        raise BundleError(f"the {spec.name}'s plan {what} tensor {name}: build the bundle again")
+    for name, info in expected.items():
+        has = found[name]
+        shape = tuple(-1 if wanted == -1 else size for size, wanted in zip(has.shape, info.shape, strict=False))
+        if len(has.shape) != len(info.shape) or (has.dtype, shape, has.alias) != (info.dtype, info.shape, info.alias):
+            raise BundleError(f"the {spec.name}'s plan has {name} as {has}, not {info}: build the bundle again")
+    return cache
+
+
+def deserialise(trt: Any, backend: str, path: Path, host_code: bool) -> tuple[Any, Any]:
+    """The runtime and the engine of a plan; raises BundleError with TensorRT's own reason.
+
+    Never without a driver: TensorRT then ends the process; TensorRT-RTX does not. `host_code`: let a version compatible
+    plan bring its own.
+    """
+    log = logger(trt)
+    runtime = trt.Runtime(log)
+    runtime.engine_host_code_allowed = host_code
+    engine, reason = None, "it is cut off"
+    if path.stat().st_size > _HEADER:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reason = invalidity(trt, runtime, data[:_HEADER])
+            log.clear()
+            engine = None if reason else runtime.deserialize_cuda_engine(data)
+    if engine is None:
+        reason = reason or log.reason
+        raise BundleError(f"{path.name} does not load in {backend} {trt.__version__}: {reason}; build it again")
+    return runtime, engine
+
+
+def invalidity(trt: Any, runtime: Any, header: bytes) -> str:
+    """What TensorRT-RTX finds wrong in a plan's header, in its own words; "" where nothing, and for TensorRT."""
+    if not hasattr(runtime, "get_engine_validity"):
+        return ""
+    flags = runtime.get_engine_validity(header)[1]
+    found = [name for name, flag in trt.EngineInvalidityDiagnostics.__members__.items() if flags & flag.value]
+    return ", ".join(found).lower().replace("_", " ")
+
+
+class Plan:
+    """A deserialised plan, whose weights alone are on the GPU."""
+
+    def __init__(self, path: Path, backend: str, record: EngineRecord, device: Cuda) -> None:
+        """Raises BundleError for a plan that does not fit this TensorRT or this GPU."""
+        self.trt = flavour(backend)
+        check_version(backend, record, self.trt.__version__)
+        check_architecture(record, device.capability)
+        needed, free = path.stat().st_size >> 20, device.memory[0] >> 20
+        if needed > free:
+            raise BundleError(f"{path.name} takes {needed} MiB, the GPU has {free} MiB free: free some")
+        self.record, self._log = record, logger(self.trt)
+        with device.current:
+            self._runtime, self.engine = deserialise(self.trt, backend, path, record.version_compatible)
+
+    @property
+    def profiles(self) -> list[Profile]:
+        """Its profiles, in order."""
+        engine, found = self.engine, list[Profile]()
+        for index in range(engine.num_optimization_profiles):
+            batch, nodes = zip(*engine.get_tensor_profile_shape("input_ids", index), strict=True)
+            found.append({"batch": batch, "nodes": nodes})
+        return found
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory that the most demanding profile needs."""
+        return int(self.engine.device_memory_size_v2)
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Its inputs and outputs by name."""
+        engine, found = self.engine, {}
+        for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):
+            output = engine.get_tensor_mode(name) == self.trt.TensorIOMode.OUTPUT
+            alias = (engine.get_aliased_input_tensor(name) or None) if output else None
+            shape = tuple(engine.get_tensor_shape(name))
+            found[name] = TensorInfo(engine.get_tensor_dtype(name).name, shape, alias)
+        return found
+
+    def inspect(self) -> list[Any]:
+        """What TensorRT says of each layer: its name, kind, types and kernel, as the plan was built to tell."""
+        inspector = self.engine.create_engine_inspector()
+        text = inspector.get_engine_information(self.trt.LayerInformationFormat.JSON)
+        layers: list[Any] = json.loads(text)["Layers"]
+        return layers
+
+    def context(self, profile: int, scratch: Tensor, stream: int, lazy: bool) -> Any:
+        """An execution context of a profile. `lazy`: TensorRT-RTX may compile kernels for new shapes while it runs."""
+        config = self.engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        if hasattr(config, "cuda_graph_strategy"):
+            config.cuda_graph_strategy = self.trt.CudaGraphStrategy.DISABLED  # graphs are captured by the caller
+            strategy = self.trt.DynamicShapesKernelSpecializationStrategy
+            config.dynamic_shapes_kernel_specialization_strategy = strategy.LAZY if lazy else strategy.EAGER
+        self._log.clear()
+        context = self.engine.create_execution_context(config)
+        if context is None:
+            raise ExecutionError(f"TensorRT cannot make a context: {self._log.reason}")
+        context.set_device_memory(scratch.address, scratch.nbytes)
+        self.call(context.set_optimization_profile_async, profile, stream)
+        return context
+
+    def call(self, method: Callable[..., bool], *arguments: Any) -> None:
+        """Call what returns whether it worked; raises ExecutionError with TensorRT's reason."""
+        self._log.clear()
+        if not method(*arguments):
+            raise ExecutionError(f"TensorRT failed in {method.__name__}: {self._log.reason}")
+
+    def close(self) -> None:
+        """Free the weights; no context may be left."""
+        del self.engine, self._runtime

@@ -1,0 +1,157 @@
+"""The executor over a model in standard operators, wherever its device is: padded batches, masks made on the host.
+
+A step computes the smallest bucket that holds its largest share, for all slots: one without a share computes padding
+into the rows past its last one. A chunk of a prompt longer than any bucket is a step of its slot alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ExecutionError
+from . import Share
+from .device import Device, Model, Tensor
+
+
+class StandardExecutor:
+    """See `Executor`: pinned staging is made once; only the logits' grows, to the most rows ever wanted in a step."""
+
+    def __init__(self, device: Device, model: Model, stream: int) -> None:
+        """`stream`: where the model runs. Whoever made the device closes it."""
+        self.device, self.model, self.stream = device, model, stream
+        self.spec, self.batch_size, self.seconds = model.spec, model.batch_size, 0.0
+        nodes = max(self.batch_size * model.buckets[-1], model.chunk)
+        self._tokens, self._positions = device.pinned((nodes,), np.int32), device.pinned((nodes,), np.int32)
+        self._rows = device.pinned((self.batch_size,), np.int32)
+        self._masks = {window: device.pinned((nodes * self.spec.capacity,), np.bool_) for window in model.masks}
+        self._logits = device.pinned((self.batch_size, self.spec.vocab_size), np.float32)
+        self._row_positions = np.tile(np.arange(self.spec.capacity), (self.batch_size, 1))  # of cache rows
+        self._ends = [0] * self.batch_size  # per slot, the row past the last one in use
+
+    def bucket(self, nodes: int) -> int:
+        """The smallest bucket of at least so many nodes; raises ExecutionError."""
+        for bucket in self.model.buckets:
+            if bucket >= nodes:
+                return bucket
+        raise ExecutionError(f"{nodes} nodes do not fit a step of the {self.spec.name}")
+
+    def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
+        """Run one step; see `Executor.step`. A share longer than any bucket gets one row of logits at most."""
+        most = self.model.buckets[-1]
+        for share in shares:
+            self._check(share)
+        logits = np.split(self._reserve(sum(s.logits for s in shares)), np.cumsum([s.logits for s in shares]))
+        short = [pair for pair in zip(shares, logits, strict=False) if len(pair[0].tokens) <= most]
+        for share, wanted in zip(shares, logits, strict=False):
+            if len(share.tokens) > most:
+                self._stage({0: share}, 1, len(share.tokens))
+                self.model.prefill(share.slot, len(share.tokens), self.stream)
+                self._download(wanted, 0)
+                self.wait()
+        if short:
+            nodes = self.bucket(max(len(share.tokens) for share, _ in short))
+            self._stage({share.slot: share for share, _ in short}, self.batch_size, nodes)
+            self.model.enqueue(nodes, self.stream)
+            for share, wanted in short:
+                self._download(wanted, share.slot * nodes + len(share.tokens) - share.logits)
+            self.wait()
+        return logits[: len(shares)]
+
+    def fetch(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Rows of the last step's logits `[B · nodes, V]`, the caller's until the next step."""
+        found = self._reserve(len(rows))[: len(rows)]
+        for at, row in enumerate(rows):
+            self._download(found[at : at + 1], row)
+        self.wait()
+        return found
+
+    def wait(self) -> None:
+        """Block until all that is enqueued on the stream has run; raises ExecutionError."""
+        started = time.perf_counter()
+        try:
+            self.device.wait(self.stream)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _check(self, share: Share) -> None:
+        """Raise ExecutionError for a share that does not fit, and note where it ends."""
+        count, end = len(share.tokens), share.start + len(share.tokens)
+        limit = self.model.chunk if share.logits < 2 else self.model.buckets[-1]
+        if end > self.spec.capacity or count > limit:
+            raise ExecutionError(f"{count} nodes from row {share.start} on do not fit the {self.spec.name}")
+        self._ends[share.slot] = end
+
+    def _stage(self, shares: dict[int, Share], batch: int, nodes: int) -> None:
+        """Enqueue the uploads of a step's inputs `[batch, nodes]`; `shares` by their place in the batch."""
+        shape = batch, nodes, self.spec.capacity
+        tokens, positions = (_part(array, *shape[:2]) for array in (self._tokens, self._positions))
+        masks = {window: _part(array, *shape) for window, array in self._masks.items()}
+        for array in (tokens, positions, *masks.values()):
+            array.fill(0)
+        for slot in range(batch):
+            self._rows[slot] = min(self._ends[slot], self.spec.capacity - nodes)
+            for mask in masks.values():
+                mask[slot, :, 0] = True  # padding sees something
+        for at, share in shares.items():
+            count = len(share.tokens)
+            tokens[at, :count], self._rows[at] = share.tokens, share.start
+            positions[at, :count] = np.minimum(share.positions, self.spec.max_positions - 1)
+            for window, mask in masks.items():
+                self._show(share, window, mask[at, :count])
+        model, device = self.model, self.device
+        for to, source in ((model.tokens, tokens), (model.positions, positions), (model.rows, self._rows[:batch])):
+            device.upload(to, source, self.stream)
+        for window, mask in masks.items():
+            device.upload(model.masks[window], mask, self.stream)
+
+    def _show(self, share: Share, window: int, mask: NDArray[np.bool_]) -> None:
+        """Set which rows a share's nodes see, `mask [n, S]`."""
+        count, end = mask.shape[0], share.start + mask.shape[0]
+        mask[:, : share.committed] = True
+        if share.visible is None:
+            mask[:, share.committed : end] = np.tri(count, end - share.committed, share.start - share.committed)
+        else:
+            mask[:, share.committed : end] = share.visible
+        mask[:, end:] = False
+        if window:
+            self._row_positions[share.slot, share.start : end] = share.positions
+            distance = np.asarray(share.positions)[:, None] - self._row_positions[share.slot, :end]
+            mask[:, :end] &= distance < window
+
+    def _reserve(self, rows: int) -> NDArray[np.float32]:
+        if rows > len(self._logits):
+            self._logits = self.device.pinned((rows, self.spec.vocab_size), np.float32)
+        return self._logits
+
+    def _download(self, to: NDArray[np.float32], row: int) -> None:
+        """Enqueue the copy of logits from a row `[batch · nodes]` on."""
+        if len(to):
+            address = self.model.logits.address + row * to.strides[0]
+            self.device.download(to, Tensor(address, to.shape, to.dtype), self.stream)
+
+    def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
+        """Move cache rows; see `Executor.commit`. Without rows it only notes where the slot's rows end."""
+        if any(row != start + at for at, row in enumerate(rows)):
+            self.device.move_rows(self.model.cache, slot, rows, start, self.stream)
+        end = max(self._ends[slot], start + len(rows))
+        self._row_positions[slot, start:end] = np.arange(start, end)
+        self._ends[slot] = start + len(rows)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache."""
+        return self.model.cache.nbytes
+
+    def close(self) -> None:
+        """Free the model; its memory is the device's."""
+        self.model.close()
+
+
+def _part(array: NDArray[Any], *shape: int) -> NDArray[Any]:
+    """The beginning of a flat array."""
+    return array[: int(np.prod(shape))].reshape(shape)

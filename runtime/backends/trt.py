@@ -1,0 +1,151 @@
+"""A plan of TensorRT or TensorRT-RTX as a `Model`: an execution context for each bucket, every tensor bound once.
+
+Prompts have contexts of their own, whose cache is one slot's part. All contexts share one scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import BundleError, ExecutionError
+from . import ModelSpec
+from .cuda import Cuda
+from .device import Tensor
+from .plan import CACHES, Plan, check_profiles, check_tensors
+
+_ALIGNMENT = 256  # bytes, of every address that TensorRT is given
+
+
+class TrtModel:
+    """See `Model`. Tensors' shapes are the largest bucket's; those of nodes have room for a chunk of one slot as well.
+
+    Its steps run one after the other, and so must those of models that share its scratch memory.
+    """
+
+    def __init__(
+        self, plan: Plan, spec: ModelSpec, device: Cuda, batch_size: int, scratch: Tensor | None = None
+    ) -> None:
+        """`scratch`: at least `plan.scratch_bytes`, None for its own. Raises BundleError and ExecutionError."""
+        self.spec, self.batch_size, self._plan, self._device = spec, batch_size, plan, device
+        dtype = np.dtype(CACHES[check_tensors(spec, plan.tensors)])
+        check_profiles(plan.record, plan.profiles)
+        part = spec.kv_heads * spec.capacity * spec.head_dim * dtype.itemsize
+        if part % _ALIGNMENT:
+            raise BundleError(
+                f"the {spec.name}'s cache has {part} bytes a slot and layer, and TensorRT wants multiples of "
+                f"{_ALIGNMENT}: build it for another length"
+            )
+        nodes = [sizes["nodes"] for sizes in plan.record.profiles.values()]
+        exact = {most: profile for profile, (least, _, most) in enumerate(nodes) if least == most}
+        ranges = {most: profile for profile, (least, _, most) in enumerate(nodes) if least < most}
+        self.buckets: Sequence[int] = tuple(sorted(exact))
+        self.chunk, largest = max([*self.buckets, *ranges]), self.buckets[-1]
+        lines = -(-max(batch_size * largest, self.chunk) // largest)  # of `largest` nodes
+
+        def room(shape: tuple[int, ...], kind: Any) -> Tensor:
+            memory = device.empty((lines, *shape[1:]), kind)
+            return Tensor(memory.address, shape, memory.dtype)
+
+        self.tokens, self.positions = (room((batch_size, largest), np.int32) for _ in range(2))
+        self.masks = {w: room((batch_size, 1, largest, spec.capacity), np.bool_) for w in spec.windows}
+        self.rows = device.empty((batch_size,), np.int32)
+        self.logits = device.empty((batch_size, largest, spec.vocab_size), np.float32)
+        shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
+        self.cache = device.empty(shape, dtype)
+        scratch = scratch or device.empty((plan.scratch_bytes,), np.uint8)
+        if scratch.nbytes < plan.scratch_bytes:
+            raise ExecutionError(f"the {spec.name} needs {plan.scratch_bytes} bytes of scratch, not {scratch.nbytes}")
+        stream = device.stream()
+        self._wanted = self._number(stream)
+        with device.current:
+            self._steps = self._contexts(exact, scratch, stream)
+            self._slots = self._contexts({largest: exact[largest], **ranges}, scratch, stream)
+        for size, context in self._steps.items():
+            self._bind(context, batch_size, size, size)
+        self._warm(stream)
+
+    def _number(self, stream: int) -> Tensor:
+        """`int32[chunk, ≥ buckets[-1]]`: row 0 is 0, 1, 2, …; row n begins with n. Every row is aligned."""
+        step = _ALIGNMENT // 4
+        table = self._device.pinned((self.chunk, -(-self.buckets[-1] // step) * step), np.int32)
+        table[0], table[:, 0] = np.arange(table.shape[1]), np.arange(self.chunk)
+        tensor = self._device.empty(table.shape, np.int32)
+        self._device.upload(tensor, table, stream)
+        return tensor
+
+    def _contexts(self, profiles: Mapping[int, int], scratch: Tensor, stream: int) -> dict[int, Any]:
+        """By most nodes. What a graph may hold must be compiled before; a prompt's shapes are many, and in no graph."""
+        return {
+            most: self._plan.context(profile, scratch, stream, lazy=most > self.buckets[-1])
+            for most, profile in profiles.items()
+        }
+
+    def _warm(self, stream: int) -> None:
+        """Run every context once: the first run allocates and compiles. All nodes see all rows, so none gives NaN."""
+        for mask in self.masks.values():
+            self._device.fill(mask, 1, stream)
+        for nodes in self._steps:
+            self.enqueue(nodes, stream)
+        for nodes in self._slots:
+            self.prefill(0, min(nodes, self.spec.capacity), stream)
+        for tensor in (*self.masks.values(), self.cache):
+            self._device.fill(tensor, 0, stream)
+        self._device.wait(stream)
+
+    def _bind(self, context: Any, batch: int, nodes: int, wanted: int, slot: int = 0, first: int = 0) -> None:
+        """Shapes and addresses, of the cache from a slot on. `first`: the row of `_wanted` with the nodes wanted."""
+        row = self._wanted.address + first * self._wanted.shape[1] * self._wanted.dtype.itemsize
+        tensors: list[tuple[str, tuple[int, ...] | None, int]] = [
+            ("input_ids", (batch, nodes), self.tokens.address),
+            ("position_ids", (batch, nodes), self.positions.address),
+            ("logit_nodes", (wanted,), row),
+            ("write_rows", (batch,), self.rows.address),
+            *((f"mask.{w}", (batch, 1, nodes, self.spec.capacity), mask.address) for w, mask in self.masks.items()),
+            ("logits", None, self.logits.address),
+        ]
+        part = self.cache.nbytes // (self.cache.shape[0] * self.batch_size)
+        for index in range(self.cache.shape[0]):
+            name = f"{('key', 'value')[index % 2]}.{index // 2}"
+            address = self.cache.address + (index * self.batch_size + slot) * part
+            tensors.append((f"past_{name}", (batch, *self.cache.shape[2:]), address))
+            tensors.append((f"present_{name}", None, address))
+        with self._device.current:
+            for name, shape, address in tensors:
+                if shape:
+                    self._plan.call(context.set_input_shape, name, shape)
+                self._plan.call(context.set_tensor_address, name, address)
+
+    def enqueue(self, nodes: int, stream: int) -> None:
+        """A step of all slots; see `Model.enqueue`."""
+        context = self._steps[nodes]
+        with self._device.current:
+            self._plan.call(context.execute_async_v3, stream)
+
+    def prefill(self, slot: int, nodes: int, stream: int) -> None:
+        """A step of one slot; see `Model.prefill`. It binds, so it is not for a graph.
+
+        Up to the largest bucket it is a step of that many nodes: those past `nodes` see every row, for which the masks
+        are overwritten there, and write rows that are garbage.
+        """
+        if not 0 < nodes <= self.chunk:
+            raise ExecutionError(f"a step of one slot has 1 to {self.chunk} nodes, not {nodes}")
+        largest, capacity = self.buckets[-1], self.spec.capacity
+        short = nodes <= largest
+        context = self._slots[largest if short else self.chunk]
+        if nodes < largest:
+            for mask in self.masks.values():
+                rest = Tensor(mask.address + nodes * capacity, (largest - nodes, capacity), mask.dtype)
+                self._device.fill(rest, 1, stream)
+        size, wanted = (largest, largest) if short else (nodes, 1)
+        self._bind(context, 1, size, wanted, slot, nodes - 1)
+        with self._device.current:
+            self._plan.call(context.execute_async_v3, stream)
+
+    def close(self) -> None:
+        """Free the contexts and the weights; see `Model.close`."""
+        self._steps.clear()
+        self._slots.clear()
+        self._plan.close()

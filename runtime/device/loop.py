@@ -1,0 +1,288 @@
+"""The decode loop on a device: draft, verify, accept and commit without the host, which reads one small copy a round.
+
+Prompts are read through the executors, as `Loop` does. From its first token on a sequence lives on the device: what is
+emitted there is the next round's input, and the host learns of it when the round is over. Where the text repeats itself
+the host drafts from it instead, and sends the tree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import nvtx
+from ..backends.device import Kernels, Tensor
+from ..backends.standard import StandardExecutor
+from ..draft import DrafterName
+from ..errors import ExecutionError
+from ..kernels import Cache, Choose, Dtype, Fault
+from ..loop import Loop
+from ..ngram import SURE, SURE_GREEDY, lookup, repeats
+from ..sequence import Sequence
+from ..tree import Tree, TreeSpec
+from .draft import MOST_NODES, DeviceDrafter
+from .state import Asked, Block, Graphs, Slots, launch, show
+
+
+class DeviceLoop(Loop):
+    """A `Loop` whose rounds run where the models are; the device is its own, and closed with it."""
+
+    def __init__(
+        self,
+        target: StandardExecutor,
+        draft: StandardExecutor | None,
+        kernels: Kernels,
+        eos: frozenset[int],
+        drafter: DrafterName | None = None,
+    ) -> None:
+        """`drafter`: None is both, as in `Engine.load`; without a draft it is lookup. Raises BundleError."""
+        super().__init__(target, None, target.model.chunk, eos)
+        self._target, self._device, self._kernels = target, target.device, kernels
+        batch, vocab, most = target.batch_size, target.spec.vocab_size, min(target.model.buckets[-1], MOST_NODES)
+        self._slots = Slots(self._device, batch, vocab)
+        self._model = DeviceDrafter(draft, kernels, self._slots, most) if draft and drafter != "ngram" else None
+        self._looks_up = drafter != "model"
+        self._graphs, empty = Graphs(self._device, target.stream), self._device.empty
+        self._blocks = {nodes: _block(target, nodes) for nodes in target.model.buckets}  # a round's, by its most nodes
+        self._choices, self._tickets = empty((batch, most), np.int32), empty((batch, most), np.uint32)
+        largest = Choose(batch=batch, nodes=most, vocab=vocab, best=1)
+        self._workspace = empty((kernels.workspace(largest),), np.uint8)
+        self._kept, self._ticket = empty((2, batch), np.int32), empty((1,), np.uint32)
+        self._draft_len = empty((batch,), np.int32)  # nobody asks: the host knows what the draft's cache has at least
+        self._layers = [_layers(executor) for executor in self._executors]
+
+    @property
+    def _executors(self) -> list[StandardExecutor]:
+        return [self._target, *([self._model.executor] if self._model else [])]
+
+    def run(self, sequences: Seq[Sequence]) -> None:
+        """A round: sequences that have emitted nothing yet read their prompts, the others decode."""
+        reading = [s for s in sequences if not s.output]
+        decoding = [s for s in sequences if s.output]
+        for sequence in reading:
+            self._slots.hold(sequence.slot, len(sequence.tokens))
+        if decoding:
+            self._decode(decoding)
+        if reading:
+            super().run(reading)
+
+    def _decode(self, sequences: Seq[Sequence]) -> None:
+        """A round on the device, and what the host learns of it."""
+        asked, trees = Asked.of([s.params for s in sequences]), self._propose(sequences)
+        nodes = self._target.bucket(max(_most(s, tree) for s, tree in zip(sequences, trees, strict=True)))
+        self._draft(sequences, trees, nodes, asked)
+        self._graphs.run((nodes, asked), lambda: self._verify(nodes, asked))
+        for executor in reversed(self._executors):  # everything is under way: only the times are told apart
+            executor.wait()
+        block = self._blocks[nodes]
+        for sequence, tree in zip(sequences, trees, strict=True):
+            try:
+                self._accept(sequence, tree is None, block, nodes)
+            except Exception as error:  # of this sequence alone: the others go on
+                sequence.fail(error)
+        if block.host["fault"].any():  # a slot's next sequence has none
+            block.host["fault"][:] = 0
+            block.upload("fault", "fault", self._target.stream)
+            self._target.wait()
+
+    def _propose(self, sequences: Seq[Sequence]) -> list[Tree | None]:
+        """The trees that the host makes: the text's own continuation, or the root alone. None: the model's."""
+        shapes = [s.tree for s in sequences if s.tree and s.drafts]
+        return [self._proposed(s, s.tree, shapes) if s.tree and s.drafts else Tree([s.tokens[-1]]) for s in sequences]
+
+    def _proposed(self, sequence: Sequence, shape: TreeSpec, shapes: Seq[TreeSpec]) -> Tree | None:
+        last = min(executor.spec.max_positions for executor in self._executors)
+        if len(sequence.tokens) + shape.nodes > last or (self._model and not self._model.fits(sequence, shapes)):
+            return Tree([sequence.tokens[-1]])
+        if self._model is None:
+            return lookup(sequence.history, shape)
+        sure = SURE if sequence.params.temperature else SURE_GREEDY
+        return repeats(sequence.history, shape, sure) if self._looks_up else None
+
+    def _draft(self, sequences: Seq[Sequence], trees: Seq[Tree | None], nodes: int, asked: Asked) -> None:
+        """Bring every sequence's tree into the round's block: the model grows it, or the host sends it."""
+        block, stream = self._blocks[nodes], self._target.stream
+        pairs = list(zip(sequences, trees, strict=True))
+        growing = [s for s, tree in pairs if tree is None]
+        state = [(s, None if tree else s.tree) for s, tree in pairs]
+        if self._model and growing:
+            self._model.catch_up(growing)
+            self._slots.update(state, self._model.executor.stream)
+            self._model.draft([s.tree for s in growing if s.tree], asked, block, nodes)
+            self._device.after(stream, self._model.executor.stream)
+        else:
+            self._slots.update(state, stream)
+            for name, nothing in (("tokens", 0), ("parents", -1), ("node_rows", -1), ("counts", 0)):
+                block.host[name][:] = nothing
+        for s, tree in pairs:
+            if tree:
+                block.host["tokens"][s.slot, : len(tree)] = tree.tokens
+                block.host["parents"][s.slot, : len(tree)] = tree.parents
+                block.host["counts"][s.slot] = len(tree)
+                for name in ("tokens", "parents", "counts") if growing else ():
+                    block.upload_row(name, s.slot, stream)
+        if not growing:
+            block.upload("tokens", "counts", stream)
+
+    def _verify(self, nodes: int, asked: Asked) -> None:
+        """Enqueue one step of the target over all trees, the walk along its choices, and the commit in both caches."""
+        target, model, stream, slots = self._target, self._target.model, self._target.stream, self._slots.at
+        block = self._blocks[nodes]
+        at, size = block.at, {"batch": target.batch_size, "nodes": nodes}
+        tree = {"parents": at["parents"], "counts": at["counts"], "fault": at["fault"]}
+        with nvtx.range("verify"):
+            self._device.copy(model.tokens, at["tokens"], stream)
+            show(self._kernels, target, slots["cache_len"], nodes, tree_nodes=nodes, **tree)
+            model.enqueue(nodes, stream)
+        with nvtx.range("accept"):
+            self._walk(block, size, tree, asked)
+        with nvtx.range("commit"):
+            self._commit(block, size)
+
+    def _walk(self, block: Block, size: dict[str, int], tree: dict[str, Tensor], asked: Asked) -> None:
+        """Enqueue the target's choices at all nodes, and the path along them."""
+        target, stream, slots, at = self._target, self._target.stream, self._slots.at, block.at
+        launch(
+            self._kernels,
+            "choose_tokens",
+            stream,
+            **self._slots.choosing(asked),
+            **size,
+            **tree,
+            logits=target.model.logits,
+            tokens=at["tokens"],
+            choices=self._choices,
+            workspace=self._workspace,
+            tickets=self._tickets,
+            stride=target.spec.vocab_size,
+            tree_nodes=size["nodes"],
+            best=1,
+            dtype=Dtype.F32,
+        )
+        out = {name: at[name] for name in ("tokens", "path", "length", "emitted")}
+        text = {"roots": slots["roots"], "pair": slots["pair"], "history": self._slots.history(asked)}
+        launch(
+            self._kernels,
+            "walk_tree",
+            stream,
+            **size,
+            **tree,
+            **out,
+            **text,
+            choices=self._choices,
+            vocab=target.spec.vocab_size,
+        )
+
+    def _commit(self, block: Block, size: dict[str, int]) -> None:
+        """Enqueue the moves of accepted rows in both caches, and the copy of what the host reads."""
+        launch(
+            self._kernels,
+            "commit_path",
+            self._target.stream,
+            **size,
+            caches=self._caches(block),
+            path=block.at["path"],
+            length=block.at["length"],
+            fault=block.at["fault"],
+            kept=self._kept,
+            ticket=self._ticket,
+        )
+        block.download("counts", "path", self._target.stream)
+
+    def _caches(self, block: Block) -> Any:
+        """Both caches for the commit: the target's length goes on, from which the draft's rows are counted as well."""
+        base = self._slots.at["cache_len"].address
+        lengths, rows = (base, self._draft_len.address), (None, block.at["node_rows"].address)
+        caches = [
+            Cache(
+                layers=self._layers[i].address,
+                base=base,
+                node_rows=rows[i],
+                cache_len=lengths[i],
+                count=2 * executor.spec.layers,
+                heads=executor.spec.kv_heads,
+                row_bytes=executor.spec.head_dim * executor.model.cache.dtype.itemsize,
+                capacity=executor.spec.capacity,
+            )
+            for i, executor in enumerate(self._executors)
+        ]
+        return (Cache * 2)(*caches)
+
+    def _accept(self, sequence: Sequence, grown: bool, block: Block, nodes: int) -> None:
+        """Emit along the accepted path until the sequence ends; what lies behind its end is nobody's."""
+        slot, root, host = sequence.slot, sequence.cached, block.host
+        length, drafted = int(host["length"][slot]), int(host["counts"][slot]) - 1
+        if fault := int(host["fault"][slot]):
+            raise ExecutionError(f"a kernel refused the sequence's tree, fault {Fault(fault).name}: report it")
+        emitted, path = host["emitted"][slot, :length].tolist(), host["path"][slot, :length]
+        rows = None
+        if sequence.params.logprobs is not None or emitted[-1] < 0:
+            rows = self._target.fetch((slot * nodes + path).tolist())
+        for at, token in enumerate(emitted):
+            if rows is not None:
+                self.note(sequence, rows[at], token if token >= 0 else int(rows[at].argmax()))
+            if token < 0:
+                raise ExecutionError("no token's score is finite: use a milder temperature, penalties and bias")
+            sequence.emit(token, self.eos)
+            sequence.cached += 1
+            if sequence.finish_reason:
+                break
+        self._target.commit(slot, (), sequence.cached)
+        if self._model and grown:  # the draft may have no row of the last accepted node
+            self._model.commit(sequence, root + max(length - 1, 1))
+        if drafted:
+            sequence.metrics.speculative_decoding.record(drafted, sequence.cached - root - 1)
+
+    def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
+        """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
+        most = self._target.model.buckets[-1]
+        return super().logits(tokens, count, nodes if count == 1 else min(nodes or most, most))
+
+    def release(self, slot: int) -> None:
+        """A sequence has ended: its slot's rows are garbage."""
+        super().release(slot)
+        self._slots.hold(slot, 0)
+        if self._model:
+            self._model.release(slot)
+
+    def _clock(self) -> tuple[float, float, float]:
+        return time.perf_counter(), self._model.executor.seconds if self._model else 0.0, self._target.seconds
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of both caches."""
+        return sum(executor.cache_bytes for executor in self._executors)
+
+    def close(self) -> None:
+        """Free the models, and all of the device's memory."""
+        for executor in self._executors:
+            executor.close()
+        self._device.close()
+
+
+def _most(sequence: Sequence, tree: Tree | None) -> int:
+    """Nodes of a tree, at most where the model grows it."""
+    return len(tree) if tree else 1 + (sequence.tree.nodes if sequence.tree else 0)
+
+
+def _block(target: StandardExecutor, nodes: int) -> Block:
+    """What a round takes from the host, up to `counts`, and what it gives back, from there on."""
+    one, each = (target.batch_size,), (target.batch_size, nodes)
+    shapes = {"tokens": each, "parents": each, "node_rows": each, "counts": one, "fault": one, "length": one}
+    shapes |= {"emitted": each, "path": each}
+    return Block(target.device, {name: (shape, np.int32) for name, shape in shapes.items()})
+
+
+def _layers(executor: StandardExecutor) -> Tensor:
+    """The addresses of each layer's keys and values, `uint64[2·layers]`."""
+    device, cache = executor.device, executor.model.cache
+    addresses = device.pinned((cache.shape[0],), np.uint64)
+    addresses[:] = cache.address + np.arange(cache.shape[0], dtype=np.uint64) * (cache.nbytes // cache.shape[0])
+    layers = device.empty(addresses.shape, np.uint64)
+    device.upload(layers, addresses, executor.stream)
+    device.wait(executor.stream)
+    return layers

@@ -1,0 +1,101 @@
+"""What a bundle takes of a device's memory, planned from the manifest before anything is allocated.
+
+Weights are the bytes of plans, or of graphs and their weight files. Caches are linear: every slot has all its rows.
+Activations are the build's estimate until an engine says how much it wants. Buffers are what steps read and write:
+logits, masks, and how often each token occurred. Graphs are an allowance: nobody can ask a driver beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from .bundle import Manifest, ModelRecord
+from .errors import OptionError
+
+ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4}  # of a cache's number, by the model's precision
+GRAPH_BYTES = 1 << 20  # of a captured graph: an allowance
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by what takes them, for `batch_size` texts of `seq_len` tokens at most."""
+
+    batch_size: int
+    seq_len: int
+    weights: int
+    caches: int
+    activations: int
+    buffers: int
+    graphs: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.caches + self.activations + self.buffers + self.graphs
+
+    def to_dict(self) -> dict[str, int]:
+        """For report.json."""
+        return asdict(self) | {"total": self.total}
+
+
+def plan(manifest: Manifest, batch_size: int, seq_len: int | None = None, models: Iterable[str] = ()) -> MemoryPlan:
+    """The plan of a bundle, for the length it was built for by default, or as it would be built for `seq_len`.
+
+    models: what is loaded of it, everything by default.
+    """
+    records = [record for name, record in manifest.models.items() if name in (tuple(models) or manifest.models)]
+    length, nodes = seq_len or manifest.max_seq_len, manifest.buckets[-1]
+    return MemoryPlan(
+        batch_size=batch_size,
+        seq_len=length,
+        weights=sum(_weights(manifest, record) for record in records),
+        caches=sum(batch_size * _row_bytes(record) * (length + nodes) for record in records),
+        activations=max((manifest.engines[p].activations for r in records for p in _plans(manifest, r)), default=0),
+        buffers=sum(batch_size * _buffers(record, nodes, length + nodes) for record in records),
+        graphs=len(manifest.buckets) * len(records) * GRAPH_BYTES if manifest.engines else 0,
+    )
+
+
+def check(manifest: Manifest, batch_size: int, free: int, models: Iterable[str] = ()) -> MemoryPlan:
+    """The plan where it fits into `free` bytes; raises OptionError with what would fit."""
+    wanted = plan(manifest, batch_size, models=models)
+    if wanted.total <= free:
+        return wanted
+    fitting = max((b for b in range(1, batch_size) if plan(manifest, b, models=models).total <= free), default=0)
+    length = _longest(manifest, batch_size, free, models)
+    ways = [f"load it with batch_size={fitting}"] if fitting else []
+    ways += [f"build it with --max-seq-len {length}"] if length else []
+    needs = f"batch {batch_size} of {manifest.max_seq_len} tokens takes {wanted.total >> 20} MiB"
+    advice = ", or ".join(ways) or "use a GPU with more memory, or a smaller model"
+    raise OptionError(f"{needs}, {free >> 20} MiB are free: {advice}")
+
+
+def _longest(manifest: Manifest, batch_size: int, free: int, models: Iterable[str]) -> int:
+    """The longest text, in steps of 64 tokens, for which a batch would fit; 0: none."""
+    low, high = 0, manifest.max_seq_len // 64
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = plan(manifest, batch_size, 64 * middle, models).total <= free
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return 64 * low
+
+
+def _weights(manifest: Manifest, record: ModelRecord) -> int:
+    """Everything in the folders of a model's graphs, once however many graphs share it."""
+    folders = {graph.rpartition("/")[0] + "/" for graph in record.graphs.values()}
+    return sum(file.bytes for name, file in manifest.files.items() if name.startswith(tuple(folders)))
+
+
+def _plans(manifest: Manifest, record: ModelRecord) -> list[str]:
+    return [graph for graph in record.graphs.values() if graph in manifest.engines]
+
+
+def _row_bytes(record: ModelRecord) -> int:
+    """Keys and values of one token in all layers."""
+    return 2 * record.layers * record.kv_heads * record.head_dim * ITEM_BYTES[record.precision]
+
+
+def _buffers(record: ModelRecord, nodes: int, capacity: int) -> int:
+    """A sequence's logits, masks and history."""
+    return nodes * record.vocab_size * 4 + len(record.windows) * nodes * capacity + 4 * record.vocab_size

@@ -1,0 +1,254 @@
+"""The graph around the TensorRT plugin: transformers' logits for ragged batches of trees, with the plugin in NumPy.
+
+What the plugin takes, by type, shape and name, is read from its source; what it computes is `attention_oracle.oracle`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import attention_oracle
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from attention_oracle import Case, oracle
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from small_models import LLAMA3, branching, reference
+from specbuild.builder.export import export
+from specbuild.builder.layout import probe
+from specbuild.builder.lower.plugin import DTYPES, INPUTS, OUTPUTS, lower
+from specbuild.builder.passes import run_portable
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.kernels import Dtype
+from specbuild.runtime.tree import Tree
+
+SOURCE = Path(__file__).parents[2] / "plugins" / "trt"
+SPECS = re.findall(r'\{"(\w+)", Kind::(\w+), "(\w+)"\}', (SOURCE / "inputs.cpp").read_text(encoding="utf-8"))
+FIELDS = re.findall(r'visit\("(\w+)"', (SOURCE / "plugin.h").read_text(encoding="utf-8"))
+CAPACITY, NODES, SEEN = 40, 9, 4  # of a tree's nodes, those that are in the cache when the others come
+PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4]]
+BASE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+NAMED = {"TreeAttention", "RotaryEmbedding", "TensorScatter", "Attention", "Transpose", "Split", "Cast"}
+LOCAL = ["sliding_attention", "full_attention"]
+# name: model type, fields, whether the plugin takes the merged product whole
+MODELS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "gqa": ("llama", {}, True),
+    "mqa, biases, llama3, tied": (
+        "llama",
+        {"num_key_value_heads": 1, "attention_bias": True, "rope_parameters": LLAMA3, "head_dim": 80}
+        | {"tie_word_embeddings": True},
+        True,
+    ),
+    "norms of heads": ("qwen3", {}, False),
+    "norms after the transpose, two tables": ("gemma3_text", {"sliding_window": 6, "layer_types": LOCAL}, False),
+    "a rotated half": ("phi3", {"rope_parameters": PARTIAL}, False),
+    "a layer without rotation": ("smollm3", {"no_rope_layers": [1, 0]}, True),
+    "window": ("mistral", {"sliding_window": 5}, True),
+    "soft-cap": ("gemma2", {"sliding_window": 7, "attn_logit_softcapping": 5.0}, True),
+}
+
+
+def make(model_type: str, **fields: Any) -> Any:
+    """A random float32 model of any family whose every weight counts."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **BASE | fields)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            centre = weight.mean().round() if weight.ndim == 1 else 0.0  # of a norm: 0 or 1
+            scale = 0.2 if weight.ndim == 1 else weight.shape[-1] ** -0.5
+            weight.copy_(centre + scale * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+def fused(model: Any) -> ir.Model:
+    graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
+    run_portable(graph)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[Any, ir.Model]:
+    """A model and its portable graph."""
+    model = make("llama")
+    return model, fused(model)
+
+
+@pytest.fixture
+def _in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A type that the kernel has not, for exact comparisons."""
+    monkeypatch.setitem(DTYPES, "fp32", ir.DataType.FLOAT)
+    monkeypatch.setitem(attention_oracle.NUMPY, Dtype.F32, np.float32)
+
+
+class TreeAttention(OpRun):
+    """The plugin by its README: what it refuses, and the oracle."""
+
+    op_domain = "trt.plugins"
+
+    def _run(self, *arrays: Any, **fields: Any) -> tuple[Any, ...]:
+        assert (fields.pop("plugin_version"), fields.pop("plugin_namespace")) == ("1", "specbuild")
+        assert fields.keys() <= set(FIELDS)
+        assert fields["in_place"] == "address"
+        given = dict(zip(fields["inputs"].split(","), arrays, strict=True))
+        sizes: dict[str, int] = {}
+        specs = [spec for spec in SPECS if spec[0] in given]
+        assert [name for name, *_ in specs] == list(given)
+        types = {"activation": arrays[0].dtype, "cache": arrays[0].dtype, "index": np.int32, "table": np.float32}
+        for name, kind, letters in specs:
+            assert given[name].dtype == types[kind], name
+            for letter, size in zip(letters, given[name].shape, strict=True):
+                assert sizes.setdefault(letter, size) == size, (name, letter)
+        kv_heads = sizes["K"]
+        if "qkv" in given:
+            heads = sizes["Q"] - 2 * kv_heads
+            parts = np.split(given["qkv"], [heads, heads + kv_heads], axis=2)
+        else:
+            parts = [given[name] for name in ("query", "key", "value")]
+        dtype = {np.dtype(np.float16): Dtype.F16, np.dtype(np.float32): Dtype.F32}[arrays[0].dtype]
+        out, *present = oracle(
+            Case(
+                *parts,
+                key_cache=given["past_key"],
+                value_cache=given["past_value"],
+                dtype=dtype,
+                cache_dtype=dtype,
+                scale=fields["scale"],
+                softcap=fields["softcap"],
+                window=fields["window"],
+                **{n: given.get(n) for n in ("parents", "cache_len", "tree_offset", "counts", "cos", "sin")},
+            )
+        )
+        return out.astype(arrays[0].dtype), *present
+
+
+class Session:
+    """The lowered graph with its caches; every sequence's rows begin at its own length. What is not there is NaN."""
+
+    def __init__(self, graph: ir.Model) -> None:
+        self.evaluator = ReferenceEvaluator(ir.to_proto(graph), new_ops=[TreeAttention])
+        self.lengths = [0] * len(PROMPTS)
+        self.caches = {
+            str(value.name): np.full((len(PROMPTS), *value.shape[1:]), np.nan, dtype=value.dtype.numpy())
+            for value in graph.graph.inputs
+            if value.name.startswith("past")
+        }
+
+    def step(self, trees: list[Tree], begin: int, end: int) -> list[np.ndarray]:
+        """Logits `[n, V]` of each tree's nodes `begin … end − 1`."""
+        counts = [max(0, min(end, len(tree)) - begin) for tree in trees]
+        tokens = np.full((len(trees), max(counts)), 96, dtype=np.int32)
+        parents = np.full((len(trees), max(map(len, trees))), -1, dtype=np.int32)
+        for b, tree in enumerate(trees):
+            tokens[b, : counts[b]], parents[b, : len(tree)] = tree.tokens[begin:end], tree.parents
+        vectors = {"cache_len": self.lengths, "tree_offset": [begin] * len(trees), "counts": counts}
+        feed = {"input_ids": tokens, "parents": parents, "logit_nodes": np.arange(max(counts), dtype=np.int32)}
+        feed |= {name: np.array(values, dtype=np.int32) for name, values in vectors.items()}
+        logits, *presents = self.evaluator.run(None, feed | self.caches)
+        assert logits.dtype == np.float32
+        self.caches = dict(zip(self.caches, presents, strict=True))
+        return [rows[:count] for rows, count in zip(logits, counts, strict=True)]
+
+
+def check(model: Any, graph: ir.Model, tolerance: float) -> None:
+    """Prompts of two lengths, then two trees in two steps: every node's logits are its path's."""
+    session = Session(graph)
+    for rows, prompt in zip(session.step([Tree.chain(p) for p in PROMPTS], 0, CAPACITY), PROMPTS, strict=True):
+        np.testing.assert_allclose(rows, reference(model, prompt), rtol=tolerance, atol=tolerance)
+    session.lengths = [len(prompt) for prompt in PROMPTS]
+    trees = [branching(0, NODES), branching(1, NODES - 4)]
+    parts = [session.step(trees, *bounds) for bounds in ((0, SEEN), (SEEN, NODES))]
+    for prompt, tree, *rows in zip(PROMPTS, trees, *parts, strict=True):
+        for node, row in enumerate(np.concatenate(rows)):
+            expected = reference(model, [*prompt, tree.tokens[0], *tree.path(node)])[-1]
+            np.testing.assert_allclose(row, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("_in_float32")
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_transformers(name: str) -> None:
+    model_type, fields, whole = MODELS[name]
+    model = make(model_type, **fields)
+    portable = fused(model)
+    onnx.checker.check_model(ir.to_proto(lower(portable, "fp16", CAPACITY)), full_check=True)
+    graph = lower(portable, "fp32", CAPACITY)
+    check(model, graph, 1e-4)
+    given = [n.attributes["inputs"].as_string() for n in graph.graph if n.op_type == "TreeAttention"]
+    assert [names.startswith("qkv,past_key,") for names in given] == [whole] * 2
+    assert ["cos,sin" in names for names in given] == [True, name != "a layer without rotation"]
+
+
+def test_logits_in_float16(llama: tuple[Any, ir.Model]) -> None:
+    model, portable = llama
+    check(model, lower(portable, "fp16", CAPACITY), 2e-2)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_types_and_operators(llama: tuple[Any, ir.Model], precision: str) -> None:
+    _, portable = llama
+    before = ir.to_proto(portable).SerializeToString()
+    model = lower(portable, precision, CAPACITY)
+    assert ir.to_proto(portable).SerializeToString() == before
+    assert Counter((node.domain, node.op_type) for node in model.graph if node.op_type in NAMED) == {
+        ("trt.plugins", "TreeAttention"): 2,
+        ("", "Split"): 2,  # of gate and up
+        ("", "Cast"): 3,
+    }
+    assert [n.name for n in model.graph if n.op_type == "TreeAttention"] == ["attention.0", "attention.1"]
+    assert model.opset_imports == {"": 23, "trt.plugins": 1}
+    inputs = {value.name: value for value in model.graph.inputs}
+    assert inputs.keys() == {each.format(layer=layer) for each in INPUTS.values() for layer in range(2)}
+    assert [v.name for v in model.graph.outputs] == [
+        "logits",
+        *(OUTPUTS[f"present_{kind}"].format(layer=layer) for layer in range(2) for kind in ("key", "value")),
+    ]
+    for name, value in inputs.items():
+        assert value.dtype == (DTYPES[precision] if name.startswith("past") else ir.DataType.INT32)
+    assert list(inputs["past_key.1"].shape)[1:] == [2, CAPACITY, 64]
+    assert [v.dtype for v in model.graph.outputs] == [ir.DataType.FLOAT, *[DTYPES[precision]] * 4]
+    tables = {v for n in model.graph if n.op_type == "TreeAttention" for v in n.inputs if "rotary" in v.name}
+    assert {(v.dtype, v.const_value.dtype, *v.shape) for v in tables} == {(ir.DataType.FLOAT,) * 2 + (CAPACITY, 32)}
+    others = set(model.graph.initializers.values()) - tables
+    assert {v.dtype for v in others} == {DTYPES[precision], ir.DataType.INT64}
+
+
+def test_a_product_in_another_order_is_not_taken_whole() -> None:
+    portable = fused(make("llama", num_key_value_heads=4, num_hidden_layers=1))
+    (node,) = (node for node in portable.graph if node.op_type == "TreeAttention")
+    query, key = node.inputs[:2]
+    node.replace_input_with(0, key)
+    node.replace_input_with(1, query)
+    (node,) = (node for node in lower(portable, "fp16", CAPACITY).graph if node.op_type == "TreeAttention")
+    assert node.attributes["inputs"].as_string().startswith("query,key,value,past_key,")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "reason"),
+    [
+        ("llama", {"head_dim": 16}, "head size 16: the plugin's attention has 64, 80, 96, 128, 256 alone"),
+        ("phi3", {"rope_parameters": PARTIAL, "head_dim": 80}, "40 rotated dimensions"),
+        ("gpt2", {"hidden_size": 128, "num_attention_heads": 2}, "the model's Gather wants them"),
+    ],
+)
+def test_what_the_kernel_has_not(model_type: str, fields: dict[str, Any], reason: str) -> None:
+    portable = fused(make(model_type, num_hidden_layers=1, **fields))
+    with pytest.raises(OptionError, match=reason + ".*: build with --attention native$"):
+        lower(portable, "fp16", CAPACITY)

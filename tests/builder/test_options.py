@@ -1,0 +1,72 @@
+"""What may be asked of engines, and what each backend has not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specbuild.builder.options import EngineOptions, architectures
+from specbuild.runtime.errors import OptionError
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"), [([], ()), (["portable"], ()), (["89,sm_120", "89"], ("89", "120")), (["sm_75"], ("75",))]
+)
+def test_architectures(wanted: list[str], found: tuple[str, ...]) -> None:
+    assert architectures(wanted) == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [(["90"], "has no sm_90: use 75"), (["portable", "89"], "not both"), ([""], "has no sm_: use"), (["x,89"], "sm_x")],
+)
+def test_architectures_refused(wanted: list[str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        architectures(wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"builder_optimization_level": 6}, "builder-optimization-level must be 0…5, not 6"),
+        ({"workspace": 0}, "workspace must be at least 1 MiB"),
+        ({"prompt_chunk": 63}, "prompt-chunk must be 64…4096 nodes, not 63"),
+        ({"attention": "flash"}, "unknown --attention 'flash': use plugin, native"),
+        ({"hardware_compatible": "all"}, "unknown --hardware-compatible 'all': use ampere-plus"),
+        ({"arch": ("90",)}, "no sm_90"),
+    ],
+)
+def test_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        EngineOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "message"),
+    [
+        ("onnxruntime", {"arch": ("89",)}, "backend onnxruntime compiles no engine: drop --arch"),
+        ("onnxruntime", {"prompt_chunk": 256}, "drop --prompt-chunk"),
+        ("onnxruntime-cuda", {"weight_streaming": True}, "drop --weight-streaming"),
+        ("tensorrt", {"arch": ("89",)}, "compiles for the GPU it runs on: drop --arch"),
+        ("tensorrt-rtx", {"attention": "plugin"}, "takes no plugins"),
+        ("tensorrt-rtx", {"timing_cache": Path("cache")}, "has no --timing-cache"),
+        ("tensorrt-rtx", {"version_compatible": True}, "has no --version-compatible"),
+        ("tensorrt-rtx", {"hardware_compatible": "ampere-plus"}, "has no --hardware-compatible"),
+    ],
+)
+def test_nothing_is_ignored(backend: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        EngineOptions(**options).check(backend)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("onnxruntime", {}),
+        ("tensorrt", {"attention": "native", "timing_cache": Path("cache"), "version_compatible": True}),
+        ("tensorrt-rtx", {"arch": ("portable",), "attention": "native", "weight_streaming": True}),
+    ],
+)
+def test_what_a_backend_has(backend: str, options: dict[str, Any]) -> None:
+    EngineOptions(**options).check(backend)

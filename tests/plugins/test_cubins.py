@@ -1,0 +1,250 @@
+"""Kernels launched without their library: the grids are the library's, and so are the refusals."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable
+from ctypes import c_char_p, c_void_p
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from calls import ints, walk
+from choosing import rows, simple
+from device import CudaKernels, gpus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specbuild.builder import kernels as compiler
+from specbuild.runtime.bundle import KernelRecord
+from specbuild.runtime.device import cubins
+from specbuild.runtime.device.cubins import KERNELS, CubinKernels, Launch, best_architecture, find_kernels, launches
+from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.kernels import LAUNCHERS, STRUCTS, Attention, Choose, Dtype, KernelLibrary
+from specbuild.runtime.sampling import SamplingParams
+
+REPORT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "kernels-report.json"
+ADDRESS = 1 << 20  # of nothing: what is noted is not run
+GROWING = {"batch": 3, "pool": 40, "frontiers": 4, "best": 4, "rows": 20, "nodes": 12}
+ACCEPTED = {
+    "choose_tokens": {
+        "batch": 2,
+        "nodes": 5,
+        "tree_nodes": 9,
+        "vocab": 5000,
+        "best": 4,
+        "stride": 1 << 19,
+        "cut_offs": 1,
+    },
+    "walk_tree": {"batch": 3, "nodes": 7, "vocab": 50},
+    "commit_path": {"batch": 2, "nodes": 6},
+    "tree_mask": {"batch": 3, "nodes": 5, "tree_nodes": 9, "capacity": 3000, "shift": -1},
+    "grow_level": GROWING,
+    "finish_tree": GROWING,
+    "publish": {"rounds": 4, "batch": 3, "nodes": 5, "most": 9},
+}
+CACHE = {"count": 6, "heads": 3, "row_bytes": 80, "capacity": 640, "page_rows": 64}
+EDGES = [-1, 0, 63, 64, 65, 512, 513, 4096, 4097, 65535, 65536, 1 << 19, (1 << 19) + 1, 1 << 30]
+NUMBERS = {
+    "dtype": st.integers(-1, 6),
+    "heads": st.integers(-1, 5000),  # times row_bytes within 31 bits
+    "row_bytes": st.one_of(st.integers(-8, 300), st.sampled_from([8, 16, 24, 512, 1 << 16])),
+    "page_rows": st.sampled_from([-64, 0, 1, 63, 64, 128, 1024]),
+}
+needs_nvrtc = pytest.mark.skipif(
+    not any(metadata.distributions(name="nvidia-cuda-nvrtc")), reason="nvidia-cuda-nvrtc is not installed"
+)
+
+
+def accepted(name: str, **changed: int) -> tuple[Any, list[Any]]:
+    """A struct that a launcher takes, every pointer set; and it with the structs inside it."""
+    params: Any = LAUNCHERS[name](**ACCEPTED[name] | changed)
+    parts = [params, *getattr(params, "caches", ())]
+    for part in parts:
+        for field, kind in part._fields_:
+            if kind is c_void_p:
+                setattr(part, field, ADDRESS)
+        if part is not params:
+            for field, value in CACHE.items():
+                setattr(part, field, value)
+    return params, parts
+
+
+@st.composite
+def structs(draw: st.DrawFn) -> tuple[str, Any]:
+    """A launcher and a struct, some of whose fields are anything."""
+    name = draw(st.sampled_from(sorted(KERNELS)))
+    params, parts = accepted(name)
+    for _ in range(draw(st.integers(0, 4))):
+        part = draw(st.sampled_from(parts))
+        field, kind = draw(st.sampled_from([field for field in part._fields_ if field[0] != "caches"]))
+        number = NUMBERS.get(field, st.one_of(st.integers(1, 70), st.integers(1, 20000), st.sampled_from(EDGES)))
+        signed = number if kind in (ctypes.c_int32, ctypes.c_int64) else st.integers(0, 2**64 - 1)
+        setattr(part, field, None if kind is c_void_p else draw(signed))
+    return name, params
+
+
+@pytest.fixture(scope="module")
+def noted(host: KernelLibrary) -> Callable[[str, Any], list[Launch]]:
+    """What the library launches for a struct, without running it."""
+    library = ctypes.CDLL(str(host.path))
+    library.specbuild_host_launches.restype = c_char_p
+
+    def note(name: str, params: Any) -> list[Launch]:
+        library.specbuild_host_launches()
+        library.specbuild_host_dry(1)
+        try:
+            host.launch(name, params)
+        finally:
+            library.specbuild_host_dry(0)
+        lines = [line.split() for line in library.specbuild_host_launches().decode().splitlines()]
+        return [Launch(kernel, *map(int, grid)) for kernel, *grid in lines]
+
+    return note
+
+
+@settings(max_examples=1500, deadline=None)
+@given(case=structs())
+def test_grids_and_refusals_are_the_librarys(noted: Callable[..., list[Launch]], case: tuple[str, Any]) -> None:
+    name, params = case
+    try:
+        expected = noted(name, params)
+    except OptionError:
+        with pytest.raises(OptionError):
+            launches(name, params)
+    else:
+        assert launches(name, params) == expected
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_type_has_its_kernel(noted: Callable[..., list[Launch]], name: str) -> None:
+    types = range(len(Dtype)) if hasattr(LAUNCHERS[name], "dtype") else [None]
+    found = list[Launch]()
+    for dtype in types:
+        params, _ = accepted(name, **{} if dtype is None else {"dtype": dtype})
+        try:
+            found += launches(name, params)
+        except OptionError:
+            with pytest.raises(OptionError):
+                noted(name, params)
+    assert {launch.kernel for launch in found} == set(KERNELS[name])
+    compiled = json.loads(REPORT.read_text(encoding="utf-8"))["architectures"]
+    assert all(set(KERNELS[name]) <= set(kernels) for kernels in compiled.values())
+
+
+@given(batch=st.integers(1, 99), nodes=st.integers(1, 99), vocab=st.integers(1, 1 << 19), best=st.integers(1, 64))
+def test_a_choice_has_as_much_workspace(host: KernelLibrary, batch: int, nodes: int, vocab: int, best: int) -> None:
+    params = Choose(batch=batch, nodes=nodes, vocab=vocab, best=best)
+    assert CubinKernels.workspace(params) == host.workspace(params)
+
+
+def test_other_kernels_are_refused() -> None:
+    with pytest.raises(OptionError, match="tree_attention is not among"):
+        launches("tree_attention", Attention())
+    with pytest.raises(OptionError, match="walk_tree takes Walk, not Choose"):
+        launches("walk_tree", Choose())
+    with pytest.raises(OptionError, match="Attention is not among"):
+        CubinKernels.workspace(Attention())
+
+
+@pytest.mark.parametrize(
+    ("compiled", "device", "best"),
+    [
+        (("80", "86", "90a"), "90", "90a"),
+        (("80", "86"), "90", None),
+        (("90a",), "89", None),
+        (("100a",), "100", "100a"),
+        (("100a",), "103", None),
+        (("120",), "121", "120"),
+        (("121",), "120", None),
+        (("80", "86", "87"), "89", "86"),
+        (("86", "89", "80"), "89", "89"),
+        (("80", "86"), "87", None),
+        (("87", "80"), "87", "87"),
+        (("80",), "110", None),
+        ((), "80", None),
+        (("", "a", "x1"), "80", None),
+    ],
+)
+def test_binary_compatibility(compiled: tuple[str, ...], device: str, best: str | None) -> None:
+    assert best_architecture(compiled, device) == best
+
+
+def records(*without: str) -> dict[str, KernelRecord]:
+    """A manifest's, a file a launcher."""
+    return {
+        f"kernels/sm_90a/{name}.cubin": KernelRecord("90a", [kernel for kernel in kernels if kernel not in without])
+        for name, kernels in KERNELS.items()
+    }
+
+
+def test_a_bundle_that_lacks_a_kernel(tmp_path: Path) -> None:
+    with pytest.raises(ExecutionError, match=r"no kernel choose_cut_F16 for .* 90: .*--cuda-arch 90"):
+        CubinKernels(tmp_path, records("choose_cut_F16", "publish"), "90")
+
+
+@pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
+def test_without_a_driver(tmp_path: Path) -> None:
+    with pytest.raises(ExecutionError, match=r"needs NVIDIA's driver|cuda-bindings|does not start") as caught:
+        find_kernels(bundle(tmp_path, records()), "90")
+    assert "\n" not in str(caught.value)
+
+
+def bundle(folder: Path, kernels: dict[str, KernelRecord]) -> Any:
+    """Of a bundle, what `find_kernels` looks at."""
+    return SimpleNamespace(folder=folder, manifest=SimpleNamespace(kernels=kernels))
+
+
+def test_the_installed_library_comes_second(
+    tmp_path: Path, host: KernelLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cubins, "find_library", lambda: host.path)
+    found = find_kernels(bundle(tmp_path, records()), "86")
+    assert isinstance(found, KernelLibrary)
+    assert found.path == host.path
+    monkeypatch.setattr(cubins, "find_library", lambda: None)
+    with pytest.raises(ExecutionError, match=r"--cuda-arch 86`, or .*SPECBUILD_CUDA=1 pip install"):
+        find_kernels(bundle(tmp_path, records()), "86")
+
+
+@needs_nvrtc
+def test_the_compiler_lays_structs_out_the_same(tmp_path: Path) -> None:
+    """A cubin's parameters are the structs' bytes."""
+    holds = [f"sizeof(specbuild_{name}) == {ctypes.sizeof(kind)}" for name, kind in STRUCTS.items()]
+    for name, kind in STRUCTS.items():
+        for field, *_ in kind._fields_:
+            holds.append(f"__builtin_offsetof(specbuild_{name}, {field}) == {getattr(kind, field).offset}")
+    lines = [f'static_assert({each}, "");' for each in holds]
+    source = tmp_path / "sizes.cu"
+    source.write_text('#include "kernels.h"\n' + "\n".join(lines) + '\nextern "C" __global__ void sizes() {}\n')
+    assert "sizes" in compiler.compile_source(source, "90a").kernels
+
+
+@needs_nvrtc
+@pytest.mark.gpu
+@pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
+def test_cubins_on_a_gpu(tmp_path: Path) -> None:
+    """Compiled for this GPU, loaded and launched: a choice with cut-offs over a large vocabulary, and a walk."""
+    from cuda.bindings import runtime
+
+    runtime.cudaFree(0)  # makes the device's context current
+    _, device = runtime.cudaGetDeviceProperties(0)
+    (name,) = compiler.architectures([f"{device.major}{device.minor}"])
+    files = [
+        path for path in compiler.sources() if path.stem in {"choose", "walk", "commit", "mask", "grow", "publish"}
+    ]
+    made = {}
+    for cubin in compiler.compile_kernels([name], [], files):
+        file = tmp_path / f"{cubin.name.replace('/', '-')}.cubin"
+        file.write_bytes(cubin.image)
+        made[file.name] = KernelRecord(name, sorted(cubin.kernels))
+    kernels = CudaKernels(find_kernels(bundle(tmp_path, made), f"{device.major}{device.minor}"))  # type: ignore[arg-type]
+    logits = np.random.default_rng(0).normal(0, 4, 1 << 19)
+    choices, _ = simple(kernels, rows(logits), SamplingParams(temperature=1e-6, top_k=5), 1)
+    assert choices[0, 0, 0] == logits.astype(np.float32).argmax()
+    out = walk(kernels, ints([[5, 6, 7]]), None, ints([[6, 9, 1]]))
+    assert out["emitted"].tolist() == [[6, 9, -1]]
+    assert out["pair"].tolist() == [[6, 9]]

@@ -1,0 +1,67 @@
+"""Random models of 97 tokens in the standard lowering, exported once a session, over a `HostDevice`."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from host_device import HostDevice, QueuedModel
+from specbuild.runtime.backends import ModelSpec
+from specbuild.runtime.backends.ort_cuda import OrtModel
+from specbuild.runtime.backends.standard import StandardExecutor
+
+VOCAB, TEXT, BUCKETS, CHUNK = 97, 96, (1, 2, 4, 8, 16), 24
+CAPACITY, WINDOW = TEXT + BUCKETS[-1], 7
+SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+
+
+@functools.cache
+def torch_model(name: str) -> Any:
+    """target, draft (the target with some noise), or windowed."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    if name == "windowed":
+        return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW, initializer_range=0.2)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.2, attn_implementation="sdpa")).eval()
+    if name == "draft":
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += 0.02 * torch.randn_like(weight)
+    return model
+
+
+@functools.cache
+def lowered(name: str) -> ir.Model:
+    """The model's graph."""
+    return lower_model(torch_model(name), CAPACITY)
+
+
+def lower_model(model: Any, capacity: int) -> ir.Model:
+    """Any model's graph, in float32."""
+    from specbuild.builder.export import export
+    from specbuild.builder.layout import probe
+    from specbuild.builder.lower.standard import lower
+    from specbuild.builder.passes import run_portable
+
+    logging.getLogger("torch.__trace").propagate = False  # an export is thousands of records, and pytest keeps them
+    graph = export(model, probe(model.config, capacity), capacity, capacity)
+    run_portable(graph)
+    return lower(graph, "fp32", capacity)
+
+
+def executor(name: str, device: HostDevice, folder: Path, batch_size: int) -> StandardExecutor:
+    """The model by ONNX Runtime on a stream of its own."""
+    path = folder / f"{name}.onnx"
+    if not path.exists():
+        ir.save(lowered(name), path)
+    windows = (WINDOW,) if name == "windowed" else (0,)
+    spec = ModelSpec(name, 2, 2, 16, VOCAB, CAPACITY, BUCKETS[-1], windows)
+    stream = device.stream()
+    model = OrtModel(path, spec, device, batch_size, BUCKETS, CHUNK, "cpu", stream)
+    return StandardExecutor(device, QueuedModel(model, device), stream)

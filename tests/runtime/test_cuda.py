@@ -1,0 +1,208 @@
+"""The GPU as a device: what is said without one here, the geometry of its copies, and on a GPU what it does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from device import gpus
+from specbuild.runtime.backends.cuda import Cuda, check_driver, driver_fault, row_copy
+from specbuild.runtime.backends.device import Tensor
+from specbuild.runtime.errors import ExecutionError
+
+without_gpu = pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
+needs_gpu = pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
+CACHE = (6, 2, 3, 20, 4)  # [2 · layers, slots, heads, rows, D]
+
+
+@without_gpu
+@pytest.mark.parametrize("call", [check_driver, Cuda])
+def test_without_a_gpu_it_says_so_in_one_line(call: object) -> None:
+    with pytest.raises(
+        ExecutionError, match=r"no NVIDIA driver \(libcuda.so.1\): install one for CUDA 13.0|no GPU"
+    ) as e:
+        call()  # type: ignore[operator]
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "devices", "fault"),
+    [
+        (13000, 0, 1, None),
+        (13020, 0, 2, None),
+        (14000, 0, 1, None),
+        (12080, 0, 1, "is for CUDA 12.8, and 13.0 is needed: update the driver"),
+        (13000, 100, 0, "shows no GPU"),
+        (13000, 0, 0, "shows no GPU"),
+        (0, 803, 0, "does not start (CUDA error 803)"),
+    ],
+)
+def test_what_is_wrong_with_a_driver(version: int, status: int, devices: int, fault: str | None) -> None:
+    found = driver_fault((13, 0), version, status, devices)
+    assert found is None if fault is None else fault in str(found)
+
+
+def test_importing_it_needs_no_package_of_cuda() -> None:
+    code = """import sys, specbuild.runtime.backends.trt
+assert not {"cuda", "tensorrt", "tensorrt_rtx"} & {*sys.modules}"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("Device", "set_current name arch properties allocate create_stream sync"),
+        ("Stream", "handle wait sync record create_graph_builder close"),
+        ("Buffer", "handle close"),
+        ("LegacyPinnedMemoryResource", "allocate"),
+        ("graph.GraphBuilder", "begin_building end_building complete close"),
+        ("graph.Graph", "launch"),
+        ("EventOptions", "timing_enabled"),
+        ("Event", "sync __sub__"),
+    ],
+)
+def test_cuda_core_has_what_is_used(name: str, attributes: str) -> None:
+    found = pytest.importorskip("cuda.core")
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert [each for each in attributes.split() if not hasattr(found, each)] == []
+
+
+def moved(cache: np.ndarray, slot: int, rows: list[int], start: int) -> np.ndarray:
+    moved = cache.copy()
+    moved[:, slot, :, start : start + len(rows)] = cache[:, slot][:, :, rows]
+    return moved
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_a_row_copy_is_of_that_row_in_all_layers_and_heads(dtype: type) -> None:
+    """What the driver's manual says such a copy does, done by NumPy; rows one after the other."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    cache = np.random.default_rng(0).integers(0, 1000, CACHE).astype(dtype)
+    data, rows = cache.copy(), [5, 6, 9, 19]
+    flat = data.reshape(-1).view(np.uint8)
+    for to, row in enumerate(rows, 4):
+        move = row_copy(driver, Tensor(1 << 32, CACHE, data.dtype), 1, row, to)
+        assert int(move.srcDevice) == int(move.dstDevice) == 1 << 32
+        for z in range(move.Depth):
+            for y in range(move.Height):
+                source, at = (
+                    ((z + z0) * height + y + y0) * pitch + x
+                    for x, y0, z0, pitch, height in (
+                        (move.srcXInBytes, move.srcY, move.srcZ, move.srcPitch, move.srcHeight),
+                        (move.dstXInBytes, move.dstY, move.dstZ, move.dstPitch, move.dstHeight),
+                    )
+                )
+                flat[at : at + move.WidthInBytes] = flat[source : source + move.WidthInBytes]
+    np.testing.assert_array_equal(data, moved(cache, 1, rows, 4))
+
+
+@pytest.fixture
+def cuda() -> Iterator[Cuda]:
+    device = Cuda()
+    yield device
+    device.close()
+
+
+def put(cuda: Cuda, array: np.ndarray, stream: int) -> Tensor:
+    tensor, staged = cuda.empty(array.shape, array.dtype), cuda.pinned(array.shape, array.dtype)
+    staged[...] = array
+    cuda.upload(tensor, staged, stream)
+    return tensor
+
+
+def get(cuda: Cuda, tensor: Tensor, stream: int) -> np.ndarray:
+    array = cuda.pinned(tensor.shape, tensor.dtype)
+    cuda.download(array, tensor, stream)
+    cuda.wait(stream)
+    return array.copy()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_a_gpu_is(cuda: Cuda) -> None:
+    free, total = cuda.memory
+    assert 0 < free <= total
+    assert cuda.name
+    assert cuda.capability.isdigit()
+    assert cuda.multiprocessors > 0
+    assert cuda.driver_version >= (13, 0)
+    assert cuda.measure_bandwidth(1 << 24, 3) > 1e9
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_copies_and_moves_on_a_gpu(cuda: Cuda) -> None:
+    stream, cache = cuda.stream(), np.random.default_rng(1).normal(size=CACHE).astype(np.float16)
+    there = put(cuda, cache, stream)
+    twin = cuda.empty(CACHE, np.float16)
+    assert not get(cuda, twin, stream).any()
+    cuda.copy(twin, there, stream)
+    cuda.move_rows(twin, 1, [5, 6, 9, 19], 4, stream)
+    np.testing.assert_array_equal(get(cuda, twin, stream), moved(cache, 1, [5, 6, 9, 19], 4))
+    np.testing.assert_array_equal(get(cuda, there, stream), cache)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_streams_wait_for_each_other_on_a_gpu(cuda: Cuda) -> None:
+    first, second = cuda.stream(), cuda.stream()
+    big, last = cuda.empty((1 << 28,), np.uint8), cuda.empty((1,), np.uint8)
+    for byte in (1, 2, 3):
+        cuda.fill(big, byte, first)
+    cuda.after(second, first)
+    cuda.copy(last, Tensor(big.address + big.nbytes - 1, (1,), big.dtype), second)
+    assert get(cuda, last, second) == 3
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_graphs_on_a_gpu(cuda: Cuda) -> None:
+    stream, other = cuda.stream(), cuda.stream()
+    source = put(cuda, np.arange(64, dtype=np.int32), stream)
+    to = cuda.empty((64,), np.int32)
+
+    def enqueue() -> None:  # on two streams, which is one graph
+        cuda.fill(source, 1, stream)
+        cuda.after(other, stream)
+        cuda.copy(to, source, other)
+        cuda.after(stream, other)
+
+    step = cuda.graph(enqueue, stream)
+    assert cuda.uncaptured == []
+    assert step is not enqueue
+    cuda.wait(stream)
+    assert not get(cuda, to, stream).any(), "captured, and not run"
+    for _ in range(2):
+        cuda.fill(to, 0, stream)
+        step()
+        assert (get(cuda, to, stream) == 0x01010101).all()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_cannot_be_captured_still_runs_on_a_gpu(cuda: Cuda) -> None:
+    stream, to = cuda.stream(), cuda.empty((4,), np.uint8)
+
+    def enqueue() -> None:
+        cuda.fill(to, 7, stream)
+        cuda.wait(stream)  # which no capture allows
+
+    step = cuda.graph(enqueue, stream)
+    assert step is enqueue
+    assert len(cuda.uncaptured) == 1
+    assert "\n" not in cuda.uncaptured[0]
+    step()
+    assert (get(cuda, to, stream) == 7).all()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_too_little_memory_says_how_much_on_a_gpu(cuda: Cuda) -> None:
+    with pytest.raises(ExecutionError, match=r"16777216 MiB do not fit the GPU, \d+ of \d+ MiB are free"):
+        cuda.empty((1 << 44,), np.uint8)
+    cuda.empty((4,), np.uint8)

@@ -1,0 +1,70 @@
+"""The memory plan: what is counted, and what would fit where a bundle does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from specbuild.runtime import Bundle, memory
+from specbuild.runtime.bundle import EngineRecord, FileRecord, Manifest
+from specbuild.runtime.errors import OptionError
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def manifest(bundle: Path) -> Manifest:
+    """The reference pair's, as if it were two plans of 40 and 10 MiB in fp16."""
+    found = Bundle.open(bundle).manifest
+    plans = {"target/model.plan": FileRecord(40 * MIB, "0"), "draft/model.plan": FileRecord(10 * MIB, "0")}
+    models = {
+        name: replace(record, graphs={"4": f"{name}/model.plan"}, precision="fp16")
+        for name, record in found.models.items()
+    }
+    one = EngineRecord("1.7.1", [], "native", None, False, None, 3 * MIB, {})
+    engines = {"target/model.plan": one, "draft/model.plan": replace(one, activations=MIB)}
+    return replace(found, files=found.files | plans, models=models, engines=engines)
+
+
+def test_a_plan(manifest: Manifest, bundle: Path) -> None:
+    weights = {
+        name: sum(f.bytes for file, f in manifest.files.items() if file.startswith(f"{name}/"))
+        for name in ("target", "draft")
+    }
+    both, alone = memory.plan(manifest, 2), memory.plan(manifest, 2, models=["target"])
+    assert (both.weights, alone.weights) == (sum(weights.values()), weights["target"])
+    row = {"target": 2 * 6 * 2 * 64 * 2, "draft": 2 * 2 * 1 * 64 * 2}
+    assert both.caches == 2 * (1024 + 64) * sum(row.values())
+    assert alone.caches == 2 * (1024 + 64) * row["target"]
+    assert (both.activations, alone.activations) == (3 * MIB, 3 * MIB)
+    assert both.buffers == 2 * 2 * (64 * 4096 * 4 + 64 * 1088 + 4 * 4096)
+    assert both.total == both.weights + both.caches + both.activations + both.buffers + both.graphs
+    half = memory.plan(manifest, 2, 512)
+    assert half.caches == both.caches * (512 + 64) // (1024 + 64)
+    assert memory.plan(manifest, 4).caches == 2 * both.caches
+    assert both.to_dict()["total"] == both.total
+
+
+def test_what_fits(manifest: Manifest) -> None:
+    needed = memory.plan(manifest, 4).total
+    assert memory.check(manifest, 4, needed).total == needed
+    with pytest.raises(
+        OptionError, match=r"batch 4 of 1024 tokens takes \d+ MiB, \d+ MiB are free: load it with "
+    ) as e:
+        memory.check(manifest, 4, memory.plan(manifest, 3).total)
+    assert "load it with batch_size=3, or build it with --max-seq-len " in str(e.value)
+    length = int(str(e.value).split()[-1])
+    assert memory.plan(manifest, 4, length).total <= memory.plan(manifest, 3).total
+    assert memory.plan(manifest, 4, length + 64).total > memory.plan(manifest, 3).total
+
+
+def test_nothing_fits(manifest: Manifest) -> None:
+    with pytest.raises(OptionError, match="use a GPU with more memory, or a smaller model"):
+        memory.check(manifest, 4, MIB)
+
+
+def test_the_plan_of_a_cpu_bundle(bundle: Path) -> None:
+    found = memory.plan(Bundle.open(bundle).manifest, 1)
+    assert (found.activations, found.graphs) == (0, 0)
+    assert found.caches == (1024 + 64) * 4 * (2 * 6 * 2 * 64 + 2 * 2 * 64)

@@ -1,0 +1,37 @@
+"""Ranges for a profiler: nothing while off, and one error without the package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from specbuild.runtime import nvtx
+from specbuild.runtime.errors import OptionError
+
+
+@pytest.fixture(autouse=True)
+def off() -> Iterator[None]:
+    yield
+    nvtx.enabled = False
+
+
+def test_off_it_is_always_the_same_nothing() -> None:
+    with nvtx.range("round") as outer, nvtx.range("verify") as inner:
+        assert outer is inner is None
+    assert nvtx.range("commit") is nvtx.range("accept")
+
+
+def test_on_it_is_the_package_s_range() -> None:
+    package = pytest.importorskip("nvtx")
+    nvtx.enable()
+    with nvtx.range("draft level") as found:
+        assert isinstance(found, package.annotate) or found is None
+    assert isinstance(nvtx.range("round"), package.annotate)
+
+
+def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(OptionError, match="pip install nvtx"):
+        nvtx.enable()
+    assert not nvtx.enabled

@@ -1,0 +1,205 @@
+"""What is checked of a plan before it runs, and what the real TensorRT says of plans that do not load."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specbuild.runtime.backends import ModelSpec, plan, trt
+from specbuild.runtime.backends.plan import (
+    TensorInfo,
+    check_architecture,
+    check_profiles,
+    check_tensors,
+    check_version,
+    deserialise,
+    expected_tensors,
+    flavour,
+)
+from specbuild.runtime.bundle import EngineRecord
+from specbuild.runtime.errors import BundleError
+
+SPEC = ModelSpec("target", 2, 4, 8, 50, 64, 8, (0, 16))
+RECORD = EngineRecord(
+    version="1.7.1.116",
+    architectures=["86", "89"],
+    attention="native",
+    plugin=None,
+    version_compatible=False,
+    hardware_compatible=None,
+    activations=0,
+    profiles={"nodes1": {"batch": [1, 1, 2], "nodes": [1, 1, 1], "logit_nodes": [1, 1, 1]}},
+)
+# Which class of TensorRT the sources call by which name, and what not every flavour has.
+NAMES = {
+    "trt": None,
+    "runtime": "Runtime",
+    "engine": "ICudaEngine",
+    "context": "IExecutionContext",
+    "config": "IRuntimeConfig",
+    "inspector": "EngineInspector",
+}
+RTX_ALONE = {
+    "get_engine_validity",
+    "EngineInvalidityDiagnostics",
+    "cuda_graph_strategy",
+    "CudaGraphStrategy",
+    "dynamic_shapes_kernel_specialization_strategy",
+    "DynamicShapesKernelSpecializationStrategy",
+}
+
+
+def used() -> set[tuple[str, str]]:
+    """Every attribute that the sources ask of TensorRT's objects, by the name they give them."""
+    found = set()
+    for module in (plan, trt):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Attribute):
+                owner = node.value
+                name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+                if name.lstrip("_") in NAMES:
+                    found.add((name.lstrip("_"), node.attr))
+    return found
+
+
+@pytest.mark.parametrize("name", ["tensorrt_rtx", "tensorrt_lean"])
+def test_the_real_modules_have_what_is_used(name: str) -> None:
+    module = pytest.importorskip(name)
+    calls = used()
+    assert {owner for owner, _ in calls} == set(NAMES)
+    for owner, attribute in sorted(calls):
+        kind = NAMES[owner]
+        if name == "tensorrt_lean" and (attribute in RTX_ALONE or kind == "EngineInspector"):
+            continue  # the lean runtime has the inspector's class, but does not export its name
+        assert hasattr(getattr(module, kind) if kind else module, attribute), f"{kind or name}.{attribute}"
+
+
+def test_the_names_of_values_are_the_real_ones() -> None:
+    module = pytest.importorskip("tensorrt_rtx")
+    assert {*plan.CACHES, "INT32", "BOOL"} <= set(module.DataType.__members__)
+    assert {"LAZY", "EAGER"} <= set(module.DynamicShapesKernelSpecializationStrategy.__members__)
+    assert module.Runtime(plan.logger(module)).engine_header_size == plan._HEADER
+
+
+def test_the_lowering_names_the_same_tensors() -> None:
+    standard = pytest.importorskip("specbuild.builder.lower.standard")
+    found = {
+        each.format(layer=layer, window=window)
+        for each in (*standard.INPUTS.values(), *standard.OUTPUTS.values())
+        for layer in range(SPEC.layers)
+        for window in SPEC.windows
+    }
+    assert found == set(expected_tensors(SPEC, "HALF"))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is cut off"),
+        (b"x" * 64, "it is cut off"),
+        (b"x" * 4096, "malformed engine"),
+    ],
+)
+def test_a_damaged_plan_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], content: bytes, reason: str
+) -> None:
+    module = pytest.importorskip("tensorrt_rtx")
+    (tmp_path / "target.plan").write_bytes(content)
+    with pytest.raises(
+        BundleError, match=rf"target\.plan does not load in tensorrt-rtx 1\..*: {reason}; build"
+    ) as found:
+        deserialise(module, "tensorrt-rtx", tmp_path / "target.plan", False)
+    assert "\n" not in str(found.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_flavour_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    with pytest.raises(BundleError, match=r"the bundle needs tensorrt-rtx .*: pip install tensorrt-rtx"):
+        flavour("tensorrt-rtx")
+
+
+@pytest.mark.parametrize(
+    ("backend", "compatible", "installed", "fits"),
+    [
+        ("tensorrt-rtx", False, "1.7.1.116", True),
+        ("tensorrt-rtx", False, "1.7.9.1", True),
+        ("tensorrt-rtx", False, "1.8.0.1", False),
+        ("tensorrt", False, "1.7.1.116", True),
+        ("tensorrt", False, "1.7.2.0", False),
+        ("tensorrt", True, "1.9.0.0", True),
+        ("tensorrt", True, "2.0.0.0", False),
+    ],
+)
+def test_versions(backend: str, compatible: bool, installed: str, fits: bool) -> None:
+    record = replace(RECORD, version_compatible=compatible)
+    if fits:
+        check_version(backend, record, installed)
+    else:
+        with pytest.raises(BundleError, match=rf"by {backend} 1\.7\.1\.116, installed is {re.escape(installed)}: pip"):
+            check_version(backend, record, installed)
+
+
+@pytest.mark.parametrize(
+    ("built", "hardware", "capability", "fits"),
+    [
+        (["86", "89"], None, "89", True),
+        (["90a"], None, "90", True),
+        ([], None, "120", True),
+        (["86", "89"], None, "120", False),
+        (["80"], "ampere-plus", "120", True),
+        (["80"], "ampere-plus", "75", False),
+        (["86"], "same-compute-capability", "86", True),
+        (["86"], "same-compute-capability", "89", False),
+    ],
+)
+def test_architectures(built: list[str], hardware: str | None, capability: str, fits: bool) -> None:
+    record = replace(RECORD, architectures=built, hardware_compatible=hardware)
+    if fits:
+        check_architecture(record, capability)
+    else:
+        with pytest.raises(BundleError, match=f"compiled for sm_{built[0]}.*this GPU is sm_{capability}: build"):
+            check_architecture(record, capability)
+
+
+def test_profiles_are_the_record_s() -> None:
+    check_profiles(RECORD, [{"batch": (1, 1, 2), "nodes": (1, 1, 1)}])
+    with pytest.raises(BundleError, match=r"the plan has profiles .* its record .*: build the bundle again"):
+        check_profiles(RECORD, [{"batch": (1, 1, 2), "nodes": (4, 4, 4)}])
+    with pytest.raises(BundleError, match="the plan has profiles"):
+        check_profiles(RECORD, [])
+
+
+@pytest.mark.parametrize("cache", ["HALF", "BF16", "FLOAT"])
+def test_tensors_as_expected(cache: str) -> None:
+    tensors = expected_tensors(SPEC, cache)
+    assert check_tensors(SPEC, tensors) == cache
+    fixed = tensors | {"logits": replace(tensors["logits"], shape=(1, 4, 50))}
+    assert check_tensors(SPEC, fixed) == cache, "what may be dynamic may be fixed"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("mask.16", None, r"lacks tensor mask\.16"),
+        ("present_value.1", None, r"lacks tensor present_value\.1"),
+        ("parents", TensorInfo("INT32", (-1, -1)), "has, and should not, tensor parents"),
+        ("past_key.2", TensorInfo("HALF", (-1, 4, 64, 8)), r"has, and should not, tensor past_key\.2"),
+        ("input_ids", TensorInfo("INT64", (-1, -1)), "has input_ids as .*INT64.* not .*INT32"),
+        ("past_key.1", TensorInfo("FLOAT", (-1, 4, 64, 8)), r"has past_key\.1 as .*FLOAT"),
+        ("past_key.0", TensorInfo("FP8", (-1, 4, 64, 8)), "a cache of FP8: build it in fp16"),
+        ("mask.0", TensorInfo("BOOL", (-1, 1, -1, 65)), r"has mask\.0 as .*65"),
+        ("logits", TensorInfo("FLOAT", (-1, -1)), "has logits as"),
+        ("present_key.1", TensorInfo("HALF", (-1, 4, 64, 8)), r"has present_key\.1 as .*alias=None"),
+    ],
+)
+def test_tensors_that_differ(name: str, change: Any, message: str) -> None:
+    tensors = {**expected_tensors(SPEC, "HALF"), name: change}
+    with pytest.raises(BundleError, match=f"the target's plan.*{message}"):
+        check_tensors(SPEC, {key: info for key, info in tensors.items() if info})

@@ -1,0 +1,135 @@
+"""The executor in standard operators: transformers' logits, on a device that is a host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from host_device import HostDevice
+from small_models import branching, reference
+from specbuild.runtime.backends import Share
+from specbuild.runtime.backends.ort_cuda import OrtModel
+from specbuild.runtime.backends.standard import StandardExecutor
+from specbuild.runtime.errors import BundleError, ExecutionError
+from specbuild.runtime.loop import Loop
+from specbuild.runtime.tree import Tree
+from tiny_models import BUCKETS, CAPACITY, CHUNK, VOCAB, executor, torch_model
+
+BOUND = {"rtol": 1e-4, "atol": 1e-4}
+PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61, 30, 2, 77], [61, 4, 4], [8]]
+Make = Callable[[str, int], StandardExecutor]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    folder = tmp_path_factory.mktemp("standard")
+    return lambda name, batch_size: executor(name, HostDevice(), folder, batch_size)
+
+
+def chain(slot: int, tokens: Sequence[int], start: int, logits: int) -> Share:
+    return Share(slot, start, start, tokens, range(start, start + len(tokens)), None, logits)
+
+
+def grown(slot: int, tree: Tree, start: int) -> Share:
+    return Share(slot, start, start, tree.tokens, [start + d for d in tree.depths], tree.ancestors(), len(tree))
+
+
+@pytest.mark.parametrize("name", ["target", "windowed"])
+def test_prompts_trees_and_commits_are_transformers(make: Make, name: str) -> None:
+    model, made = torch_model(name), make(name, 3)
+    shares = [chain(slot, prompt, 0, len(prompt)) for slot, prompt in enumerate(PROMPTS)]
+    for rows, prompt in zip(made.step(shares[::-1])[::-1], PROMPTS, strict=True):
+        np.testing.assert_allclose(rows, reference(model, prompt), **BOUND)
+    texts = [list(prompt) for prompt in PROMPTS]
+    for seed in range(2):  # the second round's trees lie over the first one's committed branch
+        for slot, text in enumerate(texts):
+            made.commit(slot, (), len(text))
+        trees = [branching(10 * seed + slot, 9 - 2 * slot) for slot in range(2)]
+        results = [rows.copy() for rows in made.step([grown(s, t, len(texts[s])) for s, t in enumerate(trees)])]
+        for slot, (rows, tree) in enumerate(zip(results, trees, strict=True)):
+            for node in range(len(tree)):
+                expected = reference(model, [*texts[slot], tree.tokens[0], *tree.path(node)])[-1]
+                np.testing.assert_allclose(rows[node], expected, **BOUND)
+            path = np.flatnonzero(tree.ancestors()[-1]).tolist()
+            made.commit(slot, [len(texts[slot]) + node for node in path], len(texts[slot]))
+            texts[slot] += [tree.tokens[node] for node in path]
+    (rows,) = made.step([chain(2, [3, 4], 1, 1)])  # the third slot has idled meanwhile
+    np.testing.assert_allclose(rows, reference(model, [8, 3, 4])[-1:], **BOUND)
+
+
+@pytest.mark.parametrize("name", ["target", "windowed"])
+def test_levels_see_their_branch(make: Make, name: str) -> None:
+    """As a draft runs them: rows that are there, but not committed, by the mask alone."""
+    model, made, text = torch_model(name), make(name, 2), PROMPTS[0]
+    made.step([chain(1, text, 0, 0)])
+    made.commit(1, (), len(text))
+    base = len(text)
+    made.step([Share(1, base, base, [1, 2], [base] * 2, np.eye(2, dtype=np.bool_), 2)])
+    sees = np.array([[1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 1]], dtype=np.bool_)
+    (rows,) = made.step([Share(1, base + 2, base, [3, 4, 5], [base + 1] * 3, sees, 3)])
+    for row, path in zip(rows, ([1, 3], [2, 4], [1, 5]), strict=True):
+        np.testing.assert_allclose(row, reference(model, [*text, *path])[-1], **BOUND)
+
+
+def test_a_long_chunk_is_a_step_of_its_slot(make: Make) -> None:
+    made, texts = make("target", 3), [[(7 * i + k) % VOCAB for i in range(40)] for k in range(3)]
+    model = torch_model("target")
+    made.step([chain(1, texts[1][:5], 0, 1)])
+    made.commit(1, (), 5)
+    first = made.step([chain(0, texts[0][:CHUNK], 0, 1), chain(1, texts[1][5:9], 5, 4), chain(2, texts[2][:20], 0, 0)])
+    assert made.model.steps[-3:] == [CHUNK, 20, 4]
+    assert [len(rows) for rows in first] == [1, 4, 0]
+    np.testing.assert_allclose(first[0], reference(model, texts[0][:CHUNK])[-1:], **BOUND)
+    np.testing.assert_allclose(first[1], reference(model, texts[1][:9])[5:], **BOUND)
+    for slot, end in enumerate((CHUNK, 9, 20)):
+        made.commit(slot, (), end)
+    second = made.step([chain(2, texts[2][20:40], 20, 1), chain(0, texts[0][CHUNK:40], CHUNK, 1)])
+    for rows, slot in zip(second, (2, 0), strict=True):
+        np.testing.assert_allclose(rows, reference(model, texts[slot])[-1:], **BOUND)
+
+
+def test_the_loop_measures_logits(make: Make) -> None:
+    text = [(11 * i) % VOCAB for i in range(50)]
+    expected = reference(torch_model("target"), text)
+    loop = Loop(make("target", 2), None, CHUNK, frozenset())
+    np.testing.assert_allclose(loop.logits(text), expected[-1:], **BOUND)
+    for nodes in (1, 4, BUCKETS[-1]):
+        np.testing.assert_allclose(loop.logits(text, 9, nodes), expected[-9:], **BOUND)
+
+
+def test_what_does_not_fit_is_refused(make: Make) -> None:
+    made = make("target", 2)
+    for share in (
+        chain(0, [1] * (CHUNK + 1), 0, 1),
+        chain(0, [1] * (BUCKETS[-1] + 1), 0, 2),
+        chain(1, [1] * 4, CAPACITY - 3, 1),
+    ):
+        with pytest.raises(ExecutionError, match="do not fit the target"):
+            made.step([share])
+
+
+def test_positions_end_where_the_model_does(make: Make) -> None:
+    made = make("target", 1)
+    object.__setattr__(made.spec, "max_positions", 4)
+    made.step([chain(0, [1, 2, 3, 4, 5, 6], 0, 0)])
+    assert made.device.array(made.model.positions).ravel()[:8].tolist() == [0, 1, 2, 3, 3, 3, 0, 0]
+
+
+def test_onnx_runtime_without_cuda_says_what_to_install(make: Make) -> None:
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has CUDA")
+    made, device = make("target", 1), HostDevice()
+    with pytest.raises(BundleError, match="pip install onnxruntime-gpu"):
+        OrtModel(Path("model.onnx"), made.spec, device, 1, BUCKETS, CHUNK, "cuda", device.stream())
+
+
+def test_onnx_runtime_has_one_stream_and_names_a_bad_graph(make: Make, tmp_path: Path) -> None:
+    made, device = make("target", 1), HostDevice()
+    with pytest.raises(ExecutionError, match="runs on stream"):
+        made.model._model.enqueue(1, made.stream + 1)  # type: ignore[attr-defined]
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(BundleError, match=r"model\.onnx does not load in ONNX Runtime"):
+        OrtModel(tmp_path / "model.onnx", made.spec, device, 1, BUCKETS, CHUNK, "cpu", device.stream())

@@ -1,0 +1,217 @@
+"""A toy of one layer: TensorRT's own parser sees the tensors that are bound; a GPU computes what ONNX Runtime does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from device import gpus
+from numpy.typing import NDArray
+from specbuild.runtime.backends import ModelSpec
+from specbuild.runtime.backends.cuda import Cuda
+from specbuild.runtime.backends.device import Tensor
+from specbuild.runtime.backends.plan import Plan, TensorInfo, check_tensors, expected_tensors, logger
+from specbuild.runtime.backends.trt import TrtModel
+from specbuild.runtime.bundle import EngineRecord
+
+BACKEND = "tensorrt-rtx"
+HEADS, CAPACITY, HEAD_DIM, VOCAB, BATCH, BUCKETS, CHUNK = 2, 32, 16, 64, 2, [1, 4], 8
+SPEC = ModelSpec("toy", 1, HEADS, HEAD_DIM, VOCAB, CAPACITY, CHUNK)
+Inputs = dict[str, NDArray[Any]]
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Embedding, one attention over the cache, and a head, in float32, with the inputs of the standard lowering."""
+    onnx = pytest.importorskip("onnx")
+    helper, proto, width, rng = onnx.helper, onnx.TensorProto, HEADS * HEAD_DIM, np.random.default_rng(0)
+    weights = {
+        "table": rng.normal(size=(VOCAB, width)).astype(np.float32),
+        **{name: (rng.normal(size=(width, width)) / 4).astype(np.float32) for name in "qkv"},
+        "places": rng.normal(size=(CAPACITY, width)).astype(np.float32),
+        "head": rng.normal(size=(width, VOCAB)).astype(np.float32),
+        "split": np.array([0, 0, HEADS, HEAD_DIM]),
+        "join": np.array([0, 0, width]),
+    }
+    nodes: list[Any] = []
+
+    def add(kind: str, inputs: list[str], output: str, **attributes: Any) -> None:
+        nodes.append(helper.make_node(kind, inputs, [output], **attributes))
+
+    add("Gather", ["table", "input_ids"], "embedded")
+    add("Gather", ["places", "position_ids"], "placed")
+    add("Add", ["embedded", "placed"], "x")
+    add("Cast", ["write_rows"], "rows", to=proto.INT64)
+    for name in "qkv":
+        add("MatMul", ["x", name], f"{name}.flat")
+        add("Reshape", [f"{name}.flat", "split"], f"{name}.heads")
+        add("Transpose", [f"{name}.heads"], f"{name}.new", perm=[0, 2, 1, 3])
+    for name, kind in (("k", "key"), ("v", "value")):
+        add("TensorScatter", [f"past_{kind}.0", f"{name}.new", "rows"], f"present_{kind}.0", axis=2, mode="linear")
+    add("Attention", ["q.new", "present_key.0", "present_value.0", "mask.0"], "y", scale=0.25)
+    add("Transpose", ["y"], "y.turned", perm=[0, 2, 1, 3])
+    add("Reshape", ["y.turned", "join"], "y.flat")
+    add("Gather", ["y.flat", "logit_nodes"], "picked", axis=1)
+    add("MatMul", ["picked", "head"], "logits")
+    cache = ["batch", HEADS, CAPACITY, HEAD_DIM]
+    inputs: dict[str, tuple[int, list[Any]]] = {
+        "input_ids": (proto.INT32, ["batch", "nodes"]),
+        "position_ids": (proto.INT32, ["batch", "nodes"]),
+        "logit_nodes": (proto.INT32, ["logit_nodes"]),
+        "write_rows": (proto.INT32, ["batch"]),
+        "mask.0": (proto.BOOL, ["batch", 1, "nodes", CAPACITY]),
+        **{f"past_{kind}.0": (proto.FLOAT, cache) for kind in ("key", "value")},
+    }
+    outputs: dict[str, tuple[int, list[Any]]] = {
+        "logits": (proto.FLOAT, ["batch", "logit_nodes", VOCAB]),
+        **{f"present_{kind}.0": (proto.FLOAT, cache) for kind in ("key", "value")},
+    }
+    made = helper.make_graph(
+        nodes,
+        "toy",
+        *([helper.make_tensor_value_info(name, *of) for name, of in some.items()] for some in (inputs, outputs)),
+        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    path = tmp_path_factory.mktemp("toy") / "toy.onnx"
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 24)], ir_version=11), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(graph: Path) -> Callable[[Inputs], list[NDArray[Any]]]:
+    """`reference(inputs)`: logits and both caches, by ONNX Runtime on the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    return lambda inputs: list(session.run(["logits", "present_key.0", "present_value.0"], inputs))
+
+
+def inputs(batch: int, nodes: int, start: int, past: NDArray[Any], seed: int) -> Inputs:
+    """A chain of nodes from a row on, over caches `[2, batch, heads, capacity, D]`; all nodes' logits."""
+    rng = np.random.default_rng(seed)
+    return {
+        "input_ids": rng.integers(0, VOCAB, (batch, nodes), dtype=np.int32),
+        "position_ids": np.tile(np.arange(start, start + nodes, dtype=np.int32), (batch, 1)),
+        "logit_nodes": np.arange(nodes, dtype=np.int32),
+        "write_rows": np.full(batch, start, dtype=np.int32),
+        "mask.0": np.tile(np.tri(nodes, CAPACITY, start, dtype=np.bool_), (batch, 1, 1, 1)),
+        "past_key.0": past[0],
+        "past_value.0": past[1],
+    }
+
+
+def test_tensorrt_s_parser_sees_the_tensors_that_are_bound(graph: Path) -> None:
+    module = pytest.importorskip("tensorrt_rtx")
+    builder = module.Builder(logger(module))
+    network = builder.create_network(1 << int(module.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    assert module.OnnxParser(network, logger(module)).parse_from_file(str(graph))
+    tensors = [network.get_input(i) for i in range(network.num_inputs)]
+    tensors += [network.get_output(i) for i in range(network.num_outputs)]
+    found = {tensor.name: TensorInfo(tensor.dtype.name, tuple(tensor.shape)) for tensor in tensors}
+    for name, info in expected_tensors(SPEC, "FLOAT").items():  # which is no part of a network, but of an engine
+        found[name] = replace(found[name], alias=info.alias)
+    assert check_tensors(SPEC, found) == "FLOAT"
+
+
+def test_the_reference_reads_a_prompt_in_parts(reference: Callable[[Inputs], list[NDArray[Any]]]) -> None:
+    past = np.zeros((2, 1, HEADS, CAPACITY, HEAD_DIM), dtype=np.float32)
+    whole = inputs(1, 6, 0, past, 1)
+    logits, *_ = reference(whole)
+    _, *past = reference({**whole, **{k: whole[k][:, :4] for k in ("input_ids", "position_ids")}, **first(whole, 4)})
+    part = inputs(1, 2, 4, np.stack(past), 1) | {"input_ids": whole["input_ids"][:, 4:]}
+    np.testing.assert_allclose(reference(part)[0], logits[:, 4:], rtol=1e-4, atol=1e-4)
+
+
+def first(whole: Inputs, nodes: int) -> Inputs:
+    return {"mask.0": whole["mask.0"][:, :, :nodes], "logit_nodes": whole["logit_nodes"][:nodes]}
+
+
+class OnGpu:
+    """A toy plan, compiled here for any GPU, and what is copied to it and back."""
+
+    def __init__(self, graph: Path) -> None:
+        from specbuild.builder.compile import compile_engine, make_profiles
+
+        profiles = make_profiles(BUCKETS, BATCH, CHUNK)
+        engine = compile_engine(graph, BACKEND, profiles)
+        path = graph.with_suffix(".plan")
+        path.write_bytes(engine.plan)
+        self.cuda = Cuda()
+        record = EngineRecord(
+            version=engine.version,
+            architectures=[],
+            attention="native",
+            plugin=None,
+            version_compatible=False,
+            hardware_compatible=None,
+            activations=0,
+            profiles={p.name: {name: list(sizes) for name, sizes in p.sizes.items()} for p in profiles},
+        )
+        self.plan = Plan(path, BACKEND, record, self.cuda)
+        scratch = self.cuda.empty((self.plan.scratch_bytes,), np.uint8)
+        self.model = TrtModel(self.plan, SPEC, self.cuda, BATCH, scratch)
+        self.stream = self.cuda.stream()
+
+    def put(self, given: Inputs) -> None:
+        model = self.model
+        for to, name in (
+            (model.tokens, "input_ids"),
+            (model.positions, "position_ids"),
+            (model.rows, "write_rows"),
+            (model.masks[0], "mask.0"),
+        ):
+            staged = self.cuda.pinned(given[name].shape, given[name].dtype)
+            staged[...] = given[name]
+            self.cuda.upload(to, staged, self.stream)
+
+    def get(self, tensor: Tensor, *shape: int) -> NDArray[Any]:
+        array = self.cuda.pinned(shape or tensor.shape, tensor.dtype)
+        self.cuda.download(array, tensor, self.stream)
+        self.cuda.wait(self.stream)
+        return array.copy()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
+def test_a_toy_on_a_gpu(graph: Path, reference: Callable[[Inputs], list[NDArray[Any]]]) -> None:
+    """Prompts of one slot, short and long, then steps of all slots, alone and from a graph."""
+    pytest.importorskip("tensorrt_rtx")
+    gpu = OnGpu(graph)
+    try:
+        check_toy(gpu, reference)
+    finally:
+        gpu.model.close()
+        gpu.cuda.close()
+
+
+def check_toy(gpu: OnGpu, reference: Callable[[Inputs], list[NDArray[Any]]]) -> None:
+    model, cache = gpu.model, np.zeros((2, BATCH, HEADS, CAPACITY, HEAD_DIM), dtype=np.float32)
+    assert (model.buckets, model.chunk) == (tuple(BUCKETS), CHUNK)
+    assert gpu.plan.inspect()
+    assert not gpu.get(model.cache).any()
+    for slot, nodes in ((1, 3), (0, 7), (0, 4)):
+        given = inputs(1, nodes, 0, cache[:, slot : slot + 1], nodes)
+        gpu.put(given)
+        model.prefill(slot, nodes, gpu.stream)
+        logits, *present = reference(given)
+        cache[:, slot] = np.stack(present)[:, 0]
+        np.testing.assert_allclose(gpu.get(model.logits, 1, 1, VOCAB)[0, 0], logits[0, -1], rtol=1e-3, atol=1e-3)
+        found = gpu.get(model.cache)[:, slot, :, :nodes]
+        np.testing.assert_allclose(found, cache[:, slot, :, :nodes], rtol=1e-3, atol=1e-3)
+    assert np.isfinite(gpu.get(model.cache)).all()
+    for nodes, start in ((4, 3), (1, 7)):
+        step = gpu.cuda.graph(lambda nodes=nodes: model.enqueue(nodes, gpu.stream), gpu.stream)
+        assert gpu.cuda.uncaptured == []
+        given = inputs(BATCH, nodes, start, cache, nodes)
+        gpu.put(given)
+        logits, *present = reference(given)
+        for run in (lambda nodes=nodes: model.enqueue(nodes, gpu.stream), step):  # a step repeated changes nothing
+            run()
+            found = gpu.get(model.logits, BATCH, nodes, VOCAB)
+            np.testing.assert_allclose(found, logits, rtol=1e-3, atol=1e-3)
+        cache = np.stack(present)
