@@ -240,6 +240,10 @@ def _parse(root: Path) -> Manifest:
         manifest = Manifest(**body | {"models": models, "files": files, "kernels": kernels, "engines": engines})
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise BundleError(f"{root / MANIFEST} is malformed ({error}): copy or build the bundle again") from None
+    if manifest.backend in MODULES:
+        for name in (graph for model in manifest.models.values() for graph in model.graphs.values()):
+            if name not in manifest.engines:
+                raise BundleError(f"{root / MANIFEST} has no record of the engine {name}: build the bundle again")
     for name in _used(manifest):
         if name not in manifest.files:
             raise BundleError(f"{root / MANIFEST} uses {name!r} but does not list its hash: build the bundle again")

@@ -9,16 +9,21 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ...runtime.backends import ON_GPU
+from ...runtime.backends.cuda import check_driver
 from ...runtime.bundle import MODULES
-from ...runtime.errors import OptionError
+from ...runtime.errors import OptionError, SpecbuildError
 from ...runtime.library import find_library
 from .. import kernels
+from ..compile import flavour
+from ..lower import BACKENDS, BackendInfo
 
 _FLAVOURS = MODULES | {"tensorrt-lean": "tensorrt_lean"}
 
@@ -32,7 +37,7 @@ def command(as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     for name, value in found.items():
-        click.echo(f"{name:24}{value if not isinstance(value, list) else ', '.join(value) or 'none'}")
+        click.echo(f"{name:26}{value if not isinstance(value, list) else ', '.join(value) or 'none'}")
 
 
 def examine() -> dict[str, Any]:
@@ -53,9 +58,27 @@ def examine() -> dict[str, Any]:
         "NVRTC": nvrtc or f"not found: {kernels.INSTALL}",
         "kernel library": str(library) if library else "not found: SPECBUILD_CUDA=1 pip install . compiles it",
         "CUDA kernels": _kernels(nvrtc, library),
-        "generate": "yes: backend onnxruntime, fp32 and int8, on the CPU",
         "build": f"no, missing {', '.join(build)}: pip install 'specbuild-trt[build]'" if build else "yes",
+        **{f"{name} bundles": _backend(name, info) for name, info in BACKENDS.items()},
     }
+
+
+def _backend(name: str, info: BackendInfo) -> str:
+    """What a backend takes, and what is in the way of building for it and of running it here."""
+    driver = _fault(check_driver) if name in ON_GPU else None
+    package = _fault(lambda: flavour(name)) if name in MODULES else None
+    builds = package or (driver if name == "tensorrt" else None)
+    runs = package or driver
+    told = [f"{what} {f'no ({why})' if why else 'yes'}" for what, why in (("builds", builds), ("runs", runs))]
+    return f"{', '.join(info.precisions)}; {'; '.join(told)}"
+
+
+def _fault(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except SpecbuildError as error:
+        return str(error)
+    return None
 
 
 def _nvrtc() -> str | None:

@@ -1,0 +1,162 @@
+"""Bundles of engines from the command line: built without a GPU, shown, and run as far as the driver."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device import gpus
+from specbuild.runtime.bundle import MANIFEST, Bundle, Manifest, file_record
+
+Command = Callable[..., Any]
+LAYERS = {"target": 6, "draft": 2}
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
+needs_no_gpu = pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
+
+
+@pytest.fixture(scope="module", params=["fp16", "bf16"])
+def engines(pair: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The reference pair's engines; read them, do not change them."""
+    from specbuild.builder.config import BuildConfig
+    from specbuild.builder.pipeline import build
+
+    path = tmp_path_factory.mktemp("engines") / f"{request.param}.bundle"
+    sources = {"target": str(pair / "target"), "draft": str(pair / "draft")}
+    build(BuildConfig(**sources, output=path, backend="tensorrt-rtx", precision=request.param, cuda_arch=("89",)))
+    return path
+
+
+def content(specbuild: Command, bundle: Path) -> dict[str, Any]:
+    outcome = specbuild("inspect", bundle, "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    return dict(json.loads(outcome.out))
+
+
+def rewritten(bundle: Path, folder: Path, change: Callable[[Manifest], Manifest]) -> Path:
+    """A copy whose manifest says something else, with the right digests."""
+    copy = Path(shutil.copytree(bundle, folder / "copy.bundle"))
+    manifest = change(Bundle.open(copy).manifest)
+    files = {name: file_record(copy / name) for name in manifest.files}
+    (copy / MANIFEST).write_text(replace(manifest, files=files).to_json(), encoding="utf-8")
+    return copy
+
+
+def test_every_layer_of_both_models_is_shown(specbuild: Command, engines: Path) -> None:
+    found = content(specbuild, engines)
+    manifest, report = found["manifest"], found["report"]
+    assert manifest["buckets"] == [1, 2, 4, 8, 16, 32, 64]
+    for name, layers in LAYERS.items():
+        described = report["engines"][name]
+        for layer, each in enumerate(described["model_layers"]):
+            assert each == {
+                "layer": layer,
+                "attention": [f"attention.{layer}_AttentionInput"],
+                "kv_cache_update": [f"cache.{layer}.key", f"cache.{layer}.value"],
+                "rotary_embedding": [f"rotary.{layer}.query", f"rotary.{layer}.key"],
+            }
+        types = [each["type"] for each in described["layers"]]
+        assert (types.count("ATTENTION_INPUT"), types.count("KV_CACHE_UPDATE")) == (layers, 2 * layers)
+        assert (len(described["model_layers"]), types.count("ROTARY_EMBEDDING")) == (layers, 2 * layers)
+        record = manifest["engines"][f"{name}/model.plan"]
+        assert [sizes["nodes"] for sizes in record["profiles"].values()][:7] == [[n] * 3 for n in manifest["buckets"]]
+        assert record["profiles"]["prompt"]["nodes"] == [65, 256, 512]
+    assert report["exactness"]["graph_logit_difference"] < 1e-3
+    assert 1e-4 < report["exactness"]["bound"] < 0.5
+    assert 0 < report["peak_memory_bytes"] < 2 * report["expected_memory_bytes"]
+    assert {plan["batch_size"] for plan in report["memory"]["plans"]} == {1, 2, 4}
+
+
+def test_the_table(specbuild: Command, engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    outcome = specbuild("inspect", engines)
+    assert (outcome.status, outcome.err) == (0, "")
+    for words in (
+        "portable, native attention",
+        "nodes64, prompt",
+        "attention, KV-cache update, rotary embedding in all 6",
+    ):
+        assert words in outcome.out
+    assert "MB in all for 4 × 1024 tokens" in outcome.out
+
+
+@needs_no_gpu
+def test_loading_stops_at_the_driver(specbuild: Command, engines: Path) -> None:
+    for command in (("generate", engines, "-p", "x"), ("verify", engines)):
+        line = specbuild(*command).refusal(1)
+        assert "there is no NVIDIA driver" in line or "GPU" in line
+    assert "runs on a GPU: threads are for" in specbuild("generate", engines, "-p", "x", "--threads", 2).refusal()
+
+
+@pytest.mark.parametrize("engines", ["fp16"], indirect=True)
+def test_a_damaged_plan(specbuild: Command, engines: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(engines, tmp_path / "copy.bundle"))
+    content = bytearray((copy / "draft/model.plan").read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / "draft/model.plan").write_bytes(content)
+    for command in (("generate", copy, "-p", "x"), ("inspect", copy)):
+        assert "draft/model.plan is not what was built" in specbuild(*command).refusal()
+
+
+@pytest.mark.parametrize("engines", ["fp16"], indirect=True)
+def test_another_tensorrt(specbuild: Command, engines: Path, tmp_path: Path) -> None:
+    def older(manifest: Manifest) -> Manifest:
+        return replace(manifest, engines={n: replace(e, version="1.2.0.54") for n, e in manifest.engines.items()})
+
+    line = specbuild("generate", rewritten(engines, tmp_path, older), "-p", "x").refusal()
+    assert "compiled by tensorrt-rtx 1.2.0.54, installed is 1." in line
+
+
+@pytest.mark.parametrize("engines", ["fp16"], indirect=True)
+def test_a_plan_without_a_record(specbuild: Command, engines: Path, tmp_path: Path) -> None:
+    line = specbuild("inspect", rewritten(engines, tmp_path, lambda manifest: replace(manifest, engines={}))).refusal()
+    assert "target/model.plan" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--backend", "tensorrt-rtx", "--arch", "90"), "TensorRT-RTX has no sm_90: use 75, 80, 86, 89, 120, 121"),
+        (("--backend", "tensorrt-rtx", "--arch", "ada"), "has no sm_ada"),
+        (("--backend", "tensorrt-rtx", "--precision", "int8"), "has no precision 'int8': use fp16, bf16, fp32"),
+        (("--arch", "89"), "backend onnxruntime compiles no engine: drop --arch"),
+        (("--backend", "tensorrt-rtx", "--timing-cache", "x"), "has no --timing-cache"),
+        (("--backend", "tensorrt-rtx", "--buckets", "1,4"), "give a bucket of 2"),
+        (("--backend", "tensorrt-rtx", "--buckets", "1,2,many"), "buckets must be whole numbers"),
+        (("--backend", "tensorrt-rtx", "--prompt-chunk", "9"), "prompt-chunk must be 64…4096"),
+    ],
+)
+def test_refused_before_anything_is_built(
+    specbuild: Command, pair: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    models = ("--target", pair / "target", "--draft", pair / "draft")
+    line = specbuild("build", *models, "-o", tmp_path / "x.bundle", *arguments).refusal()
+    assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("arguments", [("--backend", "tensorrt"), ("--backend", "tensorrt-rtx", "--refit")])
+def test_what_needs_a_gpu_to_build(specbuild: Command, pair: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    line = specbuild("build", "--target", pair / "target", "-o", tmp_path / "x.bundle", *arguments).refusal()
+    assert "needs a GPU to build, and here " in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recipe_and_a_flag_that_goes_before_it(specbuild: Command, pair: Path, tmp_path: Path) -> None:
+    recipe = pair.parent / "pycode-jetson-orin.toml"
+    options = ("--recipe", recipe, "-o", tmp_path / "x.bundle", "--dry-run", "--json")
+    plan = json.loads(specbuild("build", *options).out)
+    assert (plan["backend"], plan["max_batch_size"], plan["kernel_architectures"]) == ("tensorrt", 1, ["87"])
+    assert plan["buckets"] == [1, 2, 4, 8, 16]
+    assert list(plan["profiles"]) == ["nodes1", "nodes2", "nodes4", "nodes8", "nodes16", "prompt"]
+    other = json.loads(specbuild("build", *options, "--max-batch-size", 2, "--buckets", "1,2,32").out)
+    assert (other["max_batch_size"], other["buckets"]) == (2, [1, 2, 32])
+    assert not list(tmp_path.iterdir())
+    table = specbuild("build", *options[:-1])
+    assert (table.status, "prompt" in table.out) == (0, True)
