@@ -48,7 +48,7 @@ class Scale:
 
     prompts: int = 8
     new_tokens: int = 64
-    repeats: int = 7
+    repeats: int = 5
     batches: tuple[int, ...] = (1, 2, 4)
     trees: tuple[str, ...] = TREES
 
@@ -112,7 +112,7 @@ def exactness(bundle: Path, cpu: Path | None, texts: list[list[int]], scale: Sca
         with Engine.load(cpu) as engine:
             expected["the CPU's"] = {name: plain(engine, texts, each) for name, each in asked.items()}
             of_cpu = {"precision": engine.manifest.precision, "bound": engine.manifest.exactness_bound}
-    cases = []
+    cases: dict[str, list[dict[str, Any]]] = {}
     for batch in (scale.batches[0], scale.batches[-1]):
         with open_engine(bundle, batch, "model") as engine:
             if "its own" not in expected:
@@ -120,12 +120,12 @@ def exactness(bundle: Path, cpu: Path | None, texts: list[list[int]], scale: Sca
             for whose, tokens in expected.items():
                 for name, each in asked.items():
                     for tree in ("off", *scale.trees):
-                        label = f"{tree}, {name}, batch {batch}, against {whose} plain decoding"
                         params = [replace(one, speculation=tree) for one in each]
-                        cases.append(compare(engine, label, texts, params, tokens[name]).to_dict())
+                        case = compare(engine, f"{tree}, {name}, batch {batch}", texts, params, tokens[name])
+                        cases.setdefault(whose, []).append(case.to_dict())
             bound = engine.manifest.exactness_bound
-    result = {"bound": bound, "exact": all(case["exact"] for case in cases), "cases": cases}
-    return result | ({"cpu_bundle": of_cpu} if cpu else {})
+    exact = {whose: all(case["exact"] for case in found) for whose, found in cases.items()}
+    return {"bound": bound, "exact": exact, "against": cases} | ({"cpu_bundle": of_cpu} if cpu else {})
 
 
 @contextmanager
@@ -160,17 +160,18 @@ def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale) -> di
             for way in ways.values():
                 way.turn(texts)
         rows = {name: way.medians() for name, way in ways.items()}
+        result: dict[str, Any] = {"ways": rows}
         if isinstance(loop, DeviceLoop):
             alone = Alone(loop)
             for tree in trees if batch == 1 else ():
                 row, models = rows[tree], alone.round_ms(tree)
                 row |= {"models_ms": round(models, 4), "glue_and_host_share": round(1 - models / row["round_ms"], 4)}
                 row["graph_speedup"] = round(rows[f"{tree}, enqueue"]["round_ms"] / row["round_ms"], 3)
-            rows["steps_ms"] = alone.all()
-            rows["uncaptured"] = sorted(set(loop.target.device.uncaptured))  # type: ignore[attr-defined]
+            result["steps_ms"] = alone.all()
+            result["uncaptured"] = sorted(set(loop._device.uncaptured))
         if batch == 1:
-            rows[f"ttft_ms of {LONG} tokens"] = first_token(model, texts, scale.repeats)
-    return rows
+            result[f"ttft_ms of {LONG} tokens"] = first_token(model, texts, scale.repeats)
+    return result
 
 
 def first_token(engine: Engine, texts: list[list[int]], repeats: int) -> float | None:
@@ -238,21 +239,23 @@ def machine() -> dict[str, Any]:
     }
 
 
-def measure(bundle: Path, cpu: Path | None, scale: Scale, result: dict[str, Any]) -> None:
-    """Fill in the result a part at a time: what was measured stays where a later part fails."""
+def measure(bundle: Path, cpu: Path | None, scale: Scale, result: dict[str, Any]) -> Iterator[None]:
+    """Fill in the result, a part at a time."""
     with open_engine(bundle, 1, None) as engine:
         manifest = engine.manifest
         texts = [engine.tokenizer.encode(text) for text in prompts()[: scale.prompts]]
     result |= {"backend": manifest.backend, "precision": manifest.precision, "scale": asdict(scale), "speed": {}}
     result["exactness"] = exactness(bundle, cpu, texts, scale)
+    yield
     for batch in scale.batches:
         if batch <= manifest.max_batch_size:
             result["speed"][f"batch {batch}"] = speeds(bundle, texts, batch, scale)
-    result["after"] = machine()
+            result["after"] = machine()
+            yield
 
 
 def main() -> int:
-    """Measure one bundle and save; 1 where it does not load or run, which the file then says."""
+    """Measure one bundle, saving after each part; 1 where it does not load or run, which the file then says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--cpu-bundle", type=Path, help="whose tokens are expected")
@@ -260,14 +263,15 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="fewer, on any bundle")
     given = parser.parse_args()
     result: dict[str, Any] = {"machine": machine(), "bundle": given.bundle.name}
+    given.out.mkdir(parents=True, exist_ok=True)
+    file = given.out / f"engines-{given.bundle.name.removesuffix('.bundle')}.json"
     try:
-        measure(given.bundle, given.cpu_bundle, SMOKE if given.smoke else Scale(), result)
+        for _ in measure(given.bundle, given.cpu_bundle, SMOKE if given.smoke else Scale(), result):
+            file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")  # so far, should it be stopped
     except SpecbuildError as error:
         result["failed"] = str(error)
-    given.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=2) + "\n"
-    (given.out / f"engines-{given.bundle.name.removesuffix('.bundle')}.json").write_text(text, encoding="utf-8")
-    print(text, end="")
+        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=2))
     return int("failed" in result)
 
 

@@ -14,6 +14,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..runtime import Engine, SamplingParams
+from ..runtime.backends.cuda import Cuda
+from ..runtime.backends.plan import Plan
+from ..runtime.bundle import Manifest
 from ..runtime.errors import ExecutionError, SpecbuildError
 from ..runtime.logprobs import log_softmax
 from ..runtime.verify import Case, compare, plain
@@ -40,17 +43,28 @@ def tokenize(tokenizer: Any, max_seq_len: int) -> tuple[list[list[int]], int]:
     return prompts, min(NEW_TOKENS, max_seq_len - max(map(len, prompts)))
 
 
-def unrunnable(backend: str) -> str | None:
-    """Why a bundle cannot be run on this machine, None where it can."""
-    if backend == "onnxruntime":
-        return None
-    from ..runtime.backends.cuda import check_driver
-
+def unloadable(folder: Path) -> str | None:
+    """Why a bundle for GPUs cannot be run on this machine, None where it can."""
     try:
-        check_driver()
+        Engine.load(folder).close()
     except SpecbuildError as error:
-        return str(error)
+        return str(error).replace(f"{folder}/", "")
     return None
+
+
+def inspected(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """TensorRT's own account of each model's engine, where there is a GPU to deserialise it."""
+    if not manifest.engines:
+        return {}
+    device, found = Cuda(), {}
+    try:
+        for name, record in manifest.engines.items():
+            plan = Plan(folder / name, manifest.backend, record, device)
+            found[name.split("/")[0]] = plan.inspect()
+            plan.close()
+    finally:
+        device.close()
+    return found
 
 
 def graph_difference(

@@ -44,9 +44,16 @@ def lowering(config: BuildConfig) -> ModuleType:
     return importlib.import_module(f".lower{module}", __package__)
 
 
-def emit(folder: Path, name: str, graph: ir.Model, config: BuildConfig, capacity: int, progress: Progress) -> Emitted:
+def emit(
+    folder: Path,
+    name: str,
+    graph: ir.Model,
+    config: BuildConfig,
+    capacity: int,
+    progress: Progress = lambda phase, share: None,
+) -> Emitted:
     """Write one model to `folder / name`. Raises OptionError and ExecutionError as `compile_engine` does."""
-    (folder / name).mkdir()
+    (folder / name).mkdir(parents=True)
     if config.backend == "onnxruntime":
         return _lanes(folder, name, graph, config, capacity)
     lowered = lowering(config).lower(graph, config.precision_of(name), capacity)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from ..runtime import memory
+from ..runtime.backends import ON_GPU
 from ..runtime.bundle import (
     MANIFEST,
     MODULES,
@@ -37,7 +38,7 @@ from ..runtime.bundle import (
 )
 from . import checkpoint as checkpoints
 from . import kernels, passes
-from .check import check, graph_difference, rounding, tokenize, unrunnable
+from .check import check, graph_difference, inspected, rounding, tokenize, unloadable
 from .checkpoint import Checkpoint
 from .compile import check_machine
 from .config import BuildConfig
@@ -67,9 +68,8 @@ class _Build:
     progress: Progress
     detail: Detail
     source: Sources
-    missing: str | None  # why the bundle cannot be run here
     bound: float = BOUND
-    graph_difference: float | None = None  # of the target's graph, where the bundle cannot be run
+    graph_difference: float | None = None  # of the target's logits, for GPUs
     check_tokens: int = 0  # of output, per prompt of the check
     references: list[Reference] = field(default_factory=list)
     reference_logits: list[NDArray[np.float32]] = field(default_factory=list)
@@ -103,8 +103,7 @@ class _Build:
 
 def stages(config: BuildConfig) -> int:
     """How many stages a build announces."""
-    alone = unrunnable(config.backend) is not None
-    return 2 + 5 + (3 if config.draft else 0) + bool(config.architectures) + alone
+    return 2 + 5 + (3 if config.draft else 0) + bool(config.architectures) + (config.backend in ON_GPU)
 
 
 def build(
@@ -123,7 +122,7 @@ def build(
     source = prepare(config)
     progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
     with staging(config, source.bundle_bytes) as folder:
-        return _run(_Build(config, folder, progress, detail, source, unrunnable(config.backend)))
+        return _run(_Build(config, folder, progress, detail, source))
 
 
 def _run(work: _Build) -> dict[str, Any]:
@@ -139,11 +138,15 @@ def _run(work: _Build) -> dict[str, Any]:
         if work.config.precision_of("target") in QUANTIZERS:  # rounding grows: activations are rounded too
             work.bound = max(work.bound, 2 * rounding(work.folder, work.references))
             _write_manifest(work, template)
-        if work.missing:
-            exactness = {"bound": work.bound, "cases": [], "not_run": work.missing}
-            exactness["graph_logit_difference"] = work.graph_difference
+        missing = unloadable(work.folder) if work.config.backend in ON_GPU else None
+        if missing:
+            exactness = {"bound": work.bound, "cases": [], "not_run": missing}
         else:
             exactness = check(work.folder, work.references, work.reference_logits, work.check_tokens)
+            for name, layers in inspected(work.folder, manifest).items():
+                work.engine_reports[name]["inspector"] = layers
+        if work.graph_difference is not None:
+            exactness["graph_logit_difference"] = work.graph_difference
     report = {
         "seconds": work.seconds,
         "expected_memory_bytes": work.source.memory_bytes,
@@ -189,7 +192,7 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
         work.engines |= emitted.engines
         if emitted.report:
             work.engine_reports[name] = emitted.report
-    if name == "target" and work.missing:
+    if name == "target" and work.config.backend in ON_GPU:
         with work.stage("target: graph against Hugging Face"):
             each = work.references, work.reference_logits
             work.graph_difference = graph_difference(graph, *each, work.capacity)

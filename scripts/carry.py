@@ -42,7 +42,7 @@ def download(folder: Path, python: str) -> None:
     named = {name: f"{name}=={number}" for name, number in versions.items()}
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC]
     there = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
     wanted = [named[name] for name in (*PACKAGES, *RTX)]
     subprocess.run([*pip, "download", "--no-deps", *there, "-d", folder, *wanted], check=True)
     subprocess.run([*pip, "wheel", "--no-deps", "-w", folder, named[PURE]], check=True)

@@ -2,9 +2,9 @@
 
 python scripts/flavours.py [OUT.json]
 
-Seen, never inferred: a step says what it gave, "fails" is the first that gave nothing, and "reason" its own words. The
-toy adds four numbers to themselves. TensorRT's lean runtime builds nothing: it runs a toy of the full one, where that
-is there.
+Seen, never inferred: a step says what it gave; "fails" is the first that gave nothing, "reason" and "stderr" are its
+own words. The toy adds four numbers to themselves. TensorRT's lean runtime builds nothing: it runs a toy of the full
+one, where that is there.
 """
 
 from __future__ import annotations
@@ -29,17 +29,9 @@ SOURCE = (
     'extern "C" __global__ void twice(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] + x[threadIdx.x]; }'
 )
 PACKAGES = (
-    "numpy",
-    "torch",
-    "triton",
-    "transformers",
-    "onnx",
-    "onnx-ir",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "tokenizers",
+    *("numpy", "torch", "triton", "transformers", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "tokenizers"),
+    *("cuda-core", "nvidia-cuda-nvrtc", "nvidia-cublas", "nvidia-cudnn-cu13", "hypothesis", "pytest"),
 )
-PACKAGES += ("nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "hypothesis", "pytest")
 GPU = "name,compute_cap,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm"
 
 
@@ -240,8 +232,8 @@ def probe(command: list[str], seconds: float = SECONDS) -> dict[str, Any]:
         if line.startswith("{"):
             seen |= json.loads(line)
     if missing := [step for step in STEPS if step not in seen]:
-        last = " ".join(noise.decode(errors="replace").split())[-500:]
-        seen |= {"fails": missing[0], "reason": seen.get("reason", f"{ended}: {last}")}
+        words = " ".join(noise.decode(errors="replace").split())[-800:]
+        seen |= {"fails": missing[0], "reason": seen.get("reason", ended), **({"stderr": words} if words else {})}
     return seen
 
 

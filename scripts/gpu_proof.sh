@@ -1,76 +1,101 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, on a bare machine with the working tree, nvcc and a Python with torch, numpy and pytest.
-# Results go to $OUT (or benchmarks/out). scripts/gpu_proof.sh [probe] [build] [tests] [sanitize] [bench]; all by default.
-# What is built lies in build/gpu, so the stages may also be run one call at a time.
+# Everything that needs a GPU, on a bare machine with the working tree, nvcc and a Python with torch, numpy and pytest,
+# and no network: scripts/gpu_proof.sh [STAGE]...; all stages by default. docs/gpu.md says how to bring it there.
+#   carry     joins what was brought in pieces (CARRIED, else build/carry) and installs its wheels under build/gpu/site
+#   probe     which flavours import, build and run: probe.json
+#   build     the kernels' library for this GPU
+#   tests     every gpu test
+#   sanitize  the kernels' tests under compute-sanitizer
+#   bench     kernels, then engines; each is a stage of its own as well
+#   kernels   benchmarks/kernels.py: kernels.json
+#   engines   benchmarks/engines.py on every carried bundle, or those named like $BUNDLES: engines-*.json
+# Results go to $OUT, else benchmarks/results/gpu. A stage that fails stops none. What is built stays in build/gpu
+# (WORK), so the stages may run one call at a time.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=${OUT:-benchmarks/out}
+all="carry probe build tests sanitize bench"
+known="$all kernels engines"
+stages=${*:-$all}
+for stage in $stages; do
+  [[ " $known " == *" $stage "* ]] || { echo "unknown stage $stage: use $known" >&2 && exit 2; }
+done
 python=${PYTHON:-python3}
-stages=${*:-probe build tests sanitize bench}
-mkdir -p "$out" build/gpu/specbuild
-export PATH="$PATH:/usr/local/cuda/bin" PYTHONUNBUFFERED=1
-# The package, uninstalled: its folders under the package's name.
-for folder in builder runtime plugins; do ln -sfn "$PWD/$folder" "build/gpu/specbuild/$folder"; done
-export PYTHONPATH="$PWD/build/gpu${PYTHONPATH:+:$PYTHONPATH}"
-export SPECBUILD_KERNELS="$PWD/build/gpu/libspecbuild_kernels.so"
-failed=0
+carried=${CARRIED:-build/carry}
+work=${WORK:-$PWD/build/gpu}
+out=${OUT:-benchmarks/results/gpu}
+mkdir -p "$out" "$work/specbuild" "$work/joined"
+# The package, uninstalled: its folders under the package's name. Carried packages go before the machine's.
+for folder in builder runtime plugins; do ln -sfn "$PWD/$folder" "$work/specbuild/$folder"; done
+export PYTHONPATH="$work:$work/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PATH="$PATH:/usr/local/cuda/bin" SPECBUILD_KERNELS="$work/libspecbuild_kernels.so"
+# CUDA's libraries that came as packages: ONNX Runtime looks for them by name alone.
+libraries=$("$python" -c '
+import glob, sys
+print(*(folder for path in sys.path for folder in glob.glob(f"{path}/nvidia/*/lib")), sep=":")')
+export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 
-probe() { # which flavours import, and what the machine has
-  "$python" - "$out/probe.json" <<'PY'
-import importlib, json, platform, subprocess, sys
-
-def ask(*command):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip()
-    except OSError as error:
-        return str(error)
-
-found = {"python": platform.python_version(), "nvcc": ask("nvcc", "--version"),
-         "gpu": ask("nvidia-smi", "--query-gpu=name,compute_cap,driver_version,clocks.sm,clocks.mem", "--format=csv,noheader")}
-for name in ("tensorrt", "tensorrt_rtx", "tensorrt_lean", "onnxruntime", "torch", "cuda.core", "cuda.bindings", "triton"):
-    try:
-        found[name] = getattr(importlib.import_module(name), "__version__", "imports")
-    except Exception as error:
-        found[name] = f"{type(error).__name__}: {error}"
-if isinstance(found["onnxruntime"], str) and "Error" not in found["onnxruntime"]:
-    import onnxruntime
-    found["onnxruntime_providers"] = onnxruntime.get_available_providers()
-json.dump(found, open(sys.argv[1], "w"), indent=2)
-print(json.dumps(found, indent=2))
-PY
+carry() { # what is all there is installed, also where something is missing; `join` names that
+  local status=0
+  "$python" scripts/carry.py join "$carried" "$work/joined" || status=1
+  ls "$work"/joined/*.whl >/dev/null 2>&1 || return $status
+  "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir \
+    --upgrade --target "$work/site" "$work"/joined/*.whl && return $status
 }
 
-build() { # the kernels for this machine's GPU, every source by itself, at once
-  local jobs=() source status=0
+probe() { "$python" scripts/flavours.py "$out/probe.json"; }
+
+build() { # every source by itself, at once
+  local jobs=() source status=0 compile=(nvcc -std=c++17 -O3 -arch=native -lineinfo -Xcompiler -fPIC -Iplugins -c)
   for source in plugins/kernels/*.cu; do
-    nvcc -std=c++17 -O3 -arch=native -lineinfo -Xcompiler -fPIC -Iplugins -c "$source" -o "build/gpu/$(basename "$source").o" &
+    "${compile[@]}" "$source" -o "$work/$(basename "$source").o" &
     jobs+=($!)
   done
   for job in "${jobs[@]}"; do wait "$job" || status=1; done
-  nvcc -std=c++17 -O3 -arch=native -lineinfo -Xcompiler -fPIC -Iplugins -DSPECBUILD_NO_BULK -c plugins/kernels/attention.cu \
-    -o build/gpu/attention.no-bulk.o || status=1 # which way of copying is faster is for the benchmark to say
-  [ $status = 0 ] && nvcc -shared build/gpu/*.cu.o -o "$SPECBUILD_KERNELS" &&
-    nvcc -shared build/gpu/attention.no-bulk.o $(ls build/gpu/*.cu.o | grep -v attention) -o build/gpu/no-bulk.so
+  # Which way of copying is faster is for the benchmark to say.
+  "${compile[@]}" -DSPECBUILD_NO_BULK plugins/kernels/attention.cu -o "$work/attention.no-bulk.o" || status=1
+  [ $status = 0 ] && nvcc -shared "$work"/*.cu.o -o "$SPECBUILD_KERNELS" &&
+    nvcc -shared "$work/attention.no-bulk.o" $(ls "$work"/*.cu.o | grep -v attention) -o "$work/no-bulk.so"
 }
 
 # A whole generation needs the exporter and its torch: it is the CPU's own test of the same kernels.
-tests() { "$python" -m pytest -m gpu tests/plugins --ignore tests/plugins/test_generation.py 2>&1 | tee "$out/tests.txt"; }
+marked=(-m pytest -m gpu --continue-on-collection-errors --ignore tests/plugins/test_generation.py tests/plugins)
+
+tests() { "$python" "${marked[@]}" tests/runtime 2>&1 | tee "$out/tests.txt"; }
 
 sanitize() { # each kernel's tests, without hypothesis' hundreds of cases
   local tool status=0
   for tool in memcheck racecheck; do
     compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
-      "$python" -m pytest -m gpu tests/plugins --ignore tests/plugins/test_generation.py -k 'not anything' 2>&1 |
-      tee "$out/$tool.txt" || status=1
+      "$python" "${marked[@]}" -k 'not anything' 2>&1 | tee "$out/$tool.txt" || status=1
   done
   return $status
 }
 
 bench() {
-  "$python" benchmarks/kernels.py --out "$out" --library "$SPECBUILD_KERNELS" 2>&1 | tee "$out/kernels.txt" &&
-    "$python" benchmarks/kernels.py --out "$out/no-bulk" --library build/gpu/no-bulk.so --quick --attention
+  local status=0
+  kernels || status=1
+  engines || status=1
+  return $status
 }
 
+kernels() {
+  "$python" benchmarks/kernels.py --out "$out" --library "$SPECBUILD_KERNELS" 2>&1 | tee "$out/kernels.txt" &&
+    "$python" benchmarks/kernels.py --out "$out/no-bulk" --library "$work/no-bulk.so" --quick --attention
+}
+
+engines() { # at most four minutes a bundle; the CPU's, whose tokens are expected, has a name that begins with cpu
+  local bundle expected status=0 tried=0
+  expected=$(ls -d "$work"/joined/cpu*.bundle 2>/dev/null | head -1)
+  for bundle in "$work"/joined/${BUNDLES:-*}.bundle; do
+    [ -d "$bundle" ] && [ "$bundle" != "$expected" ] || continue
+    tried=1
+    timeout 240 "$python" benchmarks/engines.py "$bundle" ${expected:+--cpu-bundle "$expected"} --out "$out" || status=1
+  done
+  [ $tried = 1 ] || { echo "no bundle was carried here"; status=1; }
+  return $status
+}
+
+failed=0
 for stage in $stages; do
   echo "== $stage"
   "$stage" || { echo "$stage failed"; failed=1; }

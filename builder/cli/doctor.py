@@ -59,15 +59,15 @@ def examine() -> dict[str, Any]:
         "kernel library": str(library) if library else "not found: SPECBUILD_CUDA=1 pip install . compiles it",
         "CUDA kernels": _kernels(nvrtc, library),
         "build": f"no, missing {', '.join(build)}: pip install 'specbuild-trt[build]'" if build else "yes",
-        **{f"{name} bundles": _backend(name, info) for name, info in BACKENDS.items()},
+        **{f"{name} bundles": _backend(name, info, build) for name, info in BACKENDS.items()},
     }
 
 
-def _backend(name: str, info: BackendInfo) -> str:
+def _backend(name: str, info: BackendInfo, lacking: list[str]) -> str:
     """What a backend takes, and what is in the way of building for it and of running it here."""
     driver = _fault(check_driver) if name in ON_GPU else None
     package = _fault(lambda: flavour(name)) if name in MODULES else None
-    builds = package or (driver if name == "tensorrt" else None)
+    builds = ", ".join(lacking) or package or (driver if name == "tensorrt" else None)
     runs = package or driver
     told = [f"{what} {f'no ({why})' if why else 'yes'}" for what, why in (("builds", builds), ("runs", runs))]
     return f"{', '.join(info.precisions)}; {'; '.join(told)}"

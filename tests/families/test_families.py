@@ -12,12 +12,17 @@ from typing import Any
 import pytest
 from specbuild.builder import checkpoint
 from specbuild.builder.config import BuildConfig
+from specbuild.builder.emit import emit
+from specbuild.builder.export import export
+from specbuild.builder.layout import probe
+from specbuild.builder.passes import run_portable
 from specbuild.builder.pipeline import build
 from specbuild.builder.reference import greedy as hugging_face
-from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.verify import compare, plain
 
 PROMPTS = int(os.environ.get("FAMILY_PROMPTS", "4"))  # 32 for the whole check, which takes minutes
+CAPACITY = 128
 LAYERS, NEW_TOKENS, TREES = 2, 20, ("chain:4", "topk:4,3", "best:12")
 LLAMA = {"FuseRMSNorm": 5, "FuseRotary": 2, "FuseSwiGLU": 2, "FuseQKV": 2, "FuseGateUp": 2, "FuseResidualNorm": 4}
 GEMMA = LLAMA | {"FuseSwiGLU": 0, "FuseRMSNorm": 9, "FoldTiedHead": 1}
@@ -107,17 +112,22 @@ def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[
 def test_engines(make_family: Callable[..., Path], tmp_path: Path, name: str) -> None:
     """Every layer of every family becomes TensorRT's attention over a cache updated in place."""
     model_type, fields, matches = FAMILIES[name]
-    target = make_family(tmp_path / "target", model_type, num_hidden_layers=LAYERS, **fields)
+    found = checkpoint.find(str(make_family(tmp_path / "target", model_type, num_hidden_layers=LAYERS, **fields)))
+    graph = export(checkpoint.load(found, "eager"), probe(found.config, CAPACITY), CAPACITY, CAPACITY)
+    run_portable(graph)
     precision = ("fp16", "bf16", "fp32")[list(FAMILIES).index(name) % 3]
-    options = {"backend": "tensorrt-rtx", "precision": precision, "buckets": (1, 8), "cuda_arch": ("none",)}
-    report = build(BuildConfig(str(target), tmp_path / "bundle", max_seq_len=100, **options))
-    found = report["engines"]["target"]
-    assert [each["layer"] for each in found["model_layers"]] == list(range(LAYERS))
-    for each in found["model_layers"]:
-        assert (len(each["attention"]), len(each["kv_cache_update"])) == (1, 2)
-    rotary = sum(len(each["rotary_embedding"]) for each in found["model_layers"])
-    assert rotary == found["layer_types"].get("ROTARY_EMBEDDING") == 2 * matches["FuseRotary"]
-    (record,) = Bundle.open(tmp_path / "bundle").manifest.engines.values()
+    options = {"backend": "tensorrt-rtx", "precision": precision, "buckets": (1, 8)}
+    emitted = emit(tmp_path / "bundle", "target", graph, BuildConfig(found.source, tmp_path / "b", **options), CAPACITY)
+    layers = emitted.report["layer_types"]
+    by_layer = emitted.report["model_layers"]
+    assert [each["layer"] for each in by_layer] == list(range(LAYERS))
+    capped = "attn_logit_softcapping" in fields  # written out: TensorRT's attention has none
+    assert [len(each["attention"]) for each in by_layer] == [int(not capped)] * LAYERS
+    assert layers.get("SOFTMAX", 0) == LAYERS * capped
+    assert [len(each["kv_cache_update"]) for each in by_layer] == [2] * LAYERS
+    rotary = sum(len(each["rotary_embedding"]) for each in by_layer)
+    assert rotary == layers.get("ROTARY_EMBEDDING", 0) == 2 * matches["FuseRotary"]
+    (record,) = emitted.engines.values()
     assert list(record.profiles) == ["nodes1", "nodes8", "prompt"]
 
 
