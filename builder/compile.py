@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.backends.plan import logger
+from ..runtime.backends.plan import load_plugin, logger
 from ..runtime.bundle import MODULES
 from ..runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
 from .options import HARDWARE, EngineOptions
@@ -100,6 +100,8 @@ def compile_engine(
     Raises OptionError for what is asked wrongly, ExecutionError for what TensorRT refuses.
     """
     trt, options = flavour(backend), options or EngineOptions()
+    if backend == "tensorrt" and options.attention != "native":
+        load_plugin(trt)  # the parser asks the registry for it
     log = logger(trt)
     log.clear()
     builder = trt.Builder(log)

@@ -13,7 +13,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from .lower import BOUND
 from .lower.lanes import cache_width
 from .output import check_output, staging
 from .prepare import Sources, prepare
+from .products import count
 from .quantize import QUANTIZERS
 from .reference import Reference, greedy, text_logits
 
@@ -80,6 +81,7 @@ class _Build:
     kernel_report: dict[str, Any] | None = None
     matched: dict[str, dict[str, int]] = field(default_factory=dict)
     operators: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # per model and stage, how many
+    products: dict[str, Any] = field(default_factory=dict)  # by model, what `specbuild profile` computes with
     seconds: dict[str, float] = field(default_factory=dict)
     files: dict[str, FileRecord] = field(default_factory=dict)  # hashed so far; nothing is written twice
 
@@ -153,6 +155,7 @@ def _run(work: _Build) -> dict[str, Any]:
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "matched_passes": work.matched,
         "operators": work.operators,
+        "products": work.products,
         "kernels": work.kernel_report,
         "engines": work.engine_reports,
         "memory": _memory(manifest, work.config),
@@ -187,6 +190,7 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
             quantizer(graph)
             work.matched[name][type(quantizer).__name__] = quantizer.matched
             passes.clean(graph)
+        work.products[name] = asdict(count(graph, memory.ITEM_BYTES[precision]))
         emitted = emit(work.folder, name, graph, work.config, work.capacity, work.detail)
         work.operators[name]["lowered"] = emitted.lowered
         work.engines |= emitted.engines

@@ -59,12 +59,14 @@ class Engine:
         threads: int | None = None,
         draft_threads: int = 1,
         max_waiting: int = MAX_WAITING,
+        resident: bool = False,
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
         drafter: "model", "ngram", or None for both (lookup where the text repeats itself, else the model).
         batch_size: how many sequences share a step. threads: of the target, all cores by default; the draft has
-        its own. max_waiting: requests in the queue at most. Raises BundleError and OptionError.
+        its own. max_waiting: requests in the queue at most. resident: on a GPU, rounds follow each other without the
+        host (docs/device-loop.md). Raises BundleError, OptionError, and ExecutionError where there is no GPU to run on.
         """
         bundle = Bundle.open(path)
         manifest = bundle.manifest
@@ -88,8 +90,10 @@ class Engine:
                 raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
             from .backends.gpu import load_loop
 
-            loop: Loop = load_loop(bundle, drafter, batch_size)
+            loop: Loop = load_loop(bundle, drafter, batch_size, resident=resident)
             return cls(manifest, _tokenizer(bundle), loop, batch_size, max_waiting)
+        if resident:
+            raise OptionError(f"{path} runs on a CPU: resident rounds are for bundles that run on a GPU")
         chunk = manifest.buckets[-1]
         with bundle.verifying():
             tokenizer = _tokenizer(bundle)
@@ -187,6 +191,11 @@ class Engine:
     def stats(self) -> RunStats:
         """Where the time of all rounds since loading went."""
         return self._loop.stats
+
+    @property
+    def notes(self) -> list[str]:
+        """What runs otherwise than it should: steps that could not be captured in a CUDA graph, and why."""
+        return self._loop.notes
 
     @property
     def cache_bytes(self) -> int:

@@ -141,6 +141,11 @@ class Loop:
             self.drafter.release(slot)
 
     @property
+    def notes(self) -> list[str]:
+        """What runs otherwise than it should, and why."""
+        return []
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of both caches."""
         return self.target.cache_bytes + (self.drafter.cache_bytes if self.drafter else 0)

@@ -24,8 +24,13 @@ _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
 def _take_recipe(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     """A recipe's values are the options' defaults."""
     if path is not None:
-        names = {p.name for p in context.command.params if p.name not in (None, "recipe", "output", "force", "as_json")}
-        context.default_map = recipe.read(path, {str(name) for name in names})
+        ours = ("recipe", "output", "dry_run", "force", "as_json")
+        options = {str(p.name): p for p in context.command.params if p.name not in ours}
+        values = recipe.read(path, options)
+        for name, value in values.items():
+            if options[name].multiple and not isinstance(value, list):  # click would take a text letter by letter
+                values[name] = [str(value)]
+        context.default_map = values
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) -> tuple[int, ...]:
@@ -145,7 +150,11 @@ def _build(config: BuildConfig) -> dict[str, Any]:
 
 def _summarize(output: Path, report: dict[str, Any]) -> None:
     memory, exactness = report["memory"], report["exactness"]
-    click.echo(f"{output}: built in {sum(report['seconds'].values()):.0f} s")
+    took, peak = sum(report["seconds"].values()), report["peak_memory_bytes"]
+    click.echo(
+        f"{output}: built in {took:.0f} s, with {peak / 1e6:.0f} MB of memory at most "
+        f"({report['expected_memory_bytes'] / 1e6:.0f} MB expected)"
+    )
     click.echo(
         f"  memory when it runs: {memory['weights'] / 1e6:.1f} MB of weights, "
         f"{memory['caches_per_sequence'] / 1e6:.1f} MB of caches per sequence"

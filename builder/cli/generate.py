@@ -41,6 +41,7 @@ from .prompts import Request, read
 @click.option("--tree", metavar="TREE", help="chain:K, topk:W,D or best:N; the bundle's own by default.")
 @click.option("-b", "--batch-size", type=int, default=1, show_default=True, help="Sequences that share a step.")
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
+@click.option("--resident", is_flag=True, help="On a GPU: rounds follow each other without the host.")
 @click.option("--stats", is_flag=True, help="Print what speculation did, and where the time went, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt, in order.")
 def command(
@@ -52,6 +53,7 @@ def command(
     tree: str | None,
     batch_size: int,
     threads: int | None,
+    resident: bool,
     stats: bool,
     as_json: bool,
     **sampling: Any,
@@ -73,7 +75,7 @@ def command(
     later = sum(request.later_turns for request in requests)
     if later:
         click.echo(f"specbuild: only the first of each line's turns is run; {later} later turns are not", err=True)
-    with Engine.load(bundle, drafter=drafter, batch_size=batch_size, threads=threads) as engine:
+    with Engine.load(bundle, drafter=drafter, batch_size=batch_size, threads=threads, resident=resident) as engine:
         errors: Errors = "return" if file else "raise"
         results = _print(engine, requests, errors, as_json)
         if stats:
@@ -128,6 +130,7 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
         "accepted per round": " ".join(f"{k}:{n}" for k, n in enumerate(total.acceptance_histogram)),
         "time": f"draft {run.draft / run.total:.0%}, verify {run.verify / run.total:.0%}, loop {run.host_share:.0%}",
     }
+    rows |= {f"note {number}": note for number, note in enumerate(dict.fromkeys(engine.notes), 1)}
     table = Table(show_header=False, box=None)
     for name, value in rows.items():
         table.add_row(name, value)

@@ -15,11 +15,17 @@ from ..layers import in_words
 @click.command(name="inspect")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--graph", is_flag=True, help="Show the operators of each model before and after the passes.")
+@click.option("--device-loop", is_flag=True, help="Show, as JSON, the graph of one round on a device.")
 @click.option("--json", "as_json", is_flag=True, help="Print manifest and report as JSON.")
-def command(bundle: Path, graph: bool, as_json: bool) -> None:
+def command(bundle: Path, graph: bool, device_loop: bool, as_json: bool) -> None:
     """Show what a bundle holds, after checking every file's hash."""
     opened = Bundle.open(bundle)
     opened.verify()
+    if device_loop:
+        from ...runtime.device.description import describe_bundle
+
+        click.echo(json.dumps(describe_bundle(opened, 1, opened.manifest.default_tree)))
+        return
     manifest = json.loads(opened.manifest.to_json())
     report = json.loads(opened.path("report.json").read_text(encoding="utf-8"))
     if as_json:

@@ -158,5 +158,11 @@ def test_a_recipe_and_a_flag_that_goes_before_it(specbuild: Command, pair: Path,
     other = json.loads(specbuild("build", *options, "--max-batch-size", 2, "--buckets", "1,2,32").out)
     assert (other["max_batch_size"], other["buckets"]) == (2, [1, 2, 32])
     assert not list(tmp_path.iterdir())
+    single = tmp_path / "single.toml"
+    single.write_text('arch = "89"\nbackend = "tensorrt-rtx"\ncuda_arch = 89\n')
+    models = ("--target", pair / "target", "--draft", pair / "draft")
+    one = json.loads(specbuild("build", "--recipe", single, *models, *options[2:]).out)
+    assert (one["engine_architectures"], one["kernel_architectures"]) == (["89"], ["89"])
+    single.unlink()
     table = specbuild("build", *options[:-1])
     assert (table.status, "prompt" in table.out) == (0, True)

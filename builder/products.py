@@ -1,0 +1,81 @@
+"""What a graph multiplies: the parameters of its products, the bytes of its weights, and its attention's shapes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import onnx_ir as ir
+
+from ..runtime.roofline import Attention, Experts, Products
+from .passes.pattern import dims
+
+_PRODUCTS = {"MatMul", "MatMulNT", "Gemm", "BlockMatMul"}
+_LOOKUPS = {"Gather", "GatherND", "BlockGather"}
+_VIEWS = {"Transpose", "Reshape", "Cast"}  # what may lie between a weight and its product
+_TABLES = 9  # TreeAttention's inputs from here on are rotary tables
+
+
+def count(model: ir.Model, item_bytes: int) -> Products:
+    """The products of a fused graph, quantized or not; `item_bytes`: of a float32 number once it is lowered.
+
+    A weight's parameters count for every product that has it, its bytes once; tables that are only looked up do not.
+    """
+    attention, experts, parameters, head_dim = Counter[tuple[int, int]](), Counter[tuple[int, int, int, int]](), 0, 0
+    for node in model.graph:
+        if node.op_type == "TreeAttention":
+            _, heads, _, head_dim = _sizes(node.inputs[0])
+            attention[node.attributes["window"].as_int(), heads] += 1
+        for weight, lookup in _weights(node):
+            sizes = _sizes(weight)
+            if lookup is not None:
+                one = math.prod(sizes[1:])
+                experts[sizes[0], _sizes(lookup)[0], one, one * item_bytes] += 1
+            elif node.op_type == "BlockMatMul":
+                parameters += sizes[0] * node.attributes["columns"].as_int()
+            else:
+                parameters += math.prod(sizes)
+    read = sum(_bytes(value, item_bytes) for value in model.graph.initializers.values() if _is_read(value))
+    return Products(
+        parameters=parameters,
+        bytes=read,
+        head_dim=head_dim,
+        attention=tuple(Attention(*key, layers) for key, layers in sorted(attention.items())),
+        experts=tuple(Experts(*key, matrices) for key, matrices in sorted(experts.items())),
+    )
+
+
+def _weights(node: ir.Node) -> list[tuple[ir.Value, ir.Value | None]]:
+    """A product's weights; with the result of the lookup where each node of the step looks up its own, as experts'."""
+    found = list[tuple[ir.Value, ir.Value | None]]()
+    for value in node.inputs[:2] if node.op_type in _PRODUCTS else ():
+        while value is not None and (maker := value.producer()) is not None and maker.op_type in _VIEWS:
+            value = maker.inputs[0]
+        maker = value.producer() if value is not None else None
+        table = maker.inputs[0] if maker is not None and maker.op_type in _LOOKUPS else None
+        if value is not None and value.is_initializer():
+            found.append((value, None))
+        elif table is not None and table.is_initializer() and len(dims(table) or ()) > 2:  # two: an embedding
+            found.append((table, value))
+    return found
+
+
+def _is_read(value: ir.Value) -> bool:
+    """Whether every step reads all of an initializer; shapes and indices are no weights."""
+    return value.dtype != ir.DataType.INT64 and any(
+        use.node.op_type not in _LOOKUPS and not (use.node.op_type == "TreeAttention" and use.idx >= _TABLES)
+        for use in value.uses()
+    )
+
+
+def _bytes(value: ir.Value, item_bytes: int) -> int:
+    size = item_bytes if value.dtype == ir.DataType.FLOAT else value.dtype.itemsize if value.dtype else 0
+    return math.ceil(math.prod(_sizes(value)) * size)
+
+
+def _sizes(value: ir.Value | None) -> list[int]:
+    """A shape for one node of one sequence: "2*batch*nodes" is 2."""
+    return [
+        dim if isinstance(dim, int) else math.prod(int(part) for part in dim.split("*") if part.isdigit())
+        for dim in dims(value) or ()
+    ]

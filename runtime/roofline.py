@@ -1,0 +1,200 @@
+"""What a step of a model must move and compute, against what the device can: its roofline.
+
+A step reads its weights once and the cached keys and values that its nodes see, writes their own rows and their logits,
+and multiplies. Rows of lookup tables and what a kernel keeps for itself are not counted. Of a mixture of experts a step
+reads as many as its nodes can choose.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from .backends import Executor, Share
+from .backends.cuda import Cuda
+from .backends.standard import StandardExecutor
+from .bundle import ModelRecord
+from .memory import ITEM_BYTES
+
+_TIMES = 10  # of each measurement of the device; the best counts
+_NODE_BYTES, _LOGIT_BYTES = 8, 4  # token and position; float32
+Bound = Literal["memory", "compute", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Layers of one shape: positions that a node sees (0: all), query heads, and how many such layers there are."""
+
+    window: int
+    heads: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Products by `chosen` of `count` experts: one expert's parameters and bytes, and how many such products."""
+
+    count: int
+    chosen: int
+    parameters: int
+    bytes: int
+    products: int
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """A graph's products. `parameters`: multiply-adds of a node; `bytes`: what every step reads; experts apart."""
+
+    parameters: int
+    bytes: int
+    head_dim: int
+    attention: tuple[Attention, ...]
+    experts: tuple[Experts, ...] = ()
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Products:
+        """As report.json has them."""
+        attention = tuple(Attention(**each) for each in fields["attention"])
+        experts = tuple(Experts(**each) for each in fields["experts"])
+        return cls(fields["parameters"], fields["bytes"], fields["head_dim"], attention, experts)
+
+    def step(self, record: ModelRecord, batch: int, nodes: int, rows: int) -> tuple[int, int]:
+        """Bytes and FLOPs of a step: chains of `nodes` after `rows` committed rows, `batch` of them, all logits."""
+        new = batch * nodes
+        row = 2 * record.kv_heads * record.head_dim * ITEM_BYTES[record.precision]
+        moved = self.bytes + new * (record.vocab_size * _LOGIT_BYTES + _NODE_BYTES)
+        products = new * self.parameters
+        for experts in self.experts:
+            moved += experts.products * experts.bytes * min(experts.count, experts.chosen * new)
+            products += experts.products * experts.parameters * experts.chosen * new
+        for each in self.attention:
+            most = each.window or math.inf
+            moved += int(batch * each.layers * row * (min(rows, most - 1) + nodes))
+            seen = sum(min(rows + node + 1, most) for node in range(nodes))
+            products += int(batch * each.layers * each.heads * 2 * self.head_dim * seen)
+        return moved, 2 * products
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A measured step beside the device's bandwidth (bytes/s) and peak (FLOP/s; None: not known)."""
+
+    bytes: int
+    flops: int
+    seconds: float
+    bandwidth: float
+    peak_flops: float | None
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.bytes
+
+    @property
+    def bound(self) -> Bound:
+        """Which takes longer at least, moving or computing."""
+        if self.peak_flops is None:
+            return "unknown"
+        return "memory" if self.bytes / self.bandwidth >= self.flops / self.peak_flops else "compute"
+
+    @property
+    def least_seconds(self) -> float:
+        """What the device needs at least; without a known peak, to move the bytes."""
+        return max(self.bytes / self.bandwidth, self.flops / self.peak_flops if self.peak_flops else 0.0)
+
+    @property
+    def share(self) -> float:
+        """The least time over the measured one; over 1 where weights come from a cache."""
+        return self.least_seconds / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, times in seconds."""
+        return {
+            "bytes": self.bytes,
+            "flops": self.flops,
+            "seconds": self.seconds,
+            "least_seconds": self.least_seconds,
+            "share": self.share,
+            "bound": self.bound,
+            "flops_per_byte": self.intensity,
+            "bytes_per_second": self.bytes / self.seconds,
+            "flops_per_second": self.flops / self.seconds,
+        }
+
+
+def measure_device(executor: Executor, precision: str) -> tuple[float, float | None]:
+    """Bandwidth in bytes/s and peak in FLOP/s of where a model runs.
+
+    A GPU's is that of copies, and its peak is not known. A CPU's, all cores at work, is that of copies or of reading
+    alone, whichever is more, and its peak that of a float32 product, None for another `precision`.
+    """
+    if isinstance(executor, StandardExecutor) and isinstance(executor.device, Cuda):
+        return executor.device.measure_bandwidth(), None
+    return cpu_bandwidth(), cpu_peak() if precision == "fp32" else None
+
+
+def cpu_bandwidth(size: int = 1 << 26) -> float:
+    """Bytes a second, read and written; every core has two arrays of `size` bytes, which no cache should hold."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pairs = [np.ones((2, size // 4), dtype=np.float32) for _ in range(cores)]
+    with ThreadPoolExecutor(cores) as pool:
+        copied = _best(lambda: list(pool.map(lambda pair: np.copyto(pair[0], pair[1]), pairs)))
+        read = _best(lambda: list(pool.map(lambda pair: pair.max(), pairs)))
+    return sum(pair.nbytes for pair in pairs) / min(copied, read)
+
+
+def cpu_peak(size: int = 1024) -> float:
+    """FLOPs a second of NumPy's product of two float32 matrices of this size."""
+    left, right = np.ones((2, size, size), dtype=np.float32)
+    return 2 * size**3 / _best(lambda: left @ right)
+
+
+def _best(run: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_TIMES):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def timed_step(executor: Executor, nodes: int, rows: int) -> Callable[[], float]:
+    """A step of all slots, each a chain of `nodes` after `rows` rows of whatever the cache has; its seconds, each time.
+
+    On a device it is what a loop's graphs hold, the step itself, without the copies from and to the host. Slots must
+    be free, and be released afterwards. Raises ExecutionError where the rows do not fit.
+    """
+    positions = range(rows, rows + nodes)
+    shares = [Share(slot, rows, rows, [0] * nodes, positions, None, nodes) for slot in range(executor.batch_size)]
+    executor.step(shares)
+    if isinstance(executor, StandardExecutor):
+        return _timed_graph(executor, shares)
+
+    def run() -> float:
+        before = executor.seconds
+        executor.step(shares)
+        return executor.seconds - before
+
+    return run
+
+
+def _timed_graph(executor: StandardExecutor, shares: Sequence[Share]) -> Callable[[], float]:
+    """See `timed_step`; the executor's own step brings the inputs, and is not timed."""
+    nodes, stream = executor.bucket(len(shares[0].tokens)), executor.stream
+    step = executor.device.graph(lambda: executor.model.enqueue(nodes, stream), stream)
+
+    def run() -> float:
+        executor.step(shares)
+        started = time.perf_counter()
+        step()
+        executor.wait()
+        return time.perf_counter() - started
+
+    return run

@@ -1,0 +1,72 @@
+"""What a graph multiplies, against what its weights' shapes give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from specbuild.builder import passes
+from specbuild.builder.export import export
+from specbuild.builder.layout import probe
+from specbuild.builder.products import count
+from specbuild.builder.quantize import QuantizeInt8
+from specbuild.runtime.roofline import Attention, Experts
+from transformers import MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM
+
+# Of a layer: queries and output 64 wide, keys and values 32, three products of the MLP; two norms.
+LAYER = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 48
+HEAD, NORMS = 32 * 97, 5 * 32
+SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+
+
+def fused(model: Any) -> ir.Model:
+    with torch.no_grad():
+        for weight in model.parameters():  # equal ones would be stored once
+            weight += 0.1 * torch.randn_like(weight)
+    graph = export(model.eval(), probe(model.config, 64), 64, 128)
+    passes.run_portable(graph)
+    return graph
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_llama(make_model: Callable[..., Any], tied: bool) -> None:
+    found = count(fused(make_model(tie_word_embeddings=tied)), 4)
+    assert found.parameters == 2 * LAYER + HEAD  # a head that is the embedding multiplies as well
+    assert found.bytes == 4 * (found.parameters + NORMS)  # and is read once; the embedding's rows are looked up
+    assert (found.head_dim, found.attention, found.experts) == (16, (Attention(0, 4, 2),), ())
+
+
+def test_half_the_bytes_in_16_bits(make_model: Callable[..., Any]) -> None:
+    graph = fused(make_model())
+    assert 2 * count(graph, 2).bytes == count(graph, 4).bytes
+
+
+def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callable[..., Any]) -> None:
+    graph = fused(make_model(tie_word_embeddings=True))
+    before = count(graph, 4)
+    QuantizeInt8()(graph)
+    passes.clean(graph)
+    after = count(graph, 4)
+    assert after.parameters == before.parameters
+    weights = before.parameters
+    blocks = 2 * (32 * 64 // 64 + 32 * 48 // 16)  # of 64 in the output's rows, of 16 in those of 48 numbers
+    blocks += (weights - 2 * (32 * 64 + 32 * 48)) // 32
+    assert after.bytes == weights + 4 * blocks + 4 * NORMS
+
+
+def test_windows_apart() -> None:
+    found = count(fused(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=7))), 4)
+    assert found.attention == (Attention(7, 4, 2),)
+
+
+def test_experts_apart() -> None:
+    config = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
+    found = count(fused(MixtralForCausalLM(config)), 4)
+    assert found.parameters == 2 * (LAYER - 3 * 32 * 48 + 4 * 32) + HEAD  # the router multiplies for every node
+    down, gate_up = 32 * 48, 2 * 32 * 48
+    assert found.experts == (Experts(4, 2, down, 4 * down, 2), Experts(4, 2, gate_up, 4 * gate_up, 2))
+    assert found.bytes == 4 * (found.parameters + NORMS)
