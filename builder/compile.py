@@ -21,6 +21,7 @@ from ..runtime.errors import ExecutionError, OptionError, SpecbuildError, one_li
 from .options import HARDWARE, EngineOptions
 
 Progress = Callable[[str, float], None]
+MOST_NODES = 64  # of a tree, in plugins/kernels.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,10 @@ def make_profiles(buckets: Sequence[int], batch_size: int, chunk: int) -> list[P
     which needs no tree.
     """
     batch = (1, 1, max(2, batch_size))
-    most, least = buckets[-1], buckets[-1] + 1
+    least = buckets[-1] + 1
+    tree = {n: (n, MOST_NODES, MOST_NODES) for n in buckets}  # of the plugin: a draft's levels are a tree too
     profiles = [
-        Profile(f"nodes{n}", {"batch": batch, "nodes": (n, n, n), "logit_nodes": (n, n, n), "tree": (n, most, most)})
+        Profile(f"nodes{n}", {"batch": batch, "nodes": (n, n, n), "logit_nodes": (n, n, n), "tree": tree[n]})
         for n in buckets
     ]
     if chunk >= least:

@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ..runtime.backends.plan import PLUGIN_VERSION
 from ..runtime.bundle import MODULES, EngineRecord
 from . import passes
 from .compile import Profile, compile_engine, make_profiles
@@ -22,7 +23,6 @@ from .passes.pattern import dims
 
 WEIGHTS, GRAPH, PLAN = "weights.bin", "model.onnx", "model.plan"
 INLINE_BYTES = 1024  # smaller tensors stay in the graph file
-PLUGIN_VERSION = "1"  # of TreeAttention: plugins/trt
 Progress = Callable[[str, float], None]
 
 

@@ -185,13 +185,14 @@ int specbuild_commit_path(const specbuild_commit *p, void *stream);
 
 /* The mask of a tree for a standard attention: what TreeAttention sees by itself, written out, and where a standard lowering
  * places the nodes. Padding sees row 0 alone, and so does a sequence with a fault, for a softmax over nothing is NaN. Where
- * rows are wanted it is a fault that a sequence with nodes has no room for all N. */
+ * rows are wanted it is a fault that a sequence with nodes has no room for all N. Without an output it is for TreeAttention:
+ * the tree is checked, rows become cache_len + shift, whatever the offset, and only the nodes need room. */
 typedef struct specbuild_mask {
   const int32_t *parents;     /* [B, M]; null: a chain */
   const int32_t *cache_len;   /* [B] */
   const int32_t *tree_offset; /* [B]; null: 0 */
   const int32_t *counts;      /* [B]; null: all N */
-  void *output;               /* [B, N, S]: 1 and 0 in BOOL; 0 and −infinity, to be added, in F32, F16, BF16 */
+  void *output;               /* [B, N, S]: 1 and 0 in BOOL; 0 and −infinity, to be added, in F32, F16, BF16; or null */
   int32_t *positions;         /* [B, N], cache_len + shift plus the depth, 0 for padding; null: not wanted */
   int32_t *rows;              /* [B], cache_len + shift + tree_offset, moved into [0, S − N]; null: not wanted */
   int32_t *fault;             /* [B]; null: not reported */

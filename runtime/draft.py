@@ -23,8 +23,8 @@ class Drafter(Protocol):
     """Proposes trees, and is told which path of each was accepted."""
 
     @property
-    def seconds(self) -> float:
-        """Time spent executing a model."""
+    def executor(self) -> Executor | None:
+        """The model that drafts; None where none does."""
         ...
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
@@ -37,11 +37,6 @@ class Drafter(Protocol):
 
     def release(self, slot: int) -> None:
         """The sequence in this slot has ended."""
-        ...
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of its cache; 0 where it has none."""
         ...
 
     def close(self) -> None:
@@ -156,14 +151,9 @@ class ModelDrafter:
     """
 
     def __init__(self, executor: Executor, chunk: int) -> None:
-        self._executor, self._chunk = executor, chunk
+        self.executor, self._chunk = executor, chunk
         self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are committed
         self._growth: dict[int, Growth] = {}
-
-    @property
-    def seconds(self) -> float:
-        """Time spent executing the draft."""
-        return self._executor.seconds
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """Grow all sequences' trees together, a step of the draft a level."""
@@ -177,7 +167,7 @@ class ModelDrafter:
             if not growing:
                 break
             with nvtx.range("draft level"):
-                logits = self._executor.step([self._level(s, g) for s, g in growing])
+                logits = self.executor.step([self._level(s, g) for s, g in growing])
         self._growth.update((s.slot, g) for s, g in zip(sequences, growths, strict=True))
         return [growth.tree() for growth in growths]
 
@@ -187,8 +177,8 @@ class ModelDrafter:
             behind = [s for s in sequences if len(s.tokens) - self._cached[s.slot] > self._chunk]
             if not behind:
                 with nvtx.range("draft level"):
-                    return self._executor.step([self._chain(s, 1) for s in sequences])
-            self._executor.step([self._chain(s, 0) for s in behind])
+                    return self.executor.step([self._chain(s, 1) for s in sequences])
+            self.executor.step([self._chain(s, 0) for s in behind])
 
     def _chain(self, sequence: Sequence, logits: int) -> Share:
         start = self._cached[sequence.slot]
@@ -229,20 +219,15 @@ class ModelDrafter:
         growth = self._growth.pop(sequence.slot)
         start = self._cached[sequence.slot]
         rows = [start + row for row in (growth.rows[growth.kept[node]] for node in path[1:]) if row >= 0]
-        self._executor.commit(sequence.slot, rows, start)
+        self.executor.commit(sequence.slot, rows, start)
         self._cached[sequence.slot] = start + len(rows)
 
     def release(self, slot: int) -> None:
         """Forget a slot."""
         self._cached[slot] = 0
         self._growth.pop(slot, None)
-        self._executor.commit(slot, (), 0)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the draft's cache."""
-        return self._executor.cache_bytes
+        self.executor.commit(slot, (), 0)
 
     def close(self) -> None:
         """Free the draft."""
-        self._executor.close()
+        self.executor.close()

@@ -116,7 +116,7 @@ class Loop:
 
     def _clock(self) -> tuple[float, float, float]:
         """Seconds: now, and spent so far in the draft and in the target."""
-        return time.perf_counter(), self.drafter.seconds if self.drafter else 0.0, self.target.seconds
+        return time.perf_counter(), self.draft_executor.seconds if self.draft_executor else 0.0, self.target.seconds
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """The target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
@@ -141,6 +141,11 @@ class Loop:
             self.drafter.release(slot)
 
     @property
+    def draft_executor(self) -> Executor | None:
+        """The draft model; None where none drafts."""
+        return self.drafter.executor if self.drafter else None
+
+    @property
     def notes(self) -> list[str]:
         """What runs otherwise than it should, and why."""
         return []
@@ -148,7 +153,7 @@ class Loop:
     @property
     def cache_bytes(self) -> int:
         """Bytes of both caches."""
-        return self.target.cache_bytes + (self.drafter.cache_bytes if self.drafter else 0)
+        return self.target.cache_bytes + (self.draft_executor.cache_bytes if self.draft_executor else 0)
 
     def close(self) -> None:
         """Free the models and the caches."""

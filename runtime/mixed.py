@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from .backends import Executor
 from .draft import ModelDrafter
 from .ngram import SURE, SURE_GREEDY, repeats
 from .sequence import Sequence
@@ -22,9 +23,9 @@ class MixedDrafter:
         self._repeating: set[int] = set()  # slots whose tree is the text's own
 
     @property
-    def seconds(self) -> float:
-        """Time spent executing the draft."""
-        return self._model.seconds
+    def executor(self) -> Executor:
+        """The draft model."""
+        return self._model.executor
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A tree per sequence, from the text or from the model."""
@@ -45,11 +46,6 @@ class MixedDrafter:
     def release(self, slot: int) -> None:
         """Forget a slot."""
         self._model.release(slot)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the draft's cache."""
-        return self._model.cache_bytes
 
     def close(self) -> None:
         """Free the draft."""

@@ -24,8 +24,7 @@ _MOST_MATCHES = 32
 class NgramDrafter:
     """Merges the continuations of the best matches into a tree of the asked shape; the root alone where none is."""
 
-    seconds = 0.0
-    cache_bytes = 0
+    executor = None
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A tree per sequence."""

@@ -10,7 +10,6 @@ from statistics import median
 import click
 
 from ...runtime import Bundle, Engine, RunStats, SamplingParams, nvtx
-from ...runtime.backends import Executor
 from ...runtime.bundle import Manifest
 from ...runtime.errors import BundleError, OptionError
 from ...runtime.loop import Loop
@@ -100,7 +99,7 @@ def _measure(
     device: tuple[float, float | None],
 ) -> Steps:
     """Median times: of the target for every bucket, of the draft up to a level of the tree. All take turns."""
-    executors = {"target": loop.target} | ({"draft": draft} if (draft := _draft(loop)) else {})
+    executors = {"target": loop.target} | ({"draft": loop.draft_executor} if loop.draft_executor else {})
     widest = min(bucket for bucket in manifest.buckets if bucket >= max(tree.expand, min(2, manifest.buckets[-1])))
     runs = {
         (name, nodes): timed_step(executor, nodes, rows)
@@ -122,14 +121,6 @@ def _measure(
         )
         for name, nodes in runs
     }
-
-
-def _draft(loop: Loop) -> Executor | None:
-    """The draft model of a loop: its drafter's, or one of two drafters', or a device's."""
-    drafter = loop.drafter or loop
-    model = getattr(drafter, "_model", drafter)
-    found: Executor | None = getattr(model, "_executor", None) or getattr(model, "executor", None)
-    return found
 
 
 def _show(steps: Steps, device: tuple[float, float | None], run: RunStats, title: str) -> None:

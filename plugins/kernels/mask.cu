@@ -2,7 +2,7 @@
 //
 // parents int32 [B, M] to output [B, N, S] as bool, or 0 and −∞ in float32, float16 or bfloat16. A block writes 1024 columns
 // of all of a sequence's nodes, the first one also their positions [B, N] and the first one's row [B]. Bytes: N·S·sizeof per
-// sequence out, the tree in.
+// sequence out, the tree in. Without an output one block checks the tree, and the row is that of the tree's first node.
 #include "kernels/common.cuh"
 
 namespace specbuild {
@@ -22,7 +22,7 @@ template <class T> __device__ __forceinline__ void mask(const specbuild_mask &p)
   const int committed = int(start), offset = p.tree_offset ? p.tree_offset[b] : 0, count = p.counts ? p.counts[b] : p.nodes;
   int fault = SPECBUILD_FAULT_NONE;
   if (start < 0 || offset < 0 || count < 0 || count > p.nodes || start + offset + count > p.capacity ||
-      (p.rows && count > 0 && start + offset + p.nodes > p.capacity) || (p.parents && offset + count > p.tree_nodes))
+      (p.rows && p.output && count > 0 && start + offset + p.nodes > p.capacity) || (p.parents && offset + count > p.tree_nodes))
     fault = SPECBUILD_FAULT_CAPACITY;
   else if (p.parents && !build_ancestors(p.parents + int64_t(b) * p.tree_nodes, offset + count, ancestors, jump))
     fault = SPECBUILD_FAULT_PARENT;
@@ -31,8 +31,8 @@ template <class T> __device__ __forceinline__ void mask(const specbuild_mask &p)
   for (int i = threadIdx.x; p.positions && blockIdx.x == 0 && i < p.nodes; i += kMaskThreads)
     p.positions[int64_t(b) * p.nodes + i] = !fault && i < count ? committed + depth_of(offset + i) : 0;
   if (p.rows && blockIdx.x == 0 && threadIdx.x == 0)
-    p.rows[b] = int(larger<int64_t>(0, smaller<int64_t>(start + offset, p.capacity - p.nodes)));
-  for (int i = 0; i < p.nodes; ++i) {
+    p.rows[b] = p.output ? int(larger<int64_t>(0, smaller<int64_t>(start + offset, p.capacity - p.nodes))) : committed;
+  for (int i = 0; p.output && i < p.nodes; ++i) {
     const bool real = !fault && i < count;
     const int self = offset + i, depth = real ? depth_of(self) : 0;
     T *const row = static_cast<T *>(p.output) + (int64_t(b) * p.nodes + i) * p.capacity;
@@ -73,10 +73,10 @@ extern "C" int specbuild_tree_mask(const specbuild_mask *p, void *stream) {
   if (p->capacity < 1) return refuse("capacity %d of a cache slot: at least 1", p->capacity);
   if (p->rows && p->nodes > p->capacity) return refuse("%d nodes in a cache slot of %d rows", p->nodes, p->capacity);
   if (p->window < 0) return refuse("window %d: 0 for none, or the positions a node sees", p->window);
-  const Pointer pointers[] = {{"cache_len", p->cache_len, 4}, {"output", p->output, 4}, {"parents", p->parents, 4, true},
+  const Pointer pointers[] = {{"cache_len", p->cache_len, 4}, {"output", p->output, 4, true}, {"parents", p->parents, 4, true},
                               {"tree_offset", p->tree_offset, 4, true}, {"counts", p->counts, 4, true},
                               {"positions", p->positions, 4, true}, {"rows", p->rows, 4, true}, {"fault", p->fault, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
-  return launch(run, Grid{ceil_div(p->capacity, kMaskColumns), p->batch, 1, kMaskThreads, 0}, *p, stream);
+  return launch(run, Grid{p->output ? ceil_div(p->capacity, kMaskColumns) : 1, p->batch, 1, kMaskThreads, 0}, *p, stream);
 }
 #endif

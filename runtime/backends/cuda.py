@@ -9,8 +9,8 @@ import ctypes
 import functools
 import math
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..errors import ExecutionError, SpecbuildError, one_line
+from . import capture
 from .device import Step, Tensor
 
 CUDA = (13, 0)  # of the bindings and of TensorRT's wheels; within a major version older drivers serve newer ones
 _DRIVER = "libcuda.so.1"
-_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+_NO_DEVICE, _BUSY = 100, 600  # CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_READY
 
 
 def check_driver(needs: tuple[int, int] = CUDA) -> None:
@@ -182,6 +183,11 @@ class Cuda:
         with self.current:
             self._do(self._driver.cuMemsetD8Async(to.address, byte, to.nbytes, stream))
 
+    def copy_rows(self, to: Tensor, source: Tensor, stream: int) -> None:
+        """One copy; see `Device.copy_rows`."""
+        with self.current:
+            self._do(self._driver.cuMemcpy2DAsync(strided_copy(self._driver, to, source), stream))
+
     def move_rows(self, cache: Tensor, slot: int, rows: Sequence[int], start: int, stream: int) -> None:
         """One copy a row, of all layers and heads; see `Device.move_rows`."""
         with self.current:
@@ -199,22 +205,31 @@ class Cuda:
         with self.current:
             self._streams[stream].sync()
 
+    def reached(self, counter: NDArray[np.uint64], value: int, stream: int) -> bool:
+        """Poll; see `Device.reached`."""
+        with self.current:
+            while counter[0] < value and (found := self._driver.cuStreamQuery(stream))[0] == _BUSY:
+                time.sleep(0)  # other threads' turn
+            if counter[0] < value:
+                self._do(found)
+        return bool(counter[0] >= value)
+
     def graph(self, enqueue: Step, stream: int) -> Step:
         """Capture; see `Device.graph`. What `enqueue` calls must have run once, so that nothing is allocated in it."""
+        return self._captured(capture.once, enqueue, stream) or enqueue
+
+    def loop(self, body: Callable[[int], None], stream: int) -> Step | None:
+        """Capture; see `Device.loop`, and `graph`."""
+        return self._captured(capture.repeated, body, stream)
+
+    def _captured(self, make: Callable[..., Any], enqueue: Callable[..., None], stream: int) -> Step | None:
         on = self._streams[stream]
-        builder = on.create_graph_builder()
         try:
             with self.current:
-                builder.begin_building("thread_local")
-                enqueue()
-                graph = builder.end_building().complete()
+                return functools.partial(self._launch, make(self._core, on, enqueue), on)
         except SpecbuildError as error:
             self.uncaptured.append(one_line(error))
-            return enqueue
-        finally:
-            with suppress(Exception):  # ends a capture that is still open, and complains of it
-                builder.close()
-        return functools.partial(self._launch, graph, on)
+        return None
 
     def _launch(self, graph: Any, stream: Any) -> None:
         with self.current:
@@ -272,3 +287,14 @@ def row_copy(driver: Any, cache: Tensor, slot: int, row: int, to: int) -> Any:
         setattr(move, f"{side}Y", slot * heads)
     move.WidthInBytes, move.Height, move.Depth = width * size, heads, layers
     return move
+
+
+def strided_copy(driver: Any, to: Tensor, source: Tensor) -> Any:
+    """A copy of the rows of `source` to the beginnings of those of `to`, as the driver takes it."""
+    copy = driver.CUDA_MEMCPY2D()
+    for side, tensor in (("src", source), ("dst", to)):
+        setattr(copy, f"{side}MemoryType", driver.CUmemorytype.CU_MEMORYTYPE_DEVICE)
+        setattr(copy, f"{side}Device", tensor.address)
+        setattr(copy, f"{side}Pitch", tensor.nbytes // tensor.shape[0])
+    copy.WidthInBytes, copy.Height = source.nbytes // source.shape[0], source.shape[0]
+    return copy

@@ -61,6 +61,10 @@ class Device(Protocol):
         """Enqueue a copy of all of `source` to the beginning of `to`."""
         ...
 
+    def copy_rows(self, to: Tensor, source: Tensor, stream: int) -> None:
+        """Enqueue copies of the rows of `source` to the beginnings of the rows of `to`, which are as long or longer."""
+        ...
+
     def move_rows(self, cache: Tensor, slot: int, rows: Sequence[int], start: int, stream: int) -> None:
         """Enqueue moves of cache rows, ascending, to `start …`; cache `[2·layers, slots, heads, rows, D]`."""
         ...
@@ -77,6 +81,21 @@ class Device(Protocol):
         """What `enqueue` enqueues on a stream as one graph, captured now and not run; the result enqueues it.
 
         Where it cannot be captured the result is `enqueue` itself, and `uncaptured` says why.
+        """
+        ...
+
+    def loop(self, body: Callable[[int], None], stream: int) -> Step | None:
+        """As `graph`, what `body` enqueues as a loop's body: it runs once, and again until its condition is 0.
+
+        `body` is given the condition's handle, as `specbuild_ring` takes it; it is 1 whenever the loop begins.
+        None where it cannot be captured, and `uncaptured` says why.
+        """
+        ...
+
+    def reached(self, counter: NDArray[np.uint64], value: int, stream: int) -> bool:
+        """Block until a pinned `counter[0]`, which work on a stream raises, is at least `value`.
+
+        False where all of the stream has run without that; raises ExecutionError where some of it failed.
         """
         ...
 
@@ -99,8 +118,18 @@ class Kernels(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TreeInputs:
+    """What TreeAttention takes in place of masks: node i's row is `cache_len + tree_offset + i`."""
+
+    parents: Tensor  # int32 [B, M], of the whole tree; steps of `prefill` longer than a bucket are chains
+    cache_len: Tensor  # int32 [B]
+    tree_offset: Tensor  # int32 [B]: nodes that are in the cache already
+    counts: Tensor  # int32 [B]: how many of the N are nodes; what is padding is not written
+
+
 class Model(Protocol):
-    """A compiled graph in standard operators over B slots, every tensor bound once.
+    """A compiled graph over B slots, every tensor bound once.
 
     A step of N nodes reads and writes the beginning of each tensor, as if its shape had N in place of the most nodes.
     """
@@ -110,11 +139,16 @@ class Model(Protocol):
     buckets: Sequence[int]  # node counts that a step may have, ascending
     chunk: int  # most nodes of `prefill`, at least the largest bucket
     tokens: Tensor  # int32 [B, N]
-    positions: Tensor  # int32 [B, N]
+    positions: Tensor  # int32 [B, N]; where there is a `tree`, positions and rows are not read, and there are no masks
     rows: Tensor  # int32 [B]: the cache row of each sequence's first node
     masks: dict[int, Tensor]  # bool [B, 1, N, S], by window: which cache rows a node sees; padding must see some
     logits: Tensor  # float32 [B, N, V]
     cache: Tensor  # [2·layers, B, kv_heads, S, D]; keys of layer i at 2i, values at 2i + 1
+
+    @property
+    def tree(self) -> TreeInputs | None:
+        """Where its attention is TreeAttention: the inputs that it takes; None: standard operators."""
+        ...
 
     def enqueue(self, nodes: int, stream: int) -> None:
         """A step of all slots, `nodes` one of `buckets`; all nodes' logits."""

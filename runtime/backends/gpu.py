@@ -12,6 +12,7 @@ from .. import memory
 from ..bundle import MODULES, Bundle
 from ..device.cubins import find_kernels
 from ..device.loop import DeviceLoop
+from ..device.resident import ResidentLoop
 from ..draft import DrafterName
 from . import ModelSpec, spec_of
 from .cuda import Cuda
@@ -23,8 +24,10 @@ from .trt import TrtModel
 PROMPT_CHUNK = 512  # nodes of a prompt in a step, where no engine's profile says how many
 
 
-def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int) -> DeviceLoop:
+def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int, *, resident: bool = False) -> DeviceLoop:
     """The bundle's models on the first GPU, and the loop that drives them; on any error nothing stays there.
+
+    resident: a loop whose rounds follow each other on the GPU, where no request needs the host in between.
 
     Raises BundleError, OptionError and ExecutionError, each for the first thing that is wrong: a file, its TensorRT,
     the driver, the memory, the kernels, the plan or its GPU.
@@ -42,7 +45,8 @@ def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int) -> D
         specs = [spec_of(manifest, name) for name in names]
         executors = dict(zip(names, _executors(bundle, specs, device, batch_size), strict=True))
         eos = frozenset(manifest.eos_token_ids)
-        return DeviceLoop(executors["target"], executors.get("draft"), kernels, eos, drafter)
+        made = ResidentLoop if resident else DeviceLoop
+        return made(executors["target"], executors.get("draft"), kernels, eos, drafter)
     except BaseException:
         device.close()
         raise

@@ -28,6 +28,8 @@ _CACHES: dict[str, tuple[Any, Any]] = {  # by the input's type: what its memory 
 class OrtModel:
     """See `Model`; it runs on the stream that it was made with."""
 
+    tree = None
+
     def __init__(
         self,
         graph: Path,

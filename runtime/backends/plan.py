@@ -16,13 +16,15 @@ from typing import Any
 
 from ..bundle import MODULES, EngineRecord
 from ..errors import BundleError, ExecutionError, one_line
+from ..library import PLUGIN, find_library
 from . import ModelSpec
 from .cuda import Cuda
 from .device import Tensor
 
 CACHES = {"HALF": "float16", "BF16": "uint16", "FLOAT": "float32"}  # dtypes, by TensorRT's names
+PLUGIN_VERSION = "1"  # of TreeAttention, as plugins/trt registers it
 _HEADER = 64  # bytes, `Runtime.engine_header_size`
-Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest size of "batch" and "nodes"
+Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest size of "batch", "nodes" and a plugin's "tree"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +84,66 @@ def check_architecture(record: EngineRecord, capability: str) -> None:
         raise BundleError(f"the plan was compiled for {names}, this GPU is sm_{capability}: build the bundle for it")
 
 
+def check_attention(record: EngineRecord) -> None:
+    """Raises BundleError where a plan's attention is not this specbuild's."""
+    if (record.attention, record.plugin) not in (("native", None), ("plugin", PLUGIN_VERSION)):
+        raise BundleError(
+            f"the plan's attention is {record.attention} {record.plugin or ''}".rstrip()
+            + f", this specbuild has native and plugin {PLUGIN_VERSION}: build the bundle again"
+        )
+
+
+def load_plugin(trt: Any) -> None:
+    """TreeAttention in a flavour's registry, from this installation's library; raises ExecutionError without one."""
+    registry, log, name = trt.get_plugin_registry(), logger(trt), ("TreeAttention", PLUGIN_VERSION, "specbuild")
+    if registry.get_creator(*name) is not None:
+        return
+    path = find_library(PLUGIN)
+    if path is None:
+        raise ExecutionError(
+            f"TreeAttention's {PLUGIN} is not installed: compile it with -DSPECBUILD_TENSORRT=ON (plugins/README.md)"
+        )
+    log.clear()
+    if registry.load_library(str(path)) is None or registry.get_creator(*name) is None:
+        raise ExecutionError(
+            f"{path} has no TreeAttention {PLUGIN_VERSION} for TensorRT {trt.__version__} ({log.reason}): compile it"
+        )
+
+
 def check_profiles(record: EngineRecord, found: list[Profile]) -> None:
     """Raises BundleError where a plan's profiles are not those of its record."""
-    wanted = [{name: tuple(sizes[name]) for name in ("batch", "nodes")} for sizes in record.profiles.values()]
+    names = ("batch", "nodes", "tree") if record.attention == "plugin" else ("batch", "nodes")
+    wanted = [{name: tuple(sizes.get(name, ())) for name in names} for sizes in record.profiles.values()]
     if wanted != found:
         raise BundleError(f"the plan has profiles {found}, its record {wanted}: build the bundle again")
 
 
-def expected_tensors(spec: ModelSpec, cache: str) -> dict[str, TensorInfo]:
-    """What a plan's inputs and outputs must be; `cache`: TensorRT's name of its type."""
+def expected_tensors(spec: ModelSpec, cache: str, attention: str = "native") -> dict[str, TensorInfo]:
+    """What a plan's inputs and outputs must be; `cache`: TensorRT's name of its type, `attention`: as in EngineRecord.
+
+    The plugin writes in place without TensorRT's knowledge, so no present says that it is a past's alias.
+    """
     past = TensorInfo(cache, (-1, spec.kv_heads, spec.capacity, spec.head_dim))
     names = [f"{kind}.{layer}" for layer in range(spec.layers) for kind in ("key", "value")]
+    each, one, plugin = TensorInfo("INT32", (-1, -1)), TensorInfo("INT32", (-1,)), attention == "plugin"
+    masks = {f"mask.{window}": TensorInfo("BOOL", (-1, 1, -1, spec.capacity)) for window in spec.windows}
+    trees = {"parents": each, "cache_len": one, "tree_offset": one, "counts": one}
     return {
-        "input_ids": TensorInfo("INT32", (-1, -1)),
-        "position_ids": TensorInfo("INT32", (-1, -1)),
-        "logit_nodes": TensorInfo("INT32", (-1,)),
-        "write_rows": TensorInfo("INT32", (-1,)),
-        **{f"mask.{window}": TensorInfo("BOOL", (-1, 1, -1, spec.capacity)) for window in spec.windows},
+        "input_ids": each,
+        "logit_nodes": one,
+        **(trees if plugin else {"position_ids": each, "write_rows": one, **masks}),
         **{f"past_{name}": past for name in names},
         "logits": TensorInfo("FLOAT", (-1, -1, spec.vocab_size)),
-        **{f"present_{name}": TensorInfo(cache, past.shape, f"past_{name}") for name in names},
+        **{f"present_{name}": TensorInfo(cache, past.shape, None if plugin else f"past_{name}") for name in names},
     }
 
 
-def check_tensors(spec: ModelSpec, found: Mapping[str, TensorInfo]) -> str:
+def check_tensors(spec: ModelSpec, found: Mapping[str, TensorInfo], attention: str = "native") -> str:
     """TensorRT's name of the cache's type; raises BundleError, by tensor, where a plan is not as the manifest says."""
     cache = found["past_key.0"].dtype if "past_key.0" in found else "HALF"
     if cache not in CACHES:
         raise BundleError(f"the {spec.name}'s plan has a cache of {cache}: build it in fp16, bf16 or fp32")
-    expected = expected_tensors(spec, cache)
+    expected = expected_tensors(spec, cache, attention)
     for name in sorted(expected.keys() ^ found.keys()):
         what = "lacks" if name in expected else "has, and should not,"
         raise BundleError(f"the {spec.name}'s plan {what} tensor {name}: build the bundle again")
@@ -160,10 +193,13 @@ class Plan:
         self.trt = flavour(backend)
         check_version(backend, record, self.trt.__version__)
         check_architecture(record, device.capability)
+        check_attention(record)
         needed, free = path.stat().st_size >> 20, device.memory[0] >> 20
         if needed > free:
             raise BundleError(f"{path.name} takes {needed} MiB, the GPU has {free} MiB free: free some")
         self.record, self._log = record, logger(self.trt)
+        if record.attention == "plugin":
+            load_plugin(self.trt)
         with device.current:
             self._runtime, self.engine = deserialise(self.trt, backend, path, record.version_compatible)
 
@@ -174,6 +210,9 @@ class Plan:
         for index in range(engine.num_optimization_profiles):
             batch, nodes = zip(*engine.get_tensor_profile_shape("input_ids", index), strict=True)
             found.append({"batch": batch, "nodes": nodes})
+            if self.record.attention == "plugin":
+                _, tree = zip(*engine.get_tensor_profile_shape("parents", index), strict=True)
+                found[-1] = {**found[-1], "tree": tree}
         return found
 
     @property

@@ -1,4 +1,4 @@
-"""The executor over a model in standard operators, wherever its device is: padded batches, masks made on the host.
+"""The executor over a model in standard operators or with TreeAttention, wherever its device is: batches are padded.
 
 A step computes the smallest bucket that holds its largest share, for all slots: one without a share computes padding
 into the rows past its last one. A chunk of a prompt longer than any bucket is a step of its slot alone.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ExecutionError
 from . import Share
-from .device import Device, Model, Tensor
+from .device import Device, Model, Tensor, TreeInputs
 
 
 class StandardExecutor:
@@ -28,6 +28,10 @@ class StandardExecutor:
         nodes = max(self.batch_size * model.buckets[-1], model.chunk)
         self._tokens, self._positions = device.pinned((nodes,), np.int32), device.pinned((nodes,), np.int32)
         self._rows = device.pinned((self.batch_size,), np.int32)
+        self._lengths = device.pinned((3, self.batch_size), np.int32)  # TreeAttention's cache_len, counts and offset 0
+        if model.tree:
+            self._chains = device.pinned(model.tree.parents.shape, np.int32)
+            self._chains[:] = np.arange(-1, self._chains.shape[1] - 1)
         self._masks = {window: device.pinned((nodes * self.spec.capacity,), np.bool_) for window in model.masks}
         self._logits = device.pinned((self.batch_size, self.spec.vocab_size), np.float32)
         self._row_positions = np.tile(np.arange(self.spec.capacity), (self.batch_size, 1))  # of cache rows
@@ -79,19 +83,42 @@ class StandardExecutor:
             self.seconds += time.perf_counter() - started
 
     def _check(self, share: Share) -> None:
-        """Raise ExecutionError for a share that does not fit, and note where it ends."""
+        """Raise ExecutionError for a share that does not fit or is not this model's, and note where it ends."""
         count, end = len(share.tokens), share.start + len(share.tokens)
         limit = self.model.chunk if share.logits < 2 else self.model.buckets[-1]
         if end > self.spec.capacity or count > limit:
             raise ExecutionError(f"{count} nodes from row {share.start} on do not fit the {self.spec.name}")
+        if self.model.tree and not _is_chain(share):
+            raise ExecutionError(f"the {self.spec.name} takes trees on the device alone: give a chain")
         self._ends[share.slot] = end
 
     def _stage(self, shares: dict[int, Share], batch: int, nodes: int) -> None:
         """Enqueue the uploads of a step's inputs `[batch, nodes]`; `shares` by their place in the batch."""
+        tokens = _part(self._tokens, batch, nodes)
+        tokens.fill(0)
+        for at, share in shares.items():
+            tokens[at, : len(share.tokens)] = share.tokens
+        self.device.upload(self.model.tokens, tokens, self.stream)
+        if self.model.tree:
+            self._stage_chains(self.model.tree, shares, batch)
+        else:
+            self._stage_masks(shares, batch, nodes)
+
+    def _stage_chains(self, tree: TreeInputs, shares: dict[int, Share], batch: int) -> None:
+        """The trees' part of `_stage`, every share a chain; a slot without one has no nodes, and nothing is written."""
+        self._lengths.fill(0)
+        for at, share in shares.items():
+            self._lengths[:2, at] = share.start, len(share.tokens)
+        for to, source in zip((tree.cache_len, tree.counts, tree.tree_offset), self._lengths, strict=True):
+            self.device.upload(to, source[:batch], self.stream)
+        self.device.upload(tree.parents, self._chains[:batch], self.stream)
+
+    def _stage_masks(self, shares: dict[int, Share], batch: int, nodes: int) -> None:
+        """The masks' part of `_stage`, their positions and rows."""
         shape = batch, nodes, self.spec.capacity
-        tokens, positions = (_part(array, *shape[:2]) for array in (self._tokens, self._positions))
+        positions = _part(self._positions, batch, nodes)
         masks = {window: _part(array, *shape) for window, array in self._masks.items()}
-        for array in (tokens, positions, *masks.values()):
+        for array in (positions, *masks.values()):
             array.fill(0)
         for slot in range(batch):
             self._rows[slot] = min(self._ends[slot], self.spec.capacity - nodes)
@@ -99,15 +126,14 @@ class StandardExecutor:
                 mask[slot, :, 0] = True  # padding sees something
         for at, share in shares.items():
             count = len(share.tokens)
-            tokens[at, :count], self._rows[at] = share.tokens, share.start
+            self._rows[at] = share.start
             positions[at, :count] = np.minimum(share.positions, self.spec.max_positions - 1)
             for window, mask in masks.items():
                 self._show(share, window, mask[at, :count])
-        model, device = self.model, self.device
-        for to, source in ((model.tokens, tokens), (model.positions, positions), (model.rows, self._rows[:batch])):
-            device.upload(to, source, self.stream)
+        self.device.upload(self.model.positions, positions, self.stream)
+        self.device.upload(self.model.rows, self._rows[:batch], self.stream)
         for window, mask in masks.items():
-            device.upload(model.masks[window], mask, self.stream)
+            self.device.upload(self.model.masks[window], mask, self.stream)
 
     def _show(self, share: Share, window: int, mask: NDArray[np.bool_]) -> None:
         """Set which rows a share's nodes see, `mask [n, S]`."""
@@ -150,6 +176,13 @@ class StandardExecutor:
     def close(self) -> None:
         """Free the model; its memory is the device's."""
         self.model.close()
+
+
+def _is_chain(share: Share) -> bool:
+    """Whether every node sees all rows before its own, and its position is its row."""
+    count, width = len(share.tokens), share.start + len(share.tokens) - share.committed
+    seen = share.visible is None or np.array_equal(share.visible, np.tri(count, width, share.start - share.committed))
+    return seen and list(share.positions) == list(range(share.start, share.start + count))
 
 
 def _part(array: NDArray[Any], *shape: int) -> NDArray[Any]:

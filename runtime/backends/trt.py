@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import BundleError, ExecutionError
 from . import ModelSpec
 from .cuda import Cuda
-from .device import Tensor
+from .device import Tensor, TreeInputs
 from .plan import CACHES, Plan, check_profiles, check_tensors
 
 _ALIGNMENT = 256  # bytes, of every address that TensorRT is given
@@ -30,7 +30,7 @@ class TrtModel:
     ) -> None:
         """`scratch`: at least `plan.scratch_bytes`, None for its own. Raises BundleError and ExecutionError."""
         self.spec, self.batch_size, self._plan, self._device = spec, batch_size, plan, device
-        dtype = np.dtype(CACHES[check_tensors(spec, plan.tensors)])
+        dtype = np.dtype(CACHES[check_tensors(spec, plan.tensors, plan.record.attention)])
         check_profiles(plan.record, plan.profiles)
         part = spec.kv_heads * spec.capacity * spec.head_dim * dtype.itemsize
         if part % _ALIGNMENT:
@@ -50,8 +50,14 @@ class TrtModel:
             return Tensor(memory.address, shape, memory.dtype)
 
         self.tokens, self.positions = (room((batch_size, largest), np.int32) for _ in range(2))
-        self.masks = {w: room((batch_size, 1, largest, spec.capacity), np.bool_) for w in spec.windows}
-        self.rows = device.empty((batch_size,), np.int32)
+        self.rows, *lengths = (device.empty((batch_size,), np.int32) for _ in range(4))
+        self.tree: TreeInputs | None = None
+        self.masks: dict[int, Tensor] = {}
+        if plan.record.attention == "plugin":
+            most = min(sizes["tree"][2] for sizes in plan.record.profiles.values() if sizes["tree"][2])
+            self.tree = TreeInputs(device.empty((batch_size, most), np.int32), *lengths)
+        else:
+            self.masks = {w: room((batch_size, 1, largest, spec.capacity), np.bool_) for w in spec.windows}
         self.logits = device.empty((batch_size, largest, spec.vocab_size), np.float32)
         shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
         self.cache = device.empty(shape, dtype)
@@ -84,7 +90,10 @@ class TrtModel:
         }
 
     def _warm(self, stream: int) -> None:
-        """Run every context once: the first run allocates and compiles. All nodes see all rows, so none gives NaN."""
+        """Run every context once: the first run allocates and compiles. All nodes see all rows, so none gives NaN.
+
+        Of TreeAttention's all are padding, which gives 0.
+        """
         for mask in self.masks.values():
             self._device.fill(mask, 1, stream)
         for nodes in self._steps:
@@ -100,12 +109,19 @@ class TrtModel:
         row = self._wanted.address + first * self._wanted.shape[1] * self._wanted.dtype.itemsize
         tensors: list[tuple[str, tuple[int, ...] | None, int]] = [
             ("input_ids", (batch, nodes), self.tokens.address),
-            ("position_ids", (batch, nodes), self.positions.address),
             ("logit_nodes", (wanted,), row),
-            ("write_rows", (batch,), self.rows.address),
-            *((f"mask.{w}", (batch, 1, nodes, self.spec.capacity), mask.address) for w, mask in self.masks.items()),
             ("logits", None, self.logits.address),
         ]
+        if tree := self.tree:
+            columns = tree.parents.shape[1] if nodes <= self.buckets[-1] else 0
+            vectors = ("cache_len", tree.cache_len), ("tree_offset", tree.tree_offset), ("counts", tree.counts)
+            tensors.append(("parents", (batch, columns), tree.parents.address))
+            tensors += [(name, (batch,), vector.address) for name, vector in vectors]
+        else:
+            tensors.append(("position_ids", (batch, nodes), self.positions.address))
+            tensors.append(("write_rows", (batch,), self.rows.address))
+            seen = batch, 1, nodes, self.spec.capacity
+            tensors += [(f"mask.{window}", seen, mask.address) for window, mask in self.masks.items()]
         part = self.cache.nbytes // (self.cache.shape[0] * self.batch_size)
         for index in range(self.cache.shape[0]):
             name = f"{('key', 'value')[index % 2]}.{index // 2}"
@@ -128,7 +144,7 @@ class TrtModel:
         """A step of one slot; see `Model.prefill`. It binds, so it is not for a graph.
 
         Up to the largest bucket it is a step of that many nodes: those past `nodes` see every row, for which the masks
-        are overwritten there, and write rows that are garbage.
+        are overwritten there, and write rows that are garbage; TreeAttention's are padding by `counts`.
         """
         if not 0 < nodes <= self.chunk:
             raise ExecutionError(f"a step of one slot has 1 to {self.chunk} nodes, not {nodes}")

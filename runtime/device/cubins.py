@@ -200,11 +200,11 @@ def _commit(p: Commit) -> list[Launch]:
 
 def _mask(p: Mask) -> list[Launch]:
     tree = {"nodes": _NODES, "tree_nodes": _NODES} if p.parents else {"nodes": _ANY}
-    _check(p, "parents tree_offset counts positions rows fault", batch=_GRID, capacity=_ANY, **tree)
+    _check(p, "parents tree_offset counts output positions rows fault", batch=_GRID, capacity=_ANY, **tree)
     _refuse(bool(p.parents) and p.tree_nodes < p.nodes, f"a tree of {p.tree_nodes} nodes for {p.nodes} new ones")
     _refuse(bool(p.rows) and p.capacity < p.nodes, f"{p.nodes} nodes in a cache slot of {p.capacity} rows")
     _refuse(p.window < 0, f"window {p.window}")
-    return [Launch(f"tree_mask_{_dtype(p, _MASKS)}", _blocks(p.capacity, 1024), p.batch, 1, 256)]
+    return [Launch(f"tree_mask_{_dtype(p, _MASKS)}", _blocks(p.capacity, 1024) if p.output else 1, p.batch, 1, 256)]
 
 
 def _grow(kernel: str) -> Callable[[Grow], list[Launch]]:

@@ -72,14 +72,21 @@ class DeviceDrafter:
         self._tree["choices"] = empty((batch, wide, branch), np.int32)
         self._tree["scores"] = empty((batch, wide, branch), np.float32)
         self._tickets = empty((batch, wide), np.uint32)
+        self._pair = _chain(executor, _PAIR)
+        self._most_rows = executor.model.tree.parents.shape[1] if executor.model.tree else MOST_NODES
         largest = Choose(batch=batch, nodes=wide, vocab=executor.spec.vocab_size, best=branch)
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
 
-    def fits(self, sequence: Sequence, specs: Seq[TreeSpec]) -> bool:
-        """Whether the cache has room for a sequence's tree, its levels run in steps for the widest of `specs`."""
+    def room(self, sequence: Sequence, specs: Seq[TreeSpec]) -> int:
+        """Rows that a sequence's tree leaves in the cache, its levels run in steps for the widest of `specs`.
+
+        Negative where cache or model have no room for it.
+        """
         wide, shape = self.executor.bucket(max(spec.expand for spec in specs)), sequence.tree
         rows = shape.expand * max(shape.depth - 2, 0) + wide if shape else 0  # the root's own not counted
-        return len(sequence.tokens) + rows <= self.executor.spec.capacity
+        if shape and shape.expand * (shape.depth - 1) > self._most_rows:
+            return -1
+        return self.executor.spec.capacity - rows - len(sequence.tokens)
 
     def catch_up(self, sequences: Seq[Sequence]) -> None:
         """Run all but the last two tokens that each sequence's cache is behind."""
@@ -97,16 +104,16 @@ class DeviceDrafter:
     def draft(self, specs: Seq[TreeSpec], asked: Asked, block: Block, nodes: int) -> None:
         """Enqueue the growing of trees of at most `nodes` nodes, on the draft's stream."""
         extent = Extent.of(specs, self.executor, nodes)
-        self._graphs.run((extent, asked), lambda: self._grow(extent, asked, block))
+        self._graphs.run((extent, asked), lambda: self.grow(extent, asked, block))
 
-    def _grow(self, extent: Extent, asked: Asked, block: Block) -> None:
-        """The root's children, a level below them at a time, and the best of all as the final tree."""
+    def grow(self, extent: Extent, asked: Asked, block: Block) -> None:
+        """Enqueue the root's children, a level below them at a time, and the best of all as the final tree."""
         executor, model, stream, slots = self.executor, self.executor.model, self.executor.stream, self._slots.at
         fault, levels = block.at["fault"], self._tree
         grown = self._fields(extent, block)
         with nvtx.range("draft level"):
             executor.device.copy(model.tokens, slots["pair"], stream)
-            show(self._kernels, executor, slots["cache_len"], _PAIR, fault=fault, shift=-1)
+            show(self._kernels, executor, slots["cache_len"], _PAIR, fault=fault, shift=-1, **self._pair)
             model.enqueue(_PAIR, stream)
         row = model.logits.dtype.itemsize * executor.spec.vocab_size
         self._choose(extent, asked, fault, nodes=1, logits=model.logits.address + row, rows_apart=_PAIR)
@@ -176,3 +183,13 @@ class DeviceDrafter:
         """Forget a slot."""
         self._cached[slot] = 0
         self.executor.commit(slot, (), 0)
+
+
+def _chain(executor: StandardExecutor, nodes: int) -> dict[str, Any]:
+    """Every slot's new nodes as a chain, for `show`."""
+    one = (executor.batch_size,)
+    shapes = {"parents": (*one, nodes), "counts": one, "tree_offset": one}
+    block = Block(executor.device, {name: (shape, np.int32) for name, shape in shapes.items()})
+    block.host["parents"][:], block.host["counts"][:] = np.arange(nodes) - 1, nodes
+    block.upload("parents", "counts", executor.stream)
+    return {**block.at, "tree_nodes": nodes}

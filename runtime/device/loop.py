@@ -7,7 +7,6 @@ the host drafts from it instead, and sends the tree.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -57,7 +56,7 @@ class DeviceLoop(Loop):
 
     @property
     def _executors(self) -> list[StandardExecutor]:
-        return [self._target, *([self._model.executor] if self._model else [])]
+        return [executor for executor in (self._target, self.draft_executor) if executor]
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """A round: sequences that have emitted nothing yet read their prompts, the others decode."""
@@ -73,7 +72,7 @@ class DeviceLoop(Loop):
     def _decode(self, sequences: Seq[Sequence]) -> None:
         """A round on the device, and what the host learns of it."""
         asked, trees = Asked.of([s.params for s in sequences]), self._propose(sequences)
-        nodes = self._target.bucket(max(_most(s, tree) for s, tree in zip(sequences, trees, strict=True)))
+        nodes = self._target.bucket(max(most_nodes(s, tree) for s, tree in zip(sequences, trees, strict=True)))
         self._draft(sequences, trees, nodes, asked)
         self._graphs.run((nodes, asked), lambda: self._verify(nodes, asked))
         for executor in reversed(self._executors):  # everything is under way: only the times are told apart
@@ -85,9 +84,13 @@ class DeviceLoop(Loop):
             except Exception as error:  # of this sequence alone: the others go on
                 sequence.fail(error)
         if block.host["fault"].any():  # a slot's next sequence has none
-            block.host["fault"][:] = 0
-            block.upload("fault", "fault", self._target.stream)
-            self._target.wait()
+            self._clear(block)
+
+    def _clear(self, block: Block) -> None:
+        """Faults were told: forget them."""
+        block.host["fault"][:] = 0
+        block.upload("fault", "fault", self._target.stream)
+        self._target.wait()
 
     def _propose(self, sequences: Seq[Sequence]) -> list[Tree | None]:
         """The trees that the host makes: the text's own continuation, or the root alone. None: the model's."""
@@ -96,7 +99,7 @@ class DeviceLoop(Loop):
 
     def _proposed(self, sequence: Sequence, shape: TreeSpec, shapes: Seq[TreeSpec]) -> Tree | None:
         last = min(executor.spec.max_positions for executor in self._executors)
-        if len(sequence.tokens) + shape.nodes > last or (self._model and not self._model.fits(sequence, shapes)):
+        if len(sequence.tokens) + shape.nodes > last or (self._model and self._model.room(sequence, shapes) < 0):
             return Tree([sequence.tokens[-1]])
         if self._model is None:
             return lookup(sequence.history, shape)
@@ -129,6 +132,11 @@ class DeviceLoop(Loop):
             block.upload("tokens", "counts", stream)
 
     def _verify(self, nodes: int, asked: Asked) -> None:
+        """Enqueue a round from its trees on, and the copy of what the host reads."""
+        self._advance(nodes, asked)
+        self._blocks[nodes].download("counts", "path", self._target.stream)
+
+    def _advance(self, nodes: int, asked: Asked) -> None:
         """Enqueue one step of the target over all trees, the walk along its choices, and the commit in both caches."""
         target, model, stream, slots = self._target, self._target.model, self._target.stream, self._slots.at
         block = self._blocks[nodes]
@@ -164,21 +172,12 @@ class DeviceLoop(Loop):
             dtype=Dtype.F32,
         )
         out = {name: at[name] for name in ("tokens", "path", "length", "emitted")}
-        text = {"roots": slots["roots"], "pair": slots["pair"], "history": self._slots.history(asked)}
-        launch(
-            self._kernels,
-            "walk_tree",
-            stream,
-            **size,
-            **tree,
-            **out,
-            **text,
-            choices=self._choices,
-            vocab=target.spec.vocab_size,
-        )
+        out |= {"roots": slots["roots"], "pair": slots["pair"], "choices": self._choices}
+        history = {"history": self._slots.history(asked), "vocab": target.spec.vocab_size}
+        launch(self._kernels, "walk_tree", stream, **size, **tree, **out, **history)
 
     def _commit(self, block: Block, size: dict[str, int]) -> None:
-        """Enqueue the moves of accepted rows in both caches, and the copy of what the host reads."""
+        """Enqueue the moves of accepted rows in both caches."""
         launch(
             self._kernels,
             "commit_path",
@@ -191,7 +190,6 @@ class DeviceLoop(Loop):
             kept=self._kept,
             ticket=self._ticket,
         )
-        block.download("counts", "path", self._target.stream)
 
     def _caches(self, block: Block) -> Any:
         """Both caches for the commit: the target's length goes on, from which the draft's rows are counted as well."""
@@ -213,15 +211,22 @@ class DeviceLoop(Loop):
         return (Cache * 2)(*caches)
 
     def _accept(self, sequence: Sequence, grown: bool, block: Block, nodes: int) -> None:
-        """Emit along the accepted path until the sequence ends; what lies behind its end is nobody's."""
-        slot, root, host = sequence.slot, sequence.cached, block.host
-        length, drafted = int(host["length"][slot]), int(host["counts"][slot]) - 1
-        if fault := int(host["fault"][slot]):
-            raise ExecutionError(f"a kernel refused the sequence's tree, fault {Fault(fault).name}: report it")
+        """Emit what a round's block says of a sequence."""
+        slot, host = sequence.slot, block.host
+        length, drafted, fault = (int(host[name][slot]) for name in ("length", "counts", "fault"))
         emitted, path = host["emitted"][slot, :length].tolist(), host["path"][slot, :length]
         rows = None
-        if sequence.params.logprobs is not None or emitted[-1] < 0:
+        if sequence.params.logprobs is not None or min(emitted, default=0) < 0:
             rows = self._target.fetch((slot * nodes + path).tolist())
+        self._emit(sequence, grown, fault, emitted, drafted - 1, rows)
+
+    def _emit(
+        self, sequence: Sequence, grown: bool, fault: int, emitted: list[int], drafted: int, rows: Any = None
+    ) -> None:
+        """Emit along the accepted path until the sequence ends; what lies behind its end is nobody's."""
+        root = sequence.cached
+        if fault:
+            raise ExecutionError(f"a kernel refused the sequence's tree, fault {Fault(fault).name}: report it")
         for at, token in enumerate(emitted):
             if rows is not None:
                 self.note(sequence, rows[at], token if token >= 0 else int(rows[at].argmax()))
@@ -231,9 +236,9 @@ class DeviceLoop(Loop):
             sequence.cached += 1
             if sequence.finish_reason:
                 break
-        self._target.commit(slot, (), sequence.cached)
+        self._target.commit(sequence.slot, (), sequence.cached)
         if self._model and grown:  # the draft may have no row of the last accepted node
-            self._model.commit(sequence, root + max(length - 1, 1))
+            self._model.commit(sequence, root + max(len(emitted) - 1, 1))
         if drafted:
             sequence.metrics.speculative_decoding.record(drafted, sequence.cached - root - 1)
 
@@ -249,13 +254,15 @@ class DeviceLoop(Loop):
         if self._model:
             self._model.release(slot)
 
-    def _clock(self) -> tuple[float, float, float]:
-        return time.perf_counter(), self._model.executor.seconds if self._model else 0.0, self._target.seconds
+    @property
+    def draft_executor(self) -> StandardExecutor | None:
+        """The draft model; None where none drafts."""
+        return self._model.executor if self._model else None
 
     @property
-    def cache_bytes(self) -> int:
-        """Bytes of both caches."""
-        return sum(executor.cache_bytes for executor in self._executors)
+    def notes(self) -> list[str]:
+        """Which steps are no graphs, and why."""
+        return list(self._device.uncaptured)
 
     def close(self) -> None:
         """Free the models, and all of the device's memory."""
@@ -264,7 +271,7 @@ class DeviceLoop(Loop):
         self._device.close()
 
 
-def _most(sequence: Sequence, tree: Tree | None) -> int:
+def most_nodes(sequence: Sequence, tree: Tree | None) -> int:
     """Nodes of a tree, at most where the model grows it."""
     return len(tree) if tree else 1 + (sequence.tree.nodes if sequence.tree else 0)
 

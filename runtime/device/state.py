@@ -20,7 +20,7 @@ from ..sampling import SamplingParams
 from ..sequence import Sequence
 from ..tree import TreeSpec
 
-_MOST_GRAPHS = 64
+MOST_GRAPHS = 64
 _ALIGNMENT = 16
 
 
@@ -69,12 +69,23 @@ def launch(kernels: Kernels, name: str, stream: int, **fields: Any) -> None:
 
 
 def show(kernels: Kernels, executor: StandardExecutor, cache_len: Tensor, nodes: int, **fields: Any) -> None:
-    """Enqueue the masks of a step of `nodes` nodes, their positions and rows; `fields`: of `specbuild_mask`."""
-    model = executor.model
-    fields |= {"cache_len": cache_len, "positions": model.positions, "rows": model.rows}
-    fields |= {"batch": executor.batch_size, "nodes": nodes, "capacity": executor.spec.capacity, "dtype": Dtype.BOOL}
+    """Enqueue what tells a step of `nodes` nodes its trees: masks, positions and rows, or TreeAttention's own inputs.
+
+    `fields`: of `specbuild_mask`; parents, tree_nodes and counts are among them, tree_offset where it may not be 0.
+    """
+    model, tree, device, stream = executor.model, executor.model.tree, executor.device, executor.stream
+    fields |= {"cache_len": cache_len, "batch": executor.batch_size, "nodes": nodes}
+    fields |= {"capacity": executor.spec.capacity, "dtype": Dtype.BOOL}
     for window, mask in model.masks.items():
-        launch(kernels, "tree_mask", executor.stream, output=mask, window=window, **fields)
+        out = {"output": mask, "window": window, "positions": model.positions, "rows": model.rows}
+        launch(kernels, "tree_mask", stream, **fields, **out)
+    if tree:
+        launch(kernels, "tree_mask", stream, **fields, rows=tree.cache_len)
+        shape = executor.batch_size, fields["tree_nodes"]
+        device.copy_rows(tree.parents, Tensor(fields["parents"].address, shape, tree.parents.dtype), stream)
+        device.copy(tree.counts, fields["counts"], stream)
+        if "tree_offset" in fields:  # else it is 0, as the executor left it
+            device.copy(tree.tree_offset, fields["tree_offset"], stream)
 
 
 class Graphs:
@@ -88,7 +99,7 @@ class Graphs:
         if nvtx.enabled:
             return enqueue()
         if key not in self._made:
-            if len(self._made) >= _MOST_GRAPHS:
+            if len(self._made) >= MOST_GRAPHS:
                 self._made.clear()
             self._made[key] = self._device.graph(enqueue, self._stream)
         self._made[key]()

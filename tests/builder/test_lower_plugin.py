@@ -1,13 +1,11 @@
 """The graph around the TensorRT plugin: transformers' logits for ragged batches of trees, with the plugin in NumPy.
 
-What the plugin takes, by type, shape and name, is read from its source; what it computes is `attention_oracle.oracle`.
+The plugin is `plugin_model.TreeAttention`.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import attention_oracle
@@ -16,9 +14,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from attention_oracle import Case, oracle
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
+from plugin_model import TreeAttention
 from small_models import LLAMA3, branching, reference
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
@@ -28,9 +25,6 @@ from specbuild.runtime.errors import OptionError
 from specbuild.runtime.kernels import Dtype
 from specbuild.runtime.tree import Tree
 
-SOURCE = Path(__file__).parents[2] / "plugins" / "trt"
-SPECS = re.findall(r'\{"(\w+)", Kind::(\w+), "(\w+)"\}', (SOURCE / "inputs.cpp").read_text(encoding="utf-8"))
-FIELDS = re.findall(r'visit\("(\w+)"', (SOURCE / "plugin.h").read_text(encoding="utf-8"))
 CAPACITY, NODES, SEEN = 40, 9, 4  # of a tree's nodes, those that are in the cache when the others come
 PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4]]
 BASE = {
@@ -97,47 +91,6 @@ def _in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A type that the kernel has not, for exact comparisons."""
     monkeypatch.setitem(DTYPES, "fp32", ir.DataType.FLOAT)
     monkeypatch.setitem(attention_oracle.NUMPY, Dtype.F32, np.float32)
-
-
-class TreeAttention(OpRun):
-    """The plugin by its README: what it refuses, and the oracle."""
-
-    op_domain = "trt.plugins"
-
-    def _run(self, *arrays: Any, **fields: Any) -> tuple[Any, ...]:
-        assert (fields.pop("plugin_version"), fields.pop("plugin_namespace")) == ("1", "specbuild")
-        assert fields.keys() <= set(FIELDS)
-        assert fields["in_place"] == "address"
-        given = dict(zip(fields["inputs"].split(","), arrays, strict=True))
-        sizes: dict[str, int] = {}
-        specs = [spec for spec in SPECS if spec[0] in given]
-        assert [name for name, *_ in specs] == list(given)
-        types = {"activation": arrays[0].dtype, "cache": arrays[0].dtype, "index": np.int32, "table": np.float32}
-        for name, kind, letters in specs:
-            assert given[name].dtype == types[kind], name
-            for letter, size in zip(letters, given[name].shape, strict=True):
-                assert sizes.setdefault(letter, size) == size, (name, letter)
-        kv_heads = sizes["K"]
-        if "qkv" in given:
-            heads = sizes["Q"] - 2 * kv_heads
-            parts = np.split(given["qkv"], [heads, heads + kv_heads], axis=2)
-        else:
-            parts = [given[name] for name in ("query", "key", "value")]
-        dtype = {np.dtype(np.float16): Dtype.F16, np.dtype(np.float32): Dtype.F32}[arrays[0].dtype]
-        out, *present = oracle(
-            Case(
-                *parts,
-                key_cache=given["past_key"],
-                value_cache=given["past_value"],
-                dtype=dtype,
-                cache_dtype=dtype,
-                scale=fields["scale"],
-                softcap=fields["softcap"],
-                window=fields["window"],
-                **{n: given.get(n) for n in ("parents", "cache_len", "tree_offset", "counts", "cos", "sin")},
-            )
-        )
-        return out.astype(arrays[0].dtype), *present
 
 
 class Session:

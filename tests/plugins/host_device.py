@@ -2,6 +2,9 @@
 
 What is read before it has run, an upload's source that is overwritten too early, two streams without `after`, a graph
 that depends on when it was captured: each gives other tokens here. The kernels are those compiled for the host.
+
+A loop takes a turn whenever it is asked whether it has got far enough, and `ahead` turns more: it is as lazy, or as far
+ahead, as a GPU may be.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ class HostDevice:
 
     def __init__(self) -> None:
         self.uncaptured: list[str] = []
-        self.captured = 0
+        self.captured = self.turns = self.ahead = 0
         self._kept: list[Array] = []
         self._streams: dict[int, list[Step]] = {}
         self._capturing: dict[int, list[Step]] = {}
@@ -42,8 +45,8 @@ class HostDevice:
         return len(self._streams)
 
     def run(self, stream: int, step: Step) -> None:
-        """Enqueue anything."""
-        self._capturing.get(stream, self._streams[stream]).append(step)
+        """Enqueue anything; while a graph is captured, on a stream that is ordered with the graph's."""
+        (self._capturing or self._streams)[stream].append(step)
 
     def upload(self, to: Tensor, source: Array, stream: int) -> None:
         assert source.flags.c_contiguous
@@ -55,6 +58,13 @@ class HostDevice:
 
     def copy(self, to: Tensor, source: Tensor, stream: int) -> None:
         self._move(to.address, source.address, source.nbytes, stream)
+
+    def copy_rows(self, to: Tensor, source: Tensor, stream: int) -> None:
+        length, apart = (tensor.nbytes // tensor.shape[0] for tensor in (source, to))
+        assert source.shape[0] <= to.shape[0]
+        assert length <= apart
+        for row in range(source.shape[0]):
+            self._move(to.address + row * apart, source.address + row * length, length, stream)
 
     def _move(self, to: int, source: int, size: int, stream: int) -> None:
         for address in (to, source):  # both are pinned or the device's, all of them
@@ -77,16 +87,11 @@ class HostDevice:
         return np.frombuffer(memory, dtype=tensor.dtype).reshape(tensor.shape)
 
     def after(self, stream: int, other: int) -> None:
-        assert not self._capturing
-        behind = self._streams[other]
-        marker: Step = lambda: None  # noqa: E731
-        behind.append(marker)
-
-        def wait() -> None:
-            while any(step is marker for step in behind):
-                behind.pop(0)()
-
-        self.run(stream, wait)
+        if self._capturing:
+            self._capturing.setdefault(stream, [])
+        behind = (self._capturing or self._streams)[other]
+        behind.append(lambda: None)
+        self.run(stream, Wait(behind, behind[-1]))
 
     def wait(self, stream: int) -> None:
         assert not self._capturing, "a graph never waits"
@@ -95,16 +100,75 @@ class HostDevice:
                 steps.pop(0)()
 
     def graph(self, enqueue: Step, stream: int) -> Step:
-        self._capturing[stream] = steps = []
-        enqueue()
-        del self._capturing[stream]
-        self.captured += 1
+        steps = self._capture(enqueue, stream)
         return lambda: self._streams[stream].extend(steps)
+
+    def _capture(self, enqueue: Step, stream: int) -> list[Step]:
+        """The steps in an order in which they may run, those of other streams as late as `after` allows."""
+        self._capturing = {stream: []}
+        try:
+            enqueue()
+        finally:
+            recorded, self._capturing = self._capturing, {}
+        self.captured += 1
+        mine, ordered = recorded[stream], list[Step]()
+        while mine:
+            ordered += flat(mine.pop(0))
+        assert not any(recorded.values()), "a graph has work that nothing in it waits for"
+        return ordered
+
+    def loop(self, body: Callable[[int], None], stream: int) -> Step | None:
+        condition = self.pinned((1,), np.uint32)
+        steps = self._capture(lambda: body(condition.ctypes.data), stream)
+
+        def begin() -> None:
+            condition[:] = 1
+            turn()
+
+        def turn() -> None:
+            for step in steps:
+                step()
+            self.turns += 1
+            if condition[0]:
+                self._streams[stream].insert(0, turn)
+
+        return lambda: self._streams[stream].append(begin)
+
+    def reached(self, counter: Array, value: int, stream: int) -> bool:
+        steps = self._streams[stream]
+        while steps and counter[0] < value:
+            steps.pop(0)()
+        for _ in range(self.ahead):
+            if steps:
+                steps.pop(0)()
+        return bool(counter[0] >= value)
 
     def close(self) -> None:
         for stream in self._streams:
             self.wait(stream)
         self._kept.clear()
+
+
+class Wait:
+    """A stream's wait for all that another holds up to a marker."""
+
+    def __init__(self, behind: list[Step], marker: Step) -> None:
+        self._behind, self._marker = behind, marker
+
+    def __call__(self) -> None:
+        for step in self.taken():
+            step()
+
+    def taken(self) -> list[Step]:
+        """What the other stream still holds of it, and does not hold any more."""
+        count = next((at for at, step in enumerate(self._behind, 1) if step is self._marker), 0)
+        taken, self._behind[:count] = self._behind[:count], []
+        return taken
+
+
+def flat(step: Step) -> list[Step]:
+    """A step, or the steps of other streams that it waits for."""
+    return [each for inner in step.taken() for each in flat(inner)] if isinstance(step, Wait) else [step]
 
 
 class HostQueue:

@@ -116,6 +116,17 @@ def test_padded_rows_stay_in_the_slot(kernels: HostKernels) -> None:
     assert not launch(kernels, 4, 9, np.bool_, cache_len=ints([7]), counts=ints([1]))[1].any()  # no rows, no scatter
 
 
+def test_without_an_output_it_is_tree_attention_s_check(kernels: HostKernels) -> None:
+    """The rows are cache_len's, padding needs no room, and whoever is at fault is found."""
+    parents, rows, fault = ints([[-1, 0, 1], [-1, 0, 0], [-1, 2, 1], *[[-1, 0, 1]] * 2]), poisoned(5), ints([0] * 5)
+    fields = {"cache_len": ints([2, 1497, 2, 1498, -1]), "tree_offset": ints([1, 0, 1, 1, 0]), "shift": 1}
+    fields |= {"counts": ints([2, 2, 1, 2, 1]), "parents": parents, "tree_nodes": 3, "rows": rows, "fault": fault}
+    sizes = {"batch": 5, "nodes": 2, "capacity": 1501, "dtype": DTYPES[np.dtype(np.bool_)]}
+    kernels.launch("tree_mask", struct(kernels, Mask, **sizes, **fields))
+    assert rows.tolist() == [3, 1498, 3, 1499, 0]
+    assert fault.tolist() == [0, 0, Fault.PARENT, Fault.CAPACITY, 0]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -127,7 +138,6 @@ def test_padded_rows_stay_in_the_slot(kernels: HostKernels) -> None:
         ({"capacity": 0}, "capacity 0"),
         ({"capacity": 1, "rows": poisoned(1)}, "2 nodes in a cache slot of 1"),
         ({"window": -2}, "window -2"),
-        ({"output": None}, "output is null"),
         ({"cache_len": None}, "cache_len is null"),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from device import gpus
-from specbuild.runtime.backends.cuda import Cuda, check_driver, driver_fault, row_copy
+from specbuild.runtime.backends.cuda import Cuda, check_driver, driver_fault, row_copy, strided_copy
 from specbuild.runtime.backends.device import Tensor
 from specbuild.runtime.errors import ExecutionError
 
@@ -101,6 +101,14 @@ def test_a_row_copy_is_of_that_row_in_all_layers_and_heads(dtype: type) -> None:
     np.testing.assert_array_equal(data, moved(cache, 1, rows, 4))
 
 
+def test_a_strided_copy_has_the_rows_of_the_shorter_in_the_longer() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    to, source = Tensor(1 << 32, (3, 64), np.dtype(np.int32)), Tensor(1 << 33, (3, 5), np.dtype(np.int32))
+    copy = strided_copy(driver, to, source)
+    assert (int(copy.srcDevice), copy.srcPitch, int(copy.dstDevice), copy.dstPitch) == (1 << 33, 20, 1 << 32, 256)
+    assert (copy.WidthInBytes, copy.Height) == (20, 3)
+
+
 @pytest.fixture
 def cuda() -> Iterator[Cuda]:
     device = Cuda()
@@ -145,6 +153,9 @@ def test_copies_and_moves_on_a_gpu(cuda: Cuda) -> None:
     cuda.move_rows(twin, 1, [5, 6, 9, 19], 4, stream)
     np.testing.assert_array_equal(get(cuda, twin, stream), moved(cache, 1, [5, 6, 9, 19], 4))
     np.testing.assert_array_equal(get(cuda, there, stream), cache)
+    long, short = cuda.empty((3, 64), np.int32), np.arange(15, dtype=np.int32).reshape(3, 5)
+    cuda.copy_rows(long, put(cuda, short, stream), stream)
+    np.testing.assert_array_equal(get(cuda, long, stream), np.pad(short, ((0, 0), (0, 59))))
 
 
 @pytest.mark.gpu

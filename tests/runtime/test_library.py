@@ -10,13 +10,15 @@ import pytest
 from specbuild.runtime import library
 
 
-def test_the_installations_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [library.LIBRARY, library.PLUGIN])
+def test_the_installations_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(library, "distribution", lambda _: SimpleNamespace(locate_file=tmp_path.joinpath))
-    assert library.find_library() is None
-    path = tmp_path / "specbuild" / "runtime" / "lib" / "libspecbuild_kernels.so"
+    assert library.find_library(name) is None
+    path = tmp_path / "specbuild" / "runtime" / "lib" / name
     path.parent.mkdir(parents=True)
     path.touch()
-    assert library.find_library() == path
+    assert library.find_library(name) == path
+    assert (library.find_library() == path) == (name == "libspecbuild_kernels.so")
 
 
 def test_sources_that_were_never_installed(monkeypatch: pytest.MonkeyPatch) -> None:

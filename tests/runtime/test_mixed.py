@@ -39,9 +39,9 @@ def test_each_sequence_gets_its_own_kind_of_tree(hash_model: Any, hash_executor:
 def test_the_model_is_not_asked_where_the_text_repeats(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
     drafter = MixedDrafter(ModelDrafter(hash_executor(hash_model(4)), 8))
     drafter.propose([request_of(REPEATING, SamplingParams(speculation="best:5"))])
-    assert drafter.seconds == 0
+    assert drafter.executor.seconds == 0
     drafter.propose([request_of(REPEATING, SamplingParams(speculation="topk:2,2"))])  # a chain does not fill it
-    assert drafter.seconds > 0
+    assert drafter.executor.seconds > 0
 
 
 def test_sampling_wants_a_longer_repetition(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
@@ -53,4 +53,4 @@ def test_sampling_wants_a_longer_repetition(hash_model: Any, hash_executor: Any,
     ]:
         drafter = MixedDrafter(ModelDrafter(hash_executor(hash_model(4)), 8))
         drafter.propose([request_of(prompt, SamplingParams(temperature=temperature, speculation="chain:2"))])
-        assert (drafter.seconds == 0) is repeating
+        assert (drafter.executor.seconds == 0) is repeating

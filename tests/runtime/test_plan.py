@@ -13,17 +13,20 @@ from typing import Any
 import pytest
 from specbuild.runtime.backends import ModelSpec, plan, trt
 from specbuild.runtime.backends.plan import (
+    PLUGIN_VERSION,
     TensorInfo,
     check_architecture,
+    check_attention,
     check_profiles,
     check_tensors,
     check_version,
     deserialise,
     expected_tensors,
     flavour,
+    load_plugin,
 )
 from specbuild.runtime.bundle import EngineRecord
-from specbuild.runtime.errors import BundleError
+from specbuild.runtime.errors import BundleError, ExecutionError
 
 SPEC = ModelSpec("target", 2, 4, 8, 50, 64, 8, (0, 16))
 RECORD = EngineRecord(
@@ -36,6 +39,7 @@ RECORD = EngineRecord(
     activations=0,
     profiles={"nodes1": {"batch": [1, 1, 2], "nodes": [1, 1, 1], "logit_nodes": [1, 1, 1]}},
 )
+PLUGIN = replace(RECORD, attention="plugin", plugin="1")
 # Which class of TensorRT the sources call by which name, and what not every flavour has.
 NAMES = {
     "trt": None,
@@ -44,6 +48,7 @@ NAMES = {
     "context": "IExecutionContext",
     "config": "IRuntimeConfig",
     "inspector": "EngineInspector",
+    "registry": "IPluginRegistry",
 }
 RTX_ALONE = {
     "get_engine_validity",
@@ -87,15 +92,16 @@ def test_the_names_of_values_are_the_real_ones() -> None:
     assert module.Runtime(plan.logger(module)).engine_header_size == plan._HEADER
 
 
-def test_the_lowering_names_the_same_tensors() -> None:
-    standard = pytest.importorskip("specbuild.builder.lower.standard")
+@pytest.mark.parametrize(("attention", "name"), [("native", "standard"), ("plugin", "plugin")])
+def test_the_lowering_names_the_same_tensors(attention: str, name: str) -> None:
+    lowering = pytest.importorskip(f"specbuild.builder.lower.{name}")
     found = {
         each.format(layer=layer, window=window)
-        for each in (*standard.INPUTS.values(), *standard.OUTPUTS.values())
+        for each in (*lowering.INPUTS.values(), *lowering.OUTPUTS.values())
         for layer in range(SPEC.layers)
         for window in SPEC.windows
     }
-    assert found == set(expected_tensors(SPEC, "HALF"))
+    assert found == set(expected_tensors(SPEC, "HALF", attention))
 
 
 @pytest.mark.parametrize(
@@ -176,12 +182,71 @@ def test_profiles_are_the_record_s() -> None:
         check_profiles(RECORD, [])
 
 
+def test_profiles_of_a_plugin_have_trees() -> None:
+    sizes = {"batch": [1, 1, 2], "nodes": [4, 4, 4], "logit_nodes": [4, 4, 4], "tree": [4, 64, 64]}
+    record, found = replace(PLUGIN, profiles={"nodes4": sizes}), {"batch": (1, 1, 2), "nodes": (4, 4, 4)}
+    check_profiles(record, [{**found, "tree": (4, 64, 64)}])
+    check_profiles(replace(record, attention="native"), [found])
+    for wrong in (record, replace(record, profiles={"nodes4": {k: v for k, v in sizes.items() if k != "tree"}})):
+        with pytest.raises(BundleError, match="the plan has profiles"):
+            check_profiles(wrong, [{**found, "tree": (4, 16, 16)}])
+
+
+def test_attention_is_this_specbuild_s() -> None:
+    check_attention(RECORD)
+    check_attention(PLUGIN)
+    for attention, version in (("plugin", "2"), ("plugin", None), ("native", "1"), ("paged", None)):
+        named = f"{attention} {version}" if version else attention
+        with pytest.raises(
+            BundleError, match=rf"^the plan's attention is {named}, this specbuild has native and plugin 1: build the"
+        ):
+            check_attention(replace(RECORD, attention=attention, plugin=version))
+
+
+def test_the_plugin_s_version_is_its_source_s() -> None:
+    source = Path(__file__).parents[2] / "plugins" / "trt"
+    found = re.findall(r'kVersion\[\] = "(\w+)"', (source / "plugin.h").read_text(encoding="utf-8"))
+    assert found == [PLUGIN_VERSION]
+
+
+def test_a_library_that_is_missing_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lean = pytest.importorskip("tensorrt_lean")
+    monkeypatch.setattr(plan, "find_library", lambda name: None)
+    with pytest.raises(
+        ExecutionError, match=r"^TreeAttention's libspecbuild_plugin.so is not installed: .* -DSPECBUILD_TENSORRT=ON"
+    ):
+        load_plugin(lean)
+    monkeypatch.setattr(plan, "find_library", tmp_path.joinpath)
+    (tmp_path / "libspecbuild_plugin.so").write_bytes(b"no library")
+    with pytest.raises(ExecutionError, match=r"plugin\.so has no TreeAttention 1 for TensorRT \d.*: compile it"):
+        load_plugin(lean)
+
+
+@pytest.mark.parametrize("attention", ["native", "plugin"])
 @pytest.mark.parametrize("cache", ["HALF", "BF16", "FLOAT"])
-def test_tensors_as_expected(cache: str) -> None:
-    tensors = expected_tensors(SPEC, cache)
-    assert check_tensors(SPEC, tensors) == cache
+def test_tensors_as_expected(cache: str, attention: str) -> None:
+    tensors = expected_tensors(SPEC, cache, attention)
+    assert check_tensors(SPEC, tensors, attention) == cache
     fixed = tensors | {"logits": replace(tensors["logits"], shape=(1, 4, 50))}
-    assert check_tensors(SPEC, fixed) == cache, "what may be dynamic may be fixed"
+    assert check_tensors(SPEC, fixed, attention) == cache, "what may be dynamic may be fixed"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("counts", None, "lacks tensor counts"),
+        ("parents", None, "lacks tensor parents"),
+        ("tree_offset", TensorInfo("INT64", (-1,)), "has tree_offset as .*INT64"),
+        ("parents", TensorInfo("INT32", (-1,)), "has parents as"),
+        ("mask.0", TensorInfo("BOOL", (-1, 1, -1, 64)), r"has, and should not, tensor mask\.0"),
+        ("position_ids", TensorInfo("INT32", (-1, -1)), "has, and should not, tensor position_ids"),
+        ("present_key.1", TensorInfo("HALF", (-1, 4, 64, 8), "past_key.1"), r"has present_key\.1 as .*alias='past"),
+    ],
+)
+def test_tensors_of_a_plugin_that_differ(name: str, change: Any, message: str) -> None:
+    tensors = {**expected_tensors(SPEC, "HALF", "plugin"), name: change}
+    with pytest.raises(BundleError, match=f"the target's plan.*{message}"):
+        check_tensors(SPEC, {key: info for key, info in tensors.items() if info}, "plugin")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""The graph around TensorRT's plugin, the plugin itself in Python: an operator for ONNX's evaluator, a `Model` on that.
+
+What the plugin takes, by type, shape and name, is read from its source; what it computes is `attention_oracle.oracle`,
+or the kernels' compiled for this CPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from attention_oracle import Case, oracle
+from host_device import HostDevice
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from specbuild.runtime.backends import ModelSpec
+from specbuild.runtime.backends.device import Tensor, TreeInputs
+from specbuild.runtime.kernels import Dtype
+
+SOURCE = Path(__file__).parents[2] / "plugins" / "trt"
+SPECS = re.findall(r'\{"(\w+)", Kind::(\w+), "(\w+)"\}', (SOURCE / "inputs.cpp").read_text(encoding="utf-8"))
+FIELDS = re.findall(r'visit\("(\w+)"', (SOURCE / "plugin.h").read_text(encoding="utf-8"))
+DTYPES = {np.dtype(np.float16): Dtype.F16, np.dtype(np.float32): Dtype.F32}
+MOST_NODES = 64  # of a tree
+Compute = Callable[[Case], tuple[NDArray[Any], ...]]
+
+
+class TreeAttention(OpRun):
+    """The plugin by its README: what it refuses, and what it computes, into the caches that it is given."""
+
+    op_domain = "trt.plugins"
+    compute: Compute = staticmethod(oracle)
+
+    def _run(self, *arrays: Any, **fields: Any) -> tuple[Any, ...]:
+        assert (fields.pop("plugin_version"), fields.pop("plugin_namespace")) == ("1", "specbuild")
+        assert fields.keys() <= set(FIELDS)
+        assert fields["in_place"] == "address"
+        given = dict(zip(fields["inputs"].split(","), arrays, strict=True))
+        sizes: dict[str, int] = {}
+        specs = [spec for spec in SPECS if spec[0] in given]
+        assert [name for name, *_ in specs] == list(given)
+        types = {"activation": arrays[0].dtype, "cache": arrays[0].dtype, "index": np.int32, "table": np.float32}
+        for name, kind, letters in specs:
+            assert given[name].dtype == types[kind], name
+            for letter, size in zip(letters, given[name].shape, strict=True):
+                assert sizes.setdefault(letter, size) == size, (name, letter)
+        assert sizes["M"] == 0 or sizes["N"] <= sizes["M"] <= MOST_NODES
+        kv_heads = sizes["K"]
+        if "qkv" in given:
+            heads = sizes["Q"] - 2 * kv_heads
+            parts = np.split(given["qkv"], [heads, heads + kv_heads], axis=2)
+        else:
+            parts = [given[name] for name in ("query", "key", "value")]
+        dtype = DTYPES[arrays[0].dtype]
+        names = ("cache_len", "tree_offset", "counts", "cos", "sin")
+        out, *present = type(self).compute(
+            Case(
+                *parts,
+                key_cache=given["past_key"],
+                value_cache=given["past_value"],
+                dtype=dtype,
+                cache_dtype=dtype,
+                scale=fields["scale"],
+                softcap=fields["softcap"],
+                window=fields["window"],
+                parents=given["parents"] if sizes["M"] else None,
+                **{name: given.get(name) for name in names},
+            )
+        )[:3]
+        for past, new in zip((given["past_key"], given["past_value"]), present, strict=True):
+            past[...] = new
+        return out.astype(arrays[0].dtype), given["past_key"], given["past_value"]
+
+
+class PluginModel:
+    """See `Model`: as `TrtModel` does, every input is read at its address, and the cache is written at its own."""
+
+    def __init__(
+        self,
+        graph: ir.Model,
+        spec: ModelSpec,
+        device: HostDevice,
+        batch_size: int,
+        buckets: Sequence[int],
+        chunk: int,
+        tree_nodes: int = MOST_NODES,
+        compute: Compute = oracle,
+    ) -> None:
+        """`tree_nodes`: M; `compute`: what the plugin does."""
+        operator = type("TreeAttention", (TreeAttention,), {"compute": staticmethod(compute)})
+        self._evaluator = ReferenceEvaluator(ir.to_proto(graph), new_ops=[operator])
+        self.spec, self.batch_size, self.buckets, self.chunk, self._device = spec, batch_size, buckets, chunk, device
+        each, empty = (batch_size, buckets[-1]), device.empty
+        self.tokens = empty((max(batch_size * buckets[-1], chunk),), np.int32)
+        self.positions = empty(each, np.int32)
+        self.rows, *lengths = (empty((batch_size,), np.int32) for _ in range(4))
+        self.masks: dict[int, Tensor] = {}
+        self.tree = TreeInputs(empty((batch_size, tree_nodes), np.int32), *lengths)
+        self.logits = empty((*each, spec.vocab_size), np.float32)
+        past = next(value for value in graph.graph.inputs if value.name == "past_key.0")
+        shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
+        self.cache = empty(shape, past.dtype.numpy())
+
+    def enqueue(self, nodes: int, stream: int) -> None:
+        """See `Model.enqueue`."""
+        self._run(slice(None), self.batch_size, nodes, np.arange(nodes))
+
+    def prefill(self, slot: int, nodes: int, stream: int) -> None:
+        """See `Model.prefill`."""
+        self._run(slice(slot, slot + 1), 1, nodes, np.array([nodes - 1]))
+
+    def _run(self, slots: slice, batch: int, nodes: int, wanted: NDArray[Any]) -> None:
+        tree, cache = self.tree, self._device.array(self.cache)[:, slots]
+        columns = tree.parents.shape[1] if nodes <= self.buckets[-1] else 0
+        shapes = {"input_ids": (self.tokens, (batch, nodes)), "parents": (tree.parents, (batch, columns))}
+        vectors = {"cache_len": tree.cache_len, "tree_offset": tree.tree_offset, "counts": tree.counts}
+        shapes |= {name: (vector, (batch,)) for name, vector in vectors.items()}
+        feed = {
+            name: self._device.array(Tensor(tensor.address, shape, tensor.dtype))
+            for name, (tensor, shape) in shapes.items()
+        }
+        feed["logit_nodes"] = wanted.astype(np.int32)
+        for index, rows in enumerate(cache):
+            feed[f"past_{('key', 'value')[index % 2]}.{index // 2}"] = rows
+        logits, *_ = self._evaluator.run(None, feed)
+        self._device.array(self.logits).reshape(-1)[: logits.size] = logits.ravel()
+
+    def close(self) -> None:
+        """See `Model.close`."""

@@ -1,0 +1,65 @@
+"""Graphs that repeat themselves: what is used of CUDA's packages is there, and on a GPU what they do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from device import CudaKernels, gpus
+from specbuild.runtime.backends import cuda
+from specbuild.runtime.kernels import Ring
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("graph.GraphDefinition", "create_condition while_loop embed instantiate"),
+        ("graph.GraphCondition", "handle"),
+        ("graph.WhileNode", "body"),
+        ("graph.GraphBuilder", "begin_building end_building graph_definition complete close"),
+        ("graph.Graph", "launch"),
+    ],
+)
+def test_cuda_core_has_what_a_loop_uses(name: str, attributes: str) -> None:
+    found = pytest.importorskip("cuda.core")
+    for part in name.split("."):
+        found = getattr(found, part)
+    assert [each for each in attributes.split() if not hasattr(found, each)] == []
+
+
+def test_the_driver_says_what_is_busy() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    assert int(driver.CUresult.CUDA_ERROR_NOT_READY) == cuda._BUSY
+    assert driver.CUresult.CUDA_ERROR_NOT_READY == cuda._BUSY
+    assert driver.cuStreamQuery
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
+def test_a_loop_on_a_gpu(cuda_kernels: CudaKernels) -> None:
+    """Five rounds and then three, and one where it is stopped, read while they go on."""
+    device, rounds = cuda.Cuda(), 8
+    stream = device.stream()
+    ring, published = device.pinned((rounds, 1, 3), np.int32), device.pinned((1,), np.uint64)
+    stop, first, one = (device.pinned((1,), kind) for kind in (np.uint32, np.uint64, np.int32))
+    counter, length, emitted = (device.empty((1,), kind) for kind in (np.uint64, np.int32, np.int32))
+    one[:] = 1
+    device.upload(length, one, stream)
+    host = {"ring": ring.ctypes.data, "published": published.ctypes.data, "stop": stop.ctypes.data}
+    addresses = {"round": counter.address, "length": length.address, "emitted": emitted.address}
+    sizes = {"most": rounds, "rounds": rounds, "batch": 1, "nodes": 1}
+
+    def body(handle: int) -> None:
+        cuda_kernels.library.launch("publish", Ring(**host, **addresses, **sizes, handle=handle), stream)
+
+    step = device.loop(body, stream)
+    assert step, device.uncaptured
+    for begin, stopped in ((3, 0), (5, 0), (0, 1)):
+        first[:] = published[:] = begin
+        stop[:], ring[:] = stopped, 0
+        device.upload(counter, first, stream)
+        step()
+        end = begin + 1 if stopped else rounds
+        assert all(device.reached(published, value, stream) for value in range(begin + 1, end + 1))
+        assert not device.reached(published, end + 1, stream)
+        assert ring[:, 0, 0].tolist() == [int(begin <= each < end) for each in range(rounds)]
+    device.close()
