@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..runtime import Engine, SamplingParams
 from ..runtime.backends.cuda import Cuda
-from ..runtime.backends.plan import Plan
+from ..runtime.backends.plan import Plan, check_architecture
 from ..runtime.bundle import Manifest
 from ..runtime.errors import ExecutionError, SpecbuildError
 from ..runtime.logprobs import log_softmax
@@ -43,12 +43,17 @@ def tokenize(tokenizer: Any, max_seq_len: int) -> tuple[list[list[int]], int]:
     return prompts, min(NEW_TOKENS, max_seq_len - max(map(len, prompts)))
 
 
-def unloadable(folder: Path) -> str | None:
-    """Why a bundle for GPUs cannot be run on this machine, None where it can."""
+def unrunnable(manifest: Manifest) -> str | None:
+    """Why a bundle for GPUs cannot be run on this machine, None where it should."""
     try:
-        Engine.load(folder).close()
+        device = Cuda()
+        try:
+            for record in manifest.engines.values():
+                check_architecture(manifest.backend, record, device.capability)
+        finally:
+            device.close()
     except SpecbuildError as error:
-        return str(error).replace(f"{folder}/", "")
+        return str(error)
     return None
 
 
@@ -123,7 +128,6 @@ def check(
     with Engine.load(folder) as engine:
         ours = [engine.text_logits(reference.text) for reference in references]
         gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))
-        divergence = float(np.concatenate([kl(b, a) for a, b in zip(ours, logits, strict=True)]).mean())
         cases = []
         if engine.manifest.precision == "fp32":
             off = [replace(greedy, speculation="off")] * len(prompts)
@@ -137,16 +141,25 @@ def check(
     _raise_real(cases)
     if precision == "fp32":
         _raise_far(gap, logits)
-    if divergence > MOST_DIVERGENCE:
-        raise ExecutionError(
-            f"{precision} changes this model too much, by {divergence:.2g} nats a token: nothing was written, use fp32"
-        )
+    divergence = check_divergence(precision, ours, logits)
     return {
         "bound": bound,
         "largest_logit_difference": gap,
         "kl_nats_per_token": divergence,
         "cases": [case.to_dict() for case in cases],
     }
+
+
+def check_divergence(
+    precision: str, ours: Sequence[NDArray[np.float32]], logits: Sequence[NDArray[np.float32]]
+) -> float:
+    """Nats a token from Hugging Face's float32 logits; raises ExecutionError where that is another model."""
+    divergence = float(np.concatenate([kl(b, a) for a, b in zip(ours, logits, strict=True)]).mean())
+    if not divergence <= MOST_DIVERGENCE:  # NaN is more than anything
+        wider = "bf16 or fp32" if precision == "fp16" else "fp32"
+        by = f"by {divergence:.2g} nats a token"
+        raise ExecutionError(f"{precision} changes this model too much, {by}: nothing was written, use {wider}")
+    return divergence
 
 
 def kl(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> NDArray[np.float64]:

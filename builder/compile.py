@@ -18,10 +18,12 @@ from typing import Any
 from ..runtime.backends.plan import load_plugin, logger
 from ..runtime.bundle import MODULES
 from ..runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
+from .config import BuildConfig
 from .options import HARDWARE, EngineOptions
 
 Progress = Callable[[str, float], None]
 MOST_NODES = 64  # of a tree, in plugins/kernels.h
+CHUNK = 512  # nodes of a prompt in a step, by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ def make_profiles(buckets: Sequence[int], batch_size: int, chunk: int) -> list[P
     return profiles
 
 
+def profiles_of(config: BuildConfig, max_seq_len: int) -> list[Profile]:
+    """The profiles of a build's engines."""
+    return make_profiles(config.buckets, config.max_batch_size, min(config.engine.prompt_chunk or CHUNK, max_seq_len))
+
+
 def check_machine(backend: str, options: EngineOptions) -> None:
     """Before minutes are spent: is TensorRT here, and a GPU where it needs one? Raises OptionError."""
     if backend == "tensorrt" or options.refit:
@@ -88,6 +95,21 @@ def check_machine(backend: str, options: EngineOptions) -> None:
                 f"{asked} needs a GPU to build, and here {error}; --backend tensorrt-rtx alone needs none"
             ) from None
     flavour(backend)
+    if options.timing_cache and not options.timing_cache.absolute().parent.is_dir():
+        raise OptionError(f"{options.timing_cache} cannot be written, its folder is missing: make it, or give another")
+
+
+def built_on(backend: str) -> tuple[str, ...]:
+    """The GPU that `tensorrt` compiled for, ("89",): the one it ran on. () for RTX."""
+    if backend != "tensorrt":
+        return ()
+    from ..runtime.backends.cuda import Cuda
+
+    device = Cuda()
+    try:
+        return (device.capability,)
+    finally:
+        device.close()
 
 
 def compile_engine(
@@ -95,7 +117,7 @@ def compile_engine(
     backend: str,
     profiles: Sequence[Profile],
     options: EngineOptions | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda phase, share: None,
 ) -> Engine:
     """Compile a graph whose dynamic dimensions the profiles name.
 
@@ -120,10 +142,11 @@ def compile_engine(
     for profile in profiles:
         config.add_optimization_profile(_shapes(builder, network, profile, dimensions))
     _configure(trt, config, options)
-    if progress:
-        config.progress_monitor = _monitor(trt, progress)
+    config.progress_monitor = monitor = _monitor(trt, progress)
     with _silent():
         plan = builder.build_serialized_network(network, config)
+    if monitor.stopped:
+        raise monitor.stopped
     if plan is None:
         raise ExecutionError(f"{backend} cannot compile {graph.name}: {log.reason}")
     if options.timing_cache:
@@ -227,22 +250,32 @@ def _reason(parser: Any, log: Any) -> str:
 
 
 def _monitor(trt: Any, progress: Progress) -> Any:
-    """TensorRT's progress as calls of `progress(phase, share)`; phases nest, and the share is of their own steps."""
+    """TensorRT's progress as calls of `progress(phase, share)`; phases nest, and the share is of their own steps.
+
+    What is raised meanwhile, Ctrl-C included, would be lost in TensorRT: it is kept as `stopped`, and ends the build.
+    """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self.steps: dict[str, int] = {}
+            self.stopped: BaseException | None = None
+
+        def tell(self, phase: str, share: float) -> None:
+            try:
+                progress(phase, share)
+            except BaseException as error:
+                self.stopped = self.stopped or error
 
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
             self.steps[phase] = max(steps, 1)
-            progress(phase, 0.0)
+            self.tell(phase, 0.0)
 
         def step_complete(self, phase: str, step: int) -> bool:
-            progress(phase, min(1.0, (step + 1) / self.steps[phase]))
-            return True
+            self.tell(phase, min(1.0, (step + 1) / self.steps[phase]))
+            return self.stopped is None
 
         def phase_finish(self, phase: str) -> None:
-            progress(phase, 1.0)
+            self.tell(phase, 1.0)
 
     return Monitor()

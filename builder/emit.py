@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ..runtime.backends.plan import PLUGIN_VERSION
 from ..runtime.bundle import MODULES, EngineRecord
 from . import passes
-from .compile import Profile, compile_engine, make_profiles
+from .compile import built_on, compile_engine, profiles_of
 from .config import BuildConfig
 from .layers import describe
 from .lower import BACKENDS
@@ -50,6 +50,7 @@ def emit(
     graph: ir.Model,
     config: BuildConfig,
     capacity: int,
+    max_seq_len: int,
     progress: Progress = lambda phase, share: None,
 ) -> Emitted:
     """Write one model to `folder / name`. Raises OptionError and ExecutionError as `compile_engine` does."""
@@ -57,8 +58,9 @@ def emit(
     if config.backend == "onnxruntime":
         return _lanes(folder, name, graph, config, capacity)
     lowered = lowering(config).lower(graph, config.precision_of(name), capacity)
-    census, profiles = passes.census(lowered), _profiles(config, capacity)
+    census, profiles = passes.census(lowered), profiles_of(config, max_seq_len)
     activations = max(activation_bytes(lowered, {d: most for d, (_, _, most) in p.sizes.items()}) for p in profiles)
+    layers = sum(str(value.name).startswith("past_key") for value in lowered.graph.inputs)
     dynamic = sorted({d for value in lowered.graph.inputs for d in dims(value) or () if isinstance(d, str)})
     file = folder / name / GRAPH
     ir.save(lowered, file, external_data=WEIGHTS)
@@ -73,7 +75,7 @@ def emit(
     native = config.backend == "tensorrt-rtx" or config.engine.attention == "native"
     record = EngineRecord(
         version=engine.version,
-        architectures=list(config.engine.targets),
+        architectures=list(config.engine.targets or built_on(config.backend)),
         attention="native" if native else "plugin",
         plugin=None if native else PLUGIN_VERSION,
         version_compatible=config.engine.version_compatible,
@@ -81,13 +83,7 @@ def emit(
         activations=activations,
         profiles={p.name: {d: list(p.sizes[d]) for d in dynamic} for p in profiles},
     )
-    return Emitted({str(config.max_batch_size): plan}, census, {plan: record}, describe(engine.layers))
-
-
-def _profiles(config: BuildConfig, capacity: int) -> list[Profile]:
-    return make_profiles(
-        config.buckets, config.max_batch_size, min(config.engine.prompt_chunk, capacity - config.buckets[-1])
-    )
+    return Emitted({str(config.max_batch_size): plan}, census, {plan: record}, describe(engine.layers, layers))
 
 
 def activation_bytes(graph: ir.Model, sizes: Mapping[str, int]) -> int:

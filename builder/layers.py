@@ -5,31 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# What attention becomes, by TensorRT's type; the lowerings name these nodes `role.layer`.
-ROLES = {"attention": "ATTENTION_INPUT", "kv_cache_update": "KV_CACHE_UPDATE", "rotary_embedding": "ROTARY_EMBEDDING"}
+# What attention becomes, by TensorRT's types; the lowerings name these nodes `role.layer`.
+ROLES = {
+    "attention": ("ATTENTION_INPUT", "PLUGIN_V3"),
+    "kv_cache_update": ("KV_CACHE_UPDATE",),
+    "rotary_embedding": ("ROTARY_EMBEDDING",),
+}
 
 
-def describe(layers: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """A network's layers for the report: all, how many of each type, and by model layer those that attention became."""
+def describe(layers: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
+    """A network's layers for the report: all, how many of each type, and what attention became in each of `count`."""
     types = [kind for _, kind in layers]
-    by_layer: dict[int, dict[str, list[str]]] = {}
+    by_layer: list[dict[str, list[str]]] = [{role: [] for role in ROLES} for _ in range(count)]
     for name, kind in layers:
-        role = next((role for role, wanted in ROLES.items() if kind == wanted), None)
+        role = next((role for role, wanted in ROLES.items() if kind in wanted), None)
         number = name.split(".")[1].split("_")[0] if role and "." in name else ""
-        if role and number.isdigit():
-            by_layer.setdefault(int(number), {r: [] for r in ROLES})[role].append(name)
+        if role and number.isdigit() and int(number) < count:
+            by_layer[int(number)][role].append(name)
     return {
         "layers": [{"name": name, "type": kind} for name, kind in layers],
         "layer_types": {kind: types.count(kind) for kind in sorted(set(types))},
-        "model_layers": [{"layer": number} | by_layer[number] for number in sorted(by_layer)],
+        "model_layers": [{"layer": number} | found for number, found in enumerate(by_layer)],
     }
 
 
 def in_words(engine: dict[str, Any]) -> str:
-    """ "312 layers; attention, KV-cache update and rotary embedding in all 6 of the model's"."""
-    found = [
-        role.replace("_", " ").replace("kv cache", "KV-cache")
-        for role in ROLES
-        if all(each[role] for each in engine["model_layers"])
-    ]
-    return f"{len(engine['layers'])} layers; {', '.join(found)} in all {len(engine['model_layers'])} of the model's"
+    """ "574 layers; of the model's 6: attention in 6, KV-cache update in 6, rotary embedding in 6"."""
+    of = engine["model_layers"]
+    found = {
+        role.replace("_", " ").replace("kv cache", "KV-cache"): sum(bool(each[role]) for each in of) for role in ROLES
+    }
+    roles = ", ".join(f"{role} in {count}" for role, count in found.items())
+    return f"{len(engine['layers'])} layers; of the model's {len(of)}: {roles}"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from ..runtime.backends.plan import RTX_ARCHITECTURES
 from ..runtime.bundle import MODULES
 from ..runtime.errors import OptionError
 from .kernels import split_names
 
-RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")
 HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
 ATTENTIONS = ("plugin", "native")
 _TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only of the flavour that times kernels
@@ -20,7 +20,8 @@ _TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only o
 class EngineOptions:
     """How engines are compiled; by default as TensorRT does. `workspace` in MiB; `attention` None: the backend's own.
 
-    `arch`: TensorRT-RTX's targets, as `architectures` takes them. `prompt_chunk`: nodes of a prompt in a step, at most.
+    `arch`: TensorRT-RTX's targets, as `architectures` takes them. `prompt_chunk`: nodes of a prompt in a step, at most;
+    None: 512.
     Raises OptionError.
     """
 
@@ -28,7 +29,7 @@ class EngineOptions:
     attention: str | None = None
     builder_optimization_level: int | None = None
     workspace: int | None = None
-    prompt_chunk: int = 512
+    prompt_chunk: int | None = None
     timing_cache: Path | None = None
     weight_streaming: bool = False
     refit: bool = False
@@ -39,9 +40,9 @@ class EngineOptions:
         architectures(self.arch)
         if self.builder_optimization_level is not None and not 0 <= self.builder_optimization_level <= 5:
             raise OptionError(f"builder-optimization-level must be 0…5, not {self.builder_optimization_level}")
-        if self.workspace is not None and self.workspace < 1:
-            raise OptionError(f"workspace must be at least 1 MiB, not {self.workspace}")
-        if not 64 <= self.prompt_chunk <= 4096:
+        if self.workspace is not None and not 1 <= self.workspace <= 1 << 22:
+            raise OptionError(f"workspace must be 1…{1 << 22} MiB, not {self.workspace}")
+        if self.prompt_chunk is not None and not 64 <= self.prompt_chunk <= 4096:
             raise OptionError(f"prompt-chunk must be 64…4096 nodes, not {self.prompt_chunk}")
         for name, known in (("attention", ATTENTIONS), ("hardware_compatible", tuple(HARDWARE))):
             if getattr(self, name) not in (None, *known):
@@ -78,7 +79,8 @@ def architectures(wanted: Sequence[str]) -> tuple[str, ...]:
     names = split_names(wanted)
     for name in names:
         if name not in (*RTX_ARCHITECTURES, "portable"):
-            raise OptionError(f"TensorRT-RTX has no sm_{name}: use {', '.join(RTX_ARCHITECTURES)}, or portable")
+            asked = f"TensorRT-RTX has no sm_{name}" if name else "an architecture is empty"
+            raise OptionError(f"{asked}: use {', '.join(RTX_ARCHITECTURES)}, or portable")
     if "portable" in names and len(set(names)) > 1:
         raise OptionError("an engine is portable or for named architectures, not both")
     return tuple(dict.fromkeys(name for name in names if name != "portable"))

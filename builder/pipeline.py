@@ -38,7 +38,7 @@ from ..runtime.bundle import (
 )
 from . import checkpoint as checkpoints
 from . import kernels, passes
-from .check import check, graph_difference, inspected, rounding, tokenize, unloadable
+from .check import check, check_divergence, graph_difference, inspected, rounding, tokenize, unrunnable
 from .checkpoint import Checkpoint
 from .compile import check_machine
 from .config import BuildConfig
@@ -140,7 +140,7 @@ def _run(work: _Build) -> dict[str, Any]:
         if work.config.precision_of("target") in QUANTIZERS:  # rounding grows: activations are rounded too
             work.bound = max(work.bound, 2 * rounding(work.folder, work.references))
             _write_manifest(work, template)
-        missing = unloadable(work.folder) if work.config.backend in ON_GPU else None
+        missing = unrunnable(manifest) if work.config.backend in ON_GPU else None
         if missing:
             exactness = {"bound": work.bound, "cases": [], "not_run": missing}
         else:
@@ -191,7 +191,7 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
             work.matched[name][type(quantizer).__name__] = quantizer.matched
             passes.clean(graph)
         work.products[name] = asdict(count(graph, memory.ITEM_BYTES[precision]))
-        emitted = emit(work.folder, name, graph, work.config, work.capacity, work.detail)
+        emitted = emit(work.folder, name, graph, work.config, work.capacity, work.source.max_seq_len, work.detail)
         work.operators[name]["lowered"] = emitted.lowered
         work.engines |= emitted.engines
         if emitted.report:
@@ -224,10 +224,15 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
 
 
 def _rounding_of(model: PreTrainedModel, dtype: torch.dtype, work: _Build) -> float:
-    """How far a 16-bit type moves the logits at most, in PyTorch: two ways of rounding differ by twice that at most."""
+    """How far a 16-bit type moves the logits at most, in PyTorch: two ways of rounding differ by twice that at most.
+
+    Raises ExecutionError where it makes another model of it.
+    """
     rounded = model.to(dtype)
-    pairs = zip(work.references, work.reference_logits, strict=True)
-    return max(float(np.abs(text_logits(rounded, each.text) - exact).max()) for each, exact in pairs)
+    each = [text_logits(rounded, reference.text) for reference in work.references]
+    gap = max(float(np.abs(a - b).max()) for a, b in zip(each, work.reference_logits, strict=True))
+    check_divergence(work.config.precision_of("target"), each, work.reference_logits)
+    return gap
 
 
 def _save_kernels(work: _Build) -> None:

@@ -13,11 +13,13 @@ from ..runtime.errors import OptionError
 from . import checkpoint as checkpoints
 from . import kernels
 from .checkpoint import Checkpoint
-from .compile import make_profiles
+from .compile import profiles_of
 from .config import LONGEST_DEFAULT, BuildConfig
 from .layout import Layout, probe
+from .output import check_output
 
 CUBINS_BYTES = 2 << 20  # of one architecture, at most
+PROFILE_BYTES = 6 << 20  # of code, in an engine
 # A build's memory, measured: the same for every model, and per parameter of the larger one.
 BASE_BYTES, PARAMETER_BYTES = {False: 600 << 20, True: 950 << 20}, {False: 5, True: 11}  # True: of engines
 
@@ -54,28 +56,47 @@ def prepare(config: BuildConfig) -> Sources:
     max_seq_len = _max_seq_len(config, target, draft)
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
+    for name, layout in layouts.items():
+        _check_head(config, name, models[name], layout.head_dim)
     alone = config.backend == "onnxruntime" and config.architectures  # all kernels, without an engine that has its own
     shapes = [_shape(name, models[name], layout) for name, layout in layouts.items()] if alone else []
     weights = [sum(path.stat().st_size for path in model.weights) for model in models.values()]
     parameters = [size // model.config.dtype.itemsize for size, model in zip(weights, models.values(), strict=True)]
     engines = config.backend in MODULES
+    code = PROFILE_BYTES * (len(config.buckets) + 1) * len(models) if engines else 0
     return Sources(
         target=target,
         draft=draft,
         max_seq_len=max_seq_len,
         layouts=layouts,
         shapes=shapes,
-        bundle_bytes=2 * sum(weights) + (64 << 20 if engines else 8 << 20) + CUBINS_BYTES * len(config.architectures),
+        bundle_bytes=2 * sum(weights) + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
         memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[engines] * max(parameters),
     )
 
 
+def _check_head(config: BuildConfig, name: str, model: Checkpoint, size: int) -> None:
+    """Raises OptionError for a head size that the backend's attention has not."""
+    if config.backend == "tensorrt" and config.engine.attention != "native":
+        try:
+            kernels.Shape(size, "F16", "F16")
+        except OptionError as error:
+            raise OptionError(f"the {name} has no plugin, {error}: use --attention native") from None
+    elif config.backend in MODULES and config.precision_of(name) != "fp32" and size % 8:
+        raise OptionError(
+            f"the {name} has heads of {size}, TensorRT's attention in 16 bits takes multiples of 8: use fp32"
+        )
+
+
 def dry_run(config: BuildConfig) -> dict[str, Any]:
-    """What `build` would make, as JSON; needs neither a GPU nor a compiler. Raises as `prepare` does."""
+    """What `build` would make, as JSON; needs neither a GPU nor a compiler. Raises as `build` does before it begins."""
+    check_output(config)
     sources = prepare(config)
-    chunk = min(config.engine.prompt_chunk, sources.max_seq_len)
-    profiles = make_profiles(config.buckets, config.max_batch_size, chunk) if config.backend in MODULES else []
+    sources.check_memory()
+    profiles = profiles_of(config, sources.max_seq_len) if config.backend in MODULES else []
     models = {"target": sources.target} | ({"draft": sources.draft} if sources.draft else {})
+    plugin = config.backend == "tensorrt" and config.engine.attention != "native"
+    shown = ("batch", "nodes", "logit_nodes", *(["tree"] if plugin else []))
     return {
         "backend": config.backend,
         "models": {
@@ -92,7 +113,7 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
         "buckets": list(config.buckets),
         "engine_architectures": list(config.engine.targets),
         "kernel_architectures": list(config.architectures),
-        "profiles": {profile.name: {d: list(sizes) for d, sizes in profile.sizes.items()} for profile in profiles},
+        "profiles": {p.name: {d: list(sizes) for d, sizes in p.sizes.items() if d in shown} for p in profiles},
         "bundle_bytes_at_most": sources.bundle_bytes,
         "build_memory_bytes": sources.memory_bytes,
     }

@@ -22,21 +22,36 @@ SAYS = ("description", "gpu")
 _FOLDERS = ("target", "draft")
 
 
-def read(path: Path, options: Collection[str]) -> dict[str, Any]:
-    """The recipe's values for a command's `options`; raises OptionError for what is not TOML or not an option."""
+def read(path: Path, options: Collection[str], lists: Collection[str] = ()) -> dict[str, Any]:
+    """The recipe's values for a command's `options`, as texts; those of `lists` may be lists of them.
+
+    Raises OptionError for what is not TOML or not an option.
+    """
     try:
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"{path} cannot be read ({error.strerror}): give a recipe, like those in engines/") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is not TOML: {error}") from None
-    values = {key.replace("-", "_"): value for key, value in recipe.items() if key not in SAYS}
-    unknown = sorted(set(values) - set(options))
-    if unknown:
-        raise OptionError(f"{path} has {unknown[0]!r}, which is no option of specbuild build")
-    for name, value in values.items():
+    values: dict[str, Any] = {}
+    for key, value in recipe.items():
+        name = key.replace("-", "_")
+        if name in SAYS:
+            continue
         if isinstance(value, dict):
-            raise OptionError(f"{path} has a table {name!r}: give one value, or a list")
-        if name in _FOLDERS and isinstance(value, str) and (path.parent / value).is_dir():
-            values[name] = str(path.parent / value)
+            raise OptionError(f"{path} has a table {key!r}: give one value, or a list")
+        if name not in options:
+            raise OptionError(f"{path} has {key!r}, which is no option of specbuild build")
+        if name in values:
+            raise OptionError(f"{path} has {name!r} twice")
+        if isinstance(value, list) and name not in lists:
+            raise OptionError(f"{path} has a list for {key!r}: give one value")
+        values[name] = [_text(each) for each in value] if isinstance(value, list) else _text(value)
+        if name in _FOLDERS and value and (path.parent / values[name]).is_dir():
+            values[name] = str(path.parent / values[name])
     return values
+
+
+def _text(value: Any) -> str:
+    """As it would be given on the command line, which is where it is checked."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

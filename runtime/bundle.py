@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import BundleError
 
@@ -23,6 +23,7 @@ SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # backends of compiled engines, by Python module
 _BLOCK = 1 << 20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,6 @@ class EngineRecord:
     hardware_compatible: str | None
     activations: int
     profiles: dict[str, dict[str, list[int]]]
-
-    def __post_init__(self) -> None:
-        for sizes in (size for profile in self.profiles.values() for size in profile.values()):
-            if len(sizes) != 3 or not all(isinstance(size, int) for size in sizes):
-                raise TypeError("a profile's sizes are three whole numbers")
-        if not isinstance(self.version, str) or not all(isinstance(name, str) for name in self.architectures):
-            raise TypeError("an engine's version and architectures are text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +190,27 @@ class Bundle:
         )
 
 
-def _kernel_record(fields: Mapping[str, Any]) -> KernelRecord:
-    record = KernelRecord(**fields)
-    if not isinstance(record.architecture, str) or not all(isinstance(name, str) for name in record.kernels):
-        raise TypeError("a kernel's architecture and names are text")
-    return record
+def _record(kind: type[T], content: Any) -> T:
+    """A record of this kind; raises TypeError for a field that is not of its type."""
+    made = kind(**content)
+    for name, hint in get_type_hints(kind).items():
+        if not _fits(getattr(made, name), hint):
+            raise TypeError(f"{name} is {getattr(made, name)!r}"[:80])
+    return made
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of JSON is of a type: int, float, str, bool, None, lists and dicts of them, or a record."""
+    inner, origin = get_args(hint), get_origin(hint)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
+    if inner:  # a union
+        return any(_fits(value, each) for each in inner)
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return isinstance(value, hint)
 
 
 def _raise_first(checks: list[Future[None]]) -> None:
@@ -233,11 +243,13 @@ def _parse(root: Path) -> Manifest:
         known = {f.name for f in fields(Manifest) if f.name in body or f.default_factory is MISSING}
         if set(body) != known:
             raise BundleError(f"{root / MANIFEST} lacks or adds fields: {', '.join(sorted(set(body) ^ known))}")
-        models = {name: ModelRecord(**record) for name, record in body["models"].items()}
-        files = {name: FileRecord(**record) for name, record in body["files"].items()}
-        kernels = {name: _kernel_record(record) for name, record in body.get("kernels", {}).items()}
-        engines = {name: EngineRecord(**record) for name, record in body.get("engines", {}).items()}
-        manifest = Manifest(**body | {"models": models, "files": files, "kernels": kernels, "engines": engines})
+        kinds = {"models": ModelRecord, "files": FileRecord, "kernels": KernelRecord, "engines": EngineRecord}
+        records: dict[str, Any] = {
+            part: {name: _record(kind, each) for name, each in body.get(part, {}).items()}
+            for part, kind in kinds.items()
+        }
+        manifest = _record(Manifest, body | records)
+        _check_sizes(manifest)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise BundleError(f"{root / MANIFEST} is malformed ({error}): copy or build the bundle again") from None
     if manifest.backend in MODULES:
@@ -248,6 +260,19 @@ def _parse(root: Path) -> Manifest:
         if name not in manifest.files:
             raise BundleError(f"{root / MANIFEST} uses {name!r} but does not list its hash: build the bundle again")
     return manifest
+
+
+def _check_sizes(manifest: Manifest) -> None:
+    """Raises ValueError for numbers that no build writes."""
+    profiles = [size for e in manifest.engines.values() for p in e.profiles.values() for size in p.values()]
+    if not manifest.buckets or manifest.buckets != sorted({*manifest.buckets}) or manifest.buckets[0] < 1:
+        raise ValueError(f"buckets are {manifest.buckets}")
+    if any(len(size) != 3 or size[0] < 0 or size != sorted(size) for size in profiles):
+        raise ValueError("a profile's sizes are not least, usual, largest")
+    if "target" not in manifest.models or not all(model.graphs for model in manifest.models.values()):
+        raise ValueError("a model is missing, or has no graph")
+    if manifest.engines and manifest.backend not in MODULES:
+        raise ValueError(f"backend {manifest.backend} has engines")
 
 
 def _used(manifest: Manifest) -> list[str]:

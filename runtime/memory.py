@@ -1,8 +1,8 @@
 """What a bundle takes of a device's memory, planned from the manifest before anything is allocated.
 
 Weights are the bytes of plans, or of graphs and their weight files. Caches are linear: every slot has all its rows.
-Activations are the build's estimate until an engine says how much it wants. Buffers are what steps read and write:
-logits, masks, and how often each token occurred. Graphs are an allowance: nobody can ask a driver beforehand.
+Activations are the build's estimate of an engine's, until it says how much it wants. Buffers are what steps read and
+write: logits, masks, and what is known of every token. Graphs are an allowance: nobody can ask a driver beforehand.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ def plan(manifest: Manifest, batch_size: int, seq_len: int | None = None, models
     """
     records = [record for name, record in manifest.models.items() if name in (tuple(models) or manifest.models)]
     length, nodes = seq_len or manifest.max_seq_len, manifest.buckets[-1]
+    rows = -(-(length + nodes) // 64) * 64 if manifest.engines else length + nodes
+    chunk = max((size["nodes"][2] for e in manifest.engines.values() for size in e.profiles.values()), default=nodes)
     return MemoryPlan(
         batch_size=batch_size,
         seq_len=length,
         weights=sum(_weights(manifest, record) for record in records),
-        caches=sum(batch_size * _row_bytes(record) * (length + nodes) for record in records),
+        caches=sum(batch_size * _row_bytes(record) * rows for record in records),
         activations=max((manifest.engines[p].activations for r in records for p in _plans(manifest, r)), default=0),
-        buffers=sum(batch_size * _buffers(record, nodes, length + nodes) for record in records),
+        buffers=sum(_buffers(record, batch_size, nodes, rows, chunk) for record in records),
         graphs=len(manifest.buckets) * len(records) * GRAPH_BYTES if manifest.engines else 0,
     )
 
@@ -96,6 +98,7 @@ def _row_bytes(record: ModelRecord) -> int:
     return 2 * record.layers * record.kv_heads * record.head_dim * ITEM_BYTES[record.precision]
 
 
-def _buffers(record: ModelRecord, nodes: int, capacity: int) -> int:
-    """A sequence's logits, masks and history."""
-    return nodes * record.vocab_size * 4 + len(record.windows) * nodes * capacity + 4 * record.vocab_size
+def _buffers(record: ModelRecord, batch_size: int, nodes: int, rows: int, chunk: int) -> int:
+    """Logits, masks with room for a prompt's chunk, and what every token of the vocabulary has: history and bias."""
+    masks = len(record.windows) * max(batch_size * nodes, chunk) * rows
+    return batch_size * record.vocab_size * (4 * nodes + 12) + masks

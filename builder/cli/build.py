@@ -10,13 +10,15 @@ from typing import Any
 
 import click
 
+from ...runtime.backends.plan import RTX_ARCHITECTURES
+from ...runtime.device.cubins import best_architecture
 from ...runtime.errors import OptionError
 from .. import recipe
 from ..config import BUCKETS, DEFAULT_TREE, BuildConfig
 from ..kernels import ARCHITECTURES
 from ..layers import in_words
 from ..lower import BACKENDS
-from ..options import ATTENTIONS, HARDWARE, RTX_ARCHITECTURES, EngineOptions
+from ..options import ATTENTIONS, HARDWARE, EngineOptions
 
 _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
 
@@ -26,11 +28,10 @@ def _take_recipe(context: click.Context, _: click.Parameter, path: Path | None) 
     if path is not None:
         ours = ("recipe", "output", "dry_run", "force", "as_json")
         options = {str(p.name): p for p in context.command.params if p.name not in ours}
-        values = recipe.read(path, options)
-        for name, value in values.items():
-            if options[name].multiple and not isinstance(value, list):  # click would take a text letter by letter
-                values[name] = [str(value)]
-        context.default_map = values
+        lists = {name for name, option in options.items() if option.multiple}
+        values = recipe.read(path, options, {*lists, "buckets"})
+        # A text for an option that may be repeated would be taken letter by letter.
+        context.default_map = {n: [v] if n in lists and isinstance(v, str) else v for n, v in values.items()}
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) -> tuple[int, ...]:
@@ -79,7 +80,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 )
 @click.option("--arch", multiple=True, metavar="SM", help=f"TensorRT-RTX's targets: {_ARCHITECTURES}; may be repeated.")
 @click.option("--attention", type=click.Choice(ATTENTIONS), help="TensorRT's attention; TreeAttention by default.")
-@click.option("--prompt-chunk", type=int, default=512, show_default=True, metavar="N", help="Prompt tokens in a step.")
+@click.option("--prompt-chunk", type=int, metavar="N", help="Prompt tokens in a step of an engine; 512 by default.")
 @click.option("--builder-optimization-level", type=int, metavar="0…5", help="How long TensorRT looks for fast kernels.")
 @click.option("--workspace", type=int, metavar="MIB", help="TensorRT's scratch memory while it compiles and runs.")
 @click.option("--timing-cache", type=click.Path(path_type=Path), metavar="FILE", help="Read before, written after.")
@@ -106,6 +107,9 @@ def command(output: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
         click.echo(json.dumps({"bundle": str(output)} | report))
     else:
         _summarize(output, report)
+        bare = [name for name in config.engine.targets if not best_architecture(config.architectures, name)]
+        if bare:
+            click.echo(f"  no kernels for sm_{', sm_'.join(bare)}: this runtime will not run the engines there")
 
 
 def _show_plan(config: BuildConfig, as_json: bool) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import onnxruntime
 
 from ...runtime.backends import ON_GPU
 from ...runtime.backends.cuda import check_driver
 from ...runtime.bundle import MODULES
 from ...runtime.errors import OptionError, SpecbuildError
-from ...runtime.library import find_library
+from ...runtime.library import PLUGIN, find_library
 from .. import kernels
 from ..compile import flavour
 from ..lower import BACKENDS, BackendInfo
@@ -42,8 +43,6 @@ def command(as_json: bool) -> None:
 
 def examine() -> dict[str, Any]:
     """Facts by name; nothing is assumed of what could not be asked."""
-    import onnxruntime
-
     nvrtc, library = _nvrtc(), find_library()
     build = [name for name in ("torch", "transformers", "onnx", "onnxscript", "onnx_ir") if not _importable(name)]
     return {
@@ -69,6 +68,10 @@ def _backend(name: str, info: BackendInfo, lacking: list[str]) -> str:
     package = _fault(lambda: flavour(name)) if name in MODULES else None
     builds = ", ".join(lacking) or package or (driver if name == "tensorrt" else None)
     runs = package or driver
+    if name == "onnxruntime-cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        runs = runs or "ONNX Runtime has no CUDA here: pip install onnxruntime-gpu"
+    if name == "tensorrt" and not find_library(PLUGIN):
+        runs = runs or "the plugin's library is missing (plugins/README.md), all but --attention native needs it"
     told = [f"{what} {f'no ({why})' if why else 'yes'}" for what, why in (("builds", builds), ("runs", runs))]
     return f"{', '.join(info.precisions)}; {'; '.join(told)}"
 

@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from ...runtime import Bundle
+from ...runtime.backends import ON_GPU
+from ...runtime.errors import OptionError
 from ..layers import in_words
 
 
@@ -22,6 +24,8 @@ def command(bundle: Path, graph: bool, device_loop: bool, as_json: bool) -> None
     opened = Bundle.open(bundle)
     opened.verify()
     if device_loop:
+        if opened.manifest.backend not in ON_GPU:
+            raise OptionError(f"{bundle} runs on a CPU: its rounds are no graph")
         from ...runtime.device.description import describe_bundle
 
         click.echo(json.dumps(describe_bundle(opened, 1, opened.manifest.default_tree)))
@@ -72,7 +76,8 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
         "of caches per sequence",
     )
     for each in memory["plans"]:
-        table.add_row("", f"{each['total'] / 1e6:.1f} MB in all for {each['batch_size']} × {each['seq_len']} tokens")
+        size = f"{each['batch_size']} × {each['seq_len']} tokens"
+        table.add_row("", f"{each['total'] / 1e6:.1f} MB in all for {size}, if built for them")
     if "not_run" in report["exactness"]:
         table.add_row("checked", f"not run: {report['exactness']['not_run']}")
     for case in report["exactness"]["cases"]:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ..passes import clean
 from ..passes.pattern import dims, initializer, insert, replace
 from .lanes import cache_width, lower_attention, make_lanes, window_of
-from .standard import swiglu
+from .standard import batch_of_tokens, swiglu
 
 _MS = "com.microsoft"
 INPUTS = {
@@ -39,9 +39,7 @@ def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
     graph = model.graph
     by_name = {value.name: value for value in graph.inputs}
     positions = by_name["position_ids"]
-    for node in graph:  # one batch dimension is as good as another, and the caches' become the lanes'
-        if node.op_type == "Shape" and node.inputs[0].is_graph_input() and dims(node.inputs[0])[0] == "batch":  # type: ignore
-            node.replace_input_with(0, by_name["input_ids"])
+    batch_of_tokens(graph)  # the caches' becomes the lanes'
     attentions = [node for node in graph if node.op_type == "TreeAttention"]
     windows = sorted({window_of(node) for node in attentions})
     lanes = make_lanes(attentions[0], positions, batch_size, capacity, windows)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ...runtime.errors import OptionError
 from ..passes import clean
 from ..passes.pattern import constant, dims, insert, replace
 from .lanes import window_of
@@ -40,6 +41,7 @@ def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
     model, dtype = portable.clone(), DTYPES[precision]
     graph = model.graph
     by_name = {value.name: value for value in graph.inputs}
+    batch_of_tokens(graph)
     attentions = [node for node in graph if node.op_type == "TreeAttention"]
     write_rows = graph_input("write_rows", ir.DataType.INT64, ["batch"])
     masks = {
@@ -58,6 +60,13 @@ def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
     clean(model)
     graph.opset_imports[""] = OPSET
     return model
+
+
+def batch_of_tokens(graph: ir.Graph) -> None:
+    """Whoever asks an input for the batch's size asks the tokens: the others may go."""
+    for node in graph:
+        if node.op_type == "Shape" and node.inputs[0].is_graph_input() and dims(node.inputs[0])[0] == "batch":  # type: ignore
+            node.replace_input_with(0, graph.inputs[0])
 
 
 def graph_input(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
@@ -162,7 +171,12 @@ def convert(graph: ir.Graph, dtype: ir.DataType) -> None:
         return
     for value in list(graph.initializers.values()):
         if value.dtype == ir.DataType.FLOAT:
-            value.const_value = ir.tensor(value.const_value.numpy().astype(dtype.numpy()), name=value.name)  # type: ignore[union-attr]
+            exact = value.const_value.numpy()  # type: ignore[union-attr]
+            with np.errstate(over="ignore"):
+                rounded = exact.astype(dtype.numpy())
+            if np.isinf(rounded.astype(np.float32)).sum() > np.isinf(exact).sum():
+                raise OptionError(f"{value.name} has numbers too large for {dtype.name.lower()}: use bf16 or fp32")
+            value.const_value = ir.tensor(rounded, name=value.name)
             value.type = ir.TensorType(dtype)
     for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
         if value.dtype == ir.DataType.FLOAT:

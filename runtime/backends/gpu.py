@@ -17,7 +17,7 @@ from ..draft import DrafterName
 from . import ModelSpec, spec_of
 from .cuda import Cuda
 from .device import Kernels, Model
-from .plan import Plan, check_version, flavour
+from .plan import Plan, check_architecture, check_version, flavour
 from .standard import StandardExecutor
 from .trt import TrtModel
 
@@ -30,7 +30,7 @@ def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int, *, r
     resident: a loop whose rounds follow each other on the GPU, where no request needs the host in between.
 
     Raises BundleError, OptionError and ExecutionError, each for the first thing that is wrong: a file, its TensorRT,
-    the driver, the memory, the kernels, the plan or its GPU.
+    the driver, the GPU it is for, the memory, the kernels, the plan.
     """
     manifest = bundle.manifest
     bundle.verify()  # before all else: a plan may hold code
@@ -38,6 +38,8 @@ def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int, *, r
         check_version(manifest.backend, record, str(flavour(manifest.backend).__version__))
     device = Cuda()
     try:
+        for record in manifest.engines.values():
+            check_architecture(manifest.backend, record, device.capability)
         names = [name for name in manifest.models if name == "target" or drafter != "ngram"]
         memory.check(manifest, batch_size, device.memory[0], names)
         with device.current:

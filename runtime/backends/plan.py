@@ -23,6 +23,7 @@ from .device import Tensor
 
 CACHES = {"HALF": "float16", "BF16": "uint16", "FLOAT": "float32"}  # dtypes, by TensorRT's names
 PLUGIN_VERSION = "1"  # of TreeAttention, as plugins/trt registers it
+RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")  # that TensorRT-RTX compiles for
 _HEADER = 64  # bytes, `Runtime.engine_header_size`
 Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest size of "batch", "nodes" and a plugin's "tree"
 
@@ -75,9 +76,10 @@ def check_version(backend: str, record: EngineRecord, installed: str) -> None:
         )
 
 
-def check_architecture(record: EngineRecord, capability: str) -> None:
+def check_architecture(backend: str, record: EngineRecord, capability: str) -> None:
     """Raises BundleError where a plan is for other GPUs; capability as "89"."""
-    built = [name.rstrip("af") for name in record.architectures]
+    portable = RTX_ARCHITECTURES if backend == "tensorrt-rtx" else ()
+    built = [name.rstrip("af") for name in record.architectures or portable]
     newer = record.hardware_compatible == "ampere-plus" and int(capability) >= 80
     if built and capability not in built and not newer:
         names = ", ".join(f"sm_{name}" for name in built)
@@ -192,7 +194,7 @@ class Plan:
         """Raises BundleError for a plan that does not fit this TensorRT or this GPU."""
         self.trt = flavour(backend)
         check_version(backend, record, self.trt.__version__)
-        check_architecture(record, device.capability)
+        check_architecture(backend, record, device.capability)
         check_attention(record)
         needed, free = path.stat().st_size >> 20, device.memory[0] >> 20
         if needed > free:

@@ -16,6 +16,7 @@ from .cuda import Cuda
 from .device import Tensor, TreeInputs
 from .plan import CACHES, Plan, check_profiles, check_tensors
 
+PROMPT = "prompt"  # the profile of what is longer than any bucket
 _ALIGNMENT = 256  # bytes, of every address that TensorRT is given
 
 
@@ -24,6 +25,8 @@ class TrtModel:
 
     Its steps run one after the other, and so must those of models that share its scratch memory.
     """
+
+    capturable = True
 
     def __init__(
         self, plan: Plan, spec: ModelSpec, device: Cuda, batch_size: int, scratch: Tensor | None = None
@@ -38,9 +41,9 @@ class TrtModel:
                 f"the {spec.name}'s cache has {part} bytes a slot and layer, and TensorRT wants multiples of "
                 f"{_ALIGNMENT}: build it for another length"
             )
-        nodes = [sizes["nodes"] for sizes in plan.record.profiles.values()]
-        exact = {most: profile for profile, (least, _, most) in enumerate(nodes) if least == most}
-        ranges = {most: profile for profile, (least, _, most) in enumerate(nodes) if least < most}
+        nodes = {name: sizes["nodes"][2] for name, sizes in plan.record.profiles.items()}
+        exact = {most: at for at, (name, most) in enumerate(nodes.items()) if name != PROMPT}
+        ranges = {most: at for at, (name, most) in enumerate(nodes.items()) if name == PROMPT}
         self.buckets: Sequence[int] = tuple(sorted(exact))
         self.chunk, largest = max([*self.buckets, *ranges]), self.buckets[-1]
         lines = -(-max(batch_size * largest, self.chunk) // largest)  # of `largest` nodes

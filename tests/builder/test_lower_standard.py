@@ -21,6 +21,7 @@ from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.lower.standard import DTYPES, INPUTS, OUTPUTS, lower
 from specbuild.builder.passes import run_portable
+from specbuild.runtime.errors import OptionError
 from specbuild.runtime.tree import Tree
 
 Make = Callable[..., Any]
@@ -118,6 +119,16 @@ def test_a_soft_cap_is_written_out(tmp_path: Path) -> None:
     lowered = lower(fused(model), "fp32", CAPACITY)
     assert not [node for node in lowered.graph if node.op_type == "Attention"]
     check(model, Session(lowered, tmp_path / "model.onnx"))
+
+
+def test_numbers_too_large_are_refused(make_model: Make) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[3, 3] = 1e5
+    portable = fused(model)
+    with pytest.raises(OptionError, match=r"embed_tokens.* has numbers too large for float16: use bf16 or fp32"):
+        lower(portable, "fp16", CAPACITY)
+    lower(portable, "bf16", CAPACITY)
 
 
 @pytest.mark.parametrize("precision", DTYPES)

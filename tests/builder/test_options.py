@@ -19,7 +19,12 @@ def test_architectures(wanted: list[str], found: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
-    [(["90"], "has no sm_90: use 75"), (["portable", "89"], "not both"), ([""], "has no sm_: use"), (["x,89"], "sm_x")],
+    [
+        (["90"], "has no sm_90: use 75"),
+        (["portable", "89"], "not both"),
+        ([""], "an architecture is empty: use"),
+        (["x,89"], "sm_x"),
+    ],
 )
 def test_architectures_refused(wanted: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
@@ -30,7 +35,7 @@ def test_architectures_refused(wanted: list[str], message: str) -> None:
     ("options", "message"),
     [
         ({"builder_optimization_level": 6}, "builder-optimization-level must be 0…5, not 6"),
-        ({"workspace": 0}, "workspace must be at least 1 MiB"),
+        ({"workspace": 0}, "workspace must be 1…4194304 MiB, not 0"),
         ({"prompt_chunk": 63}, "prompt-chunk must be 64…4096 nodes, not 63"),
         ({"attention": "flash"}, "unknown --attention 'flash': use plugin, native"),
         ({"hardware_compatible": "all"}, "unknown --hardware-compatible 'all': use ampere-plus"),

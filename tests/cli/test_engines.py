@@ -79,7 +79,7 @@ def test_the_table(specbuild: Command, engines: Path, monkeypatch: pytest.Monkey
     for words in (
         "portable, native attention",
         "nodes64, prompt",
-        "attention, KV-cache update, rotary embedding in all 6",
+        "layers; of the model's 6: attention in 6, KV-cache update in 6, rotary embedding in 6",
     ):
         assert words in outcome.out
     assert "MB in all for 4 × 1024 tokens" in outcome.out
@@ -89,7 +89,7 @@ def test_the_table(specbuild: Command, engines: Path, monkeypatch: pytest.Monkey
 def test_loading_stops_at_the_driver(specbuild: Command, engines: Path) -> None:
     for command in (("generate", engines, "-p", "x"), ("verify", engines)):
         line = specbuild(*command).refusal(1)
-        assert "there is no NVIDIA driver" in line or "GPU" in line
+        assert "there is no NVIDIA driver (libcuda.so.1): install one for CUDA 13" in line
     assert "runs on a GPU: threads are for" in specbuild("generate", engines, "-p", "x", "--threads", 2).refusal()
 
 
@@ -129,6 +129,7 @@ def test_a_plan_without_a_record(specbuild: Command, engines: Path, tmp_path: Pa
         (("--backend", "tensorrt-rtx", "--buckets", "1,4"), "give a bucket of 2"),
         (("--backend", "tensorrt-rtx", "--buckets", "1,2,many"), "buckets must be whole numbers"),
         (("--backend", "tensorrt-rtx", "--prompt-chunk", "9"), "prompt-chunk must be 64…4096"),
+        (("--prompt-chunk", "512"), "drop --prompt-chunk"),
     ],
 )
 def test_refused_before_anything_is_built(
@@ -146,6 +147,36 @@ def test_what_needs_a_gpu_to_build(specbuild: Command, pair: Path, tmp_path: Pat
     line = specbuild("build", "--target", pair / "target", "-o", tmp_path / "x.bundle", *arguments).refusal()
     assert "needs a GPU to build, and here " in line
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("engines", ["fp16"], indirect=True)
+def test_a_dry_run_says_what_is_built(specbuild: Command, engines: Path, pair: Path, tmp_path: Path) -> None:
+    models = ("--target", pair / "target", "--draft", pair / "draft", "--backend", "tensorrt-rtx")
+    plan = json.loads(specbuild("build", *models, "-o", tmp_path / "x", "--cuda-arch", "89", "--dry-run", "--json").out)
+    manifest = Bundle.open(engines).manifest
+    for record in manifest.engines.values():
+        assert plan["profiles"] == record.profiles
+    assert plan["max_seq_len"] == manifest.max_seq_len
+    assert sum(file.bytes for file in manifest.files.values()) < plan["bundle_bytes_at_most"]
+    assert "exists" in specbuild("build", *models, "-o", engines, "--dry-run").refusal()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max-batch-size = [4]", "has a list for 'max-batch-size'"),
+        ("max-batch-size = 2.7", "'2.7' is not a valid integer"),
+        ("max-batch-size = inf", "'inf' is not a valid integer"),
+        ("max-batch-size = true", "'true' is not a valid integer"),
+        ("weight-streaming = 2", "'2' is not a valid boolean"),
+        ("buckets = [1, 2.9]", "buckets must be whole numbers"),
+        ("workspace = 99999999999", "workspace must be 1…"),
+    ],
+)
+def test_recipes_of_wrong_types(specbuild: Command, pair: Path, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "r.toml").write_text(f'backend = "tensorrt-rtx"\n{text}\n', encoding="utf-8")
+    options = ("--recipe", tmp_path / "r.toml", "--target", pair / "target", "-o", tmp_path / "x", "--dry-run")
+    assert message in specbuild("build", *options).refusal()
 
 
 def test_a_recipe_and_a_flag_that_goes_before_it(specbuild: Command, pair: Path, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def test_engines(make_family: Callable[..., Path], tmp_path: Path, name: str) ->
     run_portable(graph)
     precision = ("fp16", "bf16", "fp32")[list(FAMILIES).index(name) % 3]
     options = {"backend": "tensorrt-rtx", "precision": precision, "buckets": (1, 8)}
-    emitted = emit(tmp_path / "bundle", "target", graph, BuildConfig(found.source, tmp_path / "b", **options), CAPACITY)
+    config = BuildConfig(found.source, tmp_path / "b", **options)
+    emitted = emit(tmp_path / "bundle", "target", graph, config, CAPACITY, 100)
     layers = emitted.report["layer_types"]
     by_layer = emitted.report["model_layers"]
     assert [each["layer"] for each in by_layer] == list(range(LAYERS))
@@ -129,6 +130,19 @@ def test_engines(make_family: Callable[..., Path], tmp_path: Path, name: str) ->
     assert rotary == layers.get("ROTARY_EMBEDDING", 0) == 2 * matches["FuseRotary"]
     (record,) = emitted.engines.values()
     assert list(record.profiles) == ["nodes1", "nodes8", "prompt"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
+@pytest.mark.parametrize("model_type", ["gpt2", "glm", "mixtral"])
+def test_engines_of_others(make_family: Callable[..., Path], tmp_path: Path, model_type: str) -> None:
+    """What is exported otherwise compiles too: learned positions, another rotation, experts."""
+    fields = {"gpt2": {"n_layer": 1}, "mixtral": {"num_hidden_layers": 1, "num_local_experts": 4}}
+    target = make_family(tmp_path / "target", model_type, **fields.get(model_type, {"num_hidden_layers": 1}))
+    options = {"backend": "tensorrt-rtx", "buckets": (1, 8), "cuda_arch": ("none",), "max_seq_len": 100}
+    report = build(BuildConfig(str(target), tmp_path / "bundle", **options))
+    (layer,) = report["engines"]["target"]["model_layers"]
+    assert (len(layer["attention"]), len(layer["kv_cache_update"])) == (1, 2)
+    assert report["exactness"]["graph_logit_difference"] < 1e-3
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from specbuild.runtime import Engine
-from specbuild.runtime.bundle import MANIFEST, SCHEMA_VERSION, Bundle, Manifest, file_record
+from specbuild.runtime.bundle import MANIFEST, SCHEMA_VERSION, Bundle, EngineRecord, Manifest, file_record
 from specbuild.runtime.errors import BundleError
 
 
@@ -222,6 +222,41 @@ def rewrite_whole(folder: Path, manifest: Manifest) -> None:
 def test_an_unknown_backend_is_refused(bundle_copy: Path) -> None:
     rewrite(bundle_copy, backend="abacus")
     refused(bundle_copy, "abacus", check=Engine.load)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"buckets": []}, "buckets are []"),
+        ({"buckets": ["a"]}, "buckets is"),
+        ({"buckets": [4, 1]}, "buckets are [4, 1]"),
+        ({"max_batch_size": None}, "max_batch_size is None"),
+        ({"max_seq_len": True}, "max_seq_len is True"),
+        ({"models": {}}, "a model is missing"),
+        ({"exactness_bound": "small"}, "exactness_bound is"),
+    ],
+)
+def test_what_no_build_writes_is_refused(bundle_copy: Path, changes: dict[str, Any], message: str) -> None:
+    rewrite(bundle_copy, **changes)
+    assert message in refused(bundle_copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activations": "x"}, "activations is 'x'"),
+        ({"architectures": "89"}, "architectures is '89'"),
+        ({"attention": 5}, "attention is 5"),
+        ({"profiles": {"nodes1": {"nodes": [2, 1, 1]}}}, "not least, usual, largest"),
+        ({"profiles": {"nodes1": {"nodes": [1, 1]}}}, "not least, usual, largest"),
+        ({"profiles": {"nodes1": {"nodes": [True, 1, 1]}}}, "profiles is"),
+        ({}, "backend onnxruntime has engines"),
+    ],
+)
+def test_what_no_engine_has_is_refused(bundle_copy: Path, changes: dict[str, Any], message: str) -> None:
+    record = EngineRecord("1.7.1", ["89"], "native", None, False, None, 0, {"nodes1": {"nodes": [1, 1, 1]}})
+    rewrite(bundle_copy, engines={"target/weights.bin": dataclasses.replace(record, **changes)})
+    assert message in refused(bundle_copy)
 
 
 def test_what_was_checked_takes_precedence_over_what_failed(bundle_copy: Path) -> None:

@@ -22,7 +22,8 @@ def manifest(bundle: Path) -> Manifest:
         name: replace(record, graphs={"4": f"{name}/model.plan"}, precision="fp16")
         for name, record in found.models.items()
     }
-    one = EngineRecord("1.7.1", [], "native", None, False, None, 3 * MIB, {})
+    profiles = {"nodes64": {"nodes": [64, 64, 64]}, "prompt": {"nodes": [65, 256, 512]}}
+    one = EngineRecord("1.7.1", [], "native", None, False, None, 3 * MIB, profiles)
     engines = {"target/model.plan": one, "draft/model.plan": replace(one, activations=MIB)}
     return replace(found, files=found.files | plans, models=models, engines=engines)
 
@@ -38,9 +39,10 @@ def test_a_plan(manifest: Manifest, bundle: Path) -> None:
     assert both.caches == 2 * (1024 + 64) * sum(row.values())
     assert alone.caches == 2 * (1024 + 64) * row["target"]
     assert (both.activations, alone.activations) == (3 * MIB, 3 * MIB)
-    assert both.buffers == 2 * 2 * (64 * 4096 * 4 + 64 * 1088 + 4 * 4096)
+    assert both.buffers == 2 * (2 * 4096 * (4 * 64 + 12) + 512 * 1088)
+    assert memory.plan(manifest, 16).buffers == 2 * (16 * 4096 * (4 * 64 + 12) + 16 * 64 * 1088)
     assert both.total == both.weights + both.caches + both.activations + both.buffers + both.graphs
-    half = memory.plan(manifest, 2, 512)
+    half = memory.plan(manifest, 2, 500)  # in whole 64 rows
     assert half.caches == both.caches * (512 + 64) // (1024 + 64)
     assert memory.plan(manifest, 4).caches == 2 * both.caches
     assert both.to_dict()["total"] == both.total

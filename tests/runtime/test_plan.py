@@ -158,6 +158,7 @@ def test_versions(backend: str, compatible: bool, installed: str, fits: bool) ->
         (["86", "89"], None, "89", True),
         (["90a"], None, "90", True),
         ([], None, "120", True),
+        ([], None, "90", False),
         (["86", "89"], None, "120", False),
         (["80"], "ampere-plus", "120", True),
         (["80"], "ampere-plus", "75", False),
@@ -168,10 +169,12 @@ def test_versions(backend: str, compatible: bool, installed: str, fits: bool) ->
 def test_architectures(built: list[str], hardware: str | None, capability: str, fits: bool) -> None:
     record = replace(RECORD, architectures=built, hardware_compatible=hardware)
     if fits:
-        check_architecture(record, capability)
+        check_architecture("tensorrt-rtx", record, capability)
     else:
-        with pytest.raises(BundleError, match=f"compiled for sm_{built[0]}.*this GPU is sm_{capability}: build"):
-            check_architecture(record, capability)
+        with pytest.raises(
+            BundleError, match=f"compiled for sm_{(built or ['75'])[0]}.*this GPU is sm_{capability}: build"
+        ):
+            check_architecture("tensorrt-rtx", record, capability)
 
 
 def test_profiles_are_the_record_s() -> None:
