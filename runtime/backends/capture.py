@@ -37,5 +37,7 @@ def _captured(stream: Any, enqueue: Step) -> Iterator[Any]:
         enqueue()
         yield builder.end_building()
     finally:
-        with suppress(Exception):  # ends a capture that is still open, and complains of it
-            builder.close()
+        for _ in range(2):  # the first ends a capture that is still open, complains of it, and frees nothing
+            with suppress(Exception):
+                builder.close()
+        del builder

@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..errors import ExecutionError, SpecbuildError, one_line
 from . import capture
+from .copies import row_copy, strided_copy
 from .device import Step, Tensor
 
 CUDA = (13, 0)  # of the bindings and of TensorRT's wheels; within a major version older drivers serve newer ones
@@ -111,7 +112,7 @@ class Cuda:
         self.uncaptured: list[str] = []
         self._device = device
         self._streams: dict[int, Any] = {}
-        self._buffers: list[Any] = []
+        self._frees: list[Step] = []
         self._own = self.stream()
 
     @property
@@ -124,31 +125,34 @@ class Cuda:
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Tensor:
         """Zero memory of the GPU; see `Device.empty`."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        buffer = self._allocate(size)
-        self._buffers.append(buffer)
-        tensor = Tensor(int(buffer.handle), tuple(shape), np.dtype(dtype))
+        address = self._allocate(size)
+        self._frees.append(functools.partial(self._free, address))
+        tensor = Tensor(address, tuple(shape), np.dtype(dtype))
         self.fill(tensor, 0, self._own)
         self.wait(self._own)
         return tensor
 
-    def _allocate(self, size: int) -> Any:
-        """A buffer of at least one byte, freed by its own `close`."""
+    def _allocate(self, size: int) -> int:
+        """The address of at least one byte. Of no pool: what is freed is every process's at once."""
         with self.current:
             try:
-                return self._device.allocate(max(size, 1), stream=self._streams[self._own])
-            except Exception as error:
+                return int(self._do(self._driver.cuMemAlloc(max(size, 1))))
+            except ExecutionError as error:
                 free, total = (_mebibytes(part) for part in self.memory)
                 raise ExecutionError(
                     f"{_mebibytes(size)} MiB do not fit the GPU, {free} of {total} MiB are free: free some, or use a "
                     f"smaller batch ({one_line(error)})"
                 ) from None
 
+    def _free(self, address: int) -> None:
+        self._do(self._driver.cuMemFree(address))
+
     def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """Page-locked memory; see `Device.pinned`. Its arrays must not be touched after `close`."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         with self.current:
             buffer = self._core.LegacyPinnedMemoryResource().allocate(max(size, 1))
-        self._buffers.append(buffer)
+        self._frees.append(buffer.close)
         array = np.ctypeslib.as_array((ctypes.c_uint8 * max(size, 1)).from_address(int(buffer.handle)))
         array[:] = 0
         typed: NDArray[Any] = array[:size].view(dtype)
@@ -237,10 +241,10 @@ class Cuda:
 
     def measure_bandwidth(self, size: int = 1 << 28, times: int = 10) -> float:
         """Bytes a second, read and written, of copies of `size` bytes within the GPU's memory."""
-        buffers, on = [self._allocate(size) for _ in range(2)], self._streams[self._own]
-        to, source = (Tensor(int(buffer.handle), (size,), np.dtype(np.uint8)) for buffer in buffers)
-        try:
-            with self.current:
+        both, on = self._allocate(2 * size), self._streams[self._own]
+        to, source = (Tensor(both + start, (size,), np.dtype(np.uint8)) for start in (0, size))
+        with self.current:
+            try:
                 timing = self._core.EventOptions(timing_enabled=True)
                 self.copy(to, source, self._own)
                 begin = on.record(options=timing)
@@ -249,18 +253,22 @@ class Cuda:
                 end = on.record(options=timing)
                 end.sync()
                 return 2 * size * times / (float(end - begin) / 1000)
-        finally:
-            for buffer in buffers:
-                buffer.close()
+            finally:
+                self._free(both)
 
     def close(self) -> None:
-        """Free everything, once all of it has run; see `Device.close`."""
-        things = *self._buffers, *self._streams.values()
-        self._buffers, self._streams = [], {}
-        with self.current:
-            self._device.sync()
-            for thing in things:
-                thing.close()
+        """Free everything, once all of it has run or failed; see `Device.close`."""
+        steps = self._device.sync, *self._frees, *(stream.close for stream in self._streams.values())
+        errors = list[ExecutionError]()
+        for step in steps:
+            try:
+                with self.current:
+                    step()
+            except ExecutionError as error:  # a GPU that failed refuses all that follows
+                errors.append(error)
+        self._frees, self._streams = [], {}
+        if errors:
+            raise errors[0]
 
     def _do(self, answer: tuple[Any, ...]) -> Any:
         """The results of a driver's call, one or several; raises ExecutionError."""
@@ -268,33 +276,3 @@ class Cuda:
         if status:
             raise ExecutionError(f"CUDA failed: {status.name}")
         return results[0] if len(results) == 1 else results
-
-
-def row_copy(driver: Any, cache: Tensor, slot: int, row: int, to: int) -> Any:
-    """A copy of one cache row to another, of all layers and heads of a slot, as the driver takes it.
-
-    Seen as planes of B · heads lines, S · D numbers long: one plane a layer's keys or values, one line a head.
-    """
-    layers, slots, heads, rows, width = cache.shape
-    size = cache.dtype.itemsize
-    move = driver.CUDA_MEMCPY3D()
-    for side, at in (("src", row), ("dst", to)):
-        setattr(move, f"{side}MemoryType", driver.CUmemorytype.CU_MEMORYTYPE_DEVICE)
-        setattr(move, f"{side}Device", cache.address)
-        setattr(move, f"{side}Pitch", rows * width * size)
-        setattr(move, f"{side}Height", slots * heads)
-        setattr(move, f"{side}XInBytes", at * width * size)
-        setattr(move, f"{side}Y", slot * heads)
-    move.WidthInBytes, move.Height, move.Depth = width * size, heads, layers
-    return move
-
-
-def strided_copy(driver: Any, to: Tensor, source: Tensor) -> Any:
-    """A copy of the rows of `source` to the beginnings of those of `to`, as the driver takes it."""
-    copy = driver.CUDA_MEMCPY2D()
-    for side, tensor in (("src", source), ("dst", to)):
-        setattr(copy, f"{side}MemoryType", driver.CUmemorytype.CU_MEMORYTYPE_DEVICE)
-        setattr(copy, f"{side}Device", tensor.address)
-        setattr(copy, f"{side}Pitch", tensor.nbytes // tensor.shape[0])
-    copy.WidthInBytes, copy.Height = source.nbytes // source.shape[0], source.shape[0]
-    return copy

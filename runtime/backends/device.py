@@ -57,6 +57,10 @@ class Device(Protocol):
         """Enqueue a copy of the beginning of `source` to `to`, which is pinned and contiguous."""
         ...
 
+    def fill(self, to: Tensor, byte: int, stream: int) -> None:
+        """Enqueue writing one byte all over a tensor."""
+        ...
+
     def copy(self, to: Tensor, source: Tensor, stream: int) -> None:
         """Enqueue a copy of all of `source` to the beginning of `to`."""
         ...
@@ -102,7 +106,7 @@ class Device(Protocol):
     uncaptured: list[str]  # why graphs could not be captured, one line each
 
     def close(self) -> None:
-        """Wait for everything, and free it all."""
+        """Wait for everything, and free it all; raises the first error, once it is done."""
         ...
 
 
@@ -138,6 +142,7 @@ class Model(Protocol):
     batch_size: int  # B
     buckets: Sequence[int]  # node counts that a step may have, ascending
     chunk: int  # most nodes of `prefill`, at least the largest bucket
+    capturable: bool  # whether a graph may hold its steps
     tokens: Tensor  # int32 [B, N]
     positions: Tensor  # int32 [B, N]; where there is a `tree`, positions and rows are not read, and there are no masks
     rows: Tensor  # int32 [B]: the cache row of each sequence's first node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..device.cubins import find_kernels
 from ..device.loop import DeviceLoop
 from ..device.resident import ResidentLoop
 from ..draft import DrafterName
+from ..errors import ExecutionError
 from . import ModelSpec, spec_of
 from .cuda import Cuda
 from .device import Kernels, Model
@@ -50,7 +52,8 @@ def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int, *, r
         made = ResidentLoop if resident else DeviceLoop
         return made(executors["target"], executors.get("draft"), kernels, eos, drafter)
     except BaseException:
-        device.close()
+        with suppress(ExecutionError):  # the first error is what went wrong
+            device.close()
         raise
 
 

@@ -29,6 +29,7 @@ class OrtModel:
     """See `Model`; it runs on the stream that it was made with."""
 
     tree = None
+    capturable = False  # ONNX Runtime may call the host, and free memory, between its kernels
 
     def __init__(
         self,
@@ -68,6 +69,18 @@ class OrtModel:
         self._run = onnxruntime.RunOptions()
         self._run.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._steps = {nodes: self._bind(batch_size, nodes, 0, 0, nodes) for nodes in self.buckets}
+        self._warm(device)
+
+    def _warm(self, device: Device) -> None:
+        """Run every step twice: the first runs allocate and choose kernels. All nodes see all rows, so none is NaN."""
+        for mask in self.masks.values():
+            device.fill(mask, 1, self._stream)
+        device.wait(self._stream)
+        for nodes in (*self.buckets, *self.buckets):
+            self.enqueue(nodes, self._stream)
+        for tensor in (*self.masks.values(), self.cache):
+            device.fill(tensor, 0, self._stream)
+        device.wait(self._stream)
 
     def enqueue(self, nodes: int, stream: int) -> None:
         """See `Model.enqueue`; raises ExecutionError."""

@@ -168,6 +168,14 @@ class StandardExecutor:
         self._row_positions[slot, start:end] = np.arange(start, end)
         self._ends[slot] = start + len(rows)
 
+    def erase(self, slot: int) -> None:
+        """Make a slot's cache zero: a row that is no number would spoil what sees the others, by 0 · NaN."""
+        cache = self.model.cache
+        part = cache.nbytes // (cache.shape[0] * self.batch_size)
+        for index in range(slot, cache.shape[0] * self.batch_size, self.batch_size):
+            self.device.fill(Tensor(cache.address + index * part, (part,), np.dtype(np.uint8)), 0, self.stream)
+        self.wait()
+
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cache."""

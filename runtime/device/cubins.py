@@ -33,6 +33,7 @@ KERNELS = {
     "finish_tree": ("grow_finish",),
     "publish": ("publish",),
 }  # what each launcher launches
+_LATER = "publish"  # of resident rounds alone: looked for when it is first launched
 
 
 class Launch(NamedTuple):
@@ -95,23 +96,39 @@ class CubinKernels:
         Raises ExecutionError where a kernel is missing or of another version, and where there is no driver.
         """
         best = best_architecture((record.architecture for record in records.values()), architecture)
-        files = {name: file for file, r in records.items() if r.architecture == best for name in r.kernels}
-        wanted = {kernel: LAUNCHERS[name] for name, kernels in KERNELS.items() for kernel in kernels}
-        if missing := wanted.keys() - files.keys():
-            raise ExecutionError(
-                f"{folder} has no kernel {min(missing)} for compute capability {architecture}: build it again with "
-                f"--cuda-arch {architecture}"
-            )
+        self._files = {
+            name: folder / file for file, r in records.items() if r.architecture == best for name in r.kernels
+        }
+        self._architecture, self._folder = architecture, folder
+        self._structs = {kernel: LAUNCHERS[name] for name, kernels in KERNELS.items() for kernel in kernels}
+        wanted = [kernel for kernel in self._structs if kernel != _LATER]
+        for kernel in sorted(wanted):
+            self._file(kernel)
         self._driver = _driver()
-        modules = {file: self._load(folder / file) for file in dict.fromkeys(files[kernel] for kernel in wanted)}
-        self._functions, self._shared = dict[str, Any](), dict[str, int]()
-        for kernel, struct in wanted.items():
-            self._functions[kernel] = self._call("cuModuleGetFunction", modules[files[kernel]], kernel.encode())
-            _, size = self._call("cuFuncGetParamInfo", self._functions[kernel], 0)
-            if size != ctypes.sizeof(struct):
-                raise ExecutionError(
-                    f"{folder / files[kernel]} is of another version, {kernel} takes {size} bytes: build it again"
-                )
+        self._modules, self._functions, self._shared = dict[Path, Any](), dict[str, Any](), dict[str, int]()
+        for kernel in wanted:
+            self._function(kernel)
+
+    def _file(self, kernel: str) -> Path:
+        if kernel in self._files:
+            return self._files[kernel]
+        raise ExecutionError(
+            f"{self._folder} has no kernel {kernel} for compute capability {self._architecture}: build it again with "
+            f"--cuda-arch {self._architecture}"
+        )
+
+    def _function(self, kernel: str) -> Any:
+        """A kernel, loaded when it is first asked for."""
+        if kernel not in self._functions:
+            path = self._file(kernel)
+            if path not in self._modules:
+                self._modules[path] = self._load(path)
+            function = self._call("cuModuleGetFunction", self._modules[path], kernel.encode())
+            _, size = self._call("cuFuncGetParamInfo", function, 0)
+            if size != ctypes.sizeof(self._structs[kernel]):
+                raise ExecutionError(f"{path} is of another version, {kernel} takes {size} bytes: build it again")
+            self._functions[kernel] = function
+        return self._functions[kernel]
 
     def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
         """Launch `specbuild_<name>` on a stream; returns before it has run.
@@ -119,7 +136,7 @@ class CubinKernels:
         Raises OptionError for what it refuses, and ExecutionError for what CUDA does.
         """
         for kernel, x, y, z, threads, shared in launches(name, params):
-            function = self._functions[kernel]
+            function = self._function(kernel)
             if shared > max(_UNASKED, self._shared.get(kernel, 0)):
                 most = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 self._call("cuFuncSetAttribute", function, most, shared)

@@ -89,6 +89,10 @@ class Notes:
         """See `Device`; no node of a body of ours: what the host reads is in the ring."""
         self.add("copy to the host", stream, [source.address], bytes=to.nbytes)
 
+    def fill(self, to: Tensor, byte: int, stream: int) -> None:
+        """See `Device`."""
+        self.add("memset", stream, writes=[to.address], bytes=to.nbytes)
+
     def copy(self, to: Tensor, source: Tensor, stream: int) -> None:
         """See `Device`."""
         self.add("memcpy", stream, [source.address], [to.address], bytes=source.nbytes)
@@ -167,6 +171,8 @@ def _pointers(params: Any) -> Iterator[tuple[str, int]]:
 
 class _Model:
     """A model of a manifest, whose step is a child graph."""
+
+    capturable = True
 
     def __init__(self, spec: ModelSpec, notes: Notes, batch: int, buckets: Seq[int], plugin: bool, item: Any) -> None:
         """`plugin`: whether its attention is TreeAttention; `item`: the dtype of its cache."""

@@ -59,7 +59,7 @@ class DeviceDrafter:
         if _PAIR not in executor.model.buckets:
             raise BundleError("the draft has no step of two nodes: build it with a bucket of 2")
         self.executor, self._kernels, self._slots = executor, kernels, slots
-        self._graphs = Graphs(executor.device, executor.stream)
+        self.graphs = Graphs(executor)
         self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are right, at least
         batch, empty = executor.batch_size, executor.device.empty
         wide, branch = executor.model.buckets[-1], most - 1
@@ -104,7 +104,7 @@ class DeviceDrafter:
     def draft(self, specs: Seq[TreeSpec], asked: Asked, block: Block, nodes: int) -> None:
         """Enqueue the growing of trees of at most `nodes` nodes, on the draft's stream."""
         extent = Extent.of(specs, self.executor, nodes)
-        self._graphs.run((extent, asked), lambda: self.grow(extent, asked, block))
+        self.graphs.run((extent, asked), lambda: self.grow(extent, asked, block))
 
     def grow(self, extent: Extent, asked: Asked, block: Block) -> None:
         """Enqueue the root's children, a level below them at a time, and the best of all as the final tree."""
@@ -192,4 +192,5 @@ def _chain(executor: StandardExecutor, nodes: int) -> dict[str, Any]:
     block = Block(executor.device, {name: (shape, np.int32) for name, shape in shapes.items()})
     block.host["parents"][:], block.host["counts"][:] = np.arange(nodes) - 1, nodes
     block.upload("parents", "counts", executor.stream)
+    executor.wait()  # the block's host part goes with it
     return {**block.at, "tree_nodes": nodes}

@@ -8,6 +8,7 @@ the host drafts from it instead, and sends the tree.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..ngram import SURE, SURE_GREEDY, lookup, repeats
 from ..sequence import Sequence
 from ..tree import Tree, TreeSpec
 from .draft import MOST_NODES, DeviceDrafter
-from .state import Asked, Block, Graphs, Slots, launch, show
+from .state import Asked, Block, Graphs, Slots, launch, layer_addresses, round_block, show
 
 
 class DeviceLoop(Loop):
@@ -45,14 +46,15 @@ class DeviceLoop(Loop):
         self._slots = Slots(self._device, batch, vocab)
         self._model = DeviceDrafter(draft, kernels, self._slots, most) if draft and drafter != "ngram" else None
         self._looks_up = drafter != "model"
-        self._graphs, empty = Graphs(self._device, target.stream), self._device.empty
-        self._blocks = {nodes: _block(target, nodes) for nodes in target.model.buckets}  # a round's, by its most nodes
+        self._graphs, empty = Graphs(target), self._device.empty
+        self._blocks = {n: round_block(target, n) for n in target.model.buckets}  # a round's, by its most nodes
         self._choices, self._tickets = empty((batch, most), np.int32), empty((batch, most), np.uint32)
         largest = Choose(batch=batch, nodes=most, vocab=vocab, best=1)
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
         self._kept, self._ticket = empty((2, batch), np.int32), empty((1,), np.uint32)
         self._draft_len = empty((batch,), np.int32)  # nobody asks: the host knows what the draft's cache has at least
-        self._layers = [_layers(executor) for executor in self._executors]
+        self._layers = [layer_addresses(executor) for executor in self._executors]
+        self._last: list[Sequence | None] = [None] * batch  # who was in each slot last
 
     @property
     def _executors(self) -> list[StandardExecutor]:
@@ -63,11 +65,20 @@ class DeviceLoop(Loop):
         reading = [s for s in sequences if not s.output]
         decoding = [s for s in sequences if s.output]
         for sequence in reading:
+            self._occupy(sequence.slot, sequence)
             self._slots.hold(sequence.slot, len(sequence.tokens))
         if decoding:
             self._decode(decoding)
         if reading:
             super().run(reading)
+
+    def _occupy(self, slot: int, sequence: Sequence | None) -> None:
+        """A slot is another's now: nothing is left in it of a sequence that failed, whose rows may be no numbers."""
+        last, self._last[slot] = self._last[slot], sequence
+        if last and last is not sequence and last.error:
+            self._target.wait()  # which moves rows in both caches
+            for executor in self._executors:
+                executor.erase(slot)
 
     def _decode(self, sequences: Seq[Sequence]) -> None:
         """A round on the device, and what the host learns of it."""
@@ -245,6 +256,7 @@ class DeviceLoop(Loop):
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
         most = self._target.model.buckets[-1]
+        self._occupy(0, None)
         return super().logits(tokens, count, nodes if count == 1 else min(nodes or most, most))
 
     def release(self, slot: int) -> None:
@@ -265,31 +277,22 @@ class DeviceLoop(Loop):
         return list(self._device.uncaptured)
 
     def close(self) -> None:
-        """Free the models, and all of the device's memory."""
-        for executor in self._executors:
-            executor.close()
-        self._device.close()
+        """Free the models, and all of the device's memory, once nothing runs any more."""
+        self._settle()
+        with ExitStack() as stack:
+            stack.callback(self._device.close)
+            for executor in self._executors:
+                stack.callback(executor.close)
+
+    def _settle(self) -> None:
+        """Wait for all that is enqueued, whatever comes of it, and drop the graphs."""
+        for executor in reversed(self._executors):
+            with suppress(Exception):  # it was told when it happened, or nobody asks any more
+                executor.wait()
+        for graphs in (self._graphs, *([self._model.graphs] if self._model else [])):
+            graphs.clear()
 
 
 def most_nodes(sequence: Sequence, tree: Tree | None) -> int:
     """Nodes of a tree, at most where the model grows it."""
     return len(tree) if tree else 1 + (sequence.tree.nodes if sequence.tree else 0)
-
-
-def _block(target: StandardExecutor, nodes: int) -> Block:
-    """What a round takes from the host, up to `counts`, and what it gives back, from there on."""
-    one, each = (target.batch_size,), (target.batch_size, nodes)
-    shapes = {"tokens": each, "parents": each, "node_rows": each, "counts": one, "fault": one, "length": one}
-    shapes |= {"emitted": each, "path": each}
-    return Block(target.device, {name: (shape, np.int32) for name, shape in shapes.items()})
-
-
-def _layers(executor: StandardExecutor) -> Tensor:
-    """The addresses of each layer's keys and values, `uint64[2·layers]`."""
-    device, cache = executor.device, executor.model.cache
-    addresses = device.pinned((cache.shape[0],), np.uint64)
-    addresses[:] = cache.address + np.arange(cache.shape[0], dtype=np.uint64) * (cache.nbytes // cache.shape[0])
-    layers = device.empty(addresses.shape, np.uint64)
-    device.upload(layers, addresses, executor.stream)
-    device.wait(executor.stream)
-    return layers

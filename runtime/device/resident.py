@@ -7,8 +7,10 @@ counts. docs/device-loop.md says what the graph holds, and when rounds are `Devi
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +20,14 @@ from .. import nvtx
 from ..backends.device import Kernels, Step
 from ..backends.standard import StandardExecutor
 from ..draft import DrafterName
-from ..errors import ExecutionError
+from ..errors import ExecutionError, OptionError, SpecbuildError, one_line
 from ..sequence import Sequence
 from .draft import Extent
 from .loop import DeviceLoop, most_nodes
 from .state import MOST_GRAPHS, Asked, launch
 
 AHEAD = 32  # rounds that one launch of a graph may do
+_ORDERED = ("x86_64", "AMD64")  # machines that read in the order in which a device writes
 
 
 @dataclass(slots=True)
@@ -51,15 +54,31 @@ class ResidentLoop(DeviceLoop):
         drafter: DrafterName | None = None,
         ahead: int = AHEAD,
     ) -> None:
-        """`ahead`: rounds in the ring, and in one launch at most; the rest as in `DeviceLoop`."""
+        """`ahead`: rounds in the ring, and in one launch at most; the rest as in `DeviceLoop`.
+
+        Raises OptionError on a host that may read an entry before the count that announces it.
+        """
+        if (machine := platform.machine()) not in _ORDERED:
+            raise OptionError(f"a resident loop needs an x86_64 host, this is {machine}: load without `resident`")
         super().__init__(target, draft, kernels, eos, drafter)
         device, entry = self._device, target.batch_size * (target.model.buckets[-1] + 2)
-        self.ahead, self._captures = ahead, True
+        self.ahead = ahead
         self._flight: Flight | None = None
         self._ring = device.pinned((ahead * entry,), np.int32)
         self._published, self._stop = device.pinned((1,), np.uint64), device.pinned((1,), np.uint32)
         self._round, self._first = device.empty((1,), np.uint64), device.pinned((1,), np.uint64)
         self._loops = dict[Hashable, Step]()
+        self._captures = all(executor.model.capturable for executor in self._executors) and self._publishes()
+
+    def _publishes(self) -> bool:
+        """Whether `publish` can be launched; it has run once then, as what is captured must have."""
+        try:
+            self._publish(self._target.model.buckets[0], 0)
+            self._target.wait()
+        except SpecbuildError as error:
+            self._device.uncaptured.append(one_line(error))
+            return False
+        return True
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """A round; of those that the device has done by itself one, or all that are left where it has to stop."""
@@ -99,6 +118,7 @@ class ResidentLoop(DeviceLoop):
         step = self.capture(nodes, extent, asked)
         if step is None:
             self._captures = False
+            self._target.wait()  # an ordinary round may begin on the draft's stream
             return False
         first = self.ahead - rounds  # the loop ends behind the ring's last entry
         self._first[:] = self._published[:] = first
@@ -145,10 +165,15 @@ class ResidentLoop(DeviceLoop):
         else:
             self._device.copy(block.at["tokens"], self._slots.at["roots"], stream)
         self._advance(nodes, asked)
+        self._publish(nodes, handle)
+
+    def _publish(self, nodes: int, handle: int) -> None:
+        """Enqueue a round's entry, and where there is a condition, its end."""
+        block = self._blocks[nodes]
         launch(
             self._kernels,
             "publish",
-            stream,
+            self._target.stream,
             **{name: block.at[name] for name in ("length", "fault", "emitted")},
             ring=self._ring.ctypes.data,
             published=self._published.ctypes.data,
@@ -209,11 +234,15 @@ class ResidentLoop(DeviceLoop):
         return super().logits(tokens, count, nodes)
 
     def release(self, slot: int) -> None:
-        """A sequence has ended: the rounds under way are to end as well, and the next `run` reads what they did."""
+        """A sequence has ended: the rounds under way end as well; the next `run` reads what they did for others."""
         self._stop[:] = 1
+        if self._flight and all(s.slot == slot or s.finish_reason for s in self._flight.sequences):
+            with suppress(SpecbuildError):  # a device that failed says so in the next round
+                self._land(())
         super().release(slot)
 
-    def close(self) -> None:
-        """Free everything, once the round under way is over."""
-        self._stop[:] = 1
-        super().close()
+    def _settle(self) -> None:
+        """See `DeviceLoop`; nobody reads any more what the rounds under way do."""
+        self._stop[:], self._flight = 1, None
+        super()._settle()
+        self._loops.clear()

@@ -21,6 +21,7 @@ from ..sequence import Sequence
 from ..tree import TreeSpec
 
 MOST_GRAPHS = 64
+UNCAPTURABLE = "ONNX Runtime's steps are not captured in graphs"  # of no other model is it true
 _ALIGNMENT = 16
 
 
@@ -62,6 +63,25 @@ class Block:
         return Tensor(self._memory.address + begin, (end - begin,), np.dtype(np.uint8)), self._twin[begin:end]
 
 
+def round_block(target: StandardExecutor, nodes: int) -> Block:
+    """What a round takes from the host, up to `counts`, and what it gives back, from there on."""
+    one, each = (target.batch_size,), (target.batch_size, nodes)
+    shapes = {"tokens": each, "parents": each, "node_rows": each, "counts": one, "fault": one, "length": one}
+    shapes |= {"emitted": each, "path": each}
+    return Block(target.device, {name: (shape, np.int32) for name, shape in shapes.items()})
+
+
+def layer_addresses(executor: StandardExecutor) -> Tensor:
+    """The addresses of each layer's keys and values, `uint64[2·layers]`."""
+    device, cache = executor.device, executor.model.cache
+    addresses = device.pinned((cache.shape[0],), np.uint64)
+    addresses[:] = cache.address + np.arange(cache.shape[0], dtype=np.uint64) * (cache.nbytes // cache.shape[0])
+    layers = device.empty(addresses.shape, np.uint64)
+    device.upload(layers, addresses, executor.stream)
+    device.wait(executor.stream)
+    return layers
+
+
 def launch(kernels: Kernels, name: str, stream: int, **fields: Any) -> None:
     """Enqueue a kernel, its struct's pointers given as tensors; fields that are not named are null or 0."""
     values = {key: value.address if isinstance(value, Tensor) else value for key, value in fields.items()}
@@ -89,20 +109,28 @@ def show(kernels: Kernels, executor: StandardExecutor, cache_len: Tensor, nodes:
 
 
 class Graphs:
-    """Graphs by key, each captured when it is first run."""
+    """Graphs by key, each captured when it is first run, where the model's steps can be."""
 
-    def __init__(self, device: Device, stream: int) -> None:
-        self._device, self._stream, self._made = device, stream, dict[Hashable, Step]()
+    def __init__(self, executor: StandardExecutor) -> None:
+        """What `executor` runs is in the graphs, on its stream."""
+        self._device, self._stream, self._made = executor.device, executor.stream, dict[Hashable, Step]()
+        self._capturable = executor.model.capturable
+        if not self._capturable and UNCAPTURABLE not in self._device.uncaptured:
+            self._device.uncaptured.append(UNCAPTURABLE)
 
     def run(self, key: Hashable, enqueue: Step) -> None:
-        """Enqueue this key's graph, or what it would hold, call by call, while a profiler wants ranges."""
-        if nvtx.enabled:
+        """Enqueue this key's graph; or call by call what it would hold, also while a profiler wants ranges."""
+        if nvtx.enabled or not self._capturable:
             return enqueue()
         if key not in self._made:
             if len(self._made) >= MOST_GRAPHS:
                 self._made.clear()
             self._made[key] = self._device.graph(enqueue, self._stream)
         self._made[key]()
+
+    def clear(self) -> None:
+        """Drop them all."""
+        self._made.clear()
 
 
 @dataclass(frozen=True, slots=True)

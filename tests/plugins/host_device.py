@@ -56,6 +56,10 @@ class HostDevice:
         assert to.flags.c_contiguous
         self._move(to.ctypes.data, source.address, to.nbytes, stream)
 
+    def fill(self, to: Tensor, byte: int, stream: int) -> None:
+        whole = self.array(to).reshape(-1).view(np.uint8)
+        self.run(stream, lambda: whole.fill(byte))
+
     def copy(self, to: Tensor, source: Tensor, stream: int) -> None:
         self._move(to.address, source.address, source.nbytes, stream)
 
@@ -186,7 +190,9 @@ class HostQueue:
 
 
 class QueuedModel:
-    """A model that computes at once, behind a device's streams."""
+    """A model that computes at once, behind a device's streams, where a graph may hold it."""
+
+    capturable = True
 
     def __init__(self, model: Model, device: HostDevice) -> None:
         self._model, self._device = model, device

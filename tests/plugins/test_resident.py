@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_device import HostDevice, HostQueue
+from host_device import HostDevice, HostQueue, QueuedModel
 from specbuild.runtime import Bundle
 from specbuild.runtime.backends.device import Step
 from specbuild.runtime.bundle import EngineRecord
@@ -242,6 +242,8 @@ def test_what_is_no_logit_ends_its_sequence_alone(
         steps[0] += 1
         if steps[0] == 5:
             made.device.array(made.target.model.logits).ravel()[nodes * VOCAB : 2 * nodes * VOCAB] = np.nan
+            for each in made.loop._executors:  # the slot's next sequence must find none of it
+                made.device.array(each.model.cache)[:, 1] = np.nan
 
     made.target.model.spoil = spoil  # type: ignore[attr-defined]
     first, second, third = run(made.loop, batch(tree, 3, max_new_tokens=20))
@@ -285,6 +287,71 @@ def test_without_such_graphs_it_is_the_device_loop(
     done = run(made.loop, batch("chain:3", 3))
     assert [s.output for s in done] == plain(batch("off", 3))
     assert len(asked) == len(made.device.uncaptured) == 1, "it is tried once"
+
+
+def test_without_models_that_graphs_can_hold(
+    host: KernelLibrary, folder: Path, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QueuedModel, "capturable", False)
+    made = Resident(host, folder)
+    done = run(made.loop, batch("chain:3", 3))
+    assert [s.output for s in done] == plain(batch("off", 3))
+    assert made.device.captured == 0
+    assert made.loop.notes == ["ONNX Runtime's steps are not captured in graphs"]
+
+
+def test_without_the_kernel_that_publishes(
+    host: KernelLibrary, folder: Path, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = HostQueue.launch
+
+    def lacking(self: HostQueue, name: str, *more: Any) -> None:
+        if name == "publish":
+            raise ExecutionError("no kernel publish")
+        launch(self, name, *more)
+
+    monkeypatch.setattr(HostQueue, "launch", lacking)
+    made = Resident(host, folder)
+    assert made.loop.notes == ["no kernel publish"]
+    done = run(made.loop, batch("chain:3", 3))
+    assert [s.output for s in done] == plain(batch("off", 3))
+
+
+def test_a_host_that_reads_out_of_order(host: KernelLibrary, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(OptionError, match="needs an x86_64 host, this is aarch64"):
+        Resident(host, folder)
+
+
+def in_flight(made: Resident) -> list[Sequence]:
+    """Two sequences that the device decodes by itself by now."""
+    wanted = batch("chain:3", 2, max_new_tokens=40)
+    for slot, sequence in enumerate(wanted):
+        sequence.slot = slot
+    while not made.loop._flight:
+        made.loop.round(wanted)
+    return wanted
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_it_is_closed_in_the_middle_of_rounds(host: KernelLibrary, folder: Path, ahead: int) -> None:
+    made = Resident(host, folder, ahead=ahead)
+    in_flight(made)
+    made.loop.close()
+    assert made.device.turns < 32
+    assert not made.loop._loops
+    assert not any(made.device._streams.values())
+
+
+def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path) -> None:
+    made = Resident(host, folder)
+    wanted = in_flight(made)
+    made.loop.release(0)  # as one that was cancelled: it has no reason yet
+    wanted[0].finish_reason = "cancelled"
+    assert made.loop._flight, "the other goes on"
+    made.loop.release(1)
+    assert made.loop._flight is None
+    assert not made.device._streams[made.target.stream]
 
 
 def manifest_of(bundle: Path, attention: str) -> Bundle:

@@ -55,7 +55,7 @@ assert not {"cuda", "tensorrt", "tensorrt_rtx"} & {*sys.modules}"""
 @pytest.mark.parametrize(
     ("name", "attributes"),
     [
-        ("Device", "set_current name arch properties allocate create_stream sync"),
+        ("Device", "set_current name arch properties create_stream sync"),
         ("Stream", "handle wait sync record create_graph_builder close"),
         ("Buffer", "handle close"),
         ("LegacyPinnedMemoryResource", "allocate"),
@@ -209,6 +209,10 @@ def test_what_cannot_be_captured_still_runs_on_a_gpu(cuda: Cuda) -> None:
     assert "\n" not in cuda.uncaptured[0]
     step()
     assert (get(cuda, to, stream) == 7).all()
+    good = cuda.graph(lambda: cuda.fill(to, 9, stream), stream)
+    assert len(cuda.uncaptured) == 1, "the stream can be captured again"
+    good()
+    assert (get(cuda, to, stream) == 9).all()
 
 
 @pytest.mark.gpu
@@ -217,3 +221,13 @@ def test_too_little_memory_says_how_much_on_a_gpu(cuda: Cuda) -> None:
     with pytest.raises(ExecutionError, match=r"16777216 MiB do not fit the GPU, \d+ of \d+ MiB are free"):
         cuda.empty((1 << 44,), np.uint8)
     cuda.empty((4,), np.uint8)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_is_freed_is_free_on_a_gpu(cuda: Cuda) -> None:
+    free, other = cuda.memory[0], Cuda()
+    other.empty((1 << 28,), np.uint8)
+    assert free - cuda.memory[0] >= 1 << 28
+    other.close()
+    assert free - cuda.memory[0] < 1 << 27

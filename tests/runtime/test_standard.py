@@ -100,6 +100,16 @@ def test_the_loop_measures_logits(make: Make) -> None:
         np.testing.assert_allclose(loop.logits(text, 9, nodes), expected[-9:], **BOUND)
 
 
+def test_a_slot_is_erased_alone(make: Make) -> None:
+    made = make("target", 3)
+    cache = made.device.array(made.model.cache)  # type: ignore[attr-defined]
+    assert not cache.any(), "its first runs left nothing"
+    cache[:] = np.nan
+    made.erase(1)
+    assert not cache[:, 1].any()
+    assert np.isnan(cache[:, [0, 2]]).all()
+
+
 def test_what_does_not_fit_is_refused(make: Make) -> None:
     made = make("target", 2)
     for share in (
