@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BUNDLE ?= pycode.bundle
 PROMPT ?= def parse_arguments(argv):
+JOBS ?= 2
 
 .PHONY: demo test lint kernels bench clean
 
@@ -12,8 +13,9 @@ demo: $(BUNDLE)/manifest.json
 	@echo
 	$(BIN)/specbuild generate $(BUNDLE) --prompt '$(PROMPT)' --max-new-tokens 96 --stats
 
+# Each process has a file at a time; more of them than cores are slower.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

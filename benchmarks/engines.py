@@ -129,9 +129,11 @@ def exactness(bundle: Path, cpu: Path | None, texts: list[list[int]], scale: Sca
 
 
 @contextmanager
-def open_engine(bundle: Path, batch: int, drafter: Any, graphs: bool = True) -> Iterator[Engine]:
+def open_engine(
+    bundle: Path, batch: int, drafter: Any, graphs: bool = True, resident: bool = False
+) -> Iterator[Engine]:
     """A loaded bundle; `graphs` False: every step is enqueued anew, where it would be a CUDA graph."""
-    with Engine.load(bundle, batch_size=batch, drafter=drafter) as engine:
+    with Engine.load(bundle, batch_size=batch, drafter=drafter, resident=resident) as engine:
         loop: Any = engine._loop
         if not graphs:
             loop._device.graph = lambda enqueue, stream: enqueue
@@ -153,6 +155,8 @@ def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale) -> di
             if on_gpu:
                 bare = stack.enter_context(open_engine(bundle, 1, "model", graphs=False))
                 ways |= {f"{tree}, enqueue": Way(bare, params, []) for tree, params in trees.items()}
+                going = stack.enter_context(open_engine(bundle, 1, "model", resident=True))
+                ways |= {f"{tree}, resident": Way(going, params, []) for tree, params in trees.items()}
         for way in ways.values():  # captures graphs, compiles kernels
             way.turn(texts[: 2 * batch])
             way.rows.clear()
