@@ -237,7 +237,7 @@ def _rounding_of(model: PreTrainedModel, dtype: torch.dtype, work: _Build) -> fl
 
 def _save_kernels(work: _Build) -> None:
     """A cubin per source, shape and architecture."""
-    sources = kernels.sources(() if work.source.shapes else kernels.GLUE)
+    sources = None if work.source.shapes else kernels.sources(kernels.GLUE)
     cubins = kernels.compile_kernels(work.config.architectures, work.source.shapes, sources)
     for cubin in cubins:
         file = f"{KERNELS}/{cubin.name}.cubin"

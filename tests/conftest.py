@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Beside others of its kind a process keeps to one core: pools of threads that wait by spinning would fight over all.
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIR = ROOT / "engines" / "pycode"

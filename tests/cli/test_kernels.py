@@ -42,10 +42,11 @@ def built(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     with pytest.MonkeyPatch.context() as patch:
         files = [kernels.PLUGINS / "kernels" / name for name in ("attention.cu", "walk.cu")]
-        patch.setattr(kernels, "sources", lambda: files)
+        patch.setattr(kernels, "sources", lambda names=(): files)
         build(config, announced.append)
     assert len(announced) == stages(config)
-    assert announced[:2] == ["checkpoints", "kernels"]
+    assert (announced[0], announced[2]) == ("checkpoints", "kernels")
+    assert announced[1].endswith("MiB of memory will be needed")
     return config.output
 
 
@@ -164,11 +165,11 @@ def test_float16_models_get_float16_kernels(wide: Path, tmp_path: Path, monkeypa
     (half / "config.json").write_text(json.dumps(content | {"dtype": "float16"}), encoding="utf-8")
     with pytest.raises(OptionError, match="seen"):
         build(BuildConfig(str(half), tmp_path / "b", draft=str(wide), cuda_arch=("all",)))
-    assert asked == [kernels.ARCHITECTURES, [kernels.Shape(256, "F16", "F16"), kernels.Shape(256, "BF16", "BF16")]]
+    assert asked[:2] == [kernels.ARCHITECTURES, [kernels.Shape(256, "F16", "F16"), kernels.Shape(256, "BF16", "BF16")]]
 
 
 def test_doctor_says_what_compiles_kernels(specbuild: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor, "find_library", lambda: tmp_path / "libspecbuild_kernels.so")
+    monkeypatch.setattr(doctor, "find_library", lambda name="": tmp_path / "libspecbuild_kernels.so")
     monkeypatch.setattr(doctor, "_nvrtc", lambda: "13.5")
     found = json.loads(specbuild("doctor", "--json").out)
     assert (found["NVRTC"], found["kernel library"]) == ("13.5", str(tmp_path / "libspecbuild_kernels.so"))
@@ -181,7 +182,7 @@ def test_doctor_says_how_to_get_them(specbuild: Command, monkeypatch: pytest.Mon
         raise OptionError("compiling kernels needs NVRTC")
 
     monkeypatch.setattr(kernels, "_nvrtc", missing)
-    monkeypatch.setattr(doctor, "find_library", lambda: None)
+    monkeypatch.setattr(doctor, "find_library", lambda name="": None)
     found = json.loads(specbuild("doctor", "--json").out)
     assert "pip install 'specbuild-trt[cuda]'" in found["NVRTC"]
     assert "SPECBUILD_CUDA=1 pip install ." in found["kernel library"]
