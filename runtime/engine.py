@@ -57,16 +57,17 @@ class Engine:
         drafter: DrafterName | None = None,
         batch_size: int = 1,
         threads: int | None = None,
-        draft_threads: int = 1,
+        draft_threads: int | None = None,
         max_waiting: int = MAX_WAITING,
         resident: bool = False,
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
         drafter: "model", "ngram", or None for both (lookup where the text repeats itself, else the model).
-        batch_size: how many sequences share a step. threads: of the target, all cores by default; the draft has
-        its own. max_waiting: requests in the queue at most. resident: on a GPU, rounds follow each other without the
-        host (docs/device-loop.md). Raises BundleError, OptionError, and ExecutionError where there is no GPU to run on.
+        batch_size: how many sequences share a step. threads: of the target, all cores by default; draft_threads: the
+        draft's own, one by default. max_waiting: requests in the queue at most. resident: on a GPU, rounds follow each
+        other without the host (docs/device-loop.md). Raises BundleError, OptionError, and ExecutionError where there
+        is no GPU to run on.
         """
         bundle = Bundle.open(path)
         manifest = bundle.manifest
@@ -86,7 +87,7 @@ class Engine:
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
         if manifest.backend in backends.ON_GPU:
-            if threads is not None:
+            if threads is not None or draft_threads is not None:
                 raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
             from .backends.gpu import load_loop
 
@@ -100,7 +101,7 @@ class Engine:
             target = _load_model(bundle, "target", batch_size, threads or _cores())
             drafting: Drafter = NgramDrafter()
             if drafter != "ngram" and "draft" in manifest.models:
-                model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads), chunk)
+                model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads or 1), chunk)
                 drafting = model if drafter == "model" else MixedDrafter(model)
         loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
         return cls(manifest, tokenizer, loop, batch_size, max_waiting)

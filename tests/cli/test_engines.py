@@ -85,6 +85,17 @@ def test_the_table(specbuild: Command, engines: Path, monkeypatch: pytest.Monkey
     assert "MB in all for 4 × 1024 tokens" in outcome.out
 
 
+def test_the_graph_of_a_round_is_shown(specbuild: Command, engines: Path) -> None:
+    outcome = specbuild("inspect", engines, "--device-loop")
+    assert (outcome.status, outcome.err) == (0, "")
+    graph = json.loads(outcome.out)
+    assert (graph["kind"], graph["condition"]) == ("conditional", "while")
+    kinds = [node["kind"] for node in graph["body"]["nodes"]]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == graph["counts"]
+    assert set(kinds) <= {"kernel", "memcpy", "memset", "child", "conditional"}
+    assert [node["model"] for node in graph["body"]["nodes"] if node["kind"] == "child"][-1] == "target"
+
+
 @needs_no_gpu
 def test_loading_stops_at_the_driver(specbuild: Command, engines: Path) -> None:
     for command in (("generate", engines, "-p", "x"), ("verify", engines)):

@@ -44,6 +44,11 @@ def test_the_graph_before_and_after(specbuild: Command, bundle: Path, monkeypatc
         assert all(fusion in title for fusion in ("FuseRMSNorm", "FuseResidualNorm", "FuseQKV", "FoldTiedHead"))
 
 
+def test_a_bundle_for_a_cpu_has_no_rounds_on_a_device(specbuild: Command, bundle: Path) -> None:
+    assert "runs on a CPU: its rounds are no graph" in specbuild("inspect", bundle, "--device-loop").refusal()
+    assert "runs on a CPU: resident rounds are" in specbuild("generate", bundle, "-p", "x", "--resident").refusal()
+
+
 def test_a_chat_template_is_seen(specbuild: Command, tiny_bundle: Path) -> None:
     (line,) = (line for line in specbuild("inspect", tiny_bundle).out.splitlines() if "chat template" in line)
     assert line.split()[-1] == "yes"
