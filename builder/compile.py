@@ -124,7 +124,7 @@ def compile_engine(
     Raises OptionError for what is asked wrongly, ExecutionError for what TensorRT refuses.
     """
     trt, options = flavour(backend), options or EngineOptions()
-    if backend == "tensorrt" and options.attention != "native":
+    if options.plugin(backend):
         load_plugin(trt)  # the parser asks the registry for it
     log = logger(trt)
     log.clear()

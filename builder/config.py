@@ -43,8 +43,8 @@ class BuildConfig:
         """Raises OptionError and OutputError."""
         if self.backend not in BACKENDS:
             raise OptionError(f"unknown backend {self.backend!r}: use {', '.join(BACKENDS)}")
-        precisions = BACKENDS[self.backend].precisions
-        for precision in (self.precision_of("target"), self.precision_of("draft")):
+        precisions, asked = BACKENDS[self.backend].precisions, [self.precision_of(name) for name in ("target", "draft")]
+        for precision in asked:
             if precision not in precisions:
                 raise OptionError(f"backend {self.backend} has no precision {precision!r}: use {', '.join(precisions)}")
         if self.draft_precision and not self.draft:
@@ -61,15 +61,7 @@ class BuildConfig:
         if self.cuda_arch != ("none",):
             kernels.architectures(self.cuda_arch)
         self.engine.check(self.backend)
-        if (
-            self.backend == "tensorrt"
-            and self.engine.attention != "native"
-            and "fp32"
-            in (
-                self.precision_of("target"),
-                self.precision_of("draft"),
-            )
-        ):
+        if self.engine.plugin(self.backend) and "fp32" in asked:
             raise OptionError("TreeAttention computes in 16 bits: use fp16 or bf16, or --attention native")
         if self.output.name in ("", ".", ".."):
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")

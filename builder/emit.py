@@ -39,7 +39,7 @@ class Emitted:
 def lowering(config: BuildConfig) -> ModuleType:
     """The module that lowers for the asked backend."""
     module = BACKENDS[config.backend].module
-    if config.backend == "tensorrt" and config.engine.attention == "native":
+    if config.backend == "tensorrt" and not config.engine.plugin(config.backend):
         module = BACKENDS["tensorrt-rtx"].module
     return importlib.import_module(f".lower{module}", __package__)
 
@@ -72,12 +72,12 @@ def emit(
     (folder / plan).write_bytes(engine.plan)
     for path in (file, folder / name / WEIGHTS):
         path.unlink(missing_ok=True)
-    native = config.backend == "tensorrt-rtx" or config.engine.attention == "native"
+    plugin = config.engine.plugin(config.backend)
     record = EngineRecord(
         version=engine.version,
         architectures=list(config.engine.targets or built_on(config.backend)),
-        attention="native" if native else "plugin",
-        plugin=None if native else PLUGIN_VERSION,
+        attention="plugin" if plugin else "native",
+        plugin=PLUGIN_VERSION if plugin else None,
         version_compatible=config.engine.version_compatible,
         hardware_compatible=config.engine.hardware_compatible,
         activations=activations,

@@ -53,6 +53,10 @@ class EngineOptions:
         """`arch` one by one, ("89",); () is portable."""
         return architectures(self.arch)
 
+    def plugin(self, backend: str) -> bool:
+        """Whether engines of this backend attend by the plugin TreeAttention."""
+        return backend == "tensorrt" and self.attention != "native"
+
     def check(self, backend: str) -> None:
         """Raises OptionError for what this backend has not: nothing is ignored."""
         given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]

@@ -131,9 +131,8 @@ def _run(work: _Build) -> dict[str, Any]:
     if work.config.architectures:
         with work.stage("kernels"):
             _save_kernels(work)
-    _compile(work, "target", work.source.target)
-    if work.source.draft:
-        _compile(work, "draft", work.source.draft)
+    for name, checkpoint in work.source.models.items():
+        _compile(work, name, checkpoint)
     template = _save_tokenizer(work)
     manifest = _write_manifest(work, template)
     with work.stage("check"):

@@ -36,6 +36,11 @@ class Sources:
     bundle_bytes: int  # at most
     memory_bytes: int  # of the build at its peak, an estimate
 
+    @property
+    def models(self) -> dict[str, Checkpoint]:
+        """Target and, where there is one, draft, by name."""
+        return {"target": self.target} | ({"draft": self.draft} if self.draft else {})
+
     def check_memory(self) -> int:
         """`memory_bytes`; raises OptionError where this machine has not as much."""
         present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -77,7 +82,7 @@ def prepare(config: BuildConfig) -> Sources:
 
 def _check_head(config: BuildConfig, name: str, model: Checkpoint, size: int) -> None:
     """Raises OptionError for a head size that the backend's attention has not."""
-    if config.backend == "tensorrt" and config.engine.attention != "native":
+    if config.engine.plugin(config.backend):
         try:
             kernels.Shape(size, "F16", "F16")
         except OptionError as error:
@@ -94,9 +99,7 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
     sources = prepare(config)
     sources.check_memory()
     profiles = profiles_of(config, sources.max_seq_len) if config.backend in MODULES else []
-    models = {"target": sources.target} | ({"draft": sources.draft} if sources.draft else {})
-    plugin = config.backend == "tensorrt" and config.engine.attention != "native"
-    shown = ("batch", "nodes", "logit_nodes", *(["tree"] if plugin else []))
+    shown = ("batch", "nodes", "logit_nodes", *(["tree"] if config.engine.plugin(config.backend) else []))
     return {
         "backend": config.backend,
         "models": {
@@ -106,7 +109,7 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
                 "precision": config.precision_of(name),
                 "layers": sources.layouts[name].layers,
             }
-            for name, model in models.items()
+            for name, model in sources.models.items()
         },
         "max_seq_len": sources.max_seq_len,
         "max_batch_size": config.max_batch_size,

@@ -98,7 +98,7 @@ class Engine:
         chunk = manifest.buckets[-1]
         with bundle.verifying():
             tokenizer = _tokenizer(bundle)
-            target = _load_model(bundle, "target", batch_size, threads or _cores())
+            target = _load_model(bundle, "target", batch_size, threads or cores())
             drafting: Drafter = NgramDrafter()
             if drafter != "ngram" and "draft" in manifest.models:
                 model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads or 1), chunk)
@@ -222,7 +222,8 @@ def _tokenizer(bundle: Bundle) -> Tokenizer:
     return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

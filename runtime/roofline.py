@@ -8,7 +8,6 @@ reads as many as its nodes can choose.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from .backends import Executor, Share
 from .backends.cuda import Cuda
 from .backends.standard import StandardExecutor
 from .bundle import ModelRecord
+from .engine import cores
 from .memory import ITEM_BYTES
 
 _TIMES = 10  # of each measurement of the device; the best counts
@@ -142,9 +142,9 @@ def measure_device(executor: Executor, precision: str) -> tuple[float, float | N
 
 def cpu_bandwidth(size: int = 1 << 26) -> float:
     """Bytes a second, read and written; every core has two arrays of `size` bytes, which no cache should hold."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    pairs = [np.ones((2, size // 4), dtype=np.float32) for _ in range(cores)]
-    with ThreadPoolExecutor(cores) as pool:
+    count = cores()
+    pairs = [np.ones((2, size // 4), dtype=np.float32) for _ in range(count)]
+    with ThreadPoolExecutor(count) as pool:
         copied = _best(lambda: list(pool.map(lambda pair: np.copyto(pair[0], pair[1]), pairs)))
         read = _best(lambda: list(pool.map(lambda pair: pair.max(), pairs)))
     return sum(pair.nbytes for pair in pairs) / min(copied, read)

@@ -166,3 +166,18 @@ class Model(Protocol):
     def close(self) -> None:
         """Free what is not the device's memory."""
         ...
+
+
+def slot_parts(cache: Tensor, slot: int = 0) -> list[Tensor]:
+    """Keys and values of each layer in one slot, in the cache's order; `cache [2·layers, slots, heads, rows, D]`."""
+    layers, slots, *shape = cache.shape
+    size = cache.nbytes // (layers * slots)
+    starts = (cache.address + (layer * slots + slot) * size for layer in range(layers))
+    return [Tensor(start, (1, *shape), cache.dtype) for start in starts]
+
+
+def with_room(device: Device, shape: tuple[int, ...], dtype: DTypeLike, nodes: int, chunk: int) -> Tensor:
+    """A tensor of `shape`, `nodes` of each sequence, whose memory suffices for a chunk of one slot as well."""
+    lines = -(-max(shape[0] * nodes, chunk) // nodes)
+    memory = device.empty((lines, *shape[1:]), dtype)
+    return Tensor(memory.address, shape, memory.dtype)

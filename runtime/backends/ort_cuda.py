@@ -14,7 +14,7 @@ import onnxruntime
 
 from ..errors import BundleError, ExecutionError, one_line
 from . import ModelSpec
-from .device import Device, Tensor
+from .device import Device, slot_parts, with_room
 
 Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
@@ -50,14 +50,10 @@ class OrtModel:
         types = {each.name: each.type for each in self._session.get_inputs()}
         memory, self._cache_type = _CACHES[types["past_key.0"]]
         most, size = self.buckets[-1], (batch_size, self.buckets[-1])
-        rows = -(-max(batch_size * most, chunk) // most)  # of `most` nodes: a chunk may be longer than a step
-        self.tokens = _first(device.empty((rows, most), np.int32), size)
-        self.positions = _first(device.empty((rows, most), np.int32), size)
+        self.tokens, self.positions = (with_room(device, size, np.int32, most, chunk) for _ in range(2))
         self.rows = device.empty((batch_size,), np.int32)
-        self.masks = {
-            window: _first(device.empty((rows, 1, most, spec.capacity), np.bool_), (batch_size, 1, most, spec.capacity))
-            for window in spec.windows
-        }
+        seen = batch_size, 1, most, spec.capacity
+        self.masks = {window: with_room(device, seen, np.bool_, most, chunk) for window in spec.windows}
         self.logits = device.empty((*size, spec.vocab_size), np.float32)
         shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
         self.cache = device.empty(shape, memory)
@@ -114,23 +110,16 @@ class OrtModel:
             bind(f"mask.{window}", np.bool_, (batch, 1, nodes, spec.capacity), mask.address)
         bind("logits", np.float32, (batch, wanted, spec.vocab_size), self.logits.address, output=True)
         shape = batch, *self.cache.shape[2:]
-        part = self.cache.nbytes // (2 * spec.layers * self.batch_size)  # of one slot in one layer
-        for index in range(2 * spec.layers):
-            name, layer = ("key", "value")[index % 2], index // 2
-            address = self.cache.address + (index * self.batch_size + slot) * part
-            bind(f"past_{name}.{layer}", self._cache_type, shape, address)
-            bind(f"present_{name}.{layer}", self._cache_type, shape, address, output=True)
+        for index, part in enumerate(slot_parts(self.cache, slot)):
+            name = f"{('key', 'value')[index % 2]}.{index // 2}"
+            bind(f"past_{name}", self._cache_type, shape, part.address)
+            bind(f"present_{name}", self._cache_type, shape, part.address, output=True)
         return binding
 
     def close(self) -> None:
         """Free the session."""
         self._steps.clear()
         del self._session
-
-
-def _first(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The beginning of a tensor."""
-    return Tensor(tensor.address, shape, tensor.dtype)
 
 
 def _session(graph: Path, provider: Provider, stream: int) -> Any:

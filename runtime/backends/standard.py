@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ExecutionError
 from . import Share
-from .device import Device, Model, Tensor, TreeInputs
+from .device import Device, Model, Tensor, TreeInputs, slot_parts
 
 
 class StandardExecutor:
@@ -170,10 +170,8 @@ class StandardExecutor:
 
     def erase(self, slot: int) -> None:
         """Make a slot's cache zero: a row that is no number would spoil what sees the others, by 0 · NaN."""
-        cache = self.model.cache
-        part = cache.nbytes // (cache.shape[0] * self.batch_size)
-        for index in range(slot, cache.shape[0] * self.batch_size, self.batch_size):
-            self.device.fill(Tensor(cache.address + index * part, (part,), np.dtype(np.uint8)), 0, self.stream)
+        for part in slot_parts(self.model.cache, slot):
+            self.device.fill(part, 0, self.stream)
         self.wait()
 
     @property

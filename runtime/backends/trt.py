@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import BundleError, ExecutionError
 from . import ModelSpec
 from .cuda import Cuda
-from .device import Tensor, TreeInputs
+from .device import Tensor, TreeInputs, slot_parts, with_room
 from .plan import CACHES, Plan, check_profiles, check_tensors
 
 PROMPT = "prompt"  # the profile of what is longer than any bucket
@@ -46,13 +46,8 @@ class TrtModel:
         ranges = {most: at for at, (name, most) in enumerate(nodes.items()) if name == PROMPT}
         self.buckets: Sequence[int] = tuple(sorted(exact))
         self.chunk, largest = max([*self.buckets, *ranges]), self.buckets[-1]
-        lines = -(-max(batch_size * largest, self.chunk) // largest)  # of `largest` nodes
-
-        def room(shape: tuple[int, ...], kind: Any) -> Tensor:
-            memory = device.empty((lines, *shape[1:]), kind)
-            return Tensor(memory.address, shape, memory.dtype)
-
-        self.tokens, self.positions = (room((batch_size, largest), np.int32) for _ in range(2))
+        each = batch_size, largest
+        self.tokens, self.positions = (with_room(device, each, np.int32, largest, self.chunk) for _ in range(2))
         self.rows, *lengths = (device.empty((batch_size,), np.int32) for _ in range(4))
         self.tree: TreeInputs | None = None
         self.masks: dict[int, Tensor] = {}
@@ -60,7 +55,8 @@ class TrtModel:
             most = min(sizes["tree"][2] for sizes in plan.record.profiles.values() if sizes["tree"][2])
             self.tree = TreeInputs(device.empty((batch_size, most), np.int32), *lengths)
         else:
-            self.masks = {w: room((batch_size, 1, largest, spec.capacity), np.bool_) for w in spec.windows}
+            seen = batch_size, 1, largest, spec.capacity
+            self.masks = {w: with_room(device, seen, np.bool_, largest, self.chunk) for w in spec.windows}
         self.logits = device.empty((batch_size, largest, spec.vocab_size), np.float32)
         shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
         self.cache = device.empty(shape, dtype)
@@ -125,12 +121,10 @@ class TrtModel:
             tensors.append(("write_rows", (batch,), self.rows.address))
             seen = batch, 1, nodes, self.spec.capacity
             tensors += [(f"mask.{window}", seen, mask.address) for window, mask in self.masks.items()]
-        part = self.cache.nbytes // (self.cache.shape[0] * self.batch_size)
-        for index in range(self.cache.shape[0]):
+        for index, part in enumerate(slot_parts(self.cache, slot)):
             name = f"{('key', 'value')[index % 2]}.{index // 2}"
-            address = self.cache.address + (index * self.batch_size + slot) * part
-            tensors.append((f"past_{name}", (batch, *self.cache.shape[2:]), address))
-            tensors.append((f"present_{name}", None, address))
+            tensors.append((f"past_{name}", (batch, *self.cache.shape[2:]), part.address))
+            tensors.append((f"present_{name}", None, part.address))
         with self._device.current:
             for name, shape, address in tensors:
                 if shape:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from .. import nvtx
-from ..backends.device import Device, Kernels, Step, Tensor
+from ..backends.device import Device, Kernels, Step, Tensor, slot_parts
 from ..backends.standard import StandardExecutor
 from ..kernels import LAUNCHERS, Dtype, Request, Shape
 from ..sampling import SamplingParams
@@ -75,7 +75,7 @@ def layer_addresses(executor: StandardExecutor) -> Tensor:
     """The addresses of each layer's keys and values, `uint64[2·layers]`."""
     device, cache = executor.device, executor.model.cache
     addresses = device.pinned((cache.shape[0],), np.uint64)
-    addresses[:] = cache.address + np.arange(cache.shape[0], dtype=np.uint64) * (cache.nbytes // cache.shape[0])
+    addresses[:] = [part.address for part in slot_parts(cache)]
     layers = device.empty(addresses.shape, np.uint64)
     device.upload(layers, addresses, executor.stream)
     device.wait(executor.stream)
