@@ -109,7 +109,7 @@ def exactness(bundle: Path, cpu: Path | None, texts: list[list[int]], scale: Sca
     asked = {"greedy": greedy, f"temperature {SAMPLED}": [replace(each, temperature=SAMPLED) for each in greedy]}
     expected: dict[str, dict[str, list[list[int]]]] = {}
     if cpu:
-        with Engine.load(cpu) as engine:
+        with Engine.load(cpu, prefix_caching=False) as engine:
             expected["the CPU's"] = {name: plain(engine, texts, each) for name, each in asked.items()}
             of_cpu = {"precision": engine.manifest.precision, "bound": engine.manifest.exactness_bound}
     cases: dict[str, list[dict[str, Any]]] = {}
@@ -133,7 +133,7 @@ def open_engine(
     bundle: Path, batch: int, drafter: Any, graphs: bool = True, resident: bool = False
 ) -> Iterator[Engine]:
     """A loaded bundle; `graphs` False: every step is enqueued anew, where it would be a CUDA graph."""
-    with Engine.load(bundle, batch_size=batch, drafter=drafter, resident=resident) as engine:
+    with Engine.load(bundle, batch_size=batch, drafter=drafter, resident=resident, prefix_caching=False) as engine:
         loop: Any = engine._loop
         if not graphs:
             loop._device.graph = lambda enqueue, stream: enqueue

@@ -87,7 +87,7 @@ def int8(out: Path, name: str, target: Path) -> dict[str, Any]:
     large = out / f"{name}.bundle"
     size = {path: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in (large, small)}
     texts, rates, rows = common.prompts(), {}, []
-    with Engine.load(large) as full, Engine.load(small) as quantized:
+    with Engine.load(large, prefix_caching=False) as full, Engine.load(small, prefix_caching=False) as quantized:
         engines = {"fp32": full, "int8": quantized}
         for text in texts:
             tokens = full.tokenizer.encode(text)[:400]

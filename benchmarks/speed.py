@@ -95,9 +95,9 @@ def measure(bundle: Path, target: Path, prompts: list[str]) -> dict[str, Any]:
     """All contenders on one bundle."""
     sinks: dict[str, dict[str, Any]] = {}
     with (
-        Engine.load(bundle) as both,
-        Engine.load(bundle, drafter="model") as model,
-        Engine.load(bundle, drafter="ngram") as ngram,
+        Engine.load(bundle, prefix_caching=False) as both,
+        Engine.load(bundle, drafter="model", prefix_caching=False) as model,
+        Engine.load(bundle, drafter="ngram", prefix_caching=False) as ngram,
     ):
         contenders = {"transformers": Contender(hugging_face(target))}
         for name, engine, speculation in (

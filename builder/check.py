@@ -125,7 +125,7 @@ def check(
     prompts = [reference.prompt for reference in references]
     greedy = SamplingParams(max_new_tokens=new_tokens, seed=0)
     sampled = replace(greedy, temperature=1.0, top_p=0.95)
-    with Engine.load(folder) as engine:
+    with Engine.load(folder, prefix_caching=False) as engine:
         ours = [engine.text_logits(reference.text) for reference in references]
         gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))
         cases = []

@@ -32,6 +32,10 @@ class KVCache:
             moved = self.rows[:, slot, :, list(rows[stay:])]
             self.rows[:, slot, :, start + stay : start + len(rows)] = moved.transpose(1, 2, 0, 3)
 
+    def copy(self, slot: int, source: int, rows: int) -> None:
+        """Copy the first rows of another slot."""
+        self.rows[:, slot, :, :rows] = self.rows[:, source, :, :rows]
+
     @property
     def nbytes(self) -> int:
         """Bytes of the whole cache, every slot."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import nvtx
-from .backends import Executor, Share
+from .backends import Executor, Share, share_rows
 from .sequence import Sequence
 from .tree import Tree, TreeSpec
 
@@ -33,6 +33,10 @@ class Drafter(Protocol):
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """`path`: the accepted nodes of the tree just proposed, the root first."""
+        ...
+
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """A slot's new sequence begins with the first `rows` tokens of what is, or was last, in slot `source`."""
         ...
 
     def release(self, slot: int) -> None:
@@ -222,11 +226,15 @@ class ModelDrafter:
         self.executor.commit(sequence.slot, rows, start)
         self._cached[sequence.slot] = start + len(rows)
 
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """Keep what the cache has of these rows; see `Drafter.keep`."""
+        self._cached[slot] = min(rows, self._cached[source])
+        share_rows(self.executor, slot, source, self._cached[slot])
+
     def release(self, slot: int) -> None:
-        """Forget a slot."""
-        self._cached[slot] = 0
+        """Forget a slot's tree."""
         self._growth.pop(slot, None)
-        self.executor.commit(slot, (), 0)
+        self.executor.commit(slot, (), self._cached[slot])
 
     def close(self) -> None:
         """Free the draft."""

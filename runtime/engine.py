@@ -60,13 +60,15 @@ class Engine:
         draft_threads: int | None = None,
         max_waiting: int = MAX_WAITING,
         resident: bool = False,
+        prefix_caching: bool = True,
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
         drafter: "model", "ngram", or None for both (lookup where the text repeats itself, else the model).
         batch_size: how many sequences share a step. threads: of the target, all cores by default; draft_threads: the
         draft's own, one by default. max_waiting: requests in the queue at most. resident: on a GPU, rounds follow each
-        other without the host (docs/device-loop.md). Raises BundleError, OptionError, and ExecutionError where there
+        other without the host (docs/device-loop.md). prefix_caching: a prompt that begins as a text in a cache does
+        is read from there on. Raises BundleError, OptionError, and ExecutionError where there
         is no GPU to run on.
         """
         bundle = Bundle.open(path)
@@ -92,6 +94,7 @@ class Engine:
             from .backends.gpu import load_loop
 
             loop: Loop = load_loop(bundle, drafter, batch_size, resident=resident)
+            loop.reuses = prefix_caching
             return cls(manifest, _tokenizer(bundle), loop, batch_size, max_waiting)
         if resident:
             raise OptionError(f"{path} runs on a CPU: resident rounds are for bundles that run on a GPU")
@@ -104,6 +107,7 @@ class Engine:
                 model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads or 1), chunk)
                 drafting = model if drafter == "model" else MixedDrafter(model)
         loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
+        loop.reuses = prefix_caching
         return cls(manifest, tokenizer, loop, batch_size, max_waiting)
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:

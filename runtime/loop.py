@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from . import nvtx
 from .accept import walk
-from .backends import Executor, Share
+from .backends import Executor, Share, share_rows
 from .draft import Drafter
 from .errors import ExecutionError
 from .logprobs import TokenLogprobs
@@ -29,6 +29,8 @@ class Loop:
     def __init__(self, target: Executor, drafter: Drafter | None, chunk: int, eos: frozenset[int]) -> None:
         self.target, self.drafter, self.chunk, self.eos = target, drafter, chunk, eos
         self.stats = RunStats()
+        self.reuses = True  # what a slot's cache holds of a text, for the next one that begins the same
+        self._last: list[Sequence | None] = [None] * target.batch_size  # who was in each slot last
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """One round for every sequence: each emits at least one token, reads a chunk of its prompt, or fails alone.
@@ -42,6 +44,7 @@ class Loop:
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """A round, without its statistics."""
+        self.enter(sequences)
         trees = self.draft(sequences)
         shares = [self.share(s, t) for s, t in zip(sequences, trees, strict=True)]
         with nvtx.range("verify"):
@@ -52,6 +55,46 @@ class Loop:
                     (self.accept if sequence.pending == 1 else self.read)(sequence, tree, rows)
             except Exception as error:  # of this sequence alone: the others go on
                 sequence.fail(error)
+
+    def pick(self, sequence: Sequence, free: Seq[int]) -> int:
+        """Of the free slots the one whose cache holds most of a sequence's prompt; the first of equals."""
+        return max(free, key=lambda slot: self._common(sequence, slot))
+
+    def enter(self, sequences: Seq[Sequence]) -> None:
+        """Of those new to their slots: what a prompt has in common with a text in any slot's cache is not read."""
+        for sequence in sequences:
+            if self._last[sequence.slot] is not sequence:
+                self._enter(sequence, sequence.slot)
+
+    def _enter(self, sequence: Sequence, slot: int) -> None:
+        source = max(range(len(self._last)), key=lambda other: (self._common(sequence, other), other == slot))
+        rows = self._common(sequence, source)
+        self._vacate(slot)
+        self.keep(slot, source, rows)
+        self._last[slot], sequence.cached, sequence.metrics.num_cached_tokens = sequence, rows, rows
+
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """A slot's caches have from now on the first `rows` of another's, or of what was in it, and no more."""
+        share_rows(self.target, slot, source, rows)
+        if self.drafter:
+            self.drafter.keep(slot, source, rows)
+
+    def _common(self, sequence: Sequence, slot: int) -> int:
+        """How many rows of a slot's cache a sequence can use; not its last token's, whose logits are wanted."""
+        last, most = self._last[slot], min(self.kept(slot), len(sequence.tokens) - 1)
+        if not last or not most:
+            return 0
+        differing = np.flatnonzero(last.history[:most] != sequence.history[:most])
+        return int(differing[0]) if len(differing) else most
+
+    def _vacate(self, slot: int) -> None:
+        """Nobody's rows are in a slot."""
+        last, self._last[slot] = self._last[slot], None
+        if last and last.error:
+            self.erase(slot)
+
+    def erase(self, slot: int) -> None:
+        """A sequence failed in a slot: nothing of it may reach the next one."""
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
@@ -123,6 +166,7 @@ class Loop:
 
         Read into slot 0, which must be free, at most `nodes` a step.
         """
+        self._vacate(0)
         size, rows = nodes or self.chunk, list[NDArray[np.float32]]()
         try:
             for start in range(0, len(tokens), size):
@@ -135,10 +179,15 @@ class Loop:
         return np.concatenate(rows)
 
     def release(self, slot: int) -> None:
-        """A sequence has ended: its slot's rows are garbage."""
-        self.target.commit(slot, (), 0)
+        """A sequence has ended; its rows stay, for a text that begins the same."""
+        self.target.commit(slot, (), self.kept(slot))
         if self.drafter:
             self.drafter.release(slot)
+
+    def kept(self, slot: int) -> int:
+        """Rows of a slot's cache that are of use to anybody."""
+        last = self._last[slot]
+        return last.cached if last and self.reuses and not last.error else 0
 
     @property
     def draft_executor(self) -> Executor | None:

@@ -62,6 +62,7 @@ class RequestMetrics:
     seed: int
     speculation: str
     num_output_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt: read from a cache that had them
     ttft: float = 0.0
     e2el: float = 0.0
     speculative_decoding: SpeculationStats = field(default_factory=SpeculationStats)
@@ -79,6 +80,7 @@ class RequestMetrics:
             "e2el": self.e2el,
             "num_prompt_tokens": self.num_prompt_tokens,
             "num_output_tokens": self.num_output_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
             "seed": self.seed,
             "speculation": self.speculation,
             "speculative_decoding": self.speculative_decoding.to_dict(),

@@ -43,6 +43,10 @@ class MixedDrafter:
         if sequence.slot not in self._repeating:
             self._model.commit(sequence, path)
 
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """The model keeps what it has."""
+        self._model.keep(slot, source, rows)
+
     def release(self, slot: int) -> None:
         """Forget a slot."""
         self._model.release(slot)

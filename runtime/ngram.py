@@ -33,6 +33,9 @@ class NgramDrafter:
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """Nothing to keep: the text is the state."""
 
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """There is no cache."""
+
     def release(self, slot: int) -> None:
         """Nothing to forget."""
 

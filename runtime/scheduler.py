@@ -199,7 +199,9 @@ class Scheduler:
             if not (self.waiting and self.free) or self._exclusive:
                 return
             handle = self.waiting.popleft()
-            handle.sequence.slot, handle.sequence.started = self.free.pop(0), self.clock()
+            sequence = handle.sequence
+            sequence.slot, sequence.started = self._loop.pick(sequence, self.free), self.clock()
+            self.free.remove(sequence.slot)
             self.active.append(handle)
 
     def _stop(self, handle: Handle) -> None:

@@ -41,6 +41,12 @@ from .prompts import Request, read
 @click.option("--tree", metavar="TREE", help="chain:K, topk:W,D or best:N; the bundle's own by default.")
 @click.option("-b", "--batch-size", type=int, default=1, show_default=True, help="Sequences that share a step.")
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
+@click.option(
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    "prefix_caching",
+    default=True,
+    help="Whether a prompt that begins as a text in a cache does is read from there on; by default it is.",
+)
 @click.option("--resident", is_flag=True, help="On a GPU: rounds follow each other without the host.")
 @click.option("--stats", is_flag=True, help="Print what speculation did, and where the time went, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt, in order.")
@@ -53,6 +59,7 @@ def command(
     tree: str | None,
     batch_size: int,
     threads: int | None,
+    prefix_caching: bool,
     resident: bool,
     stats: bool,
     as_json: bool,
@@ -75,7 +82,14 @@ def command(
     later = sum(request.later_turns for request in requests)
     if later:
         click.echo(f"specbuild: only the first of each line's turns is run; {later} later turns are not", err=True)
-    with Engine.load(bundle, drafter=drafter, batch_size=batch_size, threads=threads, resident=resident) as engine:
+    with Engine.load(
+        bundle,
+        drafter=drafter,
+        batch_size=batch_size,
+        threads=threads,
+        resident=resident,
+        prefix_caching=prefix_caching,
+    ) as engine:
         errors: Errors = "return" if file else "raise"
         results = _print(engine, requests, errors, as_json)
         if stats:
@@ -119,10 +133,13 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
     tokens, run = sum(len(result.token_ids) for result in results), engine.stats
     if not run.rounds:
         return  # nothing ran
+    metrics = [result.metrics for result in results]
+    prompts, cached = sum(each.num_prompt_tokens for each in metrics), sum(each.num_cached_tokens for each in metrics)
     ttft = sum(result.metrics.ttft for result in results) / len(results)
     rows = {
         "tokens": f"{tokens} in {run.total:.3f} s, {tokens / run.total:.0f} tokens/s",
         "time to first token": f"{ttft * 1e3:.1f} ms, mean",
+        "prompts": f"{prompts} tokens, of which {cached} were in a cache",
         "rounds": f"{run.rounds}, of which {total.num_spec_steps} sequence rounds drafted",
         "drafted": f"{total.num_draft_tokens}, accepted {total.num_accepted_draft_tokens} "
         f"({total.draft_acceptance_rate:.0%})",

@@ -60,7 +60,7 @@ def command(
     if ranges:
         nvtx.enable()
     params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True, seed=0, speculation=spec.text)
-    with Engine.load(bundle, batch_size=batch_size, threads=threads) as engine:
+    with Engine.load(bundle, batch_size=batch_size, threads=threads, prefix_caching=False) as engine:
         prompts, products = [prompt] * batch_size, _products(opened)
         engine.requests(prompts, params, "raise")  # what is wrong with them is said before anything is measured
         with engine.scheduler.exclusive() as loop:

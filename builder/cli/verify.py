@@ -46,7 +46,9 @@ def command(
     requests = read(file, defaults) if file else [Request(text, own) for text in PROMPTS]
     real = False
     for drafter in (None, "model", "ngram") if "draft" in manifest.models else ("ngram",):
-        with Engine.load(bundle, drafter=drafter, batch_size=batch_size, threads=threads) as engine:
+        with Engine.load(
+            bundle, drafter=drafter, batch_size=batch_size, threads=threads, prefix_caching=False
+        ) as engine:
             prompts = _tokenize(engine, requests)
             if hf:
                 real |= _hugging_face(engine, hf, prompts, max_new_tokens, as_json)

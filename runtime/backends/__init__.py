@@ -72,6 +72,10 @@ class Executor(Protocol):
         """Move cache rows to `start, start + 1, …`; everything from `start + len(rows)` on becomes garbage."""
         ...
 
+    def copy(self, slot: int, source: int, rows: int) -> None:
+        """Copy the first rows of another slot's cache, all of them committed, to the same ones of `slot`."""
+        ...
+
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cache."""
@@ -80,6 +84,13 @@ class Executor(Protocol):
     def close(self) -> None:
         """Free the model and its cache."""
         ...
+
+
+def share_rows(executor: Executor, slot: int, source: int, rows: int) -> None:
+    """Give a slot the first rows of another's cache, or of its own, and no more; they are committed."""
+    if source != slot and rows:
+        executor.copy(slot, source, rows)
+    executor.commit(slot, (), rows)
 
 
 def spec_of(manifest: Manifest, name: str) -> ModelSpec:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from .device import Tensor
+from .device import Place, Tensor
 
 
-def row_copy(driver: Any, cache: Tensor, slot: int, row: int, to: int) -> Any:
-    """A copy of one cache row to another, of all layers and heads of a slot, as the driver takes it.
+def row_copy(driver: Any, cache: Tensor, source: Place, to: Place, count: int) -> Any:
+    """A copy of `count` cache rows, of all layers and heads, as the driver takes it.
 
     Seen as planes of B · heads lines, S · D numbers long: one plane a layer's keys or values, one line a head.
     """
     layers, slots, heads, rows, width = cache.shape
     size = cache.dtype.itemsize
     move = driver.CUDA_MEMCPY3D()
-    for side, at in (("src", row), ("dst", to)):
+    for side, (slot, row) in (("src", source), ("dst", to)):
         setattr(move, f"{side}MemoryType", driver.CUmemorytype.CU_MEMORYTYPE_DEVICE)
         setattr(move, f"{side}Device", cache.address)
         setattr(move, f"{side}Pitch", rows * width * size)
         setattr(move, f"{side}Height", slots * heads)
-        setattr(move, f"{side}XInBytes", at * width * size)
+        setattr(move, f"{side}XInBytes", row * width * size)
         setattr(move, f"{side}Y", slot * heads)
-    move.WidthInBytes, move.Height, move.Depth = width * size, heads, layers
+    move.WidthInBytes, move.Height, move.Depth = count * width * size, heads, layers
     return move
 
 

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from ..errors import ExecutionError, SpecbuildError, one_line
 from . import capture
 from .copies import row_copy, strided_copy
-from .device import Step, Tensor
+from .device import Place, Step, Tensor
 
 CUDA = (13, 0)  # of the bindings and of TensorRT's wheels; within a major version older drivers serve newer ones
 _DRIVER = "libcuda.so.1"
@@ -192,12 +192,10 @@ class Cuda:
         with self.current:
             self._do(self._driver.cuMemcpy2DAsync(strided_copy(self._driver, to, source), stream))
 
-    def move_rows(self, cache: Tensor, slot: int, rows: Sequence[int], start: int, stream: int) -> None:
-        """One copy a row, of all layers and heads; see `Device.move_rows`."""
+    def move_rows(self, cache: Tensor, source: Place, to: Place, count: int, stream: int) -> None:
+        """One copy; see `Device.move_rows`."""
         with self.current:
-            for to, row in enumerate(rows, start):
-                if row != to:
-                    self._do(self._driver.cuMemcpy3DAsync(row_copy(self._driver, cache, slot, row, to), stream))
+            self._do(self._driver.cuMemcpy3DAsync(row_copy(self._driver, cache, source, to, count), stream))
 
     def after(self, stream: int, other: int) -> None:
         """Order two streams; see `Device.after`."""

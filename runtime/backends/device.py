@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from . import ModelSpec
 
 Step = Callable[[], None]
+Place = tuple[int, int]  # a cache's slot, and a row in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,11 @@ class Device(Protocol):
         """Enqueue copies of the rows of `source` to the beginnings of the rows of `to`, which are as long or longer."""
         ...
 
-    def move_rows(self, cache: Tensor, slot: int, rows: Sequence[int], start: int, stream: int) -> None:
-        """Enqueue moves of cache rows, ascending, to `start …`; cache `[2·layers, slots, heads, rows, D]`."""
+    def move_rows(self, cache: Tensor, source: Place, to: Place, count: int, stream: int) -> None:
+        """Enqueue the copy of `count` rows of all layers and heads; cache `[2·layers, slots, heads, rows, D]`.
+
+        The rows must be others than those they are copied to.
+        """
         ...
 
     def after(self, stream: int, other: int) -> None:

@@ -165,6 +165,10 @@ class OrtExecutor:
             self._positions[slot, start:end] = np.arange(start, end)
         self._ends[slot] = start + len(rows)
 
+    def copy(self, slot: int, source: int, rows: int) -> None:
+        """Copy cache rows; see `Executor.copy`."""
+        self._cache.copy(slot, source, rows)
+
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cache."""

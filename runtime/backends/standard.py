@@ -162,11 +162,17 @@ class StandardExecutor:
 
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move cache rows; see `Executor.commit`. Without rows it only notes where the slot's rows end."""
-        if any(row != start + at for at, row in enumerate(rows)):
-            self.device.move_rows(self.model.cache, slot, rows, start, self.stream)
+        for to, row in enumerate(rows, start):
+            if row != to:
+                self.device.move_rows(self.model.cache, (slot, row), (slot, to), 1, self.stream)
         end = max(self._ends[slot], start + len(rows))
         self._row_positions[slot, start:end] = np.arange(start, end)
         self._ends[slot] = start + len(rows)
+
+    def copy(self, slot: int, source: int, rows: int) -> None:
+        """Copy cache rows; see `Executor.copy`."""
+        self.device.move_rows(self.model.cache, (source, 0), (slot, 0), rows, self.stream)
+        self.wait()
 
     def erase(self, slot: int) -> None:
         """Make a slot's cache zero: a row that is no number would spoil what sees the others, by 0 · NaN."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..backends import ModelSpec, spec_of
-from ..backends.device import Step, Tensor, TreeInputs
+from ..backends.device import Place, Step, Tensor, TreeInputs
 from ..backends.standard import StandardExecutor
 from ..bundle import Bundle, Manifest
 from ..errors import ExecutionError
@@ -99,7 +99,7 @@ class Notes:
 
     copy_rows = copy
 
-    def move_rows(self, cache: Tensor, slot: int, rows: Seq[int], start: int, stream: int) -> None:
+    def move_rows(self, cache: Tensor, source: Place, to: Place, count: int, stream: int) -> None:
         """See `Device`."""
         self.add("memcpy", stream, [cache.address], [cache.address])
 

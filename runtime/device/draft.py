@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import nvtx
-from ..backends import Share
+from ..backends import Share, share_rows
 from ..backends.device import Kernels
 from ..backends.standard import StandardExecutor
 from ..errors import BundleError
@@ -179,10 +179,14 @@ class DeviceDrafter:
         self._cached[sequence.slot] = rows
         self.executor.commit(sequence.slot, (), rows)
 
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """See `Drafter.keep`."""
+        self._cached[slot] = min(rows, self._cached[source])
+        share_rows(self.executor, slot, source, self._cached[slot])
+
     def release(self, slot: int) -> None:
-        """Forget a slot."""
-        self._cached[slot] = 0
-        self.executor.commit(slot, (), 0)
+        """The sequence in a slot has ended."""
+        self.executor.commit(slot, (), self._cached[slot])
 
 
 def _chain(executor: StandardExecutor, nodes: int) -> dict[str, Any]:

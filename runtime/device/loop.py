@@ -54,7 +54,6 @@ class DeviceLoop(Loop):
         self._kept, self._ticket = empty((2, batch), np.int32), empty((1,), np.uint32)
         self._draft_len = empty((batch,), np.int32)  # nobody asks: the host knows what the draft's cache has at least
         self._layers = [layer_addresses(executor) for executor in self._executors]
-        self._last: list[Sequence | None] = [None] * batch  # who was in each slot last
 
     @property
     def _executors(self) -> list[StandardExecutor]:
@@ -62,23 +61,27 @@ class DeviceLoop(Loop):
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """A round: sequences that have emitted nothing yet read their prompts, the others decode."""
+        self.enter(sequences)
         reading = [s for s in sequences if not s.output]
         decoding = [s for s in sequences if s.output]
         for sequence in reading:
-            self._occupy(sequence.slot, sequence)
             self._slots.hold(sequence.slot, len(sequence.tokens))
         if decoding:
             self._decode(decoding)
         if reading:
             super().run(reading)
 
-    def _occupy(self, slot: int, sequence: Sequence | None) -> None:
-        """A slot is another's now: nothing is left in it of a sequence that failed, whose rows may be no numbers."""
-        last, self._last[slot] = self._last[slot], sequence
-        if last and last is not sequence and last.error:
-            self._target.wait()  # which moves rows in both caches
-            for executor in self._executors:
-                executor.erase(slot)
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """See `Loop.keep`."""
+        super().keep(slot, source, rows)
+        if self._model:
+            self._model.keep(slot, source, rows)
+
+    def erase(self, slot: int) -> None:
+        """See `Loop.erase`: its rows may be no numbers."""
+        self._target.wait()  # which moves rows in both caches
+        for executor in self._executors:
+            executor.erase(slot)
 
     def _decode(self, sequences: Seq[Sequence]) -> None:
         """A round on the device, and what the host learns of it."""
@@ -256,13 +259,12 @@ class DeviceLoop(Loop):
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
         most = self._target.model.buckets[-1]
-        self._occupy(0, None)
         return super().logits(tokens, count, nodes if count == 1 else min(nodes or most, most))
 
     def release(self, slot: int) -> None:
-        """A sequence has ended: its slot's rows are garbage."""
+        """See `Loop.release`: what other slots' steps write in this one goes behind its rows, in both caches."""
         super().release(slot)
-        self._slots.hold(slot, 0)
+        self._slots.hold(slot, self.kept(slot) + 1)  # what runs a pair of nodes begins a row before
         if self._model:
             self._model.release(slot)
 

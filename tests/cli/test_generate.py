@@ -13,7 +13,7 @@ import pytest
 
 Command = Callable[..., Any]
 PROMPT = "def main(argv):\n    "
-METRICS = ["ttft", "tpot", "e2el", "num_prompt_tokens", "num_output_tokens", "seed", "speculation"]
+METRICS = ["ttft", "tpot", "e2el", "num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "seed", "speculation"]
 STATISTICS = [
     "mean_acceptance_length",
     "draft_acceptance_rate",
@@ -51,6 +51,23 @@ def test_an_object_per_prompt(specbuild: Command, bundle: Path) -> None:
     accepted = sum(count * times for count, times in enumerate(stats["acceptance_histogram"]))
     assert accepted == stats["num_accepted_draft_tokens"]
     assert stats["mean_acceptance_length"] == pytest.approx(1 + accepted / stats["num_spec_steps"])
+
+
+def test_a_prompt_is_read_from_where_a_cache_has_it(specbuild: Command, bundle: Path) -> None:
+    """A text that goes on; and not where it is not wanted. The tokens are the same."""
+    (first,) = objects(specbuild("generate", bundle, "-p", PROMPT, "-n", 16, "--json"))
+    prompts = ("-p", PROMPT, "-p", PROMPT + first["text"] + "\n\n", "-n", 16)
+    reused, fresh = (
+        objects(specbuild("generate", bundle, *prompts, flag, "--json"))
+        for flag in ("--enable-prefix-caching", "--no-enable-prefix-caching")
+    )
+    cached = [result["metrics"]["num_cached_tokens"] for result in (*reused, *fresh)]
+    assert cached[0] == cached[2] == cached[3] == 0
+    prompt = reused[1]["metrics"]["num_prompt_tokens"]
+    assert reused[0]["metrics"]["num_prompt_tokens"] + 12 <= cached[1] < prompt
+    assert [result["token_ids"] for result in reused] == [result["token_ids"] for result in fresh]
+    shown = specbuild("generate", bundle, *prompts, "--stats").err
+    assert f"{prompt + fresh[0]['metrics']['num_prompt_tokens']} tokens, of which {cached[1]} were in a cache" in shown
 
 
 def test_objects_come_in_the_prompts_order(specbuild: Command, bundle: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from specbuild.runtime.backends.device import Model, Step, Tensor
+from specbuild.runtime.backends.device import Model, Place, Step, Tensor
 from specbuild.runtime.kernels import KernelLibrary
 
 Array = NDArray[Any]
@@ -76,14 +76,11 @@ class HostDevice:
             assert any(begin >= 0 and begin + size <= most for begin, most in begins)
         self.run(stream, lambda: ctypes.memmove(to, source, size) and None)
 
-    def move_rows(self, cache: Tensor, slot: int, rows: Sequence[int], start: int, stream: int) -> None:
-        whole, rows = self.array(cache), list(rows)
-
-        def step() -> None:
-            moved = whole[:, slot, :, rows].copy()
-            whole[:, slot, :, start : start + len(rows)] = moved.transpose(1, 2, 0, 3)
-
-        self.run(stream, step)
+    def move_rows(self, cache: Tensor, source: Place, to: Place, count: int, stream: int) -> None:
+        whole = self.array(cache)
+        parts = [whole[:, slot, :, row : row + count] for slot, row in (source, to)]
+        assert not np.shares_memory(*parts)
+        self.run(stream, lambda: np.copyto(parts[1], parts[0]))
 
     def array(self, tensor: Tensor) -> Array:
         """The memory of a tensor."""

@@ -80,7 +80,8 @@ def run(loop: Loop, waiting: list[Sequence]) -> list[Sequence]:
     while waiting or active:
         while waiting and free:
             active.append(waiting.pop(0))
-            active[-1].slot = free.pop(0)
+            active[-1].slot = loop.pick(active[-1], free)
+            free.remove(active[-1].slot)
         before = [len(s.tokens) + s.cached for s in active]
         loop.round(active)
         assert all(s.finish_reason or len(s.tokens) + s.cached > b for s, b in zip(active, before, strict=True))
@@ -317,6 +318,47 @@ def test_a_step_that_fails_leaves_the_loop_usable(host: KernelLibrary, folder: P
     for slot in range(2):
         made.loop.release(slot)
     assert [s.output for s in run(made.loop, requests("topk:2,3"))] == expected
+
+
+def conversations(tree: str, **fields: Any) -> list[list[Sequence]]:
+    """Texts that go on, or begin like another, some at a time; a long one is left alone for a while."""
+    system, long = prompt_of(3, 30), prompt_of(4, TEXT - 16)
+    turns = [[system, prompt_of(5, 3), long], [[*system, 5], [*system[:20], 6]], [[*system, 5, 7]], [long, system[:2]]]
+    asked: dict[str, Any] = {"speculation": tree, "max_new_tokens": 12, **fields}
+    return [
+        [request_of(prompt, **asked, seed=at, temperature=at % 2) for at, prompt in enumerate(turn)] for turn in turns
+    ]
+
+
+@pytest.mark.parametrize("tree", ["chain:4", "best:7", "off"])
+@pytest.mark.parametrize("name", ["target", "windowed"])
+def test_prompts_are_read_from_where_a_cache_has_them(
+    host: KernelLibrary, folder: Path, plain: Any, tree: str, name: str
+) -> None:
+    """Nothing that other slots' steps write meanwhile is in the rows, of either model."""
+    made = Made(host, folder, 3, (name, name))
+    done = [s for turn in conversations(tree) for s in run(made.loop, turn)]
+    cached = [s.metrics.num_cached_tokens for s in done]
+    assert all(some >= wanted for some, wanted in zip(cached[3:], [30, 20, 31, TEXT - 17, 1], strict=True)), cached
+    assert [s.output for s in done] == [s.output for turn in conversations("off") for s in plain(turn, name)]
+    if tree == "chain:4":  # a perfect draft, that has the rows it needs
+        assert all(
+            s.metrics.speculative_decoding.mean_acceptance_length > 3.5 for s in done if not s.params.temperature
+        )
+
+
+def test_whole_texts_go_on(host: KernelLibrary, folder: Path, plain: Any) -> None:
+    """One that was drafted for and one that was not, while a third was decoded; the draft is perfect."""
+    made, asked = Made(host, folder, 3, ("target", "target")), {"speculation": "chain:4", "max_new_tokens": 14}
+    first = [request_of(prompt_of(1, 20), **asked), request_of(prompt_of(2, 20), **asked | {"speculation": "off"})]
+    run(made.loop, [*first, request_of(prompt_of(3, 20), **asked | {"max_new_tokens": 40})])
+    texts = [[*s.tokens, 8] for s in first]
+    done = run(made.loop, [request_of(text, **asked) for text in texts])
+    assert [s.metrics.num_cached_tokens for s in done] == [33, 33]
+    assert [s.output for s in done] == [s.output for s in plain([request_of(text, **asked) for text in texts])]
+    for sequence in done:
+        histogram = sequence.metrics.speculative_decoding.acceptance_histogram
+        assert sum(histogram[:4]) <= 1 < histogram[4], histogram
 
 
 def test_logits_for_measuring(host: KernelLibrary, folder: Path) -> None:

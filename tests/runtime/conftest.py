@@ -96,6 +96,10 @@ class HashExecutor:
         moved = [kept[row] for row in rows]
         kept[start:] = moved + [(-1, -1)] * (self.spec.capacity - start - len(moved))
 
+    def copy(self, slot: int, source: int, rows: int) -> None:
+        assert slot != source
+        self.rows[slot][:rows] = self.rows[source][:rows]
+
     @property
     def cache_bytes(self) -> int:
         return 0

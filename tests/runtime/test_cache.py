@@ -71,3 +71,11 @@ def test_a_view_is_one_slot_of_one_layer_and_no_copy() -> None:
 
 def test_nbytes() -> None:
     assert filled().nbytes == 4 * 2 * LAYERS * SLOTS * HEADS * CAPACITY * HEAD_DIM
+
+
+def test_a_copy_is_of_the_first_rows_of_every_layer_and_head() -> None:
+    cache, before = filled(), filled().rows
+    cache.copy(1, 0, 3)
+    assert np.array_equal(cache.rows[:, 1, :, :3], before[:, 0, :, :3])
+    assert np.array_equal(cache.rows[:, 1, :, 3:], before[:, 1, :, 3:])
+    assert np.array_equal(cache.rows[:, 0], before[:, 0])

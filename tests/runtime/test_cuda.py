@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,27 +79,35 @@ def moved(cache: np.ndarray, slot: int, rows: list[int], start: int) -> np.ndarr
     return moved
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
-def test_a_row_copy_is_of_that_row_in_all_layers_and_heads(dtype: type) -> None:
-    """What the driver's manual says such a copy does, done by NumPy; rows one after the other."""
-    driver = pytest.importorskip("cuda.bindings.driver")
-    cache = np.random.default_rng(0).integers(0, 1000, CACHE).astype(dtype)
-    data, rows = cache.copy(), [5, 6, 9, 19]
+def copied(move: Any, data: np.ndarray) -> None:
+    """What the driver's manual says such a copy does, done by NumPy."""
     flat = data.reshape(-1).view(np.uint8)
-    for to, row in enumerate(rows, 4):
-        move = row_copy(driver, Tensor(1 << 32, CACHE, data.dtype), 1, row, to)
-        assert int(move.srcDevice) == int(move.dstDevice) == 1 << 32
-        for z in range(move.Depth):
-            for y in range(move.Height):
-                source, at = (
-                    ((z + z0) * height + y + y0) * pitch + x
-                    for x, y0, z0, pitch, height in (
-                        (move.srcXInBytes, move.srcY, move.srcZ, move.srcPitch, move.srcHeight),
-                        (move.dstXInBytes, move.dstY, move.dstZ, move.dstPitch, move.dstHeight),
-                    )
+    for z in range(move.Depth):
+        for y in range(move.Height):
+            source, at = (
+                ((z + z0) * height + y + y0) * pitch + x
+                for x, y0, z0, pitch, height in (
+                    (move.srcXInBytes, move.srcY, move.srcZ, move.srcPitch, move.srcHeight),
+                    (move.dstXInBytes, move.dstY, move.dstZ, move.dstPitch, move.dstHeight),
                 )
-                flat[at : at + move.WidthInBytes] = flat[source : source + move.WidthInBytes]
-    np.testing.assert_array_equal(data, moved(cache, 1, rows, 4))
+            )
+            flat[at : at + move.WidthInBytes] = flat[source : source + move.WidthInBytes]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_a_row_copy_is_of_those_rows_in_all_layers_and_heads(dtype: type) -> None:
+    """Rows one after the other to others of their slot, and several at once to another slot."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    cache = np.random.default_rng(0).integers(0, 256, CACHE).astype(dtype)
+    data, tensor = cache.copy(), Tensor(1 << 32, CACHE, cache.dtype)
+    for to, row in enumerate([5, 6, 9, 19], 4):
+        move = row_copy(driver, tensor, (1, row), (1, to), 1)
+        assert int(move.srcDevice) == int(move.dstDevice) == 1 << 32
+        copied(move, data)
+    np.testing.assert_array_equal(data, moved(cache, 1, [5, 6, 9, 19], 4))
+    copied(row_copy(driver, tensor, (1, 2), (0, 7), 5), data)
+    cache[:, 0, :, 7:12] = data[:, 1, :, 2:7]
+    np.testing.assert_array_equal(data[:, 0], cache[:, 0])
 
 
 def test_a_strided_copy_has_the_rows_of_the_shorter_in_the_longer() -> None:
@@ -150,9 +159,13 @@ def test_copies_and_moves_on_a_gpu(cuda: Cuda) -> None:
     twin = cuda.empty(CACHE, np.float16)
     assert not get(cuda, twin, stream).any()
     cuda.copy(twin, there, stream)
-    cuda.move_rows(twin, 1, [5, 6, 9, 19], 4, stream)
+    for to, row in enumerate([5, 6, 9, 19], 4):
+        cuda.move_rows(twin, (1, row), (1, to), 1, stream)
     np.testing.assert_array_equal(get(cuda, twin, stream), moved(cache, 1, [5, 6, 9, 19], 4))
     np.testing.assert_array_equal(get(cuda, there, stream), cache)
+    cuda.move_rows(twin, (1, 2), (0, 7), 5, stream)
+    cache[:, 0, :, 7:12] = moved(cache, 1, [5, 6, 9, 19], 4)[:, 1, :, 2:7]
+    np.testing.assert_array_equal(get(cuda, twin, stream)[:, 0], cache[:, 0])
     long, short = cuda.empty((3, 64), np.int32), np.arange(15, dtype=np.int32).reshape(3, 5)
     cuda.copy_rows(long, put(cuda, short, stream), stream)
     np.testing.assert_array_equal(get(cuda, long, stream), np.pad(short, ((0, 0), (0, 59))))

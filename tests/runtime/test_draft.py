@@ -236,6 +236,15 @@ def test_a_draft_catches_up_with_what_it_did_not_see(hash_model: Any, hash_execu
         for token in range(9):  # eight of them without the draft
             long.emit(token, frozenset())
     drafter.release(0)
+    drafter.keep(0, 1, 2)  # of [2, 3, …]
+    other = request_of([2, 3, 6], SamplingParams(speculation="chain:3"), slot=0)
+    steps, step = [], executor.step
+    executor.step = lambda shares: steps.append(shares[0].start) or step(shares)
+    (tree,) = drafter.propose([other])
+    assert tree.tokens[1] == int(hash_model(5)([2, 3, 6]).argmax())
+    assert steps[0] == 2
+    drafter.release(0)
+    drafter.keep(0, 0, 0)
     fresh = request_of([4, 5, 6], SamplingParams(speculation="chain:3"), slot=0)
     (tree,) = drafter.propose([fresh])
     assert tree.tokens[1] == int(hash_model(5)([4, 5, 6]).argmax())

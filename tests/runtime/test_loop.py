@@ -44,11 +44,12 @@ def run(loop: Loop, waiting: list[Sequence]) -> None:
     while waiting or active:
         while waiting and free:
             active.append(waiting.pop(0))
-            active[-1].slot = free.pop(0)
+            active[-1].slot = loop.pick(active[-1], free)
+            free.remove(active[-1].slot)
         before = [(s.pending, len(s.output)) for s in active]
         loop.round(active)
         for sequence, (pending, count) in zip(active, before, strict=True):
-            assert len(sequence.output) > count or (pending > CHUNK and sequence.pending == pending - CHUNK)
+            assert len(sequence.output) > count or sequence.pending <= pending - CHUNK
             if sequence.finish_reason:
                 loop.release(sequence.slot)
                 free.append(sequence.slot)
@@ -196,3 +197,68 @@ def test_the_last_token_and_the_prompt_are_not_drafted_for(request_of: Any) -> N
     assert not request.drafts
     assert request.history.tolist() == request.tokens == [1, 2, 3, 4, 5]
     assert not request_of([1], SamplingParams(speculation="off")).drafts
+
+
+SYSTEM = [5, 1, 4, 2, 8, 5, 7, 1, 9, 3, 6, 0, 2, 2, 1, 7]
+
+
+@pytest.mark.parametrize("drafter", ["none", "model", "ngram", "mixed"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_prompts_are_read_from_where_a_cache_has_them(
+    hash_model: Any, hash_executor: Any, request_of: Any, drafter: str, batch_size: int
+) -> None:
+    """Texts that are continued, and texts with a common beginning: the same tokens, and fewer rounds."""
+    model, previous, requests = hash_model(1), list[int](), list[Sequence]()
+    target, proposing = hash_executor(model, batch_size), drafter_of(drafter, hash_executor(model, batch_size))
+    loop = Loop(target, proposing, CHUNK, frozenset())
+    for index in range(12):
+        prompt = [*previous, 3] if index % 3 == 2 else [*SYSTEM[: 16 - index], index]
+        params = SamplingParams(max_new_tokens=6, speculation="topk:2,3", seed=index, temperature=index % 2)
+        requests.append(request_of(prompt, params, index))
+        beside = [request_of(SYSTEM, params) for _ in range(batch_size - 1)] if index % 4 == 3 else []
+        run(loop, [requests[-1], *beside])
+        assert requests[-1].output == plain(model, prompt, params)
+        assert all(other.output == plain(model, SYSTEM, params) for other in beside)
+        previous = requests[-1].tokens
+    for index, request in list(enumerate(requests))[1:]:
+        common = request.metrics.num_prompt_tokens - 2 if index % 3 == 2 else 16 - index
+        assert request.metrics.num_cached_tokens >= common, index
+    if drafter == "model":  # a perfect draft, that has the rows it needs
+        accepted = [r.metrics.speculative_decoding.acceptance_histogram for r in requests if not r.params.temperature]
+        assert all(histogram[-1] and sum(histogram[:-1]) <= 1 for histogram in accepted), accepted
+
+
+def test_rows_are_copied_from_a_slot_that_decodes(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    model, params = hash_model(1), SamplingParams(max_new_tokens=9, speculation="chain:2")
+    loop = Loop(hash_executor(model, 2), drafter_of("model", hash_executor(model, 2)), CHUNK, frozenset())
+    first, second = (request_of([*SYSTEM, *more], params, slot=slot) for slot, more in enumerate(([], [4, 4])))
+    for _ in range(3):
+        loop.round([first])
+    loop.round([first, second])
+    assert (second.metrics.num_cached_tokens, len(second.output)) == (16, 1)
+    while not second.finish_reason:
+        loop.round([s for s in (first, second) if not s.finish_reason])
+    assert [first.output, second.output] == [plain(model, [*SYSTEM, *more], params) for more in ([], [4, 4])]
+    assert second.metrics.speculative_decoding.acceptance_histogram[:2] in ([0, 0], [0, 1])
+
+
+def test_what_is_not_reused(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    """Rows of a sequence that failed, rows that logits were measured in, and none at all where it is not wanted."""
+    params = SamplingParams(max_new_tokens=2, speculation="off")
+    loop = Loop(hash_executor(hash_model(1)), None, CHUNK, frozenset())
+
+    def cached() -> int:
+        request = request_of(SYSTEM, params)
+        run(loop, [request])
+        return int(request.metrics.num_cached_tokens)
+
+    assert [cached(), cached()] == [0, 15]
+    loop.logits(SYSTEM[:4])
+    assert [cached(), cached()] == [0, 15]
+    failing = request_of(SYSTEM, params)
+    loop.round([failing])
+    failing.fail(RuntimeError("out of luck"))
+    loop.release(0)
+    assert [cached(), cached()] == [0, 15]
+    loop.reuses = False
+    assert [cached(), cached()] == [0, 0]

@@ -198,6 +198,18 @@ def test_idle_lanes_are_not_disturbed(single: Executor, batched: Executor) -> No
         batched.commit(slot, (), 0)
 
 
+def test_rows_of_another_lane_go_on_as_ones_own(single: Executor, batched: Executor) -> None:
+    """Also after a step in which the lane that has them was idle."""
+    read(batched, PROMPT, 1)
+    backends.share_rows(batched, 0, 1, 7)
+    yours = batched.step([chain([9], len(PROMPT), 1, 1)])[0].copy()
+    mine = batched.step([chain([1, 2, 3], 7, 1, 0)])[0].copy()
+    for slot in (0, 1):
+        batched.commit(slot, (), 0)
+    np.testing.assert_allclose(mine[0], plain(single, [*PROMPT[:7], 1, 2, 3]), atol=BOUND)
+    np.testing.assert_allclose(yours[0], plain(single, [*PROMPT, 9]), atol=BOUND)
+
+
 def test_the_last_rows_of_the_cache_can_be_used(single: Executor) -> None:
     most, capacity = single.spec.max_nodes, single.spec.capacity
     rng = random.Random(5)

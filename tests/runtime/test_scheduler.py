@@ -172,6 +172,19 @@ def test_more_prompts_than_the_queue_holds(hash_engine: Any, monkeypatch: pytest
     assert max(line for _, line in seen) <= 1
 
 
+def test_a_free_slot_that_holds_the_beginning_is_taken(hash_engine: Any) -> None:
+    """Else the one that has been free for longest; a text in use is copied."""
+    engine, texts = hash_engine(batch_size=3), [[7, *[index] * 9] for index in range(3)]
+    engine.generate(texts, SHORT)
+    for index in (2, 1, 2, 0):
+        (result,) = engine.generate([*texts[index], 8], SHORT)
+        assert result.metrics.num_cached_tokens == 10
+        assert result.token_ids == expected(hash_engine, [*texts[index], 8], SHORT)
+    assert engine.scheduler.free == [1, 2, 0]
+    (result,) = engine.generate([6, 6], SHORT)
+    assert (result.metrics.num_cached_tokens, engine.scheduler.free) == (0, [2, 0, 1])
+
+
 def test_cancelling_frees_the_slot_before_the_next_round(hash_engine: Any) -> None:
     engine = hash_engine(batch_size=1, gated=True)
     first, second = engine.submit("ab", LONG), engine.submit("cd", SHORT)
