@@ -74,6 +74,7 @@ class EngineRecord:
 
     `attention`: "native", standard operators, or "plugin", TreeAttention, of version `plugin`. `profiles`: by name, in
     the plan's order, each dynamic dimension's least, usual and largest size. `activations`: bytes, an estimate.
+    `kv_cache_dtype`: "fp8", E4M3 of a plugin, or "auto", the model's own, which the JSON does not say.
     """
 
     version: str
@@ -84,6 +85,7 @@ class EngineRecord:
     hardware_compatible: str | None
     activations: int
     profiles: dict[str, dict[str, list[int]]]
+    kv_cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,9 @@ class Manifest:
         for name in ("kernels", "engines"):
             if not body[name]:
                 del body[name]
+        for engine in body.get("engines", {}).values():
+            if engine["kv_cache_dtype"] == "auto":
+                del engine["kv_cache_dtype"]
         return json.dumps(body | {"digest": _digest(body)}, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from .bundle import Manifest, ModelRecord
 from .errors import OptionError
 
-ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4}  # of a cache's number, by the model's precision
+ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4}  # of a number in a cache, by the model's precision
 GRAPH_BYTES = 1 << 20  # of a captured graph: an allowance
 
 
@@ -52,7 +52,7 @@ def plan(manifest: Manifest, batch_size: int, seq_len: int | None = None, models
         batch_size=batch_size,
         seq_len=length,
         weights=sum(_weights(manifest, record) for record in records),
-        caches=sum(batch_size * _row_bytes(record) * rows for record in records),
+        caches=sum(batch_size * _row_bytes(manifest, record) * rows for record in records),
         activations=max((manifest.engines[p].activations for r in records for p in _plans(manifest, r)), default=0),
         buffers=sum(_buffers(record, batch_size, nodes, rows, chunk) for record in records),
         graphs=len(manifest.buckets) * len(records) * GRAPH_BYTES if manifest.engines else 0,
@@ -93,9 +93,15 @@ def _plans(manifest: Manifest, record: ModelRecord) -> list[str]:
     return [graph for graph in record.graphs.values() if graph in manifest.engines]
 
 
-def _row_bytes(record: ModelRecord) -> int:
+def cache_item_bytes(manifest: Manifest, record: ModelRecord) -> int:
+    """Of a number in a model's caches: one where they are FP8."""
+    fp8 = any(manifest.engines[name].kv_cache_dtype == "fp8" for name in _plans(manifest, record))
+    return 1 if fp8 else ITEM_BYTES[record.precision]
+
+
+def _row_bytes(manifest: Manifest, record: ModelRecord) -> int:
     """Keys and values of one token in all layers."""
-    return 2 * record.layers * record.kv_heads * record.head_dim * ITEM_BYTES[record.precision]
+    return 2 * record.layers * record.kv_heads * record.head_dim * cache_item_bytes(manifest, record)
 
 
 def _buffers(record: ModelRecord, batch_size: int, nodes: int, rows: int, chunk: int) -> int:

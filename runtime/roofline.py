@@ -65,10 +65,15 @@ class Products:
         experts = tuple(Experts(**each) for each in fields["experts"])
         return cls(fields["parameters"], fields["bytes"], fields["head_dim"], attention, experts)
 
-    def step(self, record: ModelRecord, batch: int, nodes: int, rows: int) -> tuple[int, int]:
-        """Bytes and FLOPs of a step: chains of `nodes` after `rows` committed rows, `batch` of them, all logits."""
+    def step(
+        self, record: ModelRecord, batch: int, nodes: int, rows: int, cache_bytes: int | None = None
+    ) -> tuple[int, int]:
+        """Bytes and FLOPs of a step: chains of `nodes` after `rows` committed rows, `batch` of them, all logits.
+
+        cache_bytes: of a number in the caches, None for the model's own type.
+        """
         new = batch * nodes
-        row = 2 * record.kv_heads * record.head_dim * ITEM_BYTES[record.precision]
+        row = 2 * record.kv_heads * record.head_dim * (cache_bytes or ITEM_BYTES[record.precision])
         moved = self.bytes + new * (record.vocab_size * _LOGIT_BYTES + _NODE_BYTES)
         products = new * self.parameters
         for experts in self.experts:

@@ -13,6 +13,7 @@ from ...runtime import Bundle, Engine, RunStats, SamplingParams, nvtx
 from ...runtime.bundle import Manifest
 from ...runtime.errors import BundleError, OptionError
 from ...runtime.loop import Loop
+from ...runtime.memory import cache_item_bytes
 from ...runtime.roofline import Products, Roofline, measure_device, timed_step
 from ...runtime.tree import TreeSpec
 
@@ -115,11 +116,12 @@ def _measure(
         loop.release(slot)
     return {
         (name, nodes): Roofline(
-            *products[name].step(manifest.models[name], executors[name].batch_size, nodes, rows),
+            *products[name].step(record, executors[name].batch_size, nodes, rows, cache_item_bytes(manifest, record)),
             median(times[name, nodes][1:]),
             *device,
         )
         for name, nodes in runs
+        for record in (manifest.models[name],)
     }
 
 

@@ -21,7 +21,7 @@ from . import ModelSpec
 from .cuda import Cuda
 from .device import Tensor
 
-CACHES = {"HALF": "float16", "BF16": "uint16", "FLOAT": "float32"}  # dtypes, by TensorRT's names
+CACHES = {"HALF": "float16", "BF16": "uint16", "FLOAT": "float32", "FP8": "uint8"}  # dtypes, by TensorRT's names
 PLUGIN_VERSION = "1"  # of TreeAttention, as plugins/trt registers it
 RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")  # that TensorRT-RTX compiles for
 _HEADER = 64  # bytes, `Runtime.engine_header_size`
@@ -93,6 +93,11 @@ def check_attention(record: EngineRecord) -> None:
             f"the plan's attention is {record.attention} {record.plugin or ''}".rstrip()
             + f", this specbuild has native and plugin {PLUGIN_VERSION}: build the bundle again"
         )
+    if record.kv_cache_dtype != "auto" and (record.attention, record.kv_cache_dtype) != ("plugin", "fp8"):
+        raise BundleError(
+            f"the plan's attention is {record.attention} over caches of {record.kv_cache_dtype}, this specbuild has "
+            "fp8 with plugin alone: build the bundle again"
+        )
 
 
 def load_plugin(trt: Any) -> None:
@@ -140,11 +145,18 @@ def expected_tensors(spec: ModelSpec, cache: str, attention: str = "native") -> 
     }
 
 
-def check_tensors(spec: ModelSpec, found: Mapping[str, TensorInfo], attention: str = "native") -> str:
+def check_tensors(
+    spec: ModelSpec, found: Mapping[str, TensorInfo], attention: str = "native", kv_cache_dtype: str = "auto"
+) -> str:
     """TensorRT's name of the cache's type; raises BundleError, by tensor, where a plan is not as the manifest says."""
     cache = found["past_key.0"].dtype if "past_key.0" in found else "HALF"
     if cache not in CACHES:
         raise BundleError(f"the {spec.name}'s plan has a cache of {cache}: build it in fp16, bf16 or fp32")
+    if (cache == "FP8") != (kv_cache_dtype == "fp8"):
+        raise BundleError(
+            f"the {spec.name}'s plan has past_key.0 as {cache}, its record a cache of {kv_cache_dtype}: build the "
+            "bundle again"
+        )
     expected = expected_tensors(spec, cache, attention)
     for name in sorted(expected.keys() ^ found.keys()):
         what = "lacks" if name in expected else "has, and should not,"

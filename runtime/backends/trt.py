@@ -33,8 +33,9 @@ class TrtModel:
     ) -> None:
         """`scratch`: at least `plan.scratch_bytes`, None for its own. Raises BundleError and ExecutionError."""
         self.spec, self.batch_size, self._plan, self._device = spec, batch_size, plan, device
-        dtype = np.dtype(CACHES[check_tensors(spec, plan.tensors, plan.record.attention)])
-        check_profiles(plan.record, plan.profiles)
+        record = plan.record
+        dtype = np.dtype(CACHES[check_tensors(spec, plan.tensors, record.attention, record.kv_cache_dtype)])
+        check_profiles(record, plan.profiles)
         part = spec.kv_heads * spec.capacity * spec.head_dim * dtype.itemsize
         if part % _ALIGNMENT:
             raise BundleError(

@@ -21,6 +21,7 @@ from ..backends.device import Place, Step, Tensor, TreeInputs
 from ..backends.standard import StandardExecutor
 from ..bundle import Bundle, Manifest
 from ..errors import ExecutionError
+from ..memory import cache_item_bytes
 from ..tree import TreeSpec
 from .cubins import CubinKernels, launches
 from .draft import Extent
@@ -29,7 +30,6 @@ from .state import Asked, Block
 
 HELD = frozenset({"kernel", "memcpy", "memset", "child", "conditional"})  # nodes that a conditional body may have
 GREEDY = Asked(cut_offs=False, history=False, bias=False)
-_DTYPES = {"fp16": np.float16, "bf16": np.uint16}  # of a cache, by a model's precision; float32 otherwise
 _WRITES = {
     "choose_tokens": "choices scores workspace tickets fault",
     "walk_tree": "history path length emitted roots pair fault",
@@ -244,7 +244,8 @@ def _executor(manifest: Manifest, name: str, notes: Notes, batch_size: int) -> S
     record, spec = manifest.models[name], spec_of(manifest, name)
     engines = [manifest.engines[graph] for graph in record.graphs.values() if graph in manifest.engines]
     plugin = any(engine.attention == "plugin" for engine in engines)
-    model = _Model(spec, notes, batch_size, tuple(manifest.buckets), plugin, _DTYPES.get(record.precision, np.float32))
+    item = f"u{cache_item_bytes(manifest, record)}"  # as many bytes as a cache's number has
+    model = _Model(spec, notes, batch_size, tuple(manifest.buckets), plugin, item)
     return StandardExecutor(notes, model, notes.stream())
 
 

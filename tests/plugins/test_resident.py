@@ -387,6 +387,18 @@ def test_a_description_is_of_what_runs(bundle: Path, attention: str) -> None:
     assert walk["grid"] == [2, 1, 1]
 
 
+@pytest.mark.parametrize(("kv_cache_dtype", "blocks"), [("auto", 4), ("fp8", 2)])
+def test_a_description_of_fp8_caches(bundle: Path, kv_cache_dtype: str, blocks: int) -> None:
+    """64 heads of 64 numbers: the commit's threads have 16 bytes each."""
+    opened = manifest_of(bundle, "plugin")
+    engines = {n: replace(e, kv_cache_dtype=kv_cache_dtype) for n, e in opened.manifest.engines.items()}
+    models = {name: replace(model, kv_heads=64) for name, model in opened.manifest.models.items()}
+    changed = replace(opened, manifest=replace(opened.manifest, engines=engines, models=models))
+    found = describe_bundle(changed, 2, "off")
+    (commit,) = (node for node in found["body"]["nodes"] if node.get("kernel") == "commit_path")
+    assert commit["grid"][0] == blocks
+
+
 def test_a_description_without_a_draft(bundle: Path) -> None:
     found = describe_bundle(manifest_of(bundle, "native"), 3, "off")
     assert found["counts"] == {"child": 1, "kernel": 5, "memcpy": 2}

@@ -48,6 +48,14 @@ def test_a_plan(manifest: Manifest, bundle: Path) -> None:
     assert both.to_dict()["total"] == both.total
 
 
+def test_fp8_caches_have_a_byte_a_number(manifest: Manifest) -> None:
+    engines = dict(manifest.engines)
+    engines["target/model.plan"] = replace(engines["target/model.plan"], kv_cache_dtype="fp8")
+    found, before = memory.plan(replace(manifest, engines=engines), 2), memory.plan(manifest, 2)
+    assert found.caches == 2 * (1024 + 64) * (2 * 6 * 2 * 64 + 2 * 2 * 64 * 2)
+    assert replace(found, caches=before.caches) == before
+
+
 def test_what_fits(manifest: Manifest) -> None:
     needed = memory.plan(manifest, 4).total
     assert memory.check(manifest, 4, needed).total == needed

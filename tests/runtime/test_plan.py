@@ -234,6 +234,26 @@ def test_tensors_as_expected(cache: str, attention: str) -> None:
     assert check_tensors(SPEC, fixed, attention) == cache, "what may be dynamic may be fixed"
 
 
+def test_fp8_caches_are_the_record_s() -> None:
+    tensors = expected_tensors(SPEC, "FP8", "plugin")
+    assert check_tensors(SPEC, tensors, "plugin", "fp8") == "FP8"
+    assert plan.CACHES["FP8"] == "uint8"
+    with pytest.raises(BundleError, match=r"has past_key\.0 as FP8, its record a cache of auto: build the bundle"):
+        check_tensors(SPEC, tensors, "plugin")
+    with pytest.raises(BundleError, match=r"has past_key\.0 as BF16, its record a cache of fp8: build the bundle"):
+        check_tensors(SPEC, expected_tensors(SPEC, "BF16", "plugin"), "plugin", "fp8")
+    with pytest.raises(BundleError, match=r"has past_value\.1 as .*HALF.*, not .*FP8"):
+        check_tensors(SPEC, {**tensors, "past_value.1": TensorInfo("HALF", (-1, 4, 64, 8))}, "plugin", "fp8")
+
+
+def test_fp8_caches_are_a_plugin_s() -> None:
+    check_attention(replace(PLUGIN, kv_cache_dtype="fp8"))
+    for record in (replace(RECORD, kv_cache_dtype="fp8"), replace(PLUGIN, kv_cache_dtype="fp8_e5m2")):
+        named = f"{record.attention} over caches of {record.kv_cache_dtype}, this specbuild has fp8 with plugin alone"
+        with pytest.raises(BundleError, match=named):
+            check_attention(record)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -261,7 +281,8 @@ def test_tensors_of_a_plugin_that_differ(name: str, change: Any, message: str) -
         ("past_key.2", TensorInfo("HALF", (-1, 4, 64, 8)), r"has, and should not, tensor past_key\.2"),
         ("input_ids", TensorInfo("INT64", (-1, -1)), "has input_ids as .*INT64.* not .*INT32"),
         ("past_key.1", TensorInfo("FLOAT", (-1, 4, 64, 8)), r"has past_key\.1 as .*FLOAT"),
-        ("past_key.0", TensorInfo("FP8", (-1, 4, 64, 8)), "a cache of FP8: build it in fp16"),
+        ("past_key.0", TensorInfo("INT8", (-1, 4, 64, 8)), "a cache of INT8: build it in fp16"),
+        ("past_key.0", TensorInfo("FP8", (-1, 4, 64, 8)), r"has past_key\.0 as FP8, its record a cache of auto: build"),
         ("mask.0", TensorInfo("BOOL", (-1, 1, -1, 65)), r"has mask\.0 as .*65"),
         ("logits", TensorInfo("FLOAT", (-1, -1)), "has logits as"),
         ("present_key.1", TensorInfo("HALF", (-1, 4, 64, 8)), r"has present_key\.1 as .*alias=None"),

@@ -53,6 +53,11 @@ def test_a_cache_in_16_bits(record: ModelRecord) -> None:
     assert full[1] == half[1]
 
 
+def test_a_cache_of_bytes(record: ModelRecord) -> None:
+    own, fp8 = (PLAIN.step(replace(record, precision="fp16"), 1, 1, 100, size) for size in (None, 1))
+    assert (own[0] - fp8[0], own[1]) == (101 * 6 * 2 * 2 * 64, fp8[1])
+
+
 def test_a_window_bounds_what_is_seen(record: ModelRecord) -> None:
     local = replace(PLAIN, attention=(Attention(10, 4, 6),))
     near, far = (local.step(record, 1, 4, rows) for rows in (9, 1000))
