@@ -25,6 +25,8 @@ from .reference import Reference
 
 NEW_TOKENS = 32
 MOST_DIVERGENCE = 0.05  # nats a token, in any precision: more is another model
+FP8_CACHE = "an FP8 cache"
+INSTEAD = {"fp16": "bf16 or fp32", FP8_CACHE: "--kv-cache-dtype auto"}  # otherwise fp32
 LOGIT_TOLERANCE = 1e-3  # relative to the largest logit; rounding stays two orders below
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog, and then",
@@ -151,14 +153,16 @@ def check(
 
 
 def check_divergence(
-    precision: str, ours: Sequence[NDArray[np.float32]], logits: Sequence[NDArray[np.float32]]
+    rounding: str, ours: Sequence[NDArray[np.float32]], logits: Sequence[NDArray[np.float32]]
 ) -> float:
-    """Nats a token from Hugging Face's float32 logits; raises ExecutionError where that is another model."""
+    """Nats a token from Hugging Face's float32 logits; raises ExecutionError where that is another model.
+
+    `rounding`: a precision, or FP8_CACHE.
+    """
     divergence = float(np.concatenate([kl(b, a) for a, b in zip(ours, logits, strict=True)]).mean())
     if not divergence <= MOST_DIVERGENCE:  # NaN is more than anything
-        wider = "bf16 or fp32" if precision == "fp16" else "fp32"
-        by = f"by {divergence:.2g} nats a token"
-        raise ExecutionError(f"{precision} changes this model too much, {by}: nothing was written, use {wider}")
+        by, wider = f"by {divergence:.2g} nats a token", INSTEAD.get(rounding, "fp32")
+        raise ExecutionError(f"{rounding} changes this model too much, {by}: nothing was written, use {wider}")
     return divergence
 
 

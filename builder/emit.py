@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ..runtime.backends.plan import PLUGIN_VERSION
 from ..runtime.bundle import MODULES, EngineRecord
 from . import passes
+from .calibrate import Scales
 from .compile import built_on, compile_engine, profiles_of
 from .config import BuildConfig
 from .layers import describe
@@ -52,12 +53,17 @@ def emit(
     capacity: int,
     max_seq_len: int,
     progress: Progress = lambda phase, share: None,
+    scales: Scales | None = None,
 ) -> Emitted:
-    """Write one model to `folder / name`. Raises OptionError and ExecutionError as `compile_engine` does."""
+    """Write one model to `folder / name`, with `scales` over FP8 caches, which the plugin alone has.
+
+    Raises OptionError and ExecutionError as `compile_engine` does.
+    """
     (folder / name).mkdir(parents=True)
     if config.backend == "onnxruntime":
         return _lanes(folder, name, graph, config, capacity)
-    lowered = lowering(config).lower(graph, config.precision_of(name), capacity)
+    caches = (scales,) if scales else ()
+    lowered = lowering(config).lower(graph, config.precision_of(name), capacity, *caches)
     census, profiles = passes.census(lowered), profiles_of(config, max_seq_len)
     activations = max(activation_bytes(lowered, {d: most for d, (_, _, most) in p.sizes.items()}) for p in profiles)
     layers = sum(str(value.name).startswith("past_key") for value in lowered.graph.inputs)
@@ -82,6 +88,7 @@ def emit(
         hardware_compatible=config.engine.hardware_compatible,
         activations=activations,
         profiles={p.name: {d: list(p.sizes[d]) for d in dynamic} for p in profiles},
+        kv_cache_dtype=config.engine.kv_cache_dtype,
     )
     return Emitted({str(config.max_batch_size): plan}, census, {plan: record}, describe(engine.layers, layers))
 

@@ -13,6 +13,7 @@ from .kernels import split_names
 
 HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
 ATTENTIONS = ("plugin", "native")
+KV_CACHE_DTYPES = ("auto", "fp8")
 _TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only of the flavour that times kernels
 
 
@@ -21,12 +22,13 @@ class EngineOptions:
     """How engines are compiled; by default as TensorRT does. `workspace` in MiB; `attention` None: the backend's own.
 
     `arch`: TensorRT-RTX's targets, as `architectures` takes them. `prompt_chunk`: nodes of a prompt in a step, at most;
-    None: 512.
+    None: 512. `kv_cache_dtype`: "fp8", E4M3, or "auto", the model's own type.
     Raises OptionError.
     """
 
     arch: tuple[str, ...] = ()
     attention: str | None = None
+    kv_cache_dtype: str = "auto"
     builder_optimization_level: int | None = None
     workspace: int | None = None
     prompt_chunk: int | None = None
@@ -44,9 +46,11 @@ class EngineOptions:
             raise OptionError(f"workspace must be 1…{1 << 22} MiB, not {self.workspace}")
         if self.prompt_chunk is not None and not 64 <= self.prompt_chunk <= 4096:
             raise OptionError(f"prompt-chunk must be 64…4096 nodes, not {self.prompt_chunk}")
-        for name, known in (("attention", ATTENTIONS), ("hardware_compatible", tuple(HARDWARE))):
-            if getattr(self, name) not in (None, *known):
-                raise OptionError(f"unknown --{_flag(name)} {getattr(self, name)!r}: use {', '.join(known)}")
+        choices = {"attention": ATTENTIONS, "kv_cache_dtype": KV_CACHE_DTYPES, "hardware_compatible": tuple(HARDWARE)}
+        for each in fields(self):
+            known, value = choices.get(each.name), getattr(self, each.name)
+            if known and value not in (each.default, *known):
+                raise OptionError(f"unknown --{_flag(each.name)} {value!r}: use {', '.join(known)}")
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -59,6 +63,11 @@ class EngineOptions:
 
     def check(self, backend: str) -> None:
         """Raises OptionError for what this backend has not: nothing is ignored."""
+        if self.kv_cache_dtype == "fp8" and not self.plugin(backend):
+            without = " without --attention native" if backend == "tensorrt" else ""
+            raise OptionError(
+                f"FP8 caches are the plugin's alone: use --backend tensorrt{without}, or drop --kv-cache-dtype fp8"
+            )
         given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         if backend not in MODULES and given:
             raise OptionError(f"backend {backend} compiles no engine: drop --{_flag(given[0])}, or use {_ENGINES}")

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from ..runtime import memory
 from ..runtime.backends import ON_GPU
@@ -38,7 +36,8 @@ from ..runtime.bundle import (
 )
 from . import checkpoint as checkpoints
 from . import kernels, passes
-from .check import check, check_divergence, graph_difference, inspected, rounding, tokenize, unrunnable
+from .calibrate import Scales, calibrate
+from .check import check, graph_difference, inspected, rounding, tokenize, unrunnable
 from .checkpoint import Checkpoint
 from .compile import check_machine
 from .config import BuildConfig
@@ -51,11 +50,11 @@ from .prepare import Sources, prepare
 from .products import count
 from .quantize import QUANTIZERS
 from .reference import Reference, greedy, text_logits
+from .rounding import DTYPES, measure
 
 TOKENIZER, CHAT_TEMPLATE, REPORT = "tokenizer.json", "chat_template.jinja", "report.json"
 KERNELS = "kernels"
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 Progress = Callable[[str], None]
 Detail = Callable[[str, float], None]
 
@@ -72,6 +71,8 @@ class _Build:
     bound: float = BOUND
     graph_difference: float | None = None  # of the target's logits, for GPUs
     check_tokens: int = 0  # of output, per prompt of the check
+    scales: dict[str, Scales] = field(default_factory=dict)  # of FP8 caches, by model
+    fp8_caches: dict[str, Any] | None = None  # what they change in the target
     references: list[Reference] = field(default_factory=list)
     reference_logits: list[NDArray[np.float32]] = field(default_factory=list)
     models: dict[str, ModelRecord] = field(default_factory=dict)
@@ -105,7 +106,9 @@ class _Build:
 
 def stages(config: BuildConfig) -> int:
     """How many stages a build announces."""
-    return 2 + 5 + (3 if config.draft else 0) + bool(config.architectures) + (config.backend in ON_GPU)
+    models = 2 if config.draft else 1
+    fp8 = models if config.engine.kv_cache_dtype == "fp8" else 0
+    return 4 + 3 * models + fp8 + bool(config.architectures) + (config.backend in ON_GPU)
 
 
 def build(
@@ -157,6 +160,8 @@ def _run(work: _Build) -> dict[str, Any]:
         "products": work.products,
         "kernels": work.kernel_report,
         "engines": work.engine_reports,
+        "fp8_caches": work.fp8_caches
+        and work.fp8_caches | {"scales": {n: s.to_dict() for n, s in work.scales.items()}},
         "memory": _memory(manifest, work.config),
         "exactness": exactness,
         "machine": {"platform": platform.platform(), "python": platform.python_version()},
@@ -178,6 +183,10 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
             prompts, work.check_tokens = tokenize(checkpoint.tokenizer, work.source.max_seq_len)
             work.references = greedy(model, prompts, work.check_tokens, checkpoint.eos_token_ids())
             work.reference_logits = [text_logits(model, reference.text) for reference in work.references]
+    if work.config.engine.kv_cache_dtype == "fp8":
+        with work.stage(f"{name}: calibrate"):
+            work.scales[name] = calibrate(model, [reference.text for reference in work.references])
+    scales = work.scales.get(name)
     with work.stage(f"{name}: export"):
         graph = export(model, layout, work.source.max_seq_len, work.capacity)
         work.operators[name] = {"exported": passes.census(graph)}
@@ -190,7 +199,8 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
             work.matched[name][type(quantizer).__name__] = quantizer.matched
             passes.clean(graph)
         work.products[name] = asdict(count(graph, memory.ITEM_BYTES[precision]))
-        emitted = emit(work.folder, name, graph, work.config, work.capacity, work.source.max_seq_len, work.detail)
+        sizes = work.capacity, work.source.max_seq_len
+        emitted = emit(work.folder, name, graph, work.config, *sizes, work.detail, scales)
         work.operators[name]["lowered"] = emitted.lowered
         work.engines |= emitted.engines
         if emitted.report:
@@ -200,7 +210,8 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
             each = work.references, work.reference_logits
             work.graph_difference = graph_difference(graph, *each, work.capacity)
     if name == "target" and precision in DTYPES:
-        work.bound = max(BOUND, 2 * _rounding_of(model, DTYPES[precision], work))
+        found = measure(model, precision, work.references, work.reference_logits, scales)
+        work.bound, work.fp8_caches = max(BOUND, 2 * found.gap), found.fp8_caches
     del model, graph
     gc.collect()
     work.models[name] = ModelRecord(
@@ -220,18 +231,6 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
         inputs=lowered_by.INPUTS,
         outputs=lowered_by.OUTPUTS,
     )
-
-
-def _rounding_of(model: PreTrainedModel, dtype: torch.dtype, work: _Build) -> float:
-    """How far a 16-bit type moves the logits at most, in PyTorch: two ways of rounding differ by twice that at most.
-
-    Raises ExecutionError where it makes another model of it.
-    """
-    rounded = model.to(dtype)
-    each = [text_logits(rounded, reference.text) for reference in work.references]
-    gap = max(float(np.abs(a - b).max()) for a, b in zip(each, work.reference_logits, strict=True))
-    check_divergence(work.config.precision_of("target"), each, work.reference_logits)
-    return gap
 
 
 def _save_kernels(work: _Build) -> None:

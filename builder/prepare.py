@@ -111,6 +111,7 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
             }
             for name, model in sources.models.items()
         },
+        "kv_cache_dtype": config.engine.kv_cache_dtype,
         "max_seq_len": sources.max_seq_len,
         "max_batch_size": config.max_batch_size,
         "buckets": list(config.buckets),

@@ -18,7 +18,7 @@ from ..config import BUCKETS, DEFAULT_TREE, BuildConfig
 from ..kernels import ARCHITECTURES
 from ..layers import in_words
 from ..lower import BACKENDS
-from ..options import ATTENTIONS, HARDWARE, EngineOptions
+from ..options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
 
 _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
 
@@ -80,6 +80,13 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 )
 @click.option("--arch", multiple=True, metavar="SM", help=f"TensorRT-RTX's targets: {_ARCHITECTURES}; may be repeated.")
 @click.option("--attention", type=click.Choice(ATTENTIONS), help="TensorRT's attention; TreeAttention by default.")
+@click.option(
+    "--kv-cache-dtype",
+    type=click.Choice(KV_CACHE_DTYPES),
+    default="auto",
+    show_default=True,
+    help="fp8: TreeAttention's caches in E4M3, half as large; auto: in the model's own 16 bits.",
+)
 @click.option("--prompt-chunk", type=int, metavar="N", help="Prompt tokens in a step of an engine; 512 by default.")
 @click.option("--builder-optimization-level", type=int, metavar="0…5", help="How long TensorRT looks for fast kernels.")
 @click.option("--workspace", type=int, metavar="MIB", help="TensorRT's scratch memory while it compiles and runs.")
@@ -180,5 +187,8 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
     if "graph_logit_difference" in exactness:
         difference = exactness["graph_logit_difference"]
         click.echo(f"  the target's graph in float32 on this CPU, to Hugging Face: largest difference {difference:.1e}")
+    if cache := report["fp8_caches"]:
+        mean, most = cache["kl_nats_per_token"], cache["largest_kl_nats"]
+        click.echo(f"  FP8 caches alone, in float32: {mean:.1e} nats a token to Hugging Face, {most:.1e} at most")
     if "not_run" in exactness:
         click.echo(f"  not run here, and so not checked: {exactness['not_run']}")

@@ -66,7 +66,9 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
         table.add_row("kernels", f"sm_{architecture}: {count} kernels in {len(files)} cubins, {size / 1e6:.1f} MB")
     for name, engine in manifest.get("engines", {}).items():
         targets = ", ".join(f"sm_{each}" for each in engine["architectures"]) or "portable"
-        table.add_row("engine", f"{name}: TensorRT {engine['version']}, {targets}, {engine['attention']} attention")
+        caches = f" over {dtype} caches" if (dtype := engine.get("kv_cache_dtype", "auto")) != "auto" else ""
+        attention = f"{engine['attention']} attention{caches}"
+        table.add_row("engine", f"{name}: TensorRT {engine['version']}, {targets}, {attention}")
         table.add_row("", f"profiles {', '.join(engine['profiles'])}")
         table.add_row("", in_words(report["engines"][name.split("/")[0]]))
     memory = report["memory"]

@@ -2,7 +2,8 @@
 
 `[B, N]` nodes of B sequences go in padded, `counts [B]` of each are nodes; the tree itself goes in as `parents [B, M]`,
 without masks or positions: the kernel counts those itself. Activations, weights and caches are of one 16-bit type,
-tables, norms and logits of float32; indices are int32. Past and present of a cache must be bound to one address.
+tables, norms and logits of float32; indices are int32. Caches may be of E4M3 instead, with a scale for each KV head, in
+float32. Past and present of a cache must be bound to one address.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ...runtime.errors import OptionError
+from ..calibrate import Scales
 from ..kernels import HEAD_DIMS
 from ..passes import clean
-from ..passes.pattern import constant, dims, insert, permutation, producer, replace
+from ..passes.pattern import constant, dims, initializer, insert, permutation, producer, replace
 from .lanes import window_of
 from .standard import convert, expand, graph_input, narrow
 
@@ -35,20 +37,19 @@ OUTPUTS = {"logits": "logits", "present_key": "present_key.{layer}", "present_va
 DTYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
 
-def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
+def lower(portable: ir.Model, precision: str, capacity: int, scales: Scales | None = None) -> ir.Model:
     """A new model over caches of `capacity` rows; the portable one is left as it was.
 
-    The batch, the nodes, the tree and how many logits are wanted stay dynamic. precision: one of DTYPES. Raises
-    OptionError for a head size, a rotary width or a use of positions that the plugin has not.
+    The batch, the nodes, the tree and how many logits are wanted stay dynamic. precision: one of DTYPES; scales:
+    of caches in E4M3. Raises OptionError for a head size, a rotary width or a use of positions that the plugin has not.
     """
     model = portable.clone()
     graph = model.graph
     by_name = {value.name: value for value in graph.inputs}
     counts = graph_input("counts", ir.DataType.INT32, ["batch"])
     attentions = [node for node in graph if node.op_type == "TreeAttention"]
-    tables = {table: table.const_value for node in attentions for table in node.inputs[9:] if table is not None}
-    for layer, node in enumerate(attentions):
-        _lower_attention(node, layer, counts, capacity)
+    plugins = [_lower_attention(node, layer, counts, capacity, scales) for layer, node in enumerate(attentions)]
+    tables = {v: v.const_value for plugin in plugins for v in plugin.inputs if v is not None and v.is_initializer()}
     if others := by_name["position_ids"].uses():
         kinds = ", ".join(sorted({use.node.op_type for use in others}))
         raise OptionError(
@@ -68,7 +69,7 @@ def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
     return model
 
 
-def _lower_attention(node: ir.Node, layer: int, counts: ir.Value, capacity: int) -> None:
+def _lower_attention(node: ir.Node, layer: int, counts: ir.Value, capacity: int, scales: Scales | None) -> ir.Node:
     """The portable `TreeAttention` by the plugin's, named by its layer: nodes before heads, and no positions."""
     past_key, past_value, _, parents, cache_len, tree_offset = node.inputs[3:9]
     _, kv_heads, _, size = dims(past_key)  # type: ignore[misc]
@@ -86,6 +87,9 @@ def _lower_attention(node: ir.Node, layer: int, counts: ir.Value, capacity: int)
         **cos_sin,
         "counts": counts,
     }
+    for kind in ("key", "value") if scales else ():
+        scale = ir.tensor(getattr(scales, kind)[layer], name=f"{kind}_scale.{layer}")
+        inputs[f"{kind}_scale"] = initializer(node.graph, scale)  # type: ignore[arg-type]
     attributes = {
         "scale": node.attributes["scale"].as_float(),
         "softcap": node.attributes["softcap"].as_float(),
@@ -99,7 +103,10 @@ def _lower_attention(node: ir.Node, layer: int, counts: ir.Value, capacity: int)
     plugin.name = f"attention.{layer}"
     for old, new in zip(node.outputs, plugin.outputs, strict=True):
         replace(old, new)
+    for cache in (past_key, past_value, *plugin.outputs[1:]) if scales else ():
+        cache.type = ir.TensorType(ir.DataType.FLOAT8E4M3FN)  # type: ignore[union-attr]
     node.graph.remove(node, safe=True)  # type: ignore[union-attr]
+    return plugin
 
 
 def _check(size: int, width: int) -> None:

@@ -17,6 +17,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from plugin_model import TreeAttention
 from small_models import LLAMA3, branching, reference
+from specbuild.builder.calibrate import Scales, cached_logits, calibrate
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.lower.plugin import DTYPES, INPUTS, OUTPUTS, lower
@@ -121,17 +122,21 @@ class Session:
         return [rows[:count] for rows, count in zip(logits, counts, strict=True)]
 
 
-def check(model: Any, graph: ir.Model, tolerance: float) -> None:
-    """Prompts of two lengths, then two trees in two steps: every node's logits are its path's."""
+def check(model: Any, graph: ir.Model, tolerance: float, scales: Scales | None = None) -> None:
+    """Prompts of two lengths, then two trees in two steps: every node's logits are its path's, over the same caches."""
+
+    def wanted(tokens: list[int]) -> np.ndarray:
+        return reference(model, tokens) if scales is None else cached_logits(model, [tokens], scales)[0]
+
     session = Session(graph)
     for rows, prompt in zip(session.step([Tree.chain(p) for p in PROMPTS], 0, CAPACITY), PROMPTS, strict=True):
-        np.testing.assert_allclose(rows, reference(model, prompt), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(rows, wanted(prompt), rtol=tolerance, atol=tolerance)
     session.lengths = [len(prompt) for prompt in PROMPTS]
     trees = [branching(0, NODES), branching(1, NODES - 4)]
     parts = [session.step(trees, *bounds) for bounds in ((0, SEEN), (SEEN, NODES))]
     for prompt, tree, *rows in zip(PROMPTS, trees, *parts, strict=True):
         for node, row in enumerate(np.concatenate(rows)):
-            expected = reference(model, [*prompt, tree.tokens[0], *tree.path(node)])[-1]
+            expected = wanted([*prompt, tree.tokens[0], *tree.path(node)])[-1]
             np.testing.assert_allclose(row, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -152,6 +157,40 @@ def test_logits_are_transformers(name: str) -> None:
 def test_logits_in_float16(llama: tuple[Any, ir.Model]) -> None:
     model, portable = llama
     check(model, lower(portable, "fp16", CAPACITY), 2e-2)
+
+
+@pytest.mark.usefixtures("_in_float32")
+@pytest.mark.parametrize("name", ["gqa", "norms of heads", "window", "soft-cap"])
+def test_logits_over_fp8_caches(name: str) -> None:
+    """What PyTorch computes over keys and values that were rounded by the same scales."""
+    model_type, fields, _ = MODELS[name]
+    model = make(model_type, **fields)
+    scales = calibrate(model, PROMPTS)
+    graph = lower(fused(model), "fp32", CAPACITY, scales)
+    check(model, graph, 1e-4, scales)
+    with pytest.raises(AssertionError):
+        check(model, graph, 1e-2)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_types_over_fp8_caches(llama: tuple[Any, ir.Model], precision: str) -> None:
+    scales = Scales(*np.random.default_rng(0).uniform(0.01, 0.1, (2, 2, 2)).astype(np.float32))
+    model = lower(llama[1], precision, CAPACITY, scales)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    e4m3 = ir.DataType.FLOAT8E4M3FN
+    caches = [v for v in (*model.graph.inputs, *model.graph.outputs) if str(v.name).startswith(("past_", "present_"))]
+    assert [v.dtype for v in caches] == [e4m3] * 8
+    for layer, node in enumerate(node for node in model.graph if node.op_type == "TreeAttention"):
+        names = node.attributes["inputs"].as_string().split(",")
+        assert names[-3:] == ["counts", "key_scale", "value_scale"]
+        given = dict(zip(names, node.inputs, strict=True))
+        for kind, wanted in (("key", scales.key), ("value", scales.value)):
+            scale = given[f"{kind}_scale"]
+            assert (scale.dtype, scale.const_value.dtype) == (ir.DataType.FLOAT,) * 2
+            np.testing.assert_array_equal(scale.const_value.numpy(), wanted[layer])
+        assert given["cos"].dtype == ir.DataType.FLOAT
+        assert [v.dtype for v in node.outputs] == [DTYPES[precision], e4m3, e4m3]
+    assert {v.dtype for v in model.graph.outputs} == {ir.DataType.FLOAT, e4m3}
 
 
 @pytest.mark.parametrize("precision", DTYPES)

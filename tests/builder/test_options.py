@@ -38,6 +38,8 @@ def test_architectures_refused(wanted: list[str], message: str) -> None:
         ({"workspace": 0}, "workspace must be 1…4194304 MiB, not 0"),
         ({"prompt_chunk": 63}, "prompt-chunk must be 64…4096 nodes, not 63"),
         ({"attention": "flash"}, "unknown --attention 'flash': use plugin, native"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "unknown --kv-cache-dtype 'fp8_e5m2': use auto, fp8"),
+        ({"kv_cache_dtype": None}, "unknown --kv-cache-dtype None: use auto, fp8"),
         ({"hardware_compatible": "all"}, "unknown --hardware-compatible 'all': use ampere-plus"),
         ({"arch": ("90",)}, "no sm_90"),
     ],
@@ -55,6 +57,15 @@ def test_out_of_range(options: dict[str, Any], message: str) -> None:
         ("onnxruntime-cuda", {"weight_streaming": True}, "drop --weight-streaming"),
         ("tensorrt", {"arch": ("89",)}, "compiles for the GPU it runs on: drop --arch"),
         ("tensorrt-rtx", {"attention": "plugin"}, "takes no plugins"),
+        *(
+            (backend, {"kv_cache_dtype": "fp8"}, "the plugin's alone: use --backend tensorrt, or drop --kv-cache-dtype")
+            for backend in ("onnxruntime", "onnxruntime-cuda", "tensorrt-rtx")
+        ),
+        (
+            "tensorrt",
+            {"kv_cache_dtype": "fp8", "attention": "native"},
+            "use --backend tensorrt without --attention nat",
+        ),
         ("tensorrt-rtx", {"timing_cache": Path("cache")}, "has no --timing-cache"),
         ("tensorrt-rtx", {"version_compatible": True}, "has no --version-compatible"),
         ("tensorrt-rtx", {"hardware_compatible": "ampere-plus"}, "has no --hardware-compatible"),
@@ -69,6 +80,9 @@ def test_nothing_is_ignored(backend: str, options: dict[str, Any], message: str)
     ("backend", "options"),
     [
         ("onnxruntime", {}),
+        ("onnxruntime", {"kv_cache_dtype": "auto"}),
+        ("tensorrt", {"kv_cache_dtype": "fp8"}),
+        ("tensorrt", {"kv_cache_dtype": "fp8", "attention": "plugin"}),
         ("tensorrt", {"attention": "native", "timing_cache": Path("cache"), "version_compatible": True}),
         ("tensorrt-rtx", {"arch": ("portable",), "attention": "native", "weight_streaming": True}),
     ],

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from attention_oracle import Case, oracle
@@ -25,7 +26,8 @@ from specbuild.runtime.kernels import Dtype
 SOURCE = Path(__file__).parents[2] / "plugins" / "trt"
 SPECS = re.findall(r'\{"(\w+)", Kind::(\w+), "(\w+)"\}', (SOURCE / "inputs.cpp").read_text(encoding="utf-8"))
 FIELDS = re.findall(r'visit\("(\w+)"', (SOURCE / "plugin.h").read_text(encoding="utf-8"))
-DTYPES = {np.dtype(np.float16): Dtype.F16, np.dtype(np.float32): Dtype.F32}
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+DTYPES = {np.dtype(np.float16): Dtype.F16, np.dtype(np.float32): Dtype.F32, E4M3: Dtype.E4M3}
 MOST_NODES = 64  # of a tree
 Compute = Callable[[Case], tuple[NDArray[Any], ...]]
 
@@ -44,7 +46,10 @@ class TreeAttention(OpRun):
         sizes: dict[str, int] = {}
         specs = [spec for spec in SPECS if spec[0] in given]
         assert [name for name, *_ in specs] == list(given)
-        types = {"activation": arrays[0].dtype, "cache": arrays[0].dtype, "index": np.int32, "table": np.float32}
+        cache = given["past_key"].dtype
+        assert cache in (arrays[0].dtype, E4M3)
+        assert ("key_scale" in given, "value_scale" in given) == (cache == E4M3,) * 2
+        types = {"activation": arrays[0].dtype, "cache": cache, "index": np.int32, "table": np.float32}
         for name, kind, letters in specs:
             assert given[name].dtype == types[kind], name
             for letter, size in zip(letters, given[name].shape, strict=True):
@@ -56,15 +61,14 @@ class TreeAttention(OpRun):
             parts = np.split(given["qkv"], [heads, heads + kv_heads], axis=2)
         else:
             parts = [given[name] for name in ("query", "key", "value")]
-        dtype = DTYPES[arrays[0].dtype]
-        names = ("cache_len", "tree_offset", "counts", "cos", "sin")
+        names = ("cache_len", "tree_offset", "counts", "cos", "sin", "key_scale", "value_scale")
         out, *present = type(self).compute(
             Case(
                 *parts,
                 key_cache=given["past_key"],
                 value_cache=given["past_value"],
-                dtype=dtype,
-                cache_dtype=dtype,
+                dtype=DTYPES[arrays[0].dtype],
+                cache_dtype=DTYPES[cache],
                 scale=fields["scale"],
                 softcap=fields["softcap"],
                 window=fields["window"],
@@ -104,7 +108,8 @@ class PluginModel:
         self.logits = empty((*each, spec.vocab_size), np.float32)
         past = next(value for value in graph.graph.inputs if value.name == "past_key.0")
         shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
-        self.cache = empty(shape, past.dtype.numpy())
+        self._number = past.dtype.numpy()
+        self.cache = empty(shape, np.uint8 if self._number == E4M3 else self._number)  # as the runtime holds it
 
     def enqueue(self, nodes: int, stream: int) -> None:
         """See `Model.enqueue`."""
@@ -115,7 +120,7 @@ class PluginModel:
         self._run(slice(slot, slot + 1), 1, nodes, np.array([nodes - 1]))
 
     def _run(self, slots: slice, batch: int, nodes: int, wanted: NDArray[Any]) -> None:
-        tree, cache = self.tree, self._device.array(self.cache)[:, slots]
+        tree, cache = self.tree, self._device.array(self.cache).view(self._number)[:, slots]
         columns = tree.parents.shape[1] if nodes <= self.buckets[-1] else 0
         shapes = {"input_ids": (self.tokens, (batch, nodes)), "parents": (tree.parents, (batch, columns))}
         vectors = {"cache_len": tree.cache_len, "tree_offset": tree.tree_offset, "counts": tree.counts}

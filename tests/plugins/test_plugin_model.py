@@ -67,7 +67,8 @@ def torch_model(name: str) -> Any:
 
 @functools.cache
 def lowered(name: str, precision: str) -> ir.Model:
-    """The graph with the plugin."""
+    """The graph with the plugin; "fp16, fp8": in float16 over caches in E4M3."""
+    from specbuild.builder.calibrate import calibrate
     from specbuild.builder.export import export
     from specbuild.builder.layout import probe
     from specbuild.builder.passes import run_portable
@@ -75,7 +76,8 @@ def lowered(name: str, precision: str) -> ir.Model:
     model = torch_model(name)
     graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
     run_portable(graph)
-    return plugin.lower(graph, precision, CAPACITY)
+    precision, _, fp8 = precision.partition(", ")
+    return plugin.lower(graph, precision, CAPACITY, calibrate(model, [prompt_of(9, 40)]) if fp8 else None)
 
 
 def spec(name: str) -> ModelSpec:
@@ -132,6 +134,20 @@ def test_the_kernel_in_its_own_type(host: KernelLibrary, host_kernels: HostKerne
     done = run(loop_of(host, 2, precision="fp16", by=by), requests("topk:2,3", 2))
     assert [s.output for s in done] == plain
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 2
+
+
+def test_the_kernel_over_fp8_caches(host: KernelLibrary, host_kernels: HostKernels) -> None:
+    """Rows of bytes: drafted, committed, moved up, erased and read again, as plain decoding through them."""
+    by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]
+    target = made("target", HostDevice(), 1, "fp16, fp8", by=by)
+    assert target.model.cache.dtype == np.uint8
+    plain = [s.output for s in run(Loop(target, None, CHUNK, frozenset()), requests("off", 3))]
+    loop = loop_of(host, 2, precision="fp16, fp8", by=by)
+    done = run(loop, requests("topk:2,3", 3))
+    assert [s.output for s in done] == plain
+    assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 2
+    own = made("target", HostDevice(), 1, "fp16", by=by)
+    assert own.model.cache.nbytes == 2 * target.model.cache.nbytes
 
 
 def test_a_fault_ends_its_sequence_alone(

@@ -1,0 +1,117 @@
+"""FP8 (E4M3) caches: a scale for every KV head, found on the check's texts, and what a model computes over such caches.
+
+Both go by `transformers`' attention interface. What a layer hands to it, keys normed and rotated, is what its cache
+holds; what is attended to is then what the cache gives back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .reference import text_logits
+
+ATTENTION = "specbuild_cached"
+LARGEST = 448.0  # of E4M3
+MARGIN = 2.0  # for texts with larger numbers than the check's: beyond it they saturate
+LEAST = 2.0**-24  # a scale is positive, also of a head that was 0 on every text
+_Keep = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What a number in a cache is multiplied by: `float32[layers, Hkv]`, of keys and of values."""
+
+    key: NDArray[np.float32]
+    value: NDArray[np.float32]
+
+    def to_dict(self) -> dict[str, list[list[float]]]:
+        """For report.json."""
+        return {"key": self.key.tolist(), "value": self.value.tolist()}
+
+
+def calibrate(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Scales:
+    """Scales by which the largest number of a head on these texts is half of what E4M3 holds."""
+    largest: dict[int, Tensor] = {}  # by layer, [2, Hkv]
+
+    def note(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        most = torch.stack([x.float().abs().amax(dim=(0, 2, 3)) for x in (key, value)])
+        largest[layer] = torch.maximum(most, largest.get(layer, most))
+        return key, value
+
+    with _kept(model, note):
+        for text in texts:
+            text_logits(model, text)
+    key, value = torch.stack([largest[layer] for layer in sorted(largest)], dim=1)
+    return Scales(*((most * (MARGIN / LARGEST)).clamp(min=LEAST).numpy() for most in (key, value)))
+
+
+def cached_logits(
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], scales: Scales | None
+) -> list[NDArray[np.float32]]:
+    """The logits after each token of each text, `float32[T, V]`, over caches in E4M3, or of the model's own type."""
+    if scales is None:
+        return [text_logits(model, text) for text in texts]
+    keys, values = (torch.from_numpy(each)[:, :, None, None] for each in (scales.key, scales.value))
+    with _kept(model, lambda layer, key, value: (_cached(key, keys[layer]), _cached(value, values[layer]))):
+        return [text_logits(model, text) for text in texts]
+
+
+def _cached(x: Tensor, scale: Tensor) -> Tensor:
+    """`[B, Hkv, N, D]` as a cache in E4M3 gives it back; `scale [Hkv, 1, 1]`."""
+    numbers = (x.float() / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return (numbers.float() * scale).to(x.dtype)
+
+
+_keep: _Keep | None = None
+
+
+@contextmanager
+def _kept(model: PreTrainedModel, keep: _Keep) -> Iterator[None]:
+    """The model with `keep(layer, key, value)` in place of what each layer attends to, as it was afterwards."""
+    global _keep
+    before, _keep = model.config._attn_implementation, keep
+    model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        _keep = None
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The attention interface's function, as eager attention is; `layout.probe` has refused what else it might take."""
+    assert _keep is not None, "runs inside _kept only"
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    group = query.shape[1] // key.shape[1]
+    keys, values = (x.repeat_interleave(group, 1) for x in _keep(layer, key, value))
+    scores = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    return (weights @ values).transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, eager_mask)

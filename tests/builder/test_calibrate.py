@@ -1,0 +1,115 @@
+"""Scales of FP8 caches, and models that run over such caches in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from small_models import reference
+from specbuild.builder import calibrate as calibration
+from specbuild.builder.calibrate import LEAST, Scales, cached_logits, calibrate
+from test_lower_plugin import MODELS, make
+
+TEXTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4], list(range(20, 50))]
+
+
+def largest(model: Any, texts: list[list[int]]) -> NDArray[np.float32]:
+    """Of every head, `[2, layers, Hkv]`: what transformers' own cache has."""
+    found = []
+    for text in texts:
+        with torch.no_grad():
+            layers = model(input_ids=torch.tensor([text]), use_cache=True).past_key_values.layers
+        found.append([[x.abs().amax((0, 2, 3)).numpy() for x in (each.keys, each.values)] for each in layers])
+    return np.array(found, dtype=np.float32).max(0).swapaxes(0, 1)
+
+
+def scaled(model: Any, layer: int, head: int, by: float) -> None:
+    """Make a KV head's values larger."""
+    projection = model.model.layers[layer].self_attn.v_proj
+    with torch.no_grad():
+        projection.weight[head * 16 : (head + 1) * 16] *= by
+
+
+@pytest.mark.parametrize("name", ["gqa", "norms of heads", "a layer without rotation"])
+def test_scales_are_of_what_is_cached(name: str) -> None:
+    """Normed and rotated; twice the largest number of all texts is E4M3's largest."""
+    model_type, fields, _ = MODELS[name]
+    model = make(model_type, **fields)
+    found, wanted = calibrate(model, TEXTS), largest(model, TEXTS) * 2 / 448
+    for scales, most in zip((found.key, found.value), wanted, strict=True):
+        assert (scales.dtype, scales.shape) == (np.float32, (2, 2))
+        np.testing.assert_allclose(scales, most, rtol=1e-5)
+
+
+def test_a_window_s_earlier_rows_count() -> None:
+    """Which transformers' own cache has dropped by the end of a text."""
+    model = make("mistral", sliding_window=4)
+    alone, after = calibrate(model, [[7, 7]]), calibrate(model, [[7, 7, *range(30, 50)]])
+    assert (after.value >= alone.value).all()
+
+
+def test_an_outlier_has_a_scale_of_its_own(make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    before = calibrate(model, TEXTS)
+    scaled(model, 0, 1, 1000.0)
+    after = calibrate(model, TEXTS)
+    np.testing.assert_allclose(after.value[0] / before.value[0], [1, 1000], rtol=1e-4)
+    np.testing.assert_array_equal(after.key[0], before.key[0])
+
+
+def test_nothing_overflows(make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outlier, and a head that is 0 throughout: every number is within E4M3, with room for one twice as large."""
+    model, real, seen = make_model(), calibration._cached, list[float]()
+    scaled(model, 0, 1, 1000.0)
+    scaled(model, 1, 0, 0.0)
+    scales = calibrate(model, TEXTS)
+    assert scales.value[1, 0] == LEAST
+
+    def watched(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        seen.append(float((x / scale).abs().max()))
+        return real(x, scale)
+
+    monkeypatch.setattr(calibration, "_cached", watched)
+    logits = cached_logits(model, TEXTS, scales)
+    assert all(np.isfinite(each).all() for each in logits)
+    assert len(seen) == 2 * 2 * len(TEXTS)
+    assert max(seen) < 1.2 * 224, "the second layer's are not quite those that were calibrated"
+
+
+def test_a_cache_is_rounded_as_e4m3_is() -> None:
+    """To the nearest, ties to even; what is beyond 448 times the scale saturates."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(0, 1, (1, 2, 50, 16)) * 10.0 ** rng.uniform(-4, 3, (1, 2, 50, 16))).astype(np.float32)
+    scale = np.array([0.25, 0.03], dtype=np.float32)[:, None, None]
+    exact = np.clip(x / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+    assert (np.abs(x / scale) > 464).any(), "which would be NaN"
+    found = calibration._cached(torch.from_numpy(x), torch.from_numpy(scale)).numpy()
+    np.testing.assert_array_equal(found, exact)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "gpt2"])
+def test_the_attention_is_the_model_s_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is rounded."""
+    model_type, fields, _ = MODELS.get(name, ("gpt2", {"hidden_size": 128, "num_attention_heads": 2}, True))
+    model = make(model_type, **fields)
+    scales = calibrate(model, TEXTS)
+    moved = cached_logits(model, TEXTS, scales)
+    monkeypatch.setattr(calibration, "_cached", lambda x, scale: x)
+    for text, rows, rounded in zip(TEXTS, cached_logits(model, TEXTS, scales), moved, strict=True):
+        np.testing.assert_allclose(rows, reference(model, text), rtol=1e-4, atol=1e-4)
+        assert np.abs(rows - rounded).max() > 1e-3
+
+
+def test_a_model_is_afterwards_as_it_was(make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    before, scales = reference(model, TEXTS[0]), calibrate(model, TEXTS)
+    np.testing.assert_array_equal(reference(model, TEXTS[0]), before)
+    with pytest.raises(IndexError):
+        cached_logits(model, TEXTS, Scales(scales.key[:1], scales.value[:1]))
+    assert model.config._attn_implementation == "sdpa"
+    np.testing.assert_array_equal(reference(model, TEXTS[0]), before)
