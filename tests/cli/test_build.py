@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from specbuild.runtime import Bundle
 
 Command = Callable[..., Any]
 ENTRY = [sys.executable, "-c", "from specbuild.builder.cli import main; main()"]
@@ -239,6 +242,16 @@ def test_a_tokenizer_with_more_tokens_than_the_model(
         (["--draft-precision", "fp7"], ["fp7", "int8"]),
         (["--draft-precision", "int8"], ["--draft-precision", "--draft"]),
         (["--backend", "abacus"], ["abacus", "onnxruntime"]),
+        (["--kv-cache-dtype", "fp16"], ["fp16", "'auto', 'fp8'"]),
+        *(
+            ([*backend, "--kv-cache-dtype", "fp8", *dry], ["FP8", "use --backend tensorrt", "or drop --kv-cache-dtype"])
+            for dry in ([], ["--dry-run"])
+            for backend in ([], ["--backend", "onnxruntime-cuda"], ["--backend", "tensorrt", "--attention", "native"])
+        ),
+        (
+            ["--backend", "tensorrt", "--kv-cache-dtype", "fp8", "--precision", "fp32", "--dry-run"],
+            ["computes in 16 bits: use fp16 or bf16"],
+        ),
         (["--max-seq-len", "129"], ["129", "128"]),
         (["--max-seq-len", "1"], ["max-seq-len", "2"]),
         (["--max-seq-len", "many"], ["many", "max-seq-len"]),
@@ -468,3 +481,65 @@ def test_the_summary(specbuild: Command, tiny: Path, tiny_bundle: Path, place: P
     assert str(place / "b") in outcome.out
     assert "tokens equal" in outcome.out
     assert [path.name for path in place.iterdir()] == ["b"]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that TensorRT would have compiled on a machine with a GPU."""
+    from specbuild.builder import emit, pipeline
+    from specbuild.builder.compile import Engine
+
+    graphs: list[Any] = []
+
+    def compile_engine(file: Path, *_: Any) -> Engine:
+        graphs.append(onnx.load(file))
+        return Engine(b"plan", "10.15", [])
+
+    monkeypatch.setattr(pipeline, "check_machine", lambda *_: None)
+    monkeypatch.setattr(pipeline, "unrunnable", lambda *_: "no GPU here")
+    monkeypatch.setattr(emit, "built_on", lambda backend: ("89",))
+    monkeypatch.setattr(emit, "compile_engine", compile_engine)
+    return graphs
+
+
+def test_fp8_caches(
+    specbuild: Command,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    compiled: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From a recipe: in the graphs, the manifest, the report, the memory, the bound, and what is shown of them."""
+    monkeypatch.setenv("COLUMNS", "300")
+    sizes = {"head_dim": 64, "initializer_range": 0.3}
+    for name, layers in (("target", 2), ("draft", 1)):
+        make_checkpoint(tmp_path / name, num_hidden_layers=layers, **sizes)
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('target = "target"\ndraft = "draft"\nbackend = "tensorrt"\nkv-cache-dtype = "fp8"\n')
+    options = "--recipe", recipe, "--max-seq-len", 64, "--cuda-arch", "none"
+    plan = json.loads(specbuild("build", *options, "-o", tmp_path / "x", "--dry-run", "--json").out)
+    assert plan["kv_cache_dtype"] == "fp8"
+    told = specbuild("build", *options, "-o", tmp_path / "fp8")
+    assert (told.status, told.err) == (0, "")
+    assert re.search(r"  FP8 caches alone, in float32: \S+ nats a token to Hugging Face, \S+ at most\n", told.out)
+    own = specbuild("build", *options, "-o", tmp_path / "own", "--kv-cache-dtype", "auto")
+    assert "FP8" not in own.out
+    for graph in compiled[:2]:
+        types = {value.name: value.type.tensor_type.elem_type for value in graph.graph.input}
+        assert types["past_key.0"] == types["past_value.0"] == onnx.TensorProto.FLOAT8E4M3FN
+    manifests = [Bundle.open(tmp_path / name).manifest for name in ("fp8", "own")]
+    assert [{e.kv_cache_dtype for e in manifest.engines.values()} for manifest in manifests] == [{"fp8"}, {"auto"}]
+    assert manifests[0].exactness_bound > 1.5 * manifests[1].exactness_bound
+    reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("fp8", "own")]
+    assert reports[1]["fp8_caches"] is None
+    halves = [report["memory"]["caches_per_sequence"] for report in reports]
+    assert 2 * halves[0] == halves[1]
+    found = reports[0]["fp8_caches"]
+    assert 0 < found["kl_nats_per_token"] < found["largest_kl_nats"]
+    for graph, (name, layers) in zip(compiled, (("target", 2), ("draft", 1)), strict=False):
+        constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
+        for kind in ("key", "value"):
+            scales = [constants[f"{kind}_scale.{layer}"].tolist() for layer in range(layers)]
+            assert scales == found["scales"][name][kind]
+    assert "TensorRT 10.15, sm_89, plugin attention over fp8 caches" in specbuild("inspect", tmp_path / "fp8").out
+    assert "over" not in specbuild("inspect", tmp_path / "own").out
