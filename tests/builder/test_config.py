@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from specbuild.builder.config import BUCKETS, BuildConfig
-from specbuild.runtime.errors import InputError
+from specbuild.builder.options import EngineOptions
+from specbuild.runtime.errors import InputError, OptionError
 
 
 def config(**fields: Any) -> BuildConfig:
@@ -55,6 +56,15 @@ def test_the_drafts_precision_is_the_targets_unless_asked_for() -> None:
     assert config(**pair, draft_precision="fp32").precision_of("target") == "int8"
     with pytest.raises(InputError, match="needs a draft"):
         config(draft_precision="int8")
+
+
+@pytest.mark.parametrize(
+    ("cache", "advice"), [("auto", "use fp16 or bf16, or --attention native"), ("fp8", "use fp16 or bf16")]
+)
+@pytest.mark.parametrize("precisions", [{"precision": "fp32"}, {"draft": "d", "draft_precision": "fp32"}])
+def test_the_plugin_computes_in_16_bits(precisions: dict[str, str], cache: str, advice: str) -> None:
+    with pytest.raises(OptionError, match=f"^TreeAttention computes in 16 bits: {advice}$"):
+        config(backend="tensorrt", engine=EngineOptions(kv_cache_dtype=cache), **precisions)
 
 
 def test_the_largest_tree_fits() -> None:

@@ -22,6 +22,8 @@ from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.lower.plugin import DTYPES, INPUTS, OUTPUTS, lower
 from specbuild.builder.passes import run_portable
+from specbuild.builder.reference import Reference
+from specbuild.builder.rounding import measure
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.kernels import Dtype
 from specbuild.runtime.tree import Tree
@@ -170,6 +172,18 @@ def test_logits_over_fp8_caches(name: str) -> None:
     check(model, graph, 1e-4, scales)
     with pytest.raises(AssertionError):
         check(model, graph, 1e-2)
+
+
+def test_two_ways_over_fp8_caches_stay_within_the_bound(llama: tuple[Any, ir.Model]) -> None:
+    """The plugin's graph and PyTorch, both in float16: further apart than the bound without such caches."""
+    model, portable = llama
+    references = [Reference(prompt, [0]) for prompt in PROMPTS]
+    exact, scales = [reference(model, prompt) for prompt in PROMPTS], calibrate(model, PROMPTS)
+    own, bound = (2 * measure(make("llama"), "fp16", references, exact, each).gap for each in (None, scales))
+    rows = Session(lower(portable, "fp16", CAPACITY, scales)).step([Tree.chain(p) for p in PROMPTS], 0, CAPACITY)
+    other = cached_logits(make("llama").half(), PROMPTS, scales)
+    apart = max(float(np.abs(a - b).max()) for a, b in zip(rows, other, strict=True))
+    assert own < apart <= bound
 
 
 @pytest.mark.parametrize("precision", DTYPES)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from specbuild.builder.calibrate import Scales, calibrate
+from specbuild.builder.calibrate import Scales, cached_logits, calibrate
 from specbuild.builder.check import kl
 from specbuild.builder.reference import Reference, text_logits
 from specbuild.builder.rounding import measure
@@ -33,6 +33,8 @@ def test_fp8_caches_round_what_16_bits_computed(make_model: Callable[..., Any]) 
     """A number near the middle of two of E4M3's steps goes either way, which is more than float16 moves it."""
     exact, scales = logits_of(make_model()), calibrate(make_model(), TEXTS)
     found, own = (measure(make_model(), "fp16", REFERENCES, exact, each) for each in (scales, None))
+    over = [cached_logits(model, TEXTS, scales) for model in (make_model(), make_model().half())]
+    assert found.gap == max(float(np.abs(a - b).max()) for a, b in zip(*over, strict=True))
     assert found.gap > 1.5 * own.gap
     assert found.fp8_caches is not None
     mean, most = found.fp8_caches["kl_nats_per_token"], found.fp8_caches["largest_kl_nats"]
