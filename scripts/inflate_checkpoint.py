@@ -90,7 +90,7 @@ def target_shape(like: str, source: Shape) -> Shape:
         if key not in asdict(source) or key == "tied" or not value.isdecimal():
             raise Refused(f"--like {part!r}: use {', '.join(LIKE)}, or KEY=N of {', '.join([*asdict(source)][:-1])}")
         sizes[key] = int(value)
-    return replace(source, **sizes)
+    return Shape(**asdict(source) | sizes)
 
 
 def write(out: Path, inflation: Inflation, dtype: torch.dtype, quiet: bool) -> float:
