@@ -34,7 +34,9 @@ def bundles(out: Path) -> dict[str, Path]:
     out.mkdir(parents=True, exist_ok=True)
     wide = out / "wide"
     if not wide.is_dir():
-        subprocess.run([sys.executable, ROOT / "scripts" / "widen.py", PAIR / "target", wide], check=True)
+        script = ROOT / "scripts" / "inflate_checkpoint.py"
+        command = [sys.executable, script, PAIR / "target", wide, "--like", "intermediate=20480"]
+        subprocess.run(command, check=True, stdout=sys.stderr)
     built = {}
     for name, target in (("pycode", PAIR / "target"), ("wide", wide)):
         built[name] = out / f"{name}.bundle"

@@ -196,7 +196,7 @@ def inflate(options: argparse.Namespace) -> dict[str, Any]:
     out.parent.mkdir(parents=True, exist_ok=True)
     size, free = shape.parameters() * dtype.itemsize, shutil.disk_usage(out.parent).free
     if size + SPARE > free:
-        raise Refused(f"{out} takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: make room")
+        raise Refused(f"{out} takes {size / 1e6:,.1f} MB and some room, and {free / 1e6:,.1f} MB are free: make room")
     print(f"{shape.parameters() / 1e6:,.1f}M parameters, {size / 1e9:.2f} GB in {options.dtype}", file=sys.stderr)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=True).eval()
     ids = list(samples(source, config.vocab_size, config.max_position_embeddings, options.seed))
