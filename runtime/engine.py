@@ -60,16 +60,20 @@ class Engine:
         draft_threads: int | None = None,
         max_waiting: int = MAX_WAITING,
         resident: bool = False,
+        gpu_weights_percent: float | None = None,
         prefix_caching: bool = True,
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
         drafter: "model", "ngram", or None for both (lookup where the text repeats itself, else the model).
         batch_size: how many sequences share a step. threads: of the target, all cores by default; draft_threads: the
-        draft's own, one by default. max_waiting: requests in the queue at most. resident: on a GPU, rounds follow each
-        other without the host (docs/device-loop.md). prefix_caching: a prompt that begins as a text in a cache does
-        is read from there on. Raises BundleError, OptionError, and ExecutionError where there
-        is no GPU to run on.
+        draft's own, one by default. max_waiting: requests in the queue at most. prefix_caching: a prompt that begins
+        as a text in a cache does is read from there on.
+
+        On a GPU alone: resident, rounds follow each other without the host (docs/device-loop.md); gpu_weights_percent,
+        0 … 1 of the target's weights are on the GPU, where its engine was built to stream the others.
+
+        Raises BundleError, OptionError, and ExecutionError where there is no GPU to run on.
         """
         bundle = Bundle.open(path)
         manifest = bundle.manifest
@@ -88,16 +92,20 @@ class Engine:
                 raise OptionError(f"threads must be 1…{most}, not {count}")
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
+        if gpu_weights_percent is not None and not 0 <= gpu_weights_percent <= 1:
+            raise OptionError(f"gpu_weights_percent is of 0…1, not {gpu_weights_percent}")
         if manifest.backend in backends.ON_GPU:
             if threads is not None or draft_threads is not None:
                 raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
             from .backends.gpu import load_loop
 
-            loop: Loop = load_loop(bundle, drafter, batch_size, resident=resident)
+            loop: Loop = load_loop(bundle, drafter, batch_size, resident=resident, weights=gpu_weights_percent)
             loop.reuses = prefix_caching
             return cls(manifest, _tokenizer(bundle), loop, batch_size, max_waiting)
-        if resident:
-            raise OptionError(f"{path} runs on a CPU: resident rounds are for bundles that run on a GPU")
+        if resident or gpu_weights_percent is not None:
+            raise OptionError(
+                f"{path} runs on a CPU: resident and gpu_weights_percent are for bundles that run on a GPU"
+            )
         chunk = manifest.buckets[-1]
         with bundle.verifying():
             tokenizer = _tokenizer(bundle)

@@ -59,16 +59,23 @@ def plan(manifest: Manifest, batch_size: int, seq_len: int | None = None, models
     )
 
 
-def check(manifest: Manifest, batch_size: int, free: int, models: Iterable[str] = ()) -> MemoryPlan:
-    """The plan where it fits into `free` bytes; raises OptionError with what would fit."""
+def check(
+    manifest: Manifest, batch_size: int, free: int, models: Iterable[str] = (), weights: float | None = None
+) -> MemoryPlan:
+    """The plan where it fits into `free` bytes; raises OptionError with what would fit.
+
+    weights: the part of the target's that is on the device, None for all.
+    """
     wanted = plan(manifest, batch_size, models=models)
-    if wanted.total <= free:
+    streamed = int(_weights(manifest, manifest.models["target"]) * (0 if weights is None else 1 - weights))
+    room = free + streamed
+    if wanted.total <= room:
         return wanted
-    fitting = max((b for b in range(1, batch_size) if plan(manifest, b, models=models).total <= free), default=0)
-    length = _longest(manifest, batch_size, free, models)
+    fitting = max((b for b in range(1, batch_size) if plan(manifest, b, models=models).total <= room), default=0)
+    length = _longest(manifest, batch_size, room, models)
     ways = [f"load it with batch_size={fitting}"] if fitting else []
     ways += [f"build it with --max-seq-len {length}"] if length else []
-    needs = f"batch {batch_size} of {manifest.max_seq_len} tokens takes {wanted.total >> 20} MiB"
+    needs = f"batch {batch_size} of {manifest.max_seq_len} tokens takes {(wanted.total - streamed) >> 20} MiB"
     advice = ", or ".join(ways) or "use a GPU with more memory, or a smaller model"
     raise OptionError(f"{needs}, {free >> 20} MiB are free: {advice}")
 

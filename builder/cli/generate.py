@@ -48,6 +48,9 @@ from .prompts import Request, read
     help="Whether a prompt that begins as a text in a cache does is read from there on; by default it is.",
 )
 @click.option("--resident", is_flag=True, help="On a GPU: rounds follow each other without the host.")
+@click.option(
+    "--gpu-weights-percent", type=float, help="0 … 1 of the target's weights stay on the GPU, or all of them."
+)
 @click.option("--stats", is_flag=True, help="Print what speculation did, and where the time went, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt, in order.")
 def command(
@@ -61,6 +64,7 @@ def command(
     threads: int | None,
     prefix_caching: bool,
     resident: bool,
+    gpu_weights_percent: float | None,
     stats: bool,
     as_json: bool,
     **sampling: Any,
@@ -88,6 +92,7 @@ def command(
         batch_size=batch_size,
         threads=threads,
         resident=resident,
+        gpu_weights_percent=gpu_weights_percent,
         prefix_caching=prefix_caching,
     ) as engine:
         errors: Errors = "return" if file else "raise"

@@ -15,7 +15,7 @@ from ..device.cubins import find_kernels
 from ..device.loop import DeviceLoop
 from ..device.resident import ResidentLoop
 from ..draft import DrafterName
-from ..errors import ExecutionError
+from ..errors import ExecutionError, OptionError
 from . import ModelSpec, spec_of
 from .cuda import Cuda
 from .device import Kernels, Model
@@ -26,10 +26,18 @@ from .trt import TrtModel
 PROMPT_CHUNK = 512  # nodes of a prompt in a step, where no engine's profile says how many
 
 
-def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int, *, resident: bool = False) -> DeviceLoop:
+def load_loop(
+    bundle: Bundle,
+    drafter: DrafterName | None,
+    batch_size: int,
+    *,
+    resident: bool = False,
+    weights: float | None = None,
+) -> DeviceLoop:
     """The bundle's models on the first GPU, and the loop that drives them; on any error nothing stays there.
 
-    resident: a loop whose rounds follow each other on the GPU, where no request needs the host in between.
+    resident: a loop whose rounds follow each other on the GPU, where no request needs the host in between. weights:
+    the part of the target's that is on the GPU, where its engine streams them.
 
     Raises BundleError, OptionError and ExecutionError, each for the first thing that is wrong: a file, its TensorRT,
     the driver, the GPU it is for, the memory, the kernels, the plan.
@@ -43,11 +51,11 @@ def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int, *, r
         for record in manifest.engines.values():
             check_architecture(manifest.backend, record, device.capability)
         names = [name for name in manifest.models if name == "target" or drafter != "ngram"]
-        memory.check(manifest, batch_size, device.memory[0], names)
+        memory.check(manifest, batch_size, device.memory[0], names, weights)
         with device.current:
             kernels = _Current(find_kernels(bundle, device.capability), device)
         specs = [spec_of(manifest, name) for name in names]
-        executors = dict(zip(names, _executors(bundle, specs, device, batch_size), strict=True))
+        executors = dict(zip(names, _executors(bundle, specs, device, batch_size, weights), strict=True))
         eos = frozenset(manifest.eos_token_ids)
         made = ResidentLoop if resident else DeviceLoop
         return made(executors["target"], executors.get("draft"), kernels, eos, drafter)
@@ -57,13 +65,20 @@ def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int, *, r
         raise
 
 
-def _executors(bundle: Bundle, specs: Sequence[ModelSpec], device: Cuda, batch_size: int) -> list[StandardExecutor]:
+def _executors(
+    bundle: Bundle, specs: Sequence[ModelSpec], device: Cuda, batch_size: int, weights: float | None
+) -> list[StandardExecutor]:
     """Each model on a stream of its own; engines share their scratch memory, for their steps never overlap."""
+    if weights is not None and bundle.manifest.backend not in MODULES:
+        raise OptionError(f"{bundle.manifest.backend} keeps all weights on the GPU: only engines stream them")
     manifest, streams = bundle.manifest, [device.stream() for _ in specs]
     graphs = [next(iter(manifest.models[spec.name].graphs.values())) for spec in specs]
     models: list[Model] = []
     if manifest.backend in MODULES:
-        plans = [Plan(bundle.path(graph), manifest.backend, manifest.engines[graph], device) for graph in graphs]
+        plans = [
+            Plan(bundle.path(graph), manifest.backend, manifest.engines[graph], device, part)
+            for graph, part in zip(graphs, (weights, None), strict=False)
+        ]
         scratch = device.empty((max(plan.scratch_bytes for plan in plans),), np.uint8)
         models += [TrtModel(plan, spec, device, batch_size, scratch) for plan, spec in zip(plans, specs, strict=True)]
     else:

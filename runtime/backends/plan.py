@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle import MODULES, EngineRecord
-from ..errors import BundleError, ExecutionError, one_line
+from ..errors import BundleError, ExecutionError, OptionError, one_line
 from ..library import PLUGIN, find_library
 from . import ModelSpec
 from .cuda import Cuda
@@ -199,16 +199,35 @@ def invalidity(trt: Any, runtime: Any, header: bytes) -> str:
     return ", ".join(found).lower().replace("_", " ")
 
 
+def limit_weights(engine: Any, name: str, share: float) -> None:
+    """Leave `share` of an engine's weights on the GPU, the others are streamed from the host in every step.
+
+    Before it has a context. Raises OptionError where the plan was not built for that, ExecutionError where it fails.
+    """
+    if not engine.streamable_weights_size:
+        raise OptionError(f"{name} keeps all weights on the GPU: build it with --weight-streaming to leave some out")
+    engine.weight_streaming_budget_v2 = wanted = int(share * engine.streamable_weights_size)
+    if engine.weight_streaming_budget_v2 != wanted:
+        raise ExecutionError(
+            f"TensorRT does not keep {wanted >> 20} MiB of {name}'s weights on the GPU: take another part"
+        )
+
+
 class Plan:
     """A deserialised plan, whose weights alone are on the GPU."""
 
-    def __init__(self, path: Path, backend: str, record: EngineRecord, device: Cuda) -> None:
-        """Raises BundleError for a plan that does not fit this TensorRT or this GPU."""
+    def __init__(
+        self, path: Path, backend: str, record: EngineRecord, device: Cuda, weights: float | None = None
+    ) -> None:
+        """`weights`: the part of them that is on the GPU, None for all that the plan keeps there.
+
+        Raises BundleError for a plan that does not fit this TensorRT or this GPU, and as `limit_weights` does.
+        """
         self.trt = flavour(backend)
         check_version(backend, record, self.trt.__version__)
         check_architecture(backend, record, device.capability)
         check_attention(record)
-        needed, free = path.stat().st_size >> 20, device.memory[0] >> 20
+        needed, free = int(path.stat().st_size * (1 if weights is None else weights)) >> 20, device.memory[0] >> 20
         if needed > free:
             raise BundleError(f"{path.name} takes {needed} MiB, the GPU has {free} MiB free: free some")
         self.record, self._log = record, logger(self.trt)
@@ -216,6 +235,8 @@ class Plan:
             load_plugin(self.trt)
         with device.current:
             self._runtime, self.engine = deserialise(self.trt, backend, path, record.version_compatible)
+            if weights is not None:
+                limit_weights(self.engine, path.name, weights)
 
     @property
     def profiles(self) -> list[Profile]:

@@ -46,7 +46,11 @@ def test_the_graph_before_and_after(specbuild: Command, bundle: Path, monkeypatc
 
 def test_a_bundle_for_a_cpu_has_no_rounds_on_a_device(specbuild: Command, bundle: Path) -> None:
     assert "runs on a CPU: its rounds are no graph" in specbuild("inspect", bundle, "--device-loop").refusal()
-    assert "runs on a CPU: resident rounds are" in specbuild("generate", bundle, "-p", "x", "--resident").refusal()
+    for flags in (["--resident"], ["--gpu-weights-percent", "0.5"]):
+        refusal = specbuild("generate", bundle, "-p", "x", *flags).refusal()
+        assert "runs on a CPU: resident and gpu_weights_percent are for bundles that run on a GPU" in refusal
+    refusal = specbuild("generate", bundle, "-p", "x", "--gpu-weights-percent", "50").refusal()
+    assert "gpu_weights_percent is of 0…1, not 50" in refusal
 
 
 def test_a_chat_template_is_seen(specbuild: Command, tiny_bundle: Path) -> None:

@@ -69,6 +69,18 @@ def test_what_fits(manifest: Manifest) -> None:
     assert memory.plan(manifest, 4, length + 64).total > memory.plan(manifest, 3).total
 
 
+def test_streamed_weights_are_not_on_the_device(manifest: Manifest) -> None:
+    needed = memory.plan(manifest, 4).total
+    files = [file.bytes for name, file in manifest.files.items() if name.startswith("target/")]
+    assert sum(files) >= 40 * MIB
+    streamed = int(sum(files) * 0.75)
+    memory.check(manifest, 4, needed - streamed, weights=0.25)
+    with pytest.raises(
+        OptionError, match=rf"takes {(needed - streamed) >> 20} MiB, {(needed - streamed - 1) >> 20} MiB"
+    ):
+        memory.check(manifest, 4, needed - streamed - 1, weights=0.25)
+
+
 def test_nothing_fits(manifest: Manifest) -> None:
     with pytest.raises(OptionError, match="use a GPU with more memory, or a smaller model"):
         memory.check(manifest, 4, MIB)

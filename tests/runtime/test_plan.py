@@ -23,10 +23,11 @@ from specbuild.runtime.backends.plan import (
     deserialise,
     expected_tensors,
     flavour,
+    limit_weights,
     load_plugin,
 )
 from specbuild.runtime.bundle import EngineRecord
-from specbuild.runtime.errors import BundleError, ExecutionError
+from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
 
 SPEC = ModelSpec("target", 2, 4, 8, 50, 64, 8, (0, 16))
 RECORD = EngineRecord(
@@ -292,3 +293,29 @@ def test_tensors_that_differ(name: str, change: Any, message: str) -> None:
     tensors = {**expected_tensors(SPEC, "HALF"), name: change}
     with pytest.raises(BundleError, match=f"the target's plan.*{message}"):
         check_tensors(SPEC, {key: info for key, info in tensors.items() if info})
+
+
+class Streaming:
+    """An engine's weights, of which it takes whole `steps` alone."""
+
+    def __init__(self, streamable: int, step: int = 1) -> None:
+        self.streamable_weights_size, self._step, self._budget = streamable, step, streamable
+
+    @property
+    def weight_streaming_budget_v2(self) -> int:
+        return self._budget
+
+    @weight_streaming_budget_v2.setter
+    def weight_streaming_budget_v2(self, budget: int) -> None:
+        if budget % self._step == 0:
+            self._budget = budget
+
+
+def test_weights_are_streamed_where_the_plan_was_built_for_it() -> None:
+    engine = Streaming(1000)
+    limit_weights(engine, "model.plan", 0.25)
+    assert engine.weight_streaming_budget_v2 == 250
+    with pytest.raises(OptionError, match="keeps all weights on the GPU: build it with --weight-streaming"):
+        limit_weights(Streaming(0), "model.plan", 0.25)
+    with pytest.raises(ExecutionError, match="TensorRT does not keep 0 MiB of"):
+        limit_weights(Streaming(1000, 300), "model.plan", 0.25)
