@@ -32,9 +32,8 @@ def check_output(config: BuildConfig) -> None:
 
 
 @contextmanager
-def staging(config: BuildConfig, size: int) -> Iterator[Path]:
-    """A hidden folder beside the output, renamed to it at the end; removed whatever happens."""
-    output = config.output
+def staging(output: Path, size: int) -> Iterator[Path]:
+    """A hidden folder beside the output, renamed to it at the end; removed whatever happens. `size`: bytes to come."""
     made: list[Path] = []
     folder: Path | None = None
     try:

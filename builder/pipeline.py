@@ -126,7 +126,7 @@ def build(
     progress("checkpoints")
     source = prepare(config)
     progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
-    with staging(config, source.bundle_bytes) as folder:
+    with staging(config.output, source.bundle_bytes) as folder:
         return _run(_Build(config, folder, progress, detail, source))
 
 

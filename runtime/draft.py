@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from . import nvtx
 from .backends import Executor, Share, share_rows
+from .policy import Outlook
 from .sequence import Sequence
 from .tree import Tree, TreeSpec
 
@@ -64,6 +65,7 @@ class Growth:
     run: int = 0  # nodes that have a row
     seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: who sees whom
     kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
+    outlook: Outlook | None = None  # says how far it is worth going; the scores are then the logarithms of chances
 
     def grow(self, tokens: NDArray[np.int64], likely: NDArray[np.float64]) -> None:
         """Add a level: the frontier's children, `[frontier, branch]`, and their `likelihoods`."""
@@ -78,13 +80,16 @@ class Growth:
         self.depth += 1
         best = set(self.best())
         self.frontier = [node for node in level if node in best][: self.spec.expand]
+        if self.outlook and not self.done:
+            self.frontier = self.frontier[: self.outlook.expands([self.scores[node] for node in self.frontier])]
 
-    def best(self) -> list[int]:
+    def best(self, nodes: int | None = None) -> list[int]:
         """The root and the best `nodes` of the pool; an ancestor never scores below its descendants."""
-        if len(self.pool) <= self.spec.nodes + 1:
+        count = self.spec.nodes if nodes is None else nodes
+        if len(self.pool) <= count + 1:
             return list(range(len(self.pool)))
         order = sorted(range(1, len(self.pool)), key=lambda n: -self.scores[n])  # stable: parents first
-        return [0, *sorted(order[: self.spec.nodes])]
+        return [0, *sorted(order[:count])]
 
     @property
     def done(self) -> bool:
@@ -93,7 +98,8 @@ class Growth:
 
     def tree(self) -> Tree:
         """The final tree; remembers where its nodes lie in the pool."""
-        self.kept = self.best()
+        best = sorted(self.scores[1:], reverse=True)[: self.spec.nodes]
+        self.kept = self.best(self.outlook.verifies(np.array(best)) if self.outlook else None)
         if len(self.kept) == len(self.pool):
             return self.pool
         tree, index = Tree([self.pool.tokens[0]]), {0: 0}
@@ -161,7 +167,7 @@ class ModelDrafter:
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """Grow all sequences' trees together, a step of the draft a level."""
-        growths = [Growth(s.tree, Tree([s.tokens[-1]])) for s in sequences if s.tree is not None]
+        growths = [Growth(s.tree, Tree([s.tokens[-1]]), outlook=s.outlook) for s in sequences if s.tree is not None]
         logits = self._catch_up(sequences)
         growing = list(zip(sequences, growths, strict=True))
         while True:
@@ -207,6 +213,12 @@ class ModelDrafter:
 
         Under noise, the scores' softmax is a guess at how likely the target chooses the same.
         """
+        tokens, likely = self._best(sequence, growth, logits)
+        return tokens, growth.outlook.chances.log_chances(likely) if growth.outlook else likely
+
+    def _best(
+        self, sequence: Sequence, growth: Growth, logits: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         if sequence.sampler.greedy:
             return best_tokens(logits, growth.spec.branch)
         position = len(sequence.tokens) - 1 + growth.depth

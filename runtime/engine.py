@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import threading
 import time
@@ -15,8 +17,9 @@ from numpy.typing import NDArray
 
 from . import backends
 from .bundle import Bundle, Manifest
+from .costs import FILE, Costs, machine
 from .draft import Drafter, DrafterName, ModelDrafter
-from .errors import EngineClosedError, OptionError
+from .errors import BundleError, EngineClosedError, OptionError
 from .feed import Feed
 from .handle import Handle
 from .intake import Errors, Intake, Params, Prompts, params_list
@@ -24,6 +27,7 @@ from .loop import Loop
 from .metrics import RunStats
 from .mixed import MixedDrafter
 from .ngram import NgramDrafter
+from .policy import Policy
 from .result import Chunk, Result
 from .sampling import SamplingParams
 from .scheduler import Scheduler
@@ -31,6 +35,7 @@ from .sequence import Sequence
 from .tokenizer import Prompt, Tokenizer
 
 MAX_WAITING = 256
+_log = logging.getLogger("specbuild")
 
 
 class Engine:
@@ -44,9 +49,10 @@ class Engine:
         batch_size: int,
         max_waiting: int = MAX_WAITING,
         clock: Callable[[], float] = time.perf_counter,
+        policy: Policy | None = None,
     ) -> None:
         self.manifest, self.tokenizer, self.batch_size = manifest, tokenizer, batch_size
-        self._loop, self._intake = loop, Intake(manifest, tokenizer, clock)
+        self._loop, self._intake = loop, Intake(manifest, tokenizer, clock, policy)
         self.scheduler = Scheduler(loop, batch_size, max_waiting, clock)
 
     @classmethod
@@ -111,12 +117,13 @@ class Engine:
             tokenizer = _tokenizer(bundle)
             target = _load_model(bundle, "target", batch_size, threads or cores())
             drafting: Drafter = NgramDrafter()
-            if drafter != "ngram" and "draft" in manifest.models:
+            if drafts := drafter != "ngram" and "draft" in manifest.models:
                 model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads or 1), chunk)
-                drafting = model if drafter == "model" else MixedDrafter(model)
+                drafting = MixedDrafter(model, looks_up=drafter != "model")
+            policy = _policy(bundle, drafts, threads or cores())
         loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
         loop.reuses = prefix_caching
-        return cls(manifest, tokenizer, loop, batch_size, max_waiting)
+        return cls(manifest, tokenizer, loop, batch_size, max_waiting, policy=policy)
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
         """Decode every prompt; results in the prompts' order, the n samples of one after another.
@@ -232,6 +239,21 @@ def _tokenizer(bundle: Bundle) -> Tokenizer:
     manifest = bundle.manifest
     template = bundle.path(manifest.chat_template) if manifest.chat_template else None
     return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
+
+
+def _policy(bundle: Bundle, drafts: bool, threads: int) -> Policy | None:
+    """By the bundle's cost table; None where it was never tuned. Warns of a table that is of another machine."""
+    if FILE not in bundle.manifest.files:
+        return None
+    try:
+        record = json.loads(bundle.path(FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{bundle.path(FILE)} cannot be read as JSON ({error}): run specbuild tune") from None
+    costs, here = Costs.of(record, bundle.manifest.buckets[-1]), machine(threads)
+    if dict(costs.machine) != here:
+        tuned, now = (", ".join(map(str, each.values())) for each in (costs.machine, here))
+        _log.warning("%s was tuned on another machine (%s; here %s): run specbuild tune", bundle.folder, tuned, now)
+    return Policy(costs, drafts)
 
 
 def cores() -> int:

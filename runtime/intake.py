@@ -10,6 +10,7 @@ from typing import Any, Literal
 from .bundle import Manifest
 from .errors import OptionError, PromptError, SpecbuildError
 from .metrics import RequestMetrics
+from .policy import Outlook, Policy
 from .result import Chunk, Result
 from .sampling import Sampler, SamplingParams, fresh_seed
 from .sequence import Sequence
@@ -24,8 +25,11 @@ Errors = Literal["raise", "return"]
 class Intake:
     """Everything that can be wrong with a request before it runs is found here; safe to use from several threads."""
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer, clock: Callable[[], float]) -> None:
-        self._manifest, self._tokenizer, self._clock = manifest, tokenizer, clock
+    def __init__(
+        self, manifest: Manifest, tokenizer: Tokenizer, clock: Callable[[], float], policy: Policy | None = None
+    ) -> None:
+        """`policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it."""
+        self._manifest, self._tokenizer, self._clock, self._policy = manifest, tokenizer, clock, policy
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
         """A sequence per sample, prompt by prompt; and the last chunks of prompts that cannot run.
@@ -59,13 +63,17 @@ class Intake:
                 sampler=Sampler(params, seed, tokens, self._manifest.models["target"].vocab_size),
                 tree=tree,
                 detokenizer=Detokenizer(self._tokenizer, tokens, params.stop),
-                metrics=RequestMetrics(len(tokens), seed, str(tree) if tree else "off"),
+                metrics=RequestMetrics(len(tokens), seed, self._named(params.speculation, tree)),
                 limit=min(len(tokens) + params.max_new_tokens, self._manifest.max_seq_len),
                 sample=sample,
+                outlook=self._outlook(params),
                 deadline=deadline,
             )
             for sample, seed in enumerate((first + i) % 2**64 for i in range(params.n))
         ]
+
+    def _named(self, speculation: str, tree: TreeSpec | None) -> str:
+        return "auto" if self._policy and speculation == "auto" else str(tree or "off")
 
     def check(self, tokens: list[int]) -> list[int]:
         """The tokens of a prompt that fits the bundle; raises PromptError."""
@@ -81,10 +89,14 @@ class Intake:
             raise PromptError(f"the prompt has a token id outside the vocabulary of {vocab_size}")
         return tokens
 
+    def _outlook(self, params: SamplingParams) -> Outlook | None:
+        return self._policy.outlook(params.temperature) if self._policy and params.speculation == "auto" else None
+
     def _tree(self, speculation: str) -> TreeSpec | None:
         if speculation == "off":
             return None
-        text = self._manifest.default_tree if speculation == "auto" else speculation
+        default = self._policy.costs.widest if self._policy else self._manifest.default_tree
+        text = default if speculation == "auto" else speculation
         return TreeSpec.parse(text).check(self._manifest.buckets[-1])
 
 

@@ -127,6 +127,8 @@ class Loop:
         sequence.cached += len(path)
         if drafted and self.drafter:
             self.drafter.commit(sequence, path)
+            if sequence.outlook:
+                sequence.outlook.record(len(path) - 1, len(tree) - 1)
             if len(tree) > 1:
                 sequence.metrics.speculative_decoding.record(len(tree) - 1, len(path) - 1)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 
 from .backends import Executor
 from .draft import ModelDrafter
-from .ngram import SURE, SURE_GREEDY, repeats
+from .ngram import from_text
 from .sequence import Sequence
 from .tree import Tree
 
@@ -18,8 +18,9 @@ from .tree import Tree
 class MixedDrafter:
     """Lookup where the last few tokens have occurred before and a chain fills the asked tree; else the model."""
 
-    def __init__(self, model: ModelDrafter) -> None:
-        self._model = model
+    def __init__(self, model: ModelDrafter, looks_up: bool = True) -> None:
+        """`looks_up`: False leaves it all to the model."""
+        self._model, self._looks_up = model, looks_up
         self._repeating: set[int] = set()  # slots whose tree is the text's own
 
     @property
@@ -29,10 +30,7 @@ class MixedDrafter:
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A tree per sequence, from the text or from the model."""
-        trees = [
-            repeats(s.history, s.tree, SURE if s.params.temperature else SURE_GREEDY) if s.tree else None
-            for s in sequences
-        ]
+        trees = [from_text(s, len(sequences), self._looks_up) for s in sequences]
         self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
         asked = [s for s, tree in zip(sequences, trees, strict=True) if not tree]
         drafted = iter(self._model.propose(asked) if asked else ())

@@ -28,7 +28,11 @@ class NgramDrafter:
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A tree per sequence."""
-        return [lookup(s.history, s.tree) if s.tree else Tree([s.tokens[-1]]) for s in sequences]
+        return [self._tree(s, len(sequences)) for s in sequences]
+
+    def _tree(self, sequence: Sequence, batch: int) -> Tree:
+        found = from_text(sequence, batch) if sequence.outlook else None
+        return found or (lookup(sequence.history, sequence.tree) if sequence.tree else Tree([sequence.tokens[-1]]))
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """Nothing to keep: the text is the state."""
@@ -41,6 +45,23 @@ class NgramDrafter:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def from_text(sequence: Sequence, batch: int, looks_up: bool = True) -> Tree | None:
+    """The text's own continuation, or the root alone where nothing is worth drafting; None: the model is asked.
+
+    batch: how many sequences draft in this round. looks_up: False never takes the text's.
+    """
+    history, shape, outlook = sequence.history, sequence.tree, sequence.outlook
+    if not shape:
+        return None
+    if not outlook:
+        return repeats(history, shape, SURE if sequence.params.temperature else SURE_GREEDY) if looks_up else None
+    start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
+    option = outlook.choose(batch, matched, min(shape.nodes, sequence.limit - len(history) - 1))
+    if option.kind == "model":
+        return None
+    return Tree.chain([int(history[-1]), *continuation(history, start, option.nodes)])
 
 
 def lookup(history: NDArray[np.int64], spec: TreeSpec) -> Tree:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .errors import ExecutionError, SpecbuildError
 from .logprobs import TokenLogprobs
 from .metrics import RequestMetrics
+from .policy import Outlook
 from .sampling import Sampler, SamplingParams
 from .tokenizer import Detokenizer
 from .tree import TreeSpec
@@ -28,6 +29,7 @@ class Sequence:
     detokenizer: Detokenizer
     metrics: RequestMetrics
     limit: int  # most tokens in all, prompt included
+    outlook: Outlook | None = None  # what chooses each round's tree; None: the same tree always
     sample: int = 0  # which of the prompt's samples
     deadline: float = math.inf  # when to end it, on the scheduler's clock
     slot: int = -1

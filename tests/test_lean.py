@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,10 +48,12 @@ sys.exit(status)
 
 
 @pytest.mark.parametrize(
-    "arguments", [["generate", "{}", "-p", "x", "-n", "4"], ["inspect", "{}"], ["--help"], ["doctor"]]
+    "arguments",
+    [["generate", "{}", "-p", "x", "-n", "4"], ["tune", "{}", "-n", "8"], ["inspect", "{}"], ["--help"], ["doctor"]],
 )
-def test_commands_work_with_the_base_dependencies_alone(bundle: Path, arguments: list[str]) -> None:
-    done = run(command([a.replace("{}", str(bundle)) for a in arguments]))
+def test_commands_work_with_the_base_dependencies_alone(bundle: Path, tmp_path: Path, arguments: list[str]) -> None:
+    copied = shutil.copytree(bundle, tmp_path / "b")
+    done = run(command([a.replace("{}", str(copied)) for a in arguments]))
     assert done.returncode == 0, done.stderr
 
 

@@ -18,6 +18,7 @@ _COMMANDS = {
     "inspect": "Show what a bundle holds.",
     "generate": "Generate text from a bundle.",
     "verify": "Check a bundle's tokens against plain decoding and Hugging Face.",
+    "tune": "Measure what rounds cost here, so that `auto` drafts what pays.",
     "profile": "Measure each step against the device's roofline, and where a round's time goes.",
     "doctor": "Show what this machine has, and what that enables.",
 }

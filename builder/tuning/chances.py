@@ -1,0 +1,123 @@
+"""How often drafts come true on real texts: by likelihood, depth and rank, and by how much of the text repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...runtime.draft import Growth, ModelDrafter
+from ...runtime.ngram import matches
+from ...runtime.sequence import Sequence
+
+BINS = 8  # of the calibration
+LEVELS = 8
+DOUBT = 2.0  # made-up trials, one of which came true, for what was hardly ever seen
+LONGEST = 12  # tokens that match, at most
+
+
+@dataclass(slots=True)
+class Record:
+    """What was seen of drafts: trials of children whose parent was accepted, and the rounds' trees."""
+
+    likelihoods: list[float] = field(default_factory=list)
+    accepted: list[bool] = field(default_factory=list)
+    ranks: list[tuple[int, int, bool]] = field(default_factory=list)  # depth of the parent, rank, whether accepted
+    orders: list[tuple[int, list[int]]] = field(default_factory=list)  # a tree's nodes; ranks of the accepted ones
+
+    def reach(self) -> list[float]:
+        """Accepted tokens on average in d levels, d from 0."""
+        depths = np.array([len(accepted) for _, accepted in self.orders] or [0])
+        return [float(np.minimum(depths, levels).mean()) for levels in range(LEVELS + 1)]
+
+    def accepted_of(self, nodes: int) -> float:
+        """Accepted tokens on average of the best `nodes` of each tree."""
+        found = [sum(rank < nodes for rank in accepted) for _, accepted in self.orders]
+        return float(np.mean(found)) if found else 0.0
+
+    def step(self) -> float:
+        """How often any child is accepted, where its parent was and had some."""
+        accepted = sum(len(ranks) for _, ranks in self.orders)
+        ended = sum(len(ranks) < LEVELS for _, ranks in self.orders)
+        return (accepted + 1) / (accepted + ended + DOUBT)
+
+    def calibration(self) -> tuple[list[float], list[float]]:
+        """Likelihoods' logarithms and the share that came true there: bins of equal trials, made monotone."""
+        order = np.argsort(self.likelihoods)
+        groups = [group for group in np.array_split(order, BINS) if len(group)]
+        likely = [float(np.mean([self.likelihoods[i] for i in group])) for group in groups]
+        wins = [sum(self.accepted[i] for i in group) + 1.0 for group in groups]
+        return _monotone(likely, wins, [len(group) + DOUBT for group in groups])
+
+    def by_rank(self, most: int = 4) -> list[list[float]]:
+        """The chance of a child by its parent's depth and its rank, falling in rank: what `best_tree` takes."""
+        table = []
+        for depth in range(LEVELS):
+            row, least = list[float](), 1.0
+            for rank in range(most):
+                tried = [won for d, r, won in self.ranks if (d, r) == (depth, rank)]
+                least = min(least, sum(tried) / len(tried) if tried else 0.0)
+                row.append(least)
+            table.append(row)
+        return table
+
+    def error(self, likely: Seq[float], chance: Seq[float]) -> float:
+        """The expected calibration error of a calibration on these trials: the mean gap in bins of equal trials."""
+        expected = np.interp(self.likelihoods, likely, chance)
+        groups = [group for group in np.array_split(np.argsort(expected), BINS) if len(group)]
+        won = np.array(self.accepted, dtype=np.float64)
+        gaps = [len(group) * abs(float(expected[group].mean() - won[group].mean())) for group in groups]
+        return sum(gaps) / max(len(self.likelihoods), 1)
+
+
+class RecordingDrafter(ModelDrafter):
+    """A draft that notes, of every tree, what came true."""
+
+    record = Record()
+
+    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
+        """See `Drafter.commit`."""
+        growth = self._growth[sequence.slot]
+        if len(growth.pool) > 1:
+            note(self.record, growth, [growth.kept[node] for node in path])
+        super().commit(sequence, path)
+
+
+def note(record: Record, growth: Growth, path: Seq[int]) -> None:
+    """What came true of a tree: `path`, the accepted nodes in its pool, the root first."""
+    ranks = {node: rank for rank, node in enumerate(sorted(growth.kept[1:], key=lambda n: -growth.scores[n]))}
+    record.orders.append((len(ranks), [ranks[node] for node in path[1:]]))
+    taken, children = set(path), dict[int, int]()
+    for node, parent in enumerate(growth.pool.parents):
+        if node and parent in taken:
+            rank = children[parent] = children.get(parent, -1) + 1  # siblings stand in the order of their likelihood
+            if node in ranks:
+                record.likelihoods.append(growth.scores[node] - growth.scores[parent])
+                record.accepted.append(node in taken)
+                record.ranks.append((growth.pool.depths[parent], rank, node in taken))
+
+
+def lookup_chances(texts: Seq[tuple[NDArray[np.int64], int]]) -> list[float]:
+    """How often the text's continuation comes true after n tokens that matched, n from 0; `texts`: tokens, prompt's."""
+    tried, won = np.zeros(LONGEST + 1), np.zeros(LONGEST + 1)
+    for tokens, prompt in texts:
+        for end in range(prompt, len(tokens)):
+            for start, matched in matches(tokens[:end], 1):
+                tried[matched] += 1
+                won[matched] += tokens[start] == tokens[end]
+    return _monotone(list(range(LONGEST + 1)), list(won + DOUBT / 4), list(tried + DOUBT))[1]
+
+
+def _monotone(at: list[float], won: list[float], tried: list[float]) -> tuple[list[float], list[float]]:
+    """Shares that never fall, neighbours pooled where they would (pool adjacent violators)."""
+    blocks = list[list[Any]]()
+    for w, t in zip(won, tried, strict=True):
+        blocks.append([w, t, 1])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
+            w, t, count = blocks.pop()
+            blocks[-1] = [blocks[-1][0] + w, blocks[-1][1] + t, blocks[-1][2] + count]
+    shares = [w / t for w, t, count in blocks for _ in range(count)]
+    return at, shares

@@ -1,0 +1,74 @@
+"""The best tree of a size against Sequoia's dynamic programme, and against every tree there is."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specbuild.builder.tuning.sequoia import best_tree
+
+Chances = list[list[float]]
+
+
+def programme(chances: Chances, nodes: int) -> float:
+    """Sequoia's recursion (section 3.1): the best subtree of n nodes at a depth, its children of ranks from k on."""
+
+    @functools.cache
+    def subtree(n: int, depth: int) -> float:
+        return 1 + children(n - 1, depth, 0)
+
+    @functools.cache
+    def children(n: int, depth: int, rank: int) -> float:
+        if n == 0 or depth == len(chances) or rank == len(chances[depth]):
+            return 0.0
+        shares = (
+            chances[depth][rank] * subtree(mine, depth + 1) + children(n - mine, depth, rank + 1)
+            for mine in range(1, n + 1)
+        )
+        return max(0.0, *shares)
+
+    return children(nodes, 0, 0)
+
+
+def every_tree(chances: Chances, nodes: int, depth: int = 0, rank: int = 0, reached: float = 1.0) -> float:
+    """The most that any tree of at most `nodes` brings: children of one node from a rank on, by enumeration."""
+    if nodes == 0 or depth == len(chances) or rank == len(chances[depth]):
+        return 0.0
+    chance, best = reached * chances[depth][rank], 0.0
+    for mine in range(1, nodes + 1):
+        below = every_tree(chances, mine - 1, depth + 1, 0, chance)
+        best = max(best, chance + below + every_tree(chances, nodes - mine, depth, rank + 1, reached))
+    return best
+
+
+def value(chances: Chances, parents: list[int]) -> float:
+    """What a tree brings, by its definition."""
+    depths, reached, ranks = {-1: 0}, {-1: 1.0}, dict[int, int]()
+    for node, parent in enumerate(parents):
+        rank = ranks[parent] = ranks.get(parent, -1) + 1
+        depths[node], reached[node] = depths[parent] + 1, reached[parent] * chances[depths[parent]][rank]
+    return sum(reached.values()) - 1
+
+
+falling = st.lists(st.floats(0.01, 1), min_size=1, max_size=3).map(lambda row: sorted(row, reverse=True))
+
+
+@settings(deadline=None)
+@given(st.lists(falling, min_size=1, max_size=4), st.integers(0, 7))
+def test_no_tree_is_better(chances: Chances, nodes: int) -> None:
+    found, parents = best_tree(chances, nodes)
+    assert found == pytest.approx(programme(chances, nodes))
+    assert found == pytest.approx(every_tree(chances, nodes))
+    assert found == pytest.approx(value(chances, parents))
+    assert len(parents) <= nodes
+    assert all(parent < node for node, parent in enumerate(parents))
+
+
+def test_shapes() -> None:
+    """A sure first child makes a chain, equal children a bush, and no chance at all no tree."""
+    assert best_tree([[1.0, 0.4]] * 8, 5) == (5.0, [-1, 0, 1, 2, 3])
+    assert best_tree([[0.25] * 4] * 8, 4)[1] == [-1] * 4
+    assert best_tree([[0.0]] * 8, 4) == (0.0, [])
+    assert best_tree([[0.9, 0.5]], 9)[1] == [-1, -1]

@@ -1,0 +1,68 @@
+"""The cost table: what is between and beyond what was measured, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from specbuild.runtime.costs import Costs, machine
+from specbuild.runtime.errors import BundleError
+
+CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
+TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}
+RECORD: dict[str, Any] = {
+    "schema": 1,
+    "machine": {"processor": "abacus"},
+    "widest": "best:8",
+    "times": {"4": TIMES, "1": TIMES | {"plain": 0.5}},
+    "chances": {"greedy": CHANCES, "sampled": CHANCES | {"step": 0.6}},
+}
+
+
+def test_times_between_and_beyond_the_measured_ones() -> None:
+    times = Costs.of(RECORD, 6).at(1)
+    assert times.verify.tolist() == pytest.approx([0, 2, 3, 4, 4, 4 + 2 / 3, 4 + 4 / 3])  # it never falls
+    assert times.draft.tolist() == [0]
+    assert times.alone == 2.5
+
+
+def test_a_batch_has_the_times_of_the_next_size_that_was_measured() -> None:
+    costs = Costs.of(RECORD, 6)
+    assert [costs.at(batch).plain for batch in (1, 2, 4, 9)] == [0.5, 0.1, 0.1, 0.1]
+    assert [costs.chances(temperature).step for temperature in (0.0, 0.3)] == [0.7, 0.6]
+
+
+def test_chances_by_likelihood() -> None:
+    found = Costs.of(RECORD, 6).greedy.log_chances(np.array([-np.inf, -9.0, -1.5, 0.0]))
+    assert found[0] == -np.inf
+    assert np.exp(found[1:]) == pytest.approx([0.1, 0.3, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda r: r.update(schema=2), "of schema 2, this specbuild reads 1: tune again"),
+        (lambda r: r.pop("times"), "is not a cost table ('times'): run specbuild tune"),
+        (lambda r: r["times"].update({"1": TIMES | {"verify": [[2, 1.0]]}}), "sizes must ascend from 1"),
+        (lambda r: r["times"].update({"1": TIMES | {"verify": [[1, -1.0]]}}), "seconds be positive"),
+        (lambda r: r["times"].update({"1": TIMES | {"verify": [[1, float("nan")]]}}), "seconds be positive"),
+        (lambda r: r["times"].update({"x": TIMES}), "run specbuild tune"),
+        (lambda r: r["times"].clear(), "run specbuild tune"),
+        (lambda r: r.update(chances=[]), "run specbuild tune"),
+        (lambda r: r["chances"]["greedy"].update(likely=[0.0]), "run specbuild tune"),
+        (lambda r: r["chances"]["greedy"].update(chance=[0.1, 0.5, 1.5]), "run specbuild tune"),
+    ],
+)
+def test_what_is_no_cost_table_is_refused(change: Any, reason: str) -> None:
+    record = copy.deepcopy(RECORD)
+    change(record)
+    with pytest.raises(BundleError) as refusal:
+        Costs.of(record, 6)
+    assert reason in str(refusal.value)
+
+
+def test_a_machine_is_its_processor_its_threads_and_what_computes() -> None:
+    assert machine(2) == machine(2) != machine(3)
+    assert machine(2)["processor"]

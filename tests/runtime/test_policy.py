@@ -1,0 +1,222 @@
+"""The policy, in units of the cost table: tokens are plain decoding's, and what it drafts is worth its time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from specbuild.runtime.costs import Costs
+from specbuild.runtime.draft import ModelDrafter
+from specbuild.runtime.loop import Loop
+from specbuild.runtime.mixed import MixedDrafter
+from specbuild.runtime.policy import CAUTION, Option, Policy, Trust
+from specbuild.runtime.sampling import Sampler, SamplingParams
+from specbuild.runtime.sequence import Sequence
+
+VOCAB = 12
+LARGE = {"verify": [[1, 12.0], [64, 48.0]], "draft": [[1, 0.6], [64, 4.0]], "plain": 0.1, "round": 0.2, "level": 0.1}
+SMALL = {"verify": [[1, 0.8], [64, 5.0]], "draft": [[1, 0.2], [64, 0.6]], "plain": 0.05, "round": 0.1, "level": 0.05}
+CHANCES = {
+    "likely": [-8.0, -2.0, -1.0, -0.5, -0.1, 0.0],
+    "chance": [0.01, 0.1, 0.35, 0.6, 0.85, 0.95],
+    "step": 0.75,
+    "reach": [0, 0.75, 1.3, 1.7, 2.0, 2.2, 2.35, 2.45, 2.5],
+    "lookup": [0.0, 0.3, 0.5, 0.6, 0.7, 0.75],
+}
+
+
+def costs_of(times: dict[str, Any]) -> Costs:
+    chances = {"greedy": CHANCES, "sampled": CHANCES}
+    return Costs.of({"schema": 1, "machine": {}, "widest": "best:16", "times": {"1": times}, "chances": chances}, 64)
+
+
+class Meter:
+    """Runs one sequence, and counts what its rounds cost by the table: drafted tokens, emitted ones, seconds."""
+
+    def __init__(self, target: Any, draft: Any, executor: Any, request_of: Any, times: dict[str, Any]) -> None:
+        self.costs, self.seconds, self.rounds = costs_of(times), 0.0, list[tuple[int, int, float]]()
+        self.times = self.costs.at(1)
+        self.model, self.draft = executor(target, 1, 600), executor(draft, 1, 600)
+        self.loop = Loop(self.model, MixedDrafter(ModelDrafter(self.draft, 64), looks_up=False), 64, frozenset())
+        self.policy, self._request_of = Policy(self.costs, drafts=True), request_of
+        self._meter(self.model, self.times.verify, 0.0)
+        self._meter(self.draft, self.times.draft, self.times.level)
+
+    def _meter(self, executor: Any, seconds: Any, more: float) -> None:
+        step = executor.step
+
+        def metered(shares: Any) -> Any:
+            nodes = sum(len(share.tokens) for share in shares)
+            self.seconds += float(seconds[nodes]) + more
+            return step(shares)
+
+        executor.step = metered
+
+    def run(self, prompt: list[int], count: int, before: Any = None, **params: Any) -> Sequence:
+        chosen = SamplingParams(max_new_tokens=count, speculation="best:16", **params)
+        request: Sequence = self._request_of(prompt, chosen)
+        request.outlook = self.policy.outlook(chosen.temperature)
+        self.loop.round([request])
+        self.seconds, self.rounds = 0.0, []
+        while not request.finish_reason:
+            if before:
+                before(len(request.output))
+            began, emitted = self.seconds, len(request.output)
+            drafted = request.metrics.speculative_decoding.num_draft_tokens
+            self.loop.round([request])
+            drafted = request.metrics.speculative_decoding.num_draft_tokens - drafted
+            self.seconds += self.times.round if drafted else self.times.plain
+            self.rounds.append((drafted, len(request.output) - emitted, self.seconds - began))
+        self.loop.release(0)
+        return request
+
+
+@pytest.fixture
+def metered(hash_executor: Any, request_of: Any) -> Any:
+    return lambda target, draft, times: Meter(target, draft, hash_executor, request_of, times)
+
+
+def plain(model: Any, prompt: list[int], params: SamplingParams) -> list[int]:
+    sampler, tokens = Sampler(params, params.seed or 0, prompt, VOCAB), list(prompt)
+    while len(tokens) < len(prompt) + params.max_new_tokens:
+        tokens.append(sampler.choose(model(tokens), len(tokens) - 1, ()))
+        sampler.emit(tokens[-1], len(tokens) - 1)
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("error", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("times", [LARGE, SMALL])
+def test_tokens_are_plain_decodings(
+    hash_model: Any, metered: Any, times: dict[str, Any], error: float, temperature: float
+) -> None:
+    model = hash_model(3)
+    done = metered(model, hash_model(3, error=error), times).run([1, 2, 3], 60, temperature=temperature, seed=5)
+    assert done.output == plain(model, [1, 2, 3], done.params)
+
+
+@pytest.mark.parametrize(("times", "least"), [(LARGE, 1.9), (SMALL, 1.15)])
+def test_a_good_draft_pays(hash_model: Any, metered: Any, times: dict[str, Any], least: float) -> None:
+    for seed in range(3):
+        meter = metered(hash_model(seed), hash_model(seed, error=0.3), times)
+        meter.run([1, 2, 3], 201)
+        assert 200 * meter.times.alone / meter.seconds > least
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("times", [LARGE, SMALL])
+def test_a_hostile_draft_costs_next_to_nothing(
+    hash_model: Any, metered: Any, times: dict[str, Any], temperature: float
+) -> None:
+    """Twelve tokens, so one in twelve comes true by chance; and less in the next texts of the session."""
+    spent = []
+    for seed in range(6):
+        meter = metered(hash_model(seed), hash_model(seed + 100), times)
+        for text in range(2):
+            meter.run([1, 2, text], 201, temperature=temperature, seed=seed)
+            spent.append(meter.seconds / (200 * meter.times.alone) - 1)
+    assert sum(spent[::2]) / 6 < 0.03
+    assert sum(spent[1::2]) / 6 < 0.025
+
+
+@pytest.mark.parametrize("times", [LARGE, SMALL])
+def test_a_draft_that_turns_bad_is_left_and_taken_up_again(
+    hash_model: Any, metered: Any, times: dict[str, Any]
+) -> None:
+    """From token 80 on it likes best what the target likes least, from token 180 on it is its own again."""
+    good = hash_model(7, error=0.2)
+
+    def bad(tokens: Any) -> Any:
+        return -good(tokens)
+
+    meter = metered(hash_model(7), good, times)
+
+    def turn(emitted: int) -> None:
+        meter.draft.model = bad if 80 <= emitted < 180 else good
+
+    done = meter.run([1, 2, 3], 420, turn)
+    emitted, trees = 1, list[tuple[int, int]]()  # tokens so far, nodes drafted
+    for drafted, tokens, _ in meter.rounds:
+        trees.append((emitted, drafted))
+        emitted += tokens
+    before, during, after = (
+        [drafted for at, drafted in trees if begin <= at < end] for begin, end in ((0, 80), (80, 180), (300, 420))
+    )
+    assert min(before[1:]) > 2
+    assert all(drafted <= 1 for drafted in during[5:])
+    assert sum(map(bool, during[5:])) < 0.2 * len(during)
+    assert sum(drafted > 2 for drafted in after) > 0.9 * len(after)
+    assert done.output == plain(hash_model(7), [1, 2, 3], done.params)
+
+
+def test_where_nothing_can_pay_nothing_is_tried(hash_model: Any, metered: Any) -> None:
+    slow = SMALL | {"draft": [[1, 3.0], [64, 9.0]]}
+    meter = metered(hash_model(1), hash_model(1), slow)
+    meter.run([1, 2, 3], 100)
+    assert {drafted for drafted, *_ in meter.rounds} == {0}
+    assert meter.seconds == pytest.approx(99 * meter.times.alone)
+
+
+def test_lookup_goes_as_far_as_it_pays() -> None:
+    """By the chance of what matched, and by how the text's continuations fared."""
+    outlook = Policy(costs_of(LARGE), drafts=False).outlook(0.0)
+    shorter, longer = outlook.choose(1, 1, 60).nodes, outlook.choose(1, 5, 60).nodes
+    assert 0 < shorter < longer
+    assert outlook.choose(1, 5, 2).nodes == 2
+    assert outlook.choose(1, 0, 60) == Option("plain", 0, 1.0, outlook.costs.at(1).alone)
+    for _ in range(8):
+        nodes = outlook.choose(1, 5, 60).nodes
+        outlook.record(0, nodes)
+    assert outlook.choose(1, 5, 60).nodes < shorter
+    assert outlook.lookup.ratio < 0.2
+
+
+def test_trust_is_what_came_true_of_what_was_expected() -> None:
+    trust = Trust()
+    assert trust.ratio == CAUTION
+    wide = trust.deviation
+    for _ in range(60):
+        trust.record(1.5, 3.0)
+    assert trust.ratio == pytest.approx(0.5, abs=1e-3)
+    assert trust.deviation < wide
+    for _ in range(60):
+        trust.record(0.0, 3.0)
+    assert trust.ratio < 1e-3
+
+
+def test_a_session_remembers_its_draft(hash_model: Any, metered: Any) -> None:
+    """And the next text begins with what the last one learnt."""
+    for draft, hostile in ((hash_model(8), True), (hash_model(7), False)):
+        meter = metered(hash_model(7), draft, LARGE)
+        meter.run([1, 2, 3], 60)
+        meter.run([4, 5, 6], 12)
+        assert (meter.rounds[0][0] <= 1) == hostile
+
+
+def test_the_better_it_goes_the_less_a_doubtful_node_is_worth() -> None:
+    outlook, scores = Policy(costs_of(LARGE), drafts=True).outlook(0.0), np.log([0.9, 0.5, 0.3, 0.06, 0.05, 0.04])
+    outlook.choose(1, 0, 60)
+    outlook.model.accepted = outlook.model.expected
+    counts = []
+    for accepted in (0, 7):
+        for _ in range(60):
+            outlook.choose(1, 0, 60)
+            outlook.record(accepted, 8)
+            outlook.model.accepted = outlook.model.expected
+        counts.append(outlook.verifies(scores))
+    assert 3 <= counts[1] < counts[0]
+
+
+def test_scores_are_the_logarithms_of_chances(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    drafter = ModelDrafter(hash_executor(hash_model(1)), 8)
+    request = request_of([1, 2, 3], SamplingParams(max_new_tokens=9, speculation="best:4"))
+    drafter.propose([request])
+    likely = drafter._growth[0].scores[1:5]
+    drafter.release(0)
+    drafter.keep(0, 0, 0)
+    request.outlook = Policy(costs_of(LARGE), drafts=True).outlook(0.0)
+    request.outlook.choose(1, 0, 8)
+    drafter.propose([request])
+    found = drafter._growth[0].scores[1:5]
+    assert np.exp(found) == pytest.approx(np.interp(likely, CHANCES["likely"], CHANCES["chance"]))  # type: ignore[call-overload]
