@@ -77,7 +77,7 @@ class Way:
         for result in results:
             if result.error:
                 raise result.error
-        took = {key: value - before[key] for key, value in stats.to_dict().items() if key != "host_share"}
+        took = {key: value - before[key] for key, value in stats.to_dict().items() if key != "loop_share"}
         return took | {"tokens": sum(len(result.token_ids) for result in results), "seconds": seconds}
 
     def medians(self) -> dict[str, Any]:

@@ -50,12 +50,12 @@ def ours(engine: Engine, speculation: str, sink: dict[str, Any]) -> Callable[[st
 
     def run(prompt: str) -> tuple[int, float, float]:
         stats = engine.stats
-        before = (stats.total, stats.host, stats.rounds)
+        before = (stats.total, stats.loop, stats.rounds)
         result = engine.generate(prompt, params)[0]
         if result.error:
             raise result.error
         for key, now, then in zip(
-            ("total", "host", "rounds"), (stats.total, stats.host, stats.rounds), before, strict=True
+            ("total", "loop", "rounds"), (stats.total, stats.loop, stats.rounds), before, strict=True
         ):
             sink[key] = sink.get(key, 0) + now - then
         drafting = result.metrics.speculative_decoding
@@ -128,7 +128,7 @@ def measure(bundle: Path, target: Path, prompts: list[str]) -> dict[str, Any]:
             rows[name] |= {
                 "mean_acceptance_length": round(1 + sink["accepted"] / max(sink["steps"], 1), 2),
                 "round_ms": round(sink["total"] / sink["rounds"] * 1e3, 3),
-                "host_share": round(sink["host"] / sink["total"], 4),
+                "host_share": round(sink["loop"] / sink["total"], 4),
             }
     return rows
 

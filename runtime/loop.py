@@ -117,11 +117,13 @@ class Loop:
         def choose(node: int) -> int:
             return self.choose(sequence, logits[node], root + tree.depths[node])
 
+        began = time.perf_counter()
         for node, token in walk(tree, choose):
             path.append(node)
             sequence.emit(token, self.eos)
             if sequence.finish_reason:
                 break
+        walked = time.perf_counter()
         with nvtx.range("commit"):
             self.target.commit(sequence.slot, [root + node for node in path], root)
         sequence.cached += len(path)
@@ -130,7 +132,9 @@ class Loop:
             if sequence.outlook:
                 sequence.outlook.record(len(path) - 1, len(tree) - 1)
             if len(tree) > 1:
-                sequence.metrics.speculative_decoding.record(len(tree) - 1, len(path) - 1)
+                sequence.metrics.speculative_decoding.record(len(tree) - 1, len(path) - 1, max(tree.depths))
+        self.stats.accept += walked - began
+        self.stats.commit += time.perf_counter() - walked
 
     def read(self, sequence: Sequence, chunk: Tree, logits: NDArray[np.float32]) -> None:
         """Commit a chunk of the prompt; after its last one, emit the first token."""

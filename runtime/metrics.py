@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 
@@ -14,23 +14,28 @@ class SpeculationStats:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)  # [k]: rounds that accepted k drafted tokens
+    depth_histogram: list[int] = field(default_factory=list)  # [d]: rounds whose tree had d levels, where that is known
 
-    def record(self, drafted: int, accepted: int) -> None:
-        """Count one round."""
+    def record(self, drafted: int, accepted: int, depth: int | None = None) -> None:
+        """Count one round; `depth`: levels of its tree below the root."""
         self.num_spec_steps += 1
         self.num_draft_tokens += drafted
         self.num_accepted_draft_tokens += accepted
-        self.acceptance_histogram.extend([0] * (accepted + 1 - len(self.acceptance_histogram)))
-        self.acceptance_histogram[accepted] += 1
+        _count(self.acceptance_histogram, accepted)
+        if depth is not None:
+            _count(self.depth_histogram, depth)
 
     def merge(self, other: SpeculationStats) -> None:
         """Add another request's counts."""
         self.num_spec_steps += other.num_spec_steps
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_draft_tokens += other.num_accepted_draft_tokens
-        longest = max(len(self.acceptance_histogram), len(other.acceptance_histogram))
-        pair = [h + [0] * (longest - len(h)) for h in (self.acceptance_histogram, other.acceptance_histogram)]
-        self.acceptance_histogram = [a + b for a, b in zip(*pair, strict=True)]
+        for own, others in (
+            (self.acceptance_histogram, other.acceptance_histogram),
+            (self.depth_histogram, other.depth_histogram),
+        ):
+            for value, times in enumerate(others):
+                _count(own, value, times)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -52,6 +57,11 @@ class SpeculationStats:
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_draft_tokens": self.num_accepted_draft_tokens,
         }
+
+
+def _count(histogram: list[int], value: int, times: int = 1) -> None:
+    histogram.extend([0] * (value + 1 - len(histogram)))
+    histogram[value] += times
 
 
 @dataclass(slots=True)
@@ -89,23 +99,37 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RunStats:
-    """Where an engine's time went since it was loaded: the models, and the loop around them."""
+    """Where an engine's time went since it was loaded: the models, and the loop around them.
+
+    `accept`, `commit`: of rounds that decode; 0 on a device, which does both by itself. A prompt's chunks have neither.
+    """
 
     rounds: int = 0
     emitted: int = 0
     total: float = 0.0
     draft: float = 0.0
     verify: float = 0.0
+    accept: float = 0.0
+    commit: float = 0.0
+
+    def since(self, before: RunStats) -> RunStats:
+        """What was added to a copy that was made before."""
+        return RunStats(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
     @property
-    def host(self) -> float:
+    def loop(self) -> float:
         """The loop's own time: all but model execution."""
         return self.total - self.draft - self.verify
 
     @property
-    def host_share(self) -> float:
+    def loop_share(self) -> float:
         """The loop's own time as a share of all."""
-        return self.host / self.total if self.total else 0.0
+        return self.loop / self.total if self.total else 0.0
+
+    @property
+    def host(self) -> float:
+        """What is left of the loop's time without accepting and committing."""
+        return self.loop - self.accept - self.commit
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, seconds and the loop's own share."""
@@ -115,6 +139,8 @@ class RunStats:
             "total_s": self.total,
             "draft_s": self.draft,
             "verify_s": self.verify,
+            "accept_s": self.accept,
+            "commit_s": self.commit,
             "host_s": self.host,
-            "host_share": self.host_share,
+            "loop_share": self.loop_share,
         }

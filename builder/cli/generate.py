@@ -150,7 +150,7 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
         f"({total.draft_acceptance_rate:.0%})",
         "mean acceptance length": f"{total.mean_acceptance_length:.2f}",
         "accepted per round": " ".join(f"{k}:{n}" for k, n in enumerate(total.acceptance_histogram)),
-        "time": f"draft {run.draft / run.total:.0%}, verify {run.verify / run.total:.0%}, loop {run.host_share:.0%}",
+        "time": f"draft {run.draft / run.total:.0%}, verify {run.verify / run.total:.0%}, loop {run.loop_share:.0%}",
     }
     rows |= {f"note {number}": note for number, note in enumerate(dict.fromkeys(engine.notes), 1)}
     table = Table(show_header=False, box=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -68,11 +68,11 @@ def command(
             device, slots = measure_device(loop.target, manifest.precision), loop.target.batch_size
             steps = _measure(loop, manifest, products, spec, rows, repeat, device)
         engine.generate(prompts, params)  # whatever is done once
-        before = RunStats(*astuple(engine.stats))
+        before = replace(engine.stats)
         errors = [result.error for result in engine.generate(prompts, params) if result.error]
         if errors:
             raise errors[0]
-        run = RunStats(*(now - then for now, then in zip(astuple(engine.stats), astuple(before), strict=True)))
+        run = engine.stats.since(before)
     if as_json:
         asked = {"batch_size": slots, "context": rows, "tree": spec.text}
         table = [{"model": name, "nodes": nodes} | each.to_dict() for (name, nodes), each in steps.items()]
@@ -144,7 +144,7 @@ def _show(steps: Steps, device: tuple[float, float | None], run: RunStats, title
         click.echo("over 100%: the weights come from a cache, not from memory")
     each_round = ", ".join(
         f"{part} {seconds / run.rounds * 1e3:.3f} ms ({seconds / run.total:.0%})"
-        for part, seconds in (("draft", run.draft), ("verify", run.verify), ("loop", run.host))
+        for part, seconds in (("draft", run.draft), ("verify", run.verify), ("loop", run.loop))
     )
     click.echo(f"rounds: {run.rounds}, {run.emitted} tokens, {run.emitted / run.total:.0f} tokens/s")
     click.echo(f"a round: {run.total / run.rounds * 1e3:.3f} ms: {each_round}")

@@ -158,10 +158,11 @@ def test_statistics_of_a_perfect_chain(hash_model: Any, hash_executor: Any, requ
     request = request_of([1, 2, 3], params)
     run(loop, [request])  # the prompt gives one token, each of 5 rounds 5 more
     stats = request.metrics.speculative_decoding
-    assert stats.acceptance_histogram == [0, 0, 0, 0, 5]
+    assert stats.acceptance_histogram == stats.depth_histogram == [0, 0, 0, 0, 5]
     assert (stats.num_spec_steps, stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (5, 20, 20)
     assert stats.mean_acceptance_length == 5
     assert loop.stats.rounds == 6
+    assert loop.stats.accept > 0 < loop.stats.commit
 
 
 def test_run_statistics_count_what_was_emitted(hash_model: Any, hash_executor: Any, request_of: Any) -> None:

@@ -8,10 +8,10 @@ import pytest
 from specbuild.runtime.metrics import RequestMetrics, RunStats, SpeculationStats
 
 
-def recorded(*rounds: tuple[int, int]) -> SpeculationStats:
+def recorded(*rounds: tuple[int, ...]) -> SpeculationStats:
     stats = SpeculationStats()
-    for drafted, accepted in rounds:
-        stats.record(drafted, accepted)
+    for each in rounds:
+        stats.record(*each)
     return stats
 
 
@@ -33,11 +33,16 @@ def test_nothing_drafted() -> None:
 
 
 def test_merge_is_recording_both() -> None:
-    first, second = ((4, 2), (4, 0)), ((5, 5), (1, 1))
+    first, second = ((4, 2, 2), (4, 0, 3)), ((5, 5, 5), (1, 1, 1))
     for left, right in ((first, second), (second, first)):
         merged = recorded(*left)
         merged.merge(recorded(*right))
         assert merged == recorded(*left, *right)
+
+
+def test_levels_of_trees_are_counted_where_they_are_known() -> None:
+    assert recorded((4, 2, 3), (4, 0, 1), (4, 1, 3)).depth_histogram == [0, 1, 0, 2]
+    assert recorded((4, 2)).depth_histogram == []
 
 
 def test_two_requests_share_no_histogram() -> None:
@@ -64,8 +69,13 @@ def test_request_times() -> None:
 
 
 def test_run_time_is_split_into_models_and_loop() -> None:
-    stats = RunStats(rounds=2, total=10.0, draft=3.0, verify=5.0)
-    assert stats.host == pytest.approx(2.0)
-    assert stats.host_share == pytest.approx(0.2)
-    assert RunStats().host_share == 0
-    assert stats.to_dict()["host_s"] == pytest.approx(2.0)
+    stats = RunStats(rounds=2, total=10.0, draft=3.0, verify=5.0, accept=0.75, commit=0.25)
+    assert stats.loop == pytest.approx(2.0)
+    assert stats.loop_share == pytest.approx(0.2)
+    assert RunStats().loop_share == 0
+    assert stats.host == stats.to_dict()["host_s"] == pytest.approx(1.0)
+
+
+def test_a_part_of_a_run_is_what_was_added() -> None:
+    before, now = RunStats(1, 2, 3.0, 1.0, 1.5, 0.25, 0.125), RunStats(4, 9, 8.0, 2.0, 4.5, 1.25, 0.375)
+    assert now.since(before) == RunStats(3, 7, 5.0, 1.0, 3.0, 1.0, 0.25)
