@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIR = ROOT / "engines" / "pycode"
-PROMPTS = ROOT / "benchmarks" / "prompts.jsonl"
+PROMPTS = ROOT / "builder" / "bench" / "pycode.jsonl"
 
 
 def arguments(description: str | None) -> argparse.Namespace:

@@ -11,7 +11,7 @@ import click
 from ...runtime import Engine, Result, SamplingParams, SpeculationStats
 from ...runtime.errors import OptionError
 from ...runtime.intake import Errors
-from .prompts import Request, read
+from .prompts import Request, read, tell_later_turns
 
 
 @click.command(name="generate")
@@ -83,9 +83,7 @@ def command(
     sampling |= {"stop": list(sampling["stop"]), "speculation": "off" if no_speculation else tree or "auto"}
     defaults = SamplingParams(**sampling)
     requests = read(file, sampling) if file else [Request(text, defaults) for text in texts]
-    later = sum(request.later_turns for request in requests)
-    if later:
-        click.echo(f"specbuild: only the first of each line's turns is run; {later} later turns are not", err=True)
+    tell_later_turns(requests)
     with Engine.load(
         bundle,
         drafter=drafter,

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import click
 
 from ...runtime import Chat, Prompt, SamplingParams
 from ...runtime.errors import InputError, PromptError
@@ -23,11 +26,13 @@ _BESIDE = {  # fields that only one of the sources has
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt, its parameters, and how many of its later turns are not run."""
+    """A prompt, its parameters, how many of its later turns are not run, its category, and `where` it was."""
 
     prompt: Prompt
     params: SamplingParams
     later_turns: int = 0
+    category: str | None = None
+    where: str = field(default="", compare=False)  # FILE:LINE
 
 
 def read(path: str, defaults: dict[str, Any]) -> list[Request]:
@@ -40,12 +45,19 @@ def read(path: str, defaults: dict[str, Any]) -> list[Request]:
     for number, line in enumerate(text.split(b"\n"), 1):
         if line.strip():
             try:
-                requests.append(_request(line, defaults))
+                requests.append(replace(_request(line, defaults), where=f"{path}:{number}"))
             except InputError as error:
                 raise PromptError(f"{path}:{number}: {error}") from None
     if not requests:
         raise PromptError(f"{path} has no prompts: give one JSON object per line")
     return requests
+
+
+def tell_later_turns(requests: Sequence[Request]) -> None:
+    """Say on stderr what of the prompts is not run."""
+    later = sum(request.later_turns for request in requests)
+    if later:
+        click.echo(f"specbuild: only the first of each line's turns is run; {later} later turns are not", err=True)
 
 
 def _request(line: bytes, defaults: dict[str, Any]) -> Request:
@@ -64,7 +76,10 @@ def _request(line: bytes, defaults: dict[str, Any]) -> Request:
         raise PromptError(f"unknown field {unknown[0]!r}: use {', '.join(sorted(known))}")
     prompt, later_turns = _prompt(sources[0], fields)
     sampling = {name: fields[name] for name in SamplingParams.names() & set(fields)}
-    return Request(prompt, SamplingParams(**defaults | sampling), later_turns)
+    category = fields.get("category")
+    if not isinstance(category, str | None):
+        raise PromptError(f"category must be a string, not {category!r}")
+    return Request(prompt, SamplingParams(**defaults | sampling), later_turns, category)
 
 
 def _prompt(source: str, fields: dict[str, Any]) -> tuple[Prompt, int]:

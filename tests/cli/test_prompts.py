@@ -33,7 +33,7 @@ def test_the_kinds_of_line(tmp_path: Path) -> None:
     params = SamplingParams(**DEFAULTS)
     assert read(path, DEFAULTS) == [
         Request("a\u2028b", params),
-        Request("one", params, 2),
+        Request("one", params, 2, "c"),
         Request(Chat(messages), params),
         Request(Chat(messages, [{"name": "f"}], variables={"enable_thinking": False}), params),
     ]
@@ -69,7 +69,17 @@ def test_escaped_and_raw_unicode_are_the_same(tmp_path: Path) -> None:
     assert raw == escaped
 
 
-@pytest.mark.parametrize("bad", ["{", "5", '{"a": 1}', '{"prompt": "x", "promt": "y"}', '{"prompt": "x", "top_k": -1}'])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "{",
+        "5",
+        '{"a": 1}',
+        '{"prompt": "x", "promt": "y"}',
+        '{"prompt": "x", "top_k": -1}',
+        '{"turns": ["x"], "category": 1}',
+    ],
+)
 def test_an_error_names_file_and_line(tmp_path: Path, bad: str) -> None:
     path = write(tmp_path, {"prompt": "fine"}, "", bad, {"prompt": "fine"})
     with pytest.raises(PromptError) as caught:

@@ -1,0 +1,1 @@
+"""`specbuild bench`: plain decoding and speculation on the same prompts, in turns."""

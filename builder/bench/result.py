@@ -1,0 +1,130 @@
+"""What a benchmark found, as one object of JSON's types."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ...runtime import Bundle, RunStats
+from ...runtime.bundle import MANIFEST
+from ...runtime.engine import cores
+from ...runtime.tree import TreeSpec
+from .measure import BASELINE, Sample, Turn
+from .statistics import acceptance, latency, speedup
+
+SCHEMA_VERSION = 1
+PARTS = ("draft", "verify", "accept", "commit", "host")  # of a round
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+
+
+def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict[int, dict[str, list[Turn]]]) -> Any:
+    """The result object, JSON's types alone; `measured`: turns by concurrency and contender, the baseline first."""
+    manifest = bundle.manifest
+    models = {
+        name: {"source": record.source, "parameters": record.parameters, "precision": record.precision}
+        for name, record in manifest.models.items()
+    }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": command,
+        "machine": {
+            "cpu": _cpu(),
+            "cores": cores(),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "versions": {name: version(name) for name in ("specbuild-trt", "onnxruntime", "numpy")},
+        },
+        "bundle": {
+            "path": str(bundle.folder),
+            "digest": json.loads((bundle.folder / MANIFEST).read_text(encoding="utf-8"))["digest"],
+            "backend": manifest.backend,
+            "default_tree": manifest.default_tree,
+            "models": models,
+        },
+        "settings": settings,
+        "runs": [
+            _run(concurrency, name, turns, contenders[BASELINE], manifest.default_tree, settings["seed"])
+            for concurrency, contenders in measured.items()
+            for name, turns in contenders.items()
+        ],
+    }
+
+
+def _run(
+    concurrency: int, name: str, turns: Sequence[Turn], baseline: Sequence[Turn], default_tree: str, seed: int
+) -> dict[str, Any]:
+    """One contender at one concurrency."""
+    samples, plain = ([sample for turn in each for sample in turn.samples] for each in (turns, baseline))
+    tree = TreeSpec.parse(default_tree if name == "auto" else name) if name != BASELINE else None
+    seconds, tokens = sum(turn.seconds for turn in turns), sum(len(sample.tokens) for sample in samples)
+    categories = sorted({sample.category for sample in samples if sample.category is not None})
+    return {
+        "concurrency": concurrency,
+        "speculation": name,
+        "tree": tree.text if tree else None,
+        "nodes": tree.nodes if tree else 0,
+        "completed": len(samples),
+        "total_output_tokens": tokens,
+        "outputs_equal_to_baseline": sum(a.tokens == b.tokens for a, b in zip(samples, plain, strict=True)),
+        "duration": seconds,
+        "output_throughput": tokens / seconds,
+        "wall_speedup": speedup(_wall_costs(baseline), _wall_costs(turns), seed),
+        "decode_speedup": speedup(_decode_costs(baseline), _decode_costs(turns), seed),
+        **_latencies(samples),
+        "speculative_decoding": acceptance([sample.drafting for sample in samples]),
+        "round": _round([turn.stats for turn in turns]),
+        "categories": {each: _category(each, samples, plain, seed) for each in categories},
+    }
+
+
+def _category(category: str, samples: Sequence[Sample], plain: Sequence[Sample], seed: int) -> dict[str, Any]:
+    """The requests of a category; they share their time with others, so only what is a request's own is told."""
+    own, theirs = ([sample for sample in each if sample.category == category] for each in (samples, plain))
+    before, now = ([sample.decode for sample in each] for each in (theirs, own))
+    return {
+        "completed": len(own),
+        "decode_speedup": speedup(before, now, seed),
+        **_latencies(own),
+        "speculative_decoding": acceptance([sample.drafting for sample in own]),
+    }
+
+
+def _decode_costs(turns: Iterable[Turn]) -> list[tuple[float, int]]:
+    """For each group: its requests' seconds after their first tokens, and the tokens they gave."""
+    return [(sum(s.decode[0] for s in turn.samples), sum(s.decode[1] for s in turn.samples)) for turn in turns]
+
+
+def _wall_costs(turns: Iterable[Turn]) -> list[tuple[float, int]]:
+    """For each group: seconds from its submission to its last token, and all its tokens."""
+    return [(turn.seconds, sum(len(sample.tokens) for sample in turn.samples)) for turn in turns]
+
+
+def _latencies(samples: Sequence[Sample]) -> dict[str, float | None]:
+    return {
+        **latency("ttft", [sample.ttft for sample in samples]),
+        **latency("tpot", [sample.tpot for sample in samples if len(sample.tokens) > 1]),
+        **latency("itl", [seconds for sample in samples for seconds in sample.itl]),
+        **latency("e2el", [sample.e2el for sample in samples]),
+    }
+
+
+def _round(parts: Sequence[RunStats]) -> dict[str, Any]:
+    """The mean round, in milliseconds: `total_ms` is the sum of its parts. Rounds that read a prompt are in it."""
+    total = RunStats(*(sum(values) for values in zip(*map(astuple, parts), strict=True)))
+    each = {f"{name}_ms": getattr(total, name) / total.rounds * 1e3 for name in (*PARTS, "total")}
+    return {"rounds": total.rounds, "tokens": total.emitted / total.rounds, **each}
+
+
+def _cpu() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,98 @@
+"""The workload: prompts by name and file, trees and concurrencies in a list, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specbuild.builder.bench.workload import PYCODE, concurrencies, contenders, load
+from specbuild.runtime import Bundle, SamplingParams
+from specbuild.runtime.bundle import Manifest
+from specbuild.runtime.errors import OptionError, PromptError
+
+DEFAULTS: dict[str, Any] = {"max_new_tokens": 7}
+
+
+@pytest.fixture
+def manifest(bundle: Path) -> Manifest:
+    return Bundle.open(bundle).manifest
+
+
+def write(tmp_path: Path, *lines: dict[str, Any]) -> str:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def test_pycode_is_part_of_the_package() -> None:
+    found = load("pycode", None, None, 0, DEFAULTS)
+    assert len(found) == len(PYCODE.read_text(encoding="utf-8").splitlines()) == 32
+    assert found[1].where == f"{PYCODE}:2"
+
+
+def test_fewer_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, *({"prompt": str(i)} for i in range(10)))
+    assert [each.prompt for each in load(path, None, 4, 0, DEFAULTS)] == ["0", "2", "5", "7"]
+    assert [each.prompt for each in load(path, None, None, 0, DEFAULTS)] == [str(i) for i in range(10)]
+    with pytest.raises(OptionError, match="--num-prompts 11 is more than the 10 prompts of"):
+        load(path, None, 11, 0, DEFAULTS)
+
+
+def test_seeds_count_up_and_a_line_s_own_stays(tmp_path: Path) -> None:
+    own = {"prompt": "b", "seed": 5, "temperature": 1.0, "n": 3, "logprobs": 2, "deadline": 0.001}
+    found = [each.params for each in load(write(tmp_path, {"prompt": "a"}, own), None, None, 2**64 - 1, DEFAULTS)]
+    assert found == [
+        SamplingParams(max_new_tokens=7, seed=2**64 - 1),
+        SamplingParams(max_new_tokens=7, seed=5, temperature=1.0),  # what would change the measuring is left out
+    ]
+    later = load(write(tmp_path, {"prompt": "a"}, {"prompt": "b"}), None, None, 2**64 - 1, DEFAULTS)
+    assert later[1].params.seed == 0
+
+
+def test_spec_bench(tmp_path: Path) -> None:
+    question = {"question_id": 81, "category": "writing", "turns": ["one", "two"]}
+    path = write(tmp_path, question, question | {"category": "math"})
+    found = load("spec_bench", path, None, 0, DEFAULTS)
+    assert [(each.prompt, each.category, each.later_turns) for each in found] == [
+        ("one", "writing", 1),
+        ("one", "math", 1),
+    ]
+    assert load(path, None, None, 0, DEFAULTS) == found
+    with pytest.raises(OptionError, match=r"fetch its question\.jsonl .* --dataset-path"):
+        load("spec_bench", None, None, 0, DEFAULTS)
+    with pytest.raises(OptionError, match="--prompts spec_bench"):
+        load("pycode", path, None, 0, DEFAULTS)
+    other = write(tmp_path, question, {"prompt": "x"})
+    with pytest.raises(PromptError, match=":2: not a question of Spec-Bench"):
+        load("spec_bench", other, None, 0, DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    "text", ["chain:4,best:16,topk:2,3", "chain:4 best:16; topk:2,3", " chain:4,best:16,chain:4,topk:2,3 "]
+)
+def test_a_list_of_trees_may_have_commas_in_it(manifest: Manifest, text: str) -> None:
+    assert contenders(text, manifest) == ["off", "auto", "chain:4", "best:16", "topk:2,3"]
+
+
+def test_without_trees_there_is_the_bundle_s_own(manifest: Manifest) -> None:
+    assert contenders(None, manifest) == ["off", "auto"]
+
+
+@pytest.mark.parametrize("text", ["", "star:3", "chain:4,", "topk:2", "chain:4,5", "topk:2,3,4", "off", "chain:64"])
+def test_what_is_no_tree(manifest: Manifest, text: str) -> None:
+    with pytest.raises(OptionError, match="tree"):
+        contenders(text, manifest)
+
+
+def test_concurrencies(manifest: Manifest) -> None:
+    assert concurrencies("4,1,2,1", manifest) == [1, 2, 4]
+    with pytest.raises(OptionError, match="concurrency 5 is more than the 4 sequences"):
+        concurrencies("1,5", manifest)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,", "1 2", "-1", "a", "1.5", "²"])
+def test_what_is_no_concurrency(manifest: Manifest, text: str) -> None:
+    with pytest.raises(OptionError, match="whole numbers"):
+        concurrencies(text, manifest)
