@@ -34,7 +34,8 @@ def test_pairs_stay_together() -> None:
 
 
 def test_what_has_no_token_to_time_is_left_out() -> None:
-    assert speedup([(0.0, 0), (3.0, 3)], [(0.0, 0), (1.0, 3)], 0)["value"] == pytest.approx(3.0)
+    for nothing, something in (((0.0, 0), (0.0, 0)), ((0.5, 0), (1.0, 4)), ((1.0, 4), (0.5, 0))):
+        assert speedup([nothing, (3.0, 3)], [something, (1.0, 3)], 0)["value"] == pytest.approx(3.0)
     assert speedup([(0.0, 0)], [(0.0, 0)], 0) == {"value": None, "low": None, "high": None}
 
 
