@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 HEAVY = ("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors", "specbuild.builder.pipeline")
+BENCH = ["bench", "{}", "--num-prompts", "1", "-n", "4"]
 REPORT = f"""
 import sys
 loaded = [name for name in {HEAVY!r} if name in sys.modules]
@@ -49,7 +50,7 @@ sys.exit(status)
 
 @pytest.mark.parametrize(
     "arguments",
-    [["generate", "{}", "-p", "x", "-n", "4"], ["tune", "{}", "-n", "8"], ["inspect", "{}"], ["--help"], ["doctor"]],
+    [["generate", "{}", "-p", "x", "-n", "4"], ["tune", "{}", "-n", "8"], ["inspect", "{}"], ["--help"], ["doctor"], BENCH],
 )
 def test_commands_work_with_the_base_dependencies_alone(bundle: Path, tmp_path: Path, arguments: list[str]) -> None:
     copied = shutil.copytree(bundle, tmp_path / "b")
