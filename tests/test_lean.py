@@ -50,7 +50,14 @@ sys.exit(status)
 
 @pytest.mark.parametrize(
     "arguments",
-    [["generate", "{}", "-p", "x", "-n", "4"], ["tune", "{}", "-n", "8"], ["inspect", "{}"], ["--help"], ["doctor"], BENCH],
+    [
+        ["generate", "{}", "-p", "x", "-n", "4"],
+        ["inspect", "{}"],
+        ["--help"],
+        ["doctor"],
+        ["tune", "{}", "-n", "8"],
+        BENCH,
+    ],
 )
 def test_commands_work_with_the_base_dependencies_alone(bundle: Path, tmp_path: Path, arguments: list[str]) -> None:
     copied = shutil.copytree(bundle, tmp_path / "b")

@@ -42,11 +42,6 @@ def host_times(plain: RunStats, short: RunStats, long: RunStats, levels: int) ->
     return {"plain": each[0], "round": max(each[1] - level, 0.0), "level": level}
 
 
-def since(now: RunStats, before: RunStats) -> RunStats:
-    """What was added to statistics."""
-    return RunStats(*(new - old for new, old in zip(astuple(now), astuple(before), strict=True)))
-
-
 def plus(one: RunStats, other: RunStats) -> RunStats:
     """Both together."""
     return RunStats(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))

@@ -22,7 +22,7 @@ from ...runtime.tree import BEST_DEPTH, BEST_EXPAND
 from ..output import staging
 from .chances import LEVELS, Record, RecordingDrafter, lookup_chances
 from .sequoia import best_tree
-from .times import copy, host_times, plus, since, step_times
+from .times import copy, host_times, plus, step_times
 
 SIZES = (1, 2, 4, 8, 16, 32)  # trees that are held against each other
 WIDEST = 32  # nodes of a tree that the policy may grow
@@ -140,7 +140,7 @@ def _decode(
             before = copy(loop.stats)
             while not request.finish_reason:
                 loop.round([request])
-            total = plus(total, since(loop.stats, before))
+            total = plus(total, loop.stats.since(before))
             loop.release(0)
             if request.error:
                 raise request.error
