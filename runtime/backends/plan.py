@@ -22,10 +22,11 @@ from .cuda import Cuda
 from .device import Tensor
 
 CACHES = {"HALF": "float16", "BF16": "uint16", "FLOAT": "float32", "FP8": "uint8"}  # dtypes, by TensorRT's names
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # rows of a page
 PLUGIN_VERSION = "1"  # of TreeAttention, as plugins/trt registers it
 RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")  # that TensorRT-RTX compiles for
 _HEADER = 64  # bytes, `Runtime.engine_header_size`
-Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest size of "batch", "nodes" and a plugin's "tree"
+Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest "batch", "nodes"; a plugin's "tree", "pages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,11 @@ def check_attention(record: EngineRecord) -> None:
             f"the plan's attention is {record.attention} over caches of {record.kv_cache_dtype}, this specbuild has "
             "fp8 with plugin alone: build the bundle again"
         )
+    if record.block_size and (record.attention != "plugin" or record.block_size not in BLOCK_SIZES):
+        raise BundleError(
+            f"the plan's attention is {record.attention} over pages of {record.block_size} rows, this specbuild has "
+            f"{', '.join(map(str, BLOCK_SIZES))} with plugin alone: build the bundle again"
+        )
 
 
 def load_plugin(trt: Any) -> None:
@@ -119,22 +125,26 @@ def load_plugin(trt: Any) -> None:
 
 def check_profiles(record: EngineRecord, found: list[Profile]) -> None:
     """Raises BundleError where a plan's profiles are not those of its record."""
-    names = ("batch", "nodes", "tree") if record.attention == "plugin" else ("batch", "nodes")
+    names = ["batch", "nodes", *(["tree"] if record.attention == "plugin" else [])]
+    names += ["pages"] if record.block_size else []
     wanted = [{name: tuple(sizes.get(name, ())) for name in names} for sizes in record.profiles.values()]
     if wanted != found:
         raise BundleError(f"the plan has profiles {found}, its record {wanted}: build the bundle again")
 
 
-def expected_tensors(spec: ModelSpec, cache: str, attention: str = "native") -> dict[str, TensorInfo]:
-    """What a plan's inputs and outputs must be; `cache`: TensorRT's name of its type, `attention`: as in EngineRecord.
+def expected_tensors(
+    spec: ModelSpec, cache: str, attention: str = "native", block_size: int = 0
+) -> dict[str, TensorInfo]:
+    """What a plan's inputs and outputs must be; `cache`: TensorRT's name of its type, the rest as in EngineRecord.
 
     The plugin writes in place without TensorRT's knowledge, so no present says that it is a past's alias.
     """
-    past = TensorInfo(cache, (-1, spec.kv_heads, spec.capacity, spec.head_dim))
+    past = TensorInfo(cache, (-1, spec.kv_heads, block_size or spec.capacity, spec.head_dim))
     names = [f"{kind}.{layer}" for layer in range(spec.layers) for kind in ("key", "value")]
     each, one, plugin = TensorInfo("INT32", (-1, -1)), TensorInfo("INT32", (-1,)), attention == "plugin"
     masks = {f"mask.{window}": TensorInfo("BOOL", (-1, 1, -1, spec.capacity)) for window in spec.windows}
     trees = {"parents": each, "cache_len": one, "tree_offset": one, "counts": one}
+    trees |= {"page_table": TensorInfo("INT32", (-1, spec.capacity // block_size))} if block_size else {}
     return {
         "input_ids": each,
         "logit_nodes": one,
@@ -146,7 +156,11 @@ def expected_tensors(spec: ModelSpec, cache: str, attention: str = "native") -> 
 
 
 def check_tensors(
-    spec: ModelSpec, found: Mapping[str, TensorInfo], attention: str = "native", kv_cache_dtype: str = "auto"
+    spec: ModelSpec,
+    found: Mapping[str, TensorInfo],
+    attention: str = "native",
+    kv_cache_dtype: str = "auto",
+    block_size: int = 0,
 ) -> str:
     """TensorRT's name of the cache's type; raises BundleError, by tensor, where a plan is not as the manifest says."""
     cache = found["past_key.0"].dtype if "past_key.0" in found else "HALF"
@@ -157,7 +171,7 @@ def check_tensors(
             f"the {spec.name}'s plan has past_key.0 as {cache}, its record a cache of {kv_cache_dtype}: build the "
             "bundle again"
         )
-    expected = expected_tensors(spec, cache, attention)
+    expected = expected_tensors(spec, cache, attention, block_size)
     for name in sorted(expected.keys() ^ found.keys()):
         what = "lacks" if name in expected else "has, and should not,"
         raise BundleError(f"the {spec.name}'s plan {what} tensor {name}: build the bundle again")
@@ -227,6 +241,9 @@ class Plan:
             if self.record.attention == "plugin":
                 _, tree = zip(*engine.get_tensor_profile_shape("parents", index), strict=True)
                 found[-1] = {**found[-1], "tree": tree}
+            if self.record.block_size:
+                pages, *_ = zip(*engine.get_tensor_profile_shape("past_key.0", index), strict=True)
+                found[-1] = {**found[-1], "pages": pages}
         return found
 
     @property

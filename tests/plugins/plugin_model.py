@@ -46,14 +46,20 @@ class TreeAttention(OpRun):
         sizes: dict[str, int] = {}
         specs = [spec for spec in SPECS if spec[0] in given]
         assert [name for name, *_ in specs] == list(given)
+        table, page_rows = given.get("page_table"), 0
         cache = given["past_key"].dtype
         assert cache in (arrays[0].dtype, E4M3)
         assert ("key_scale" in given, "value_scale" in given) == (cache == E4M3,) * 2
         types = {"activation": arrays[0].dtype, "cache": cache, "index": np.int32, "table": np.float32}
         for name, kind, letters in specs:
             assert given[name].dtype == types[kind], name
+            letters = "XKWD" if kind == "cache" and table is not None else letters
             for letter, size in zip(letters, given[name].shape, strict=True):
                 assert sizes.setdefault(letter, size) == size, (name, letter)
+        if table is not None:
+            page_rows = sizes["W"]
+            assert page_rows & (page_rows - 1) == 0
+            assert 0 <= table.min() <= table.max() < sizes["X"]
         assert sizes["M"] == 0 or sizes["N"] <= sizes["M"] <= MOST_NODES
         kv_heads = sizes["K"]
         if "qkv" in given:
@@ -73,12 +79,26 @@ class TreeAttention(OpRun):
                 softcap=fields["softcap"],
                 window=fields["window"],
                 parents=given["parents"] if sizes["M"] else None,
+                page_table=table,
+                page_rows=page_rows,
                 **{name: given.get(name) for name in names},
             )
         )[:3]
         for past, new in zip((given["past_key"], given["past_value"]), present, strict=True):
-            past[...] = new
+            write(past, new, given)
         return out.astype(arrays[0].dtype), given["past_key"], given["past_value"]
+
+
+def write(past: NDArray[Any], new: NDArray[Any], given: dict[str, Any]) -> None:
+    """Into a cache what a call wrote, out of a linear one: a page may be several sequences', of whom one writes it."""
+    if "page_table" not in given:
+        past[...] = new
+        return
+    rows = past.shape[2]
+    for b, table in enumerate(given["page_table"]):
+        start = int(given["cache_len"][b] + given["tree_offset"][b])
+        for row in range(start, start + int(given["counts"][b])):
+            past[table[row // rows], :, row % rows] = new[b, :, row]
 
 
 class PluginModel:

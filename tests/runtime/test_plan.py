@@ -102,6 +102,8 @@ def test_the_lowering_names_the_same_tensors(attention: str, name: str) -> None:
         for window in SPEC.windows
     }
     assert found == set(expected_tensors(SPEC, "HALF", attention))
+    if attention == "plugin":
+        assert found | {*lowering.PAGED.values()} == set(expected_tensors(SPEC, "HALF", attention, 16))
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,15 @@ def test_profiles_of_a_plugin_have_trees() -> None:
             check_profiles(wrong, [{**found, "tree": (4, 16, 16)}])
 
 
+def test_profiles_of_paged_caches_have_pages() -> None:
+    sizes = {"batch": [1, 1, 2], "nodes": [4, 4, 4], "tree": [4, 64, 64], "pages": [1, 9, 9]}
+    record, found = replace(PLUGIN, profiles={"nodes4": sizes}), {name: tuple(s) for name, s in sizes.items()}
+    check_profiles(replace(record, block_size=16), [found])
+    for wrong in (record, replace(record, block_size=16, profiles={"nodes4": {**sizes, "pages": [1, 8, 8]}})):
+        with pytest.raises(BundleError, match="the plan has profiles"):
+            check_profiles(wrong, [found])
+
+
 def test_attention_is_this_specbuild_s() -> None:
     check_attention(RECORD)
     check_attention(PLUGIN)
@@ -252,6 +263,28 @@ def test_fp8_caches_are_a_plugin_s() -> None:
         named = f"{record.attention} over caches of {record.kv_cache_dtype}, this specbuild has fp8 with plugin alone"
         with pytest.raises(BundleError, match=named):
             check_attention(record)
+
+
+def test_paged_caches_are_a_plugin_s() -> None:
+    check_attention(replace(PLUGIN, block_size=16))
+    for record in (replace(RECORD, block_size=16), replace(PLUGIN, block_size=48), replace(PLUGIN, block_size=-16)):
+        named = f"{record.attention} over pages of {record.block_size} rows, this specbuild has 16, .*, 256 with plugin"
+        with pytest.raises(BundleError, match=named):
+            check_attention(record)
+
+
+def test_paged_caches_are_the_record_s() -> None:
+    paged, linear = (expected_tensors(SPEC, "HALF", "plugin", rows) for rows in (16, 0))
+    assert (paged["page_table"].shape, paged["past_value.1"].shape) == ((-1, 64 // 16), (-1, 4, 16, 8))
+    assert check_tensors(SPEC, paged, "plugin", block_size=16) == "HALF"
+    for found, rows, message in (
+        (paged, 0, "has, and should not, tensor page_table"),
+        (linear, 16, "lacks tensor page_table"),
+        (paged, 32, r"has page_table as .*-1, 4.* not .*-1, 2"),
+        ({**paged, "past_key.1": linear["past_key.1"]}, 16, r"has past_key\.1 as .*64, 8.* not .*16, 8"),
+    ):
+        with pytest.raises(BundleError, match=f"the target's plan.*{message}"):
+            check_tensors(SPEC, found, "plugin", block_size=rows)
 
 
 @pytest.mark.parametrize(
