@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from . import backends
+from . import backends, memory
 from .bundle import Bundle, Manifest
 from .draft import Drafter, DrafterName, ModelDrafter
 from .errors import EngineClosedError, OptionError
@@ -46,7 +46,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.manifest, self.tokenizer, self.batch_size = manifest, tokenizer, batch_size
-        self._loop, self._intake = loop, Intake(manifest, tokenizer, clock)
+        self._loop, self._intake = loop, Intake(manifest, tokenizer, clock, loop.check)
         self.scheduler = Scheduler(loop, batch_size, max_waiting, clock)
 
     @classmethod
@@ -61,6 +61,7 @@ class Engine:
         max_waiting: int = MAX_WAITING,
         resident: bool = False,
         prefix_caching: bool = True,
+        kv_cache_tokens: int | None = None,
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
@@ -68,8 +69,8 @@ class Engine:
         batch_size: how many sequences share a step. threads: of the target, all cores by default; draft_threads: the
         draft's own, one by default. max_waiting: requests in the queue at most. resident: on a GPU, rounds follow each
         other without the host (docs/device-loop.md). prefix_caching: a prompt that begins as a text in a cache does
-        is read from there on. Raises BundleError, OptionError, and ExecutionError where there
-        is no GPU to run on.
+        is read from there on. kv_cache_tokens: in paged caches, of all texts together, batch_size times the longest by
+        default. Raises BundleError, OptionError, and ExecutionError where there is no GPU to run on.
         """
         bundle = Bundle.open(path)
         manifest = bundle.manifest
@@ -88,12 +89,13 @@ class Engine:
                 raise OptionError(f"threads must be 1…{most}, not {count}")
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
+        memory.pages(manifest, batch_size, kv_cache_tokens)
         if manifest.backend in backends.ON_GPU:
             if threads is not None or draft_threads is not None:
                 raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
             from .backends.gpu import load_loop
 
-            loop: Loop = load_loop(bundle, drafter, batch_size, resident=resident)
+            loop: Loop = load_loop(bundle, drafter, batch_size, resident=resident, kv_cache_tokens=kv_cache_tokens)
             loop.reuses = prefix_caching
             return cls(manifest, _tokenizer(bundle), loop, batch_size, max_waiting)
         if resident:

@@ -24,8 +24,15 @@ Errors = Literal["raise", "return"]
 class Intake:
     """Everything that can be wrong with a request before it runs is found here; safe to use from several threads."""
 
-    def __init__(self, manifest: Manifest, tokenizer: Tokenizer, clock: Callable[[], float]) -> None:
-        self._manifest, self._tokenizer, self._clock = manifest, tokenizer, clock
+    def __init__(
+        self,
+        manifest: Manifest,
+        tokenizer: Tokenizer,
+        clock: Callable[[], float],
+        fits: Callable[[Sequence], None],
+    ) -> None:
+        """`fits`: raises OptionError for a sequence that the caches have no room for, whatever else runs."""
+        self._manifest, self._tokenizer, self._clock, self._fits = manifest, tokenizer, clock, fits
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
         """A sequence per sample, prompt by prompt; and the last chunks of prompts that cannot run.
@@ -51,7 +58,7 @@ class Intake:
         tokens, tree = self.check(self._tokenizer.encode(prompt)), self._tree(params.speculation)
         first = fresh_seed() if params.seed is None else params.seed
         deadline = math.inf if params.deadline is None else self._clock() + params.deadline
-        return [
+        sequences = [
             Sequence(
                 index=index,
                 tokens=list(tokens),
@@ -66,6 +73,8 @@ class Intake:
             )
             for sample, seed in enumerate((first + i) % 2**64 for i in range(params.n))
         ]
+        self._fits(sequences[0])
+        return sequences
 
     def check(self, tokens: list[int]) -> list[int]:
         """The tokens of a prompt that fits the bundle; raises PromptError."""

@@ -15,7 +15,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE_BUDGET, CLI_BUDGET, DEVICE_BUDGET, CUDA_BUDGET, SHIM_BUDGET, FILE_LIMIT = 6000, 1000, 2600, 2000, 700, 300
+CORE_BUDGET, CLI_BUDGET, DEVICE_BUDGET, CUDA_BUDGET, SHIM_BUDGET, FILE_LIMIT = 6000, 1000, 2720, 2000, 700, 300
 CLI, DEVICE = ("builder/cli",), ("runtime/backends", "runtime/device", "runtime/kernels.py")
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -47,6 +47,7 @@ from .prompts import Request, read
     default=True,
     help="Whether a prompt that begins as a text in a cache does is read from there on; by default it is.",
 )
+@click.option("--kv-cache-tokens", type=int, metavar="N", help="In paged caches: tokens of all texts together.")
 @click.option("--resident", is_flag=True, help="On a GPU: rounds follow each other without the host.")
 @click.option("--stats", is_flag=True, help="Print what speculation did, and where the time went, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per prompt, in order.")
@@ -60,6 +61,7 @@ def command(
     batch_size: int,
     threads: int | None,
     prefix_caching: bool,
+    kv_cache_tokens: int | None,
     resident: bool,
     stats: bool,
     as_json: bool,
@@ -89,6 +91,7 @@ def command(
         threads=threads,
         resident=resident,
         prefix_caching=prefix_caching,
+        kv_cache_tokens=kv_cache_tokens,
     ) as engine:
         errors: Errors = "return" if file else "raise"
         results = _print(engine, requests, errors, as_json)

@@ -16,9 +16,10 @@ from ..device.loop import DeviceLoop
 from ..device.resident import ResidentLoop
 from ..draft import DrafterName
 from ..errors import ExecutionError
+from ..pages import Pages
 from . import ModelSpec, spec_of
 from .cuda import Cuda
-from .device import Kernels, Model
+from .device import Kernels, Model, PageTable
 from .plan import Plan, check_architecture, check_version, flavour
 from .standard import StandardExecutor
 from .trt import TrtModel
@@ -26,10 +27,18 @@ from .trt import TrtModel
 PROMPT_CHUNK = 512  # nodes of a prompt in a step, where no engine's profile says how many
 
 
-def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int, *, resident: bool = False) -> DeviceLoop:
+def load_loop(
+    bundle: Bundle,
+    drafter: DrafterName | None,
+    batch_size: int,
+    *,
+    resident: bool = False,
+    kv_cache_tokens: int | None = None,
+) -> DeviceLoop:
     """The bundle's models on the first GPU, and the loop that drives them; on any error nothing stays there.
 
     resident: a loop whose rounds follow each other on the GPU, where no request needs the host in between.
+    kv_cache_tokens: of all texts together, in paged caches.
 
     Raises BundleError, OptionError and ExecutionError, each for the first thing that is wrong: a file, its TensorRT,
     the driver, the GPU it is for, the memory, the kernels, the plan.
@@ -43,11 +52,13 @@ def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int, *, r
         for record in manifest.engines.values():
             check_architecture(manifest.backend, record, device.capability)
         names = [name for name in manifest.models if name == "target" or drafter != "ngram"]
-        memory.check(manifest, batch_size, device.memory[0], names)
+        memory.check(manifest, batch_size, device.memory[0], names, kv_cache_tokens)
         with device.current:
             kernels = _Current(find_kernels(bundle, device.capability), device)
         specs = [spec_of(manifest, name) for name in names]
-        executors = dict(zip(names, _executors(bundle, specs, device, batch_size), strict=True))
+        count, rows = memory.pages(manifest, batch_size, kv_cache_tokens), memory.block_size(manifest)
+        pages = PageTable(device, Pages(batch_size, specs[0].capacity, rows, count)) if rows else None
+        executors = dict(zip(names, _executors(bundle, specs, device, batch_size, pages), strict=True))
         eos = frozenset(manifest.eos_token_ids)
         made = ResidentLoop if resident else DeviceLoop
         return made(executors["target"], executors.get("draft"), kernels, eos, drafter)
@@ -57,7 +68,9 @@ def load_loop(bundle: Bundle, drafter: DrafterName | None, batch_size: int, *, r
         raise
 
 
-def _executors(bundle: Bundle, specs: Sequence[ModelSpec], device: Cuda, batch_size: int) -> list[StandardExecutor]:
+def _executors(
+    bundle: Bundle, specs: Sequence[ModelSpec], device: Cuda, batch_size: int, pages: PageTable | None
+) -> list[StandardExecutor]:
     """Each model on a stream of its own; engines share their scratch memory, for their steps never overlap."""
     manifest, streams = bundle.manifest, [device.stream() for _ in specs]
     graphs = [next(iter(manifest.models[spec.name].graphs.values())) for spec in specs]
@@ -65,7 +78,8 @@ def _executors(bundle: Bundle, specs: Sequence[ModelSpec], device: Cuda, batch_s
     if manifest.backend in MODULES:
         plans = [Plan(bundle.path(graph), manifest.backend, manifest.engines[graph], device) for graph in graphs]
         scratch = device.empty((max(plan.scratch_bytes for plan in plans),), np.uint8)
-        models += [TrtModel(plan, spec, device, batch_size, scratch) for plan, spec in zip(plans, specs, strict=True)]
+        shared = device, batch_size, scratch, pages
+        models += [TrtModel(plan, spec, *shared) for plan, spec in zip(plans, specs, strict=True)]
     else:
         from .ort_cuda import OrtModel  # which takes a while to import
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from specbuild.runtime.backends import ModelSpec
-from specbuild.runtime.backends.device import Tensor, TreeInputs
+from specbuild.runtime.backends.device import PageTable, Tensor, TreeInputs
 from specbuild.runtime.kernels import Dtype
 
 SOURCE = Path(__file__).parents[2] / "plugins" / "trt"
@@ -29,6 +29,7 @@ FIELDS = re.findall(r'visit\("(\w+)"', (SOURCE / "plugin.h").read_text(encoding=
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 DTYPES = {np.dtype(np.float16): Dtype.F16, np.dtype(np.float32): Dtype.F32, E4M3: Dtype.E4M3}
 MOST_NODES = 64  # of a tree
+ALIGNED = 256  # bytes, of addresses that TensorRT is given
 Compute = Callable[[Case], tuple[NDArray[Any], ...]]
 
 
@@ -114,8 +115,9 @@ class PluginModel:
         chunk: int,
         tree_nodes: int = MOST_NODES,
         compute: Compute = oracle,
+        pages: PageTable | None = None,
     ) -> None:
-        """`tree_nodes`: M; `compute`: what the plugin does."""
+        """`tree_nodes`: M; `compute`: what the plugin does; `pages`: of paged caches."""
         operator = type("TreeAttention", (TreeAttention,), {"compute": staticmethod(compute)})
         self._evaluator = ReferenceEvaluator(ir.to_proto(graph), new_ops=[operator])
         self.spec, self.batch_size, self.buckets, self.chunk, self._device = spec, batch_size, buckets, chunk, device
@@ -127,7 +129,9 @@ class PluginModel:
         self.tree = TreeInputs(empty((batch_size, tree_nodes), np.int32), *lengths)
         self.logits = empty((*each, spec.vocab_size), np.float32)
         past = next(value for value in graph.graph.inputs if value.name == "past_key.0")
-        shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
+        self.pages = pages
+        parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch_size, spec.capacity)
+        shape = 2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim
         self._number = past.dtype.numpy()
         self.cache = empty(shape, np.uint8 if self._number == E4M3 else self._number)  # as the runtime holds it
 
@@ -140,7 +144,7 @@ class PluginModel:
         self._run(slice(slot, slot + 1), 1, nodes, np.array([nodes - 1]))
 
     def _run(self, slots: slice, batch: int, nodes: int, wanted: NDArray[Any]) -> None:
-        tree, cache = self.tree, self._device.array(self.cache).view(self._number)[:, slots]
+        tree, cache = self.tree, self._device.array(self.cache).view(self._number)
         columns = tree.parents.shape[1] if nodes <= self.buckets[-1] else 0
         shapes = {"input_ids": (self.tokens, (batch, nodes)), "parents": (tree.parents, (batch, columns))}
         vectors = {"cache_len": tree.cache_len, "tree_offset": tree.tree_offset, "counts": tree.counts}
@@ -150,7 +154,14 @@ class PluginModel:
             for name, (tensor, shape) in shapes.items()
         }
         feed["logit_nodes"] = wanted.astype(np.int32)
-        for index, rows in enumerate(cache):
+        if self.pages:
+            first = self.pages.tensor.address
+            if batch < self.batch_size:
+                first = self.pages.row(slots.start)
+                assert (first - self.pages.row(0)) % ALIGNED == 0
+            table = Tensor(first, (batch, self.pages.tensor.shape[1]), np.dtype(np.int32))
+            feed["page_table"] = self._device.array(table)
+        for index, rows in enumerate(cache if self.pages else cache[:, slots]):
             feed[f"past_{('key', 'value')[index % 2]}.{index // 2}"] = rows
         logits, *_ = self._evaluator.run(None, feed)
         self._device.array(self.logits).reshape(-1)[: logits.size] = logits.ravel()
