@@ -64,7 +64,6 @@ class Pages:
         """A text has ended, of which `rows` rows stay. Spoiled: what it wrote may be no numbers."""
         freed = self._cut(slot, self.needed(rows))
         self._spoiled.update(freed if spoiled else ())
-        self._idle.pop(slot, None)
         self._idle[slot] = None
 
     def spoiled(self, slot: int) -> list[int]:

@@ -155,7 +155,7 @@ def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
     def wanted(tree: str) -> list[Sequence]:
         return [
             request_of(prompt, speculation=tree, max_new_tokens=12, seed=at)
-            for at, prompt in enumerate([LONG, [*LONG[:40], 7], prompt_of(6, 60)])
+            for at, prompt in enumerate([LONG, [*LONG[:40], 7], prompt_of(6, 20)])
         ]
 
     reference, paged, spoiled = plain(wanted("off")), Paged(host, 2, 11), list[int]()

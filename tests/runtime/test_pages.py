@@ -129,6 +129,14 @@ def test_whole_pages_are_shared() -> None:
     assert taken(pool, 0, 12, 0, 10) == first[:3]
 
 
+def test_what_is_kept_is_no_room() -> None:
+    pool = Pages(2, 32, 4, 5)
+    taken(pool, 0, 12)
+    pool.release(0, 12)
+    assert not pool.take(1, 0, 12, 24)  # three pages of an idle slot, and three more
+    assert len(taken(pool, 1, 20, 0, 12)) == 5
+
+
 def test_idle_for_longest_goes_first() -> None:
     pool = Pages(4, 16, 4, 8)
     for slot in range(3):
