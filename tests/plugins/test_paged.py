@@ -136,6 +136,20 @@ def test_a_text_goes_on_in_its_own_page(host: KernelLibrary) -> None:
     assert [s.metrics.num_cached_tokens for s in done] == [54, 45]
 
 
+def test_a_text_that_lost_pages_is_read_from_what_is_left(host: KernelLibrary) -> None:
+    """Four pages were kept of it; the other text takes three that are free, and two of them."""
+    paged, asked = Paged(host, 2, EVERY), {"speculation": "chain:4", "max_new_tokens": 6}
+    (first,) = run(paged.loop, [request_of(LONG, **asked)])
+    other = request_of(prompt_of(6, 60), **asked)
+    other.slot = paged.loop.pick(other, [1 - first.slot]) or 0
+    while not other.finish_reason:
+        paged.loop.round([other])
+    paged.loop.release(other.slot)
+    (again,) = run(paged.loop, [request_of(LONG, **asked)])
+    assert again.metrics.num_cached_tokens == 32
+    assert again.output == first.output
+
+
 @pytest.mark.parametrize("fp8", ["", ", fp8"])
 def test_the_kernel_over_pages(host: KernelLibrary, host_kernels: HostKernels, fp8: str) -> None:
     """The compiled kernels in float16, pages of bytes with FP8: as plain decoding through them, over a linear cache."""
