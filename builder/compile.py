@@ -56,30 +56,41 @@ def flavour(backend: str) -> Any:
         raise OptionError(f"{backend} is not installed ({one_line(error)}): pip install {backend}") from None
 
 
-def make_profiles(buckets: Sequence[int], batch_size: int, chunk: int) -> list[Profile]:
+def make_profiles(buckets: Sequence[int], batch_size: int, chunk: int, pages: int = 1) -> list[Profile]:
     """One for each bucket, and one for longer chunks of a prompt, at most `chunk` nodes, where that is more.
 
     The batch is dynamic in all of them, even where there is one sequence: profiles of which some have a fixed batch of
     1 each lay out the weights in their own way, and TensorRT-RTX 1.7 stores them once for either. A prompt is a chain,
-    which needs no tree.
+    which needs no tree. `pages`: most that paged caches may have, whatever the step.
     """
     batch = (1, 1, max(2, batch_size))
-    least = buckets[-1] + 1
+    least, caches = buckets[-1] + 1, {"pages": (1, pages, pages)}
     tree = {n: (n, MOST_NODES, MOST_NODES) for n in buckets}  # of the plugin: a draft's levels are a tree too
     profiles = [
-        Profile(f"nodes{n}", {"batch": batch, "nodes": (n, n, n), "logit_nodes": (n, n, n), "tree": tree[n]})
+        Profile(f"nodes{n}", {"batch": batch, "nodes": (n, n, n), "logit_nodes": (n, n, n), "tree": tree[n], **caches})
         for n in buckets
     ]
     if chunk >= least:
         nodes = (least, max(least, chunk // 2), chunk)
-        prompt = {"batch": (1, 1, 2), "nodes": nodes, "logit_nodes": (1, 1, 1), "tree": (0, 0, 0)}
+        prompt = {"batch": (1, 1, 2), "nodes": nodes, "logit_nodes": (1, 1, 1), "tree": (0, 0, 0), **caches}
         profiles.append(Profile("prompt", prompt))
     return profiles
 
 
 def profiles_of(config: BuildConfig, max_seq_len: int) -> list[Profile]:
     """The profiles of a build's engines."""
-    return make_profiles(config.buckets, config.max_batch_size, min(config.engine.prompt_chunk or CHUNK, max_seq_len))
+    chunk, block = min(config.engine.prompt_chunk or CHUNK, max_seq_len), config.engine.block_size
+    pages = 1 + config.max_batch_size * (capacity_of(config, max_seq_len) // block) if block else 1  # one is nobody's
+    return make_profiles(config.buckets, config.max_batch_size, chunk, pages)
+
+
+def capacity_of(config: BuildConfig, max_seq_len: int) -> int:
+    """Cache rows of a slot: the longest text, and the largest bucket, whose padded nodes write there too.
+
+    In engines a multiple of 64, for TensorRT wants the slots' addresses to be multiples of 256; and whole pages.
+    """
+    rows, unit = max_seq_len + config.buckets[-1], max(64, config.engine.block_size)
+    return -(-rows // unit) * unit if config.backend in MODULES else rows
 
 
 def check_machine(backend: str, options: EngineOptions) -> None:

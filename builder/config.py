@@ -62,7 +62,8 @@ class BuildConfig:
             kernels.architectures(self.cuda_arch)
         self.engine.check(self.backend)
         if self.engine.plugin(self.backend) and "fp32" in asked:
-            native = ", or --attention native" if self.engine.kv_cache_dtype == "auto" else ""
+            linear = self.engine.kv_cache_dtype == "auto" and not self.engine.block_size
+            native = ", or --attention native" if linear else ""
             raise OptionError(f"TreeAttention computes in 16 bits: use fp16 or bf16{native}")
         if self.output.name in ("", ".", ".."):
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")

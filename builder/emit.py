@@ -62,7 +62,7 @@ def emit(
     (folder / name).mkdir(parents=True)
     if config.backend == "onnxruntime":
         return _lanes(folder, name, graph, config, capacity)
-    caches = (scales,) if scales else ()
+    caches = (scales, config.engine.block_size) if config.engine.plugin(config.backend) else ()
     lowered = lowering(config).lower(graph, config.precision_of(name), capacity, *caches)
     census, profiles = passes.census(lowered), profiles_of(config, max_seq_len)
     activations = max(activation_bytes(lowered, {d: most for d, (_, _, most) in p.sizes.items()}) for p in profiles)
@@ -89,6 +89,7 @@ def emit(
         activations=activations,
         profiles={p.name: {d: list(p.sizes[d]) for d in dynamic} for p in profiles},
         kv_cache_dtype=config.engine.kv_cache_dtype,
+        block_size=config.engine.block_size,
     )
     return Emitted({str(config.max_batch_size): plan}, census, {plan: record}, describe(engine.layers, layers))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ..runtime.backends.plan import RTX_ARCHITECTURES
+from ..runtime.backends.plan import BLOCK_SIZES, RTX_ARCHITECTURES
 from ..runtime.bundle import MODULES
 from ..runtime.errors import OptionError
 from .kernels import split_names
@@ -22,13 +22,14 @@ class EngineOptions:
     """How engines are compiled; by default as TensorRT does. `workspace` in MiB; `attention` None: the backend's own.
 
     `arch`: TensorRT-RTX's targets, as `architectures` takes them. `prompt_chunk`: nodes of a prompt in a step, at most;
-    None: 512. `kv_cache_dtype`: "fp8", E4M3, or "auto", the model's own type.
-    Raises OptionError.
+    None: 512. `kv_cache_dtype`: "fp8", E4M3, or "auto", the model's own type. `block_size`: rows of a page of the
+    caches; 0: they are linear. Raises OptionError.
     """
 
     arch: tuple[str, ...] = ()
     attention: str | None = None
     kv_cache_dtype: str = "auto"
+    block_size: int = 0
     builder_optimization_level: int | None = None
     workspace: int | None = None
     prompt_chunk: int | None = None
@@ -46,6 +47,9 @@ class EngineOptions:
             raise OptionError(f"workspace must be 1…{1 << 22} MiB, not {self.workspace}")
         if self.prompt_chunk is not None and not 64 <= self.prompt_chunk <= 4096:
             raise OptionError(f"prompt-chunk must be 64…4096 nodes, not {self.prompt_chunk}")
+        if self.block_size not in (0, *BLOCK_SIZES):
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise OptionError(f"block-size must be {sizes} rows, or 0 for linear caches, not {self.block_size}")
         choices = {"attention": ATTENTIONS, "kv_cache_dtype": KV_CACHE_DTYPES, "hardware_compatible": tuple(HARDWARE)}
         for each in fields(self):
             known, value = choices.get(each.name), getattr(self, each.name)
@@ -63,10 +67,12 @@ class EngineOptions:
 
     def check(self, backend: str) -> None:
         """Raises OptionError for what this backend has not: nothing is ignored."""
-        if self.kv_cache_dtype == "fp8" and not self.plugin(backend):
+        caches = {"FP8": "--kv-cache-dtype fp8"} if self.kv_cache_dtype == "fp8" else {}
+        caches |= {"paged": f"--block-size {self.block_size}"} if self.block_size else {}
+        for kind, option in caches.items() if not self.plugin(backend) else ():
             without = " without --attention native" if backend == "tensorrt" else ""
             raise OptionError(
-                f"FP8 caches are the plugin's alone: use --backend tensorrt{without}, or drop --kv-cache-dtype fp8"
+                f"{kind} caches are the plugin's alone: use --backend tensorrt{without}, or drop {option}"
             )
         given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         if backend not in MODULES and given:

@@ -39,12 +39,13 @@ from . import kernels, passes
 from .calibrate import Scales, calibrate
 from .check import check, graph_difference, inspected, rounding, tokenize, unrunnable
 from .checkpoint import Checkpoint
-from .compile import check_machine
+from .compile import capacity_of, check_machine
 from .config import BuildConfig
 from .emit import emit, lowering
 from .export import export
 from .lower import BOUND
 from .lower.lanes import cache_width
+from .lower.plugin import PAGED
 from .output import check_output, staging
 from .prepare import Sources, prepare
 from .products import count
@@ -88,12 +89,8 @@ class _Build:
 
     @property
     def capacity(self) -> int:
-        """Cache rows of a slot: the longest text, and the largest bucket, whose padded nodes write there too.
-
-        In engines a multiple of 64, for TensorRT wants the slots' addresses to be multiples of 256.
-        """
-        rows = self.source.max_seq_len + self.config.buckets[-1]
-        return -(-rows // 64) * 64 if self.config.backend in MODULES else rows
+        """Cache rows of a slot; see `capacity_of`."""
+        return capacity_of(self.config, self.source.max_seq_len)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -228,7 +225,7 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
         capacity=work.capacity,
         max_positions=checkpoint.max_positions,
         graphs=emitted.graphs,
-        inputs=lowered_by.INPUTS,
+        inputs=lowered_by.INPUTS | (PAGED if work.config.engine.block_size else {}),
         outputs=lowered_by.OUTPUTS,
     )
 

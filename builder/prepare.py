@@ -99,7 +99,8 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
     sources = prepare(config)
     sources.check_memory()
     profiles = profiles_of(config, sources.max_seq_len) if config.backend in MODULES else []
-    shown = ("batch", "nodes", "logit_nodes", *(["tree"] if config.engine.plugin(config.backend) else []))
+    shown = ["batch", "nodes", "logit_nodes", *(["tree"] if config.engine.plugin(config.backend) else [])]
+    shown += ["pages"] if config.engine.block_size else []
     return {
         "backend": config.backend,
         "models": {
@@ -112,6 +113,7 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
             for name, model in sources.models.items()
         },
         "kv_cache_dtype": config.engine.kv_cache_dtype,
+        "block_size": config.engine.block_size,
         "max_seq_len": sources.max_seq_len,
         "max_batch_size": config.max_batch_size,
         "buckets": list(config.buckets),

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
@@ -23,6 +23,7 @@ SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # backends of compiled engines, by Python module
 _BLOCK = 1 << 20
+_LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say
 T = TypeVar("T")
 
 
@@ -74,7 +75,8 @@ class EngineRecord:
 
     `attention`: "native", standard operators, or "plugin", TreeAttention, of version `plugin`. `profiles`: by name, in
     the plan's order, each dynamic dimension's least, usual and largest size. `activations`: bytes, an estimate.
-    `kv_cache_dtype`: "fp8", E4M3 of a plugin, or "auto", the model's own, which the JSON does not say.
+    `kv_cache_dtype`: "fp8", E4M3 of a plugin, or "auto", the model's own; `block_size`: rows of a page of a plugin's
+    caches, 0 where they are linear. Neither is in the JSON where nothing was asked for.
     """
 
     version: str
@@ -86,6 +88,7 @@ class EngineRecord:
     activations: int
     profiles: dict[str, dict[str, list[int]]]
     kv_cache_dtype: str = "auto"
+    block_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +123,8 @@ class Manifest:
         for name in ("kernels", "engines"):
             if not body[name]:
                 del body[name]
-        for engine in body.get("engines", {}).values():
-            if engine["kv_cache_dtype"] == "auto":
-                del engine["kv_cache_dtype"]
+        for name, engine in body.get("engines", {}).items():
+            body["engines"][name] = dict(item for item in engine.items() if item not in _LINEAR.items())
         return json.dumps(body | {"digest": _digest(body)}, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -179,7 +181,8 @@ class Bundle:
             try:
                 yield
             finally:
-                _raise_first(checks)
+                for check in checks:
+                    check.result()
 
     def _check(self, name: str) -> None:
         record, path = self.manifest.files[name], self.path(name)
@@ -216,11 +219,6 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
     return isinstance(value, hint)
-
-
-def _raise_first(checks: list[Future[None]]) -> None:
-    for check in checks:
-        check.result()
 
 
 def _parse(root: Path) -> Manifest:

@@ -15,7 +15,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from . import backends
+from . import backends, memory
 from .bundle import Bundle, Manifest
 from .costs import FILE, Costs, machine
 from .draft import Drafter, DrafterName, ModelDrafter
@@ -52,7 +52,7 @@ class Engine:
         policy: Policy | None = None,
     ) -> None:
         self.manifest, self.tokenizer, self.batch_size = manifest, tokenizer, batch_size
-        self._loop, self._intake = loop, Intake(manifest, tokenizer, clock, policy)
+        self._loop, self._intake = loop, Intake(manifest, tokenizer, clock, loop.check, policy)
         self.scheduler = Scheduler(loop, batch_size, max_waiting, clock)
 
     @classmethod
@@ -68,6 +68,7 @@ class Engine:
         resident: bool = False,
         gpu_weights_percent: float | None = None,
         prefix_caching: bool = True,
+        kv_cache_tokens: int | None = None,
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
@@ -77,7 +78,8 @@ class Engine:
         as a text in a cache does is read from there on.
 
         On a GPU alone: resident, rounds follow each other without the host (docs/device-loop.md); gpu_weights_percent,
-        0 … 1 of the target's weights are on the GPU, where its engine was built to stream the others.
+        0 … 1 of the target's weights are on the GPU, where its engine was built to stream the others; kv_cache_tokens,
+        in paged caches, of all texts together, batch_size times the longest by default.
 
         Raises BundleError, OptionError, and ExecutionError where there is no GPU to run on.
         """
@@ -100,12 +102,20 @@ class Engine:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
         if gpu_weights_percent is not None and not 0 <= gpu_weights_percent <= 1:
             raise OptionError(f"gpu_weights_percent is of 0…1, not {gpu_weights_percent}")
+        memory.pages(manifest, batch_size, kv_cache_tokens)
         if manifest.backend in backends.ON_GPU:
             if threads is not None or draft_threads is not None:
                 raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
             from .backends.gpu import load_loop
 
-            loop: Loop = load_loop(bundle, drafter, batch_size, resident=resident, weights=gpu_weights_percent)
+            loop: Loop = load_loop(
+                bundle,
+                drafter,
+                batch_size,
+                resident=resident,
+                weights=gpu_weights_percent,
+                kv_cache_tokens=kv_cache_tokens,
+            )
             loop.reuses = prefix_caching
             return cls(manifest, _tokenizer(bundle), loop, batch_size, max_waiting)
         if resident or gpu_weights_percent is not None:

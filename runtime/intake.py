@@ -26,10 +26,19 @@ class Intake:
     """Everything that can be wrong with a request before it runs is found here; safe to use from several threads."""
 
     def __init__(
-        self, manifest: Manifest, tokenizer: Tokenizer, clock: Callable[[], float], policy: Policy | None = None
+        self,
+        manifest: Manifest,
+        tokenizer: Tokenizer,
+        clock: Callable[[], float],
+        fits: Callable[[Sequence], None],
+        policy: Policy | None = None,
     ) -> None:
-        """`policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it."""
-        self._manifest, self._tokenizer, self._clock, self._policy = manifest, tokenizer, clock, policy
+        """`fits`: raises OptionError for a sequence that the caches have no room for, whatever else runs.
+
+        `policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it.
+        """
+        self._manifest, self._tokenizer, self._clock = manifest, tokenizer, clock
+        self._fits, self._policy = fits, policy
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
         """A sequence per sample, prompt by prompt; and the last chunks of prompts that cannot run.
@@ -55,7 +64,7 @@ class Intake:
         tokens, tree = self.check(self._tokenizer.encode(prompt)), self._tree(params.speculation)
         first = fresh_seed() if params.seed is None else params.seed
         deadline = math.inf if params.deadline is None else self._clock() + params.deadline
-        return [
+        sequences = [
             Sequence(
                 index=index,
                 tokens=list(tokens),
@@ -71,6 +80,8 @@ class Intake:
             )
             for sample, seed in enumerate((first + i) % 2**64 for i in range(params.n))
         ]
+        self._fits(sequences[0])
+        return sequences
 
     def _named(self, speculation: str, tree: TreeSpec | None) -> str:
         return "auto" if self._policy and speculation == "auto" else str(tree or "off")

@@ -56,8 +56,14 @@ class Loop:
             except Exception as error:  # of this sequence alone: the others go on
                 sequence.fail(error)
 
-    def pick(self, sequence: Sequence, free: Seq[int]) -> int:
-        """Of the free slots the one whose cache holds most of a sequence's prompt; the first of equals."""
+    def check(self, sequence: Sequence) -> None:
+        """Raises OptionError for a sequence that would never get a slot."""
+
+    def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
+        """Of the free slots the one whose cache holds most of a sequence's prompt; the first of equals.
+
+        None: it has to wait until others have ended.
+        """
         return max(free, key=lambda slot: self._common(sequence, slot))
 
     def enter(self, sequences: Seq[Sequence]) -> None:

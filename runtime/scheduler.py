@@ -191,17 +191,20 @@ class Scheduler:
                 handle.end("cancelled" if handle.cancelled else "deadline", now)
 
     def _admit(self) -> None:
-        """Whoever stands in line enters the queue as far as there is room; whoever waits gets a free slot."""
+        """Whoever stands in line enters the queue as far as there is room; whoever waits gets a free slot, in turn."""
         while True:
             while self.line and len(self.waiting) < self.max_waiting:
                 self.waiting.append(self.line.popleft())
                 self.waiting[-1].enter()
             if not (self.waiting and self.free) or self._exclusive:
                 return
-            handle = self.waiting.popleft()
-            sequence = handle.sequence
-            sequence.slot, sequence.started = self._loop.pick(sequence, self.free), self.clock()
-            self.free.remove(sequence.slot)
+            handle = self.waiting[0]
+            sequence, slot = handle.sequence, self._loop.pick(handle.sequence, self.free)
+            if slot is None:
+                return
+            self.waiting.popleft()
+            sequence.slot, sequence.started = slot, self.clock()
+            self.free.remove(slot)
             self.active.append(handle)
 
     def _stop(self, handle: Handle) -> None:

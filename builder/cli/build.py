@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ...runtime.backends.plan import RTX_ARCHITECTURES
+from ...runtime.backends.plan import BLOCK_SIZES, RTX_ARCHITECTURES
 from ...runtime.device.cubins import best_architecture
 from ...runtime.errors import OptionError
 from .. import recipe
@@ -86,6 +86,13 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     default="auto",
     show_default=True,
     help="fp8: TreeAttention's caches in E4M3, half as large; auto: in the model's own 16 bits.",
+)
+@click.option(
+    "--block-size",
+    type=int,
+    default=0,
+    metavar="ROWS",
+    help=f"TreeAttention's caches in pages of so many rows: {', '.join(map(str, BLOCK_SIZES))}; linear by default.",
 )
 @click.option("--prompt-chunk", type=int, metavar="N", help="Prompt tokens in a step of an engine; 512 by default.")
 @click.option("--builder-optimization-level", type=int, metavar="0…5", help="How long TensorRT looks for fast kernels.")

@@ -47,6 +47,7 @@ from .prompts import Request, read, tell_later_turns
     default=True,
     help="Whether a prompt that begins as a text in a cache does is read from there on; by default it is.",
 )
+@click.option("--kv-cache-tokens", type=int, metavar="N", help="In paged caches: tokens of all texts together.")
 @click.option("--resident", is_flag=True, help="On a GPU: rounds follow each other without the host.")
 @click.option(
     "--gpu-weights-percent", type=float, help="0 … 1 of the target's weights stay on the GPU, or all of them."
@@ -63,6 +64,7 @@ def command(
     batch_size: int,
     threads: int | None,
     prefix_caching: bool,
+    kv_cache_tokens: int | None,
     resident: bool,
     gpu_weights_percent: float | None,
     stats: bool,
@@ -92,6 +94,7 @@ def command(
         resident=resident,
         gpu_weights_percent=gpu_weights_percent,
         prefix_caching=prefix_caching,
+        kv_cache_tokens=kv_cache_tokens,
     ) as engine:
         errors: Errors = "return" if file else "raise"
         results = _print(engine, requests, errors, as_json)

@@ -67,7 +67,8 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
     for name, engine in manifest.get("engines", {}).items():
         targets = ", ".join(f"sm_{each}" for each in engine["architectures"]) or "portable"
         caches = f" over {dtype} caches" if (dtype := engine.get("kv_cache_dtype", "auto")) != "auto" else ""
-        attention = f"{engine['attention']} attention{caches}"
+        pages = f", in pages of {rows} rows" if (rows := engine.get("block_size", 0)) else ""
+        attention = f"{engine['attention']} attention{caches}{pages}"
         table.add_row("engine", f"{name}: TensorRT {engine['version']}, {targets}, {attention}")
         table.add_row("", f"profiles {', '.join(engine['profiles'])}")
         table.add_row("", in_words(report["engines"][name.split("/")[0]]))

@@ -3,7 +3,8 @@
 `[B, N]` nodes of B sequences go in padded, `counts [B]` of each are nodes; the tree itself goes in as `parents [B, M]`,
 without masks or positions: the kernel counts those itself. Activations, weights and caches are of one 16-bit type,
 tables, norms and logits of float32; indices are int32. Caches may be of E4M3 instead, with a scale for each KV head, in
-float32. Past and present of a cache must be bound to one address.
+float32. Past and present of a cache must be bound to one address. A paged cache is pages of `page_rows` rows, and
+`page_table [B, capacity / page_rows]` names those of each sequence.
 """
 
 from __future__ import annotations
@@ -33,22 +34,29 @@ INPUTS = {
     "past_key": "past_key.{layer}",
     "past_value": "past_value.{layer}",
 }
+PAGED = {"page_table": "page_table"}  # the input more of paged caches
 OUTPUTS = {"logits": "logits", "present_key": "present_key.{layer}", "present_value": "present_value.{layer}"}
 DTYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
 
-def lower(portable: ir.Model, precision: str, capacity: int, scales: Scales | None = None) -> ir.Model:
+def lower(
+    portable: ir.Model, precision: str, capacity: int, scales: Scales | None = None, page_rows: int = 0
+) -> ir.Model:
     """A new model over caches of `capacity` rows; the portable one is left as it was.
 
-    The batch, the nodes, the tree and how many logits are wanted stay dynamic. precision: one of DTYPES; scales:
-    of caches in E4M3. Raises OptionError for a head size, a rotary width or a use of positions that the plugin has not.
+    The batch, the nodes, the tree, the pages and how many logits are wanted stay dynamic. precision: one of DTYPES;
+    scales: of caches in E4M3; page_rows: 0 where they are linear. Raises OptionError for a head size, a rotary width
+    or a use of positions that the plugin has not.
     """
     model = portable.clone()
     graph = model.graph
     by_name = {value.name: value for value in graph.inputs}
     counts = graph_input("counts", ir.DataType.INT32, ["batch"])
     attentions = [node for node in graph if node.op_type == "TreeAttention"]
-    plugins = [_lower_attention(node, layer, counts, capacity, scales) for layer, node in enumerate(attentions)]
+    if page_rows:
+        by_name["page_table"] = graph_input("page_table", ir.DataType.INT32, ["batch", capacity // page_rows])
+    cache = ["pages" if page_rows else "batch", page_rows or capacity], by_name.get("page_table")
+    plugins = [_lower_attention(node, layer, counts, *cache, scales) for layer, node in enumerate(attentions)]
     tables = {v: v.const_value for plugin in plugins for v in plugin.inputs if v is not None and v.is_initializer()}
     if others := by_name["position_ids"].uses():
         kinds = ", ".join(sorted({use.node.op_type for use in others}))
@@ -61,7 +69,8 @@ def lower(portable: ir.Model, precision: str, capacity: int, scales: Scales | No
         table.const_value, table.type = content, ir.TensorType(ir.DataType.FLOAT)
     narrow(graph, [by_name["input_ids"], by_name["logit_nodes"]])
     past = [value for value in graph.inputs if str(value.name).startswith("past_")]
-    first = [counts if name == "counts" else by_name[name] for name in INPUTS.values() if "{" not in name]
+    names = [*INPUTS.values(), *(PAGED.values() if page_rows else ())]
+    first = [counts if name == "counts" else by_name[name] for name in names if "{" not in name]
     graph.inputs.clear()
     graph.inputs.extend([*first, *past])
     clean(model)
@@ -69,14 +78,19 @@ def lower(portable: ir.Model, precision: str, capacity: int, scales: Scales | No
     return model
 
 
-def _lower_attention(node: ir.Node, layer: int, counts: ir.Value, capacity: int, scales: Scales | None) -> ir.Node:
-    """The portable `TreeAttention` by the plugin's, named by its layer: nodes before heads, and no positions."""
+def _lower_attention(
+    node: ir.Node, layer: int, counts: ir.Value, rows: list[str | int], table: ir.Value | None, scales: Scales | None
+) -> ir.Node:
+    """The portable `TreeAttention` by the plugin's, named by its layer: nodes before heads, and no positions.
+
+    `rows`: a cache's first and third dimension; `table`: of its pages, where it has any.
+    """
     past_key, past_value, _, parents, cache_len, tree_offset = node.inputs[3:9]
     _, kv_heads, _, size = dims(past_key)  # type: ignore[misc]
     cos_sin = dict(zip(("cos", "sin"), node.inputs[9:], strict=False))
     _check(int(size), 2 * int(dims(cos_sin["cos"])[1]) if cos_sin else 0)  # type: ignore[index]
     for past in (past_key, past_value):
-        past.shape = ir.Shape(["batch", kv_heads, capacity, size])  # type: ignore[union-attr]
+        past.shape = ir.Shape([rows[0], kv_heads, rows[1], size])  # type: ignore[union-attr]
     inputs = {
         **_projections(node),
         "past_key": past_key,
@@ -86,6 +100,7 @@ def _lower_attention(node: ir.Node, layer: int, counts: ir.Value, capacity: int,
         "tree_offset": tree_offset,
         **cos_sin,
         "counts": counts,
+        **({"page_table": table} if table else {}),
     }
     for kind in ("key", "value") if scales else ():
         scale = ir.tensor(getattr(scales, kind)[layer], name=f"{kind}_scale.{layer}")

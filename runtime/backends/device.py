@@ -15,10 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ..pages import Pages
 from . import ModelSpec
 
 Step = Callable[[], None]
 Place = tuple[int, int]  # a cache's slot, and a row in it
+_ALIGNED = 64  # int32 numbers in 256 bytes, of which TensorRT wants an address to be a multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,33 @@ class TreeInputs:
     counts: Tensor  # int32 [B]: how many of the N are nodes; what is padding is not written
 
 
+class PageTable:
+    """What `pages` says, on a device: for steps of all slots `tensor int32[B, T]`, for those of one each row alone."""
+
+    def __init__(self, device: Device, pages: Pages) -> None:
+        slots, width = pages.table.shape
+        self.pages, self._device, self._version = pages, device, 0
+        self.tensor, self._staged = device.empty((slots, width), np.int32), device.pinned((slots, width), np.int32)
+        self._rows = device.empty((slots, -(-width // _ALIGNED) * _ALIGNED), np.int32)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the device has an older table."""
+        return self._version != self.pages.version
+
+    def update(self, stream: int) -> None:
+        """Copy the table to the device, and wait until it is there; what else runs must not read it."""
+        self._version = self.pages.version  # which may go up, and the table change, while it is copied
+        self._staged[:] = self.pages.table
+        self._device.upload(self.tensor, self._staged, stream)
+        self._device.copy_rows(self._rows, self.tensor, stream)
+        self._device.wait(stream)
+
+    def row(self, slot: int) -> int:
+        """The address of a slot's row, a multiple of 256."""
+        return self._rows.address + slot * self._rows.nbytes // self._rows.shape[0]
+
+
 class Model(Protocol):
     """A compiled graph over B slots, every tensor bound once.
 
@@ -152,7 +181,12 @@ class Model(Protocol):
     rows: Tensor  # int32 [B]: the cache row of each sequence's first node
     masks: dict[int, Tensor]  # bool [B, 1, N, S], by window: which cache rows a node sees; padding must see some
     logits: Tensor  # float32 [B, N, V]
-    cache: Tensor  # [2·layers, B, kv_heads, S, D]; keys of layer i at 2i, values at 2i + 1
+    cache: Tensor  # [2·layers, B, kv_heads, S, D]; keys of layer i at 2i, values at 2i + 1. Paged: X for B, rows for S
+
+    @property
+    def pages(self) -> PageTable | None:
+        """Where its cache is paged, X pages of so many rows: who has which."""
+        ...
 
     @property
     def tree(self) -> TreeInputs | None:

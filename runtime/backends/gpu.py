@@ -16,9 +16,10 @@ from ..device.loop import DeviceLoop
 from ..device.resident import ResidentLoop
 from ..draft import DrafterName
 from ..errors import ExecutionError, OptionError
+from ..pages import Pages
 from . import ModelSpec, spec_of
 from .cuda import Cuda
-from .device import Kernels, Model
+from .device import Kernels, Model, PageTable
 from .plan import Plan, check_architecture, check_version, flavour
 from .standard import StandardExecutor
 from .trt import TrtModel
@@ -33,11 +34,13 @@ def load_loop(
     *,
     resident: bool = False,
     weights: float | None = None,
+    kv_cache_tokens: int | None = None,
 ) -> DeviceLoop:
     """The bundle's models on the first GPU, and the loop that drives them; on any error nothing stays there.
 
     resident: a loop whose rounds follow each other on the GPU, where no request needs the host in between. weights:
-    the part of the target's that is on the GPU, where its engine streams them.
+    the part of the target's that is on the GPU, where its engine streams them. kv_cache_tokens: of all texts together,
+    in paged caches.
 
     Raises BundleError, OptionError and ExecutionError, each for the first thing that is wrong: a file, its TensorRT,
     the driver, the GPU it is for, the memory, the kernels, the plan.
@@ -51,11 +54,13 @@ def load_loop(
         for record in manifest.engines.values():
             check_architecture(manifest.backend, record, device.capability)
         names = [name for name in manifest.models if name == "target" or drafter != "ngram"]
-        memory.check(manifest, batch_size, device.memory[0], names, weights)
+        memory.check(manifest, batch_size, device.memory[0], names, kv_cache_tokens, weights)
         with device.current:
             kernels = _Current(find_kernels(bundle, device.capability), device)
         specs = [spec_of(manifest, name) for name in names]
-        executors = dict(zip(names, _executors(bundle, specs, device, batch_size, weights), strict=True))
+        count, rows = memory.pages(manifest, batch_size, kv_cache_tokens), memory.block_size(manifest)
+        pages = PageTable(device, Pages(batch_size, specs[0].capacity, rows, count)) if rows else None
+        executors = dict(zip(names, _executors(bundle, specs, device, batch_size, weights, pages), strict=True))
         eos = frozenset(manifest.eos_token_ids)
         made = ResidentLoop if resident else DeviceLoop
         return made(executors["target"], executors.get("draft"), kernels, eos, drafter)
@@ -66,7 +71,12 @@ def load_loop(
 
 
 def _executors(
-    bundle: Bundle, specs: Sequence[ModelSpec], device: Cuda, batch_size: int, weights: float | None
+    bundle: Bundle,
+    specs: Sequence[ModelSpec],
+    device: Cuda,
+    batch_size: int,
+    weights: float | None,
+    pages: PageTable | None,
 ) -> list[StandardExecutor]:
     """Each model on a stream of its own; engines share their scratch memory, for their steps never overlap."""
     if weights is not None and bundle.manifest.backend not in MODULES:
@@ -80,7 +90,8 @@ def _executors(
             for graph, part in zip(graphs, (weights, None), strict=False)
         ]
         scratch = device.empty((max(plan.scratch_bytes for plan in plans),), np.uint8)
-        models += [TrtModel(plan, spec, device, batch_size, scratch) for plan, spec in zip(plans, specs, strict=True)]
+        shared = device, batch_size, scratch, pages
+        models += [TrtModel(plan, spec, *shared) for plan, spec in zip(plans, specs, strict=True)]
     else:
         from .ort_cuda import OrtModel  # which takes a while to import
 

@@ -28,7 +28,7 @@ _CACHES: dict[str, tuple[Any, Any]] = {  # by the input's type: what its memory 
 class OrtModel:
     """See `Model`; it runs on the stream that it was made with."""
 
-    tree = None
+    tree = pages = None
     capturable = False  # ONNX Runtime may call the host, and free memory, between its kernels
 
     def __init__(

@@ -10,31 +10,21 @@ import importlib
 import json
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..bundle import MODULES, EngineRecord
 from ..errors import BundleError, ExecutionError, OptionError, one_line
 from ..library import PLUGIN, find_library
-from . import ModelSpec
 from .cuda import Cuda
 from .device import Tensor
+from .tensors import TensorInfo
 
-CACHES = {"HALF": "float16", "BF16": "uint16", "FLOAT": "float32", "FP8": "uint8"}  # dtypes, by TensorRT's names
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # rows of a page
 PLUGIN_VERSION = "1"  # of TreeAttention, as plugins/trt registers it
 RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")  # that TensorRT-RTX compiles for
 _HEADER = 64  # bytes, `Runtime.engine_header_size`
-Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest size of "batch", "nodes" and a plugin's "tree"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """An engine's input or output: TensorRT's name of its type, its shape (−1: dynamic), and which input it aliases."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    alias: str | None = None
+Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest "batch", "nodes"; a plugin's "tree", "pages"
 
 
 def flavour(backend: str) -> Any:
@@ -98,6 +88,11 @@ def check_attention(record: EngineRecord) -> None:
             f"the plan's attention is {record.attention} over caches of {record.kv_cache_dtype}, this specbuild has "
             "fp8 with plugin alone: build the bundle again"
         )
+    if record.block_size and (record.attention != "plugin" or record.block_size not in BLOCK_SIZES):
+        raise BundleError(
+            f"the plan's attention is {record.attention} over pages of {record.block_size} rows, this specbuild has "
+            f"{', '.join(map(str, BLOCK_SIZES))} with plugin alone: build the bundle again"
+        )
 
 
 def load_plugin(trt: Any) -> None:
@@ -119,54 +114,11 @@ def load_plugin(trt: Any) -> None:
 
 def check_profiles(record: EngineRecord, found: list[Profile]) -> None:
     """Raises BundleError where a plan's profiles are not those of its record."""
-    names = ("batch", "nodes", "tree") if record.attention == "plugin" else ("batch", "nodes")
+    names = ["batch", "nodes", *(["tree"] if record.attention == "plugin" else [])]
+    names += ["pages"] if record.block_size else []
     wanted = [{name: tuple(sizes.get(name, ())) for name in names} for sizes in record.profiles.values()]
     if wanted != found:
         raise BundleError(f"the plan has profiles {found}, its record {wanted}: build the bundle again")
-
-
-def expected_tensors(spec: ModelSpec, cache: str, attention: str = "native") -> dict[str, TensorInfo]:
-    """What a plan's inputs and outputs must be; `cache`: TensorRT's name of its type, `attention`: as in EngineRecord.
-
-    The plugin writes in place without TensorRT's knowledge, so no present says that it is a past's alias.
-    """
-    past = TensorInfo(cache, (-1, spec.kv_heads, spec.capacity, spec.head_dim))
-    names = [f"{kind}.{layer}" for layer in range(spec.layers) for kind in ("key", "value")]
-    each, one, plugin = TensorInfo("INT32", (-1, -1)), TensorInfo("INT32", (-1,)), attention == "plugin"
-    masks = {f"mask.{window}": TensorInfo("BOOL", (-1, 1, -1, spec.capacity)) for window in spec.windows}
-    trees = {"parents": each, "cache_len": one, "tree_offset": one, "counts": one}
-    return {
-        "input_ids": each,
-        "logit_nodes": one,
-        **(trees if plugin else {"position_ids": each, "write_rows": one, **masks}),
-        **{f"past_{name}": past for name in names},
-        "logits": TensorInfo("FLOAT", (-1, -1, spec.vocab_size)),
-        **{f"present_{name}": TensorInfo(cache, past.shape, None if plugin else f"past_{name}") for name in names},
-    }
-
-
-def check_tensors(
-    spec: ModelSpec, found: Mapping[str, TensorInfo], attention: str = "native", kv_cache_dtype: str = "auto"
-) -> str:
-    """TensorRT's name of the cache's type; raises BundleError, by tensor, where a plan is not as the manifest says."""
-    cache = found["past_key.0"].dtype if "past_key.0" in found else "HALF"
-    if cache not in CACHES:
-        raise BundleError(f"the {spec.name}'s plan has a cache of {cache}: build it in fp16, bf16 or fp32")
-    if (cache == "FP8") != (kv_cache_dtype == "fp8"):
-        raise BundleError(
-            f"the {spec.name}'s plan has past_key.0 as {cache}, its record a cache of {kv_cache_dtype}: build the "
-            "bundle again"
-        )
-    expected = expected_tensors(spec, cache, attention)
-    for name in sorted(expected.keys() ^ found.keys()):
-        what = "lacks" if name in expected else "has, and should not,"
-        raise BundleError(f"the {spec.name}'s plan {what} tensor {name}: build the bundle again")
-    for name, info in expected.items():
-        has = found[name]
-        shape = tuple(-1 if wanted == -1 else size for size, wanted in zip(has.shape, info.shape, strict=False))
-        if len(has.shape) != len(info.shape) or (has.dtype, shape, has.alias) != (info.dtype, info.shape, info.alias):
-            raise BundleError(f"the {spec.name}'s plan has {name} as {has}, not {info}: build the bundle again")
-    return cache
 
 
 def deserialise(trt: Any, backend: str, path: Path, host_code: bool) -> tuple[Any, Any]:
@@ -248,6 +200,9 @@ class Plan:
             if self.record.attention == "plugin":
                 _, tree = zip(*engine.get_tensor_profile_shape("parents", index), strict=True)
                 found[-1] = {**found[-1], "tree": tree}
+            if self.record.block_size:
+                pages, *_ = zip(*engine.get_tensor_profile_shape("past_key.0", index), strict=True)
+                found[-1] = {**found[-1], "pages": pages}
         return found
 
     @property

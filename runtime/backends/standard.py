@@ -160,6 +160,11 @@ class StandardExecutor:
             address = self.model.logits.address + row * to.strides[0]
             self.device.download(to, Tensor(address, to.shape, to.dtype), self.stream)
 
+    def rows(self, slot: int) -> int:
+        """Rows that a slot has at the moment."""
+        table = self.model.pages
+        return len(table.pages.of[slot]) * table.pages.rows if table else self.spec.capacity
+
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move cache rows; see `Executor.commit`. Without rows it only notes where the slot's rows end."""
         for to, row in enumerate(rows, start):
@@ -170,12 +175,13 @@ class StandardExecutor:
         self._ends[slot] = start + len(rows)
 
     def copy(self, slot: int, source: int, rows: int) -> None:
-        """Copy cache rows; see `Executor.copy`."""
-        self.device.move_rows(self.model.cache, (source, 0), (slot, 0), rows, self.stream)
-        self.wait()
+        """Copy cache rows; see `Executor.copy`. Slots with pages have them together."""
+        if self.model.pages is None:
+            self.device.move_rows(self.model.cache, (source, 0), (slot, 0), rows, self.stream)
+            self.wait()
 
     def erase(self, slot: int) -> None:
-        """Make a slot's cache zero: a row that is no number would spoil what sees the others, by 0 · NaN."""
+        """Make a slot's cache zero, or a page: a row that is no number would spoil what sees the others, by 0 · NaN."""
         for part in slot_parts(self.model.cache, slot):
             self.device.fill(part, 0, self.stream)
         self.wait()

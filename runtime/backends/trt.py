@@ -13,8 +13,9 @@ import numpy as np
 from ..errors import BundleError, ExecutionError
 from . import ModelSpec
 from .cuda import Cuda
-from .device import Tensor, TreeInputs, slot_parts, with_room
-from .plan import CACHES, Plan, check_profiles, check_tensors
+from .device import PageTable, Tensor, TreeInputs, slot_parts, with_room
+from .plan import Plan, check_profiles
+from .tensors import CACHES, check_tensors
 
 PROMPT = "prompt"  # the profile of what is longer than any bucket
 _ALIGNMENT = 256  # bytes, of every address that TensorRT is given
@@ -29,19 +30,24 @@ class TrtModel:
     capturable = True
 
     def __init__(
-        self, plan: Plan, spec: ModelSpec, device: Cuda, batch_size: int, scratch: Tensor | None = None
+        self,
+        plan: Plan,
+        spec: ModelSpec,
+        device: Cuda,
+        batch_size: int,
+        scratch: Tensor | None = None,
+        pages: PageTable | None = None,
     ) -> None:
-        """`scratch`: at least `plan.scratch_bytes`, None for its own. Raises BundleError and ExecutionError."""
+        """`scratch`: at least `plan.scratch_bytes`, None for its own; `pages`: of a paged cache, all models'.
+
+        Raises BundleError and ExecutionError.
+        """
         self.spec, self.batch_size, self._plan, self._device = spec, batch_size, plan, device
         record = plan.record
-        dtype = np.dtype(CACHES[check_tensors(spec, plan.tensors, record.attention, record.kv_cache_dtype)])
+        caches = record.attention, record.kv_cache_dtype, record.block_size
+        dtype = np.dtype(CACHES[check_tensors(spec, plan.tensors, *caches)])
         check_profiles(record, plan.profiles)
-        part = spec.kv_heads * spec.capacity * spec.head_dim * dtype.itemsize
-        if part % _ALIGNMENT:
-            raise BundleError(
-                f"the {spec.name}'s cache has {part} bytes a slot and layer, and TensorRT wants multiples of "
-                f"{_ALIGNMENT}: build it for another length"
-            )
+        self.cache, self.pages = _cache(spec, record.block_size, batch_size, dtype, device, pages), pages
         nodes = {name: sizes["nodes"][2] for name, sizes in plan.record.profiles.items()}
         exact = {most: at for at, (name, most) in enumerate(nodes.items()) if name != PROMPT}
         ranges = {most: at for at, (name, most) in enumerate(nodes.items()) if name == PROMPT}
@@ -59,8 +65,6 @@ class TrtModel:
             seen = batch_size, 1, largest, spec.capacity
             self.masks = {w: with_room(device, seen, np.bool_, largest, self.chunk) for w in spec.windows}
         self.logits = device.empty((batch_size, largest, spec.vocab_size), np.float32)
-        shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
-        self.cache = device.empty(shape, dtype)
         scratch = scratch or device.empty((plan.scratch_bytes,), np.uint8)
         if scratch.nbytes < plan.scratch_bytes:
             raise ExecutionError(f"the {spec.name} needs {plan.scratch_bytes} bytes of scratch, not {scratch.nbytes}")
@@ -117,14 +121,18 @@ class TrtModel:
             vectors = ("cache_len", tree.cache_len), ("tree_offset", tree.tree_offset), ("counts", tree.counts)
             tensors.append(("parents", (batch, columns), tree.parents.address))
             tensors += [(name, (batch,), vector.address) for name, vector in vectors]
+            if table := self.pages:
+                address = table.tensor.address if batch == self.batch_size else table.row(slot)
+                tensors.append(("page_table", (batch, table.tensor.shape[1]), address))
         else:
             tensors.append(("position_ids", (batch, nodes), self.positions.address))
             tensors.append(("write_rows", (batch,), self.rows.address))
             seen = batch, 1, nodes, self.spec.capacity
             tensors += [(f"mask.{window}", seen, mask.address) for window, mask in self.masks.items()]
-        for index, part in enumerate(slot_parts(self.cache, slot)):
+        first_part, parts = (0, self.cache.shape[1]) if self.pages else (slot, batch)
+        for index, part in enumerate(slot_parts(self.cache, first_part)):
             name = f"{('key', 'value')[index % 2]}.{index // 2}"
-            tensors.append((f"past_{name}", (batch, *self.cache.shape[2:]), part.address))
+            tensors.append((f"past_{name}", (parts, *self.cache.shape[2:]), part.address))
             tensors.append((f"present_{name}", None, part.address))
         with self._device.current:
             for name, shape, address in tensors:
@@ -163,3 +171,20 @@ class TrtModel:
         self._steps.clear()
         self._slots.clear()
         self._plan.close()
+
+
+def _cache(
+    spec: ModelSpec, block_size: int, batch_size: int, dtype: np.dtype[Any], device: Cuda, table: PageTable | None
+) -> Tensor:
+    """A model's cache, a slot's rows together or in pages of `block_size`; raises BundleError where that cannot be."""
+    pages = table.pages if table else None
+    if block_size != (pages.rows if pages else 0) or (pages and block_size * pages.table.shape[1] != spec.capacity):
+        raise BundleError(f"the {spec.name}'s pages are not those of the other model: build the bundle again")
+    parts, rows = (1 + pages.count, pages.rows) if pages else (batch_size, spec.capacity)
+    size = spec.kv_heads * rows * spec.head_dim * dtype.itemsize
+    if size % _ALIGNMENT:
+        raise BundleError(
+            f"the {spec.name}'s cache has {size} bytes a slot and layer, and TensorRT wants multiples of "
+            f"{_ALIGNMENT}: build it for another length"
+        )
+    return device.empty((2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim), dtype)

@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..backends import ModelSpec, spec_of
-from ..backends.device import Place, Step, Tensor, TreeInputs
+from ..backends.device import PageTable, Place, Step, Tensor, TreeInputs
 from ..backends.standard import StandardExecutor
 from ..bundle import Bundle, Manifest
 from ..errors import ExecutionError
-from ..memory import cache_item_bytes
+from ..memory import block_size, cache_item_bytes, pages
+from ..pages import Pages
 from ..tree import TreeSpec
 from .cubins import CubinKernels, launches
 from .draft import Extent
@@ -174,8 +175,18 @@ class _Model:
 
     capturable = True
 
-    def __init__(self, spec: ModelSpec, notes: Notes, batch: int, buckets: Seq[int], plugin: bool, item: Any) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        notes: Notes,
+        batch: int,
+        buckets: Seq[int],
+        plugin: bool,
+        item: Any,
+        pages: PageTable | None,
+    ) -> None:
         """`plugin`: whether its attention is TreeAttention; `item`: the dtype of its cache."""
+        self.pages = pages
         self.spec, self.batch_size, self.buckets, self.chunk = spec, batch, buckets, buckets[-1]
         self._notes, most, empty = notes, buckets[-1], notes.empty
         self.tokens, self.positions = (empty((batch, most), np.int32) for _ in range(2))
@@ -184,14 +195,15 @@ class _Model:
         windows = () if plugin else spec.windows
         self.masks = {window: empty((batch, 1, most, spec.capacity), np.bool_) for window in windows}
         self.logits = empty((batch, most, spec.vocab_size), np.float32)
-        shape = 2 * spec.layers, batch, spec.kv_heads, spec.capacity, spec.head_dim
-        self.cache = empty(shape, item)
+        parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch, spec.capacity)
+        self.cache = empty((2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim), item)
 
     def enqueue(self, nodes: int, stream: int) -> None:
         """See `Model`."""
         tree = self.tree
         told = [tree.parents, tree.cache_len, tree.tree_offset, tree.counts] if tree else [self.positions, self.rows]
-        reads = [self.tokens, *told, *self.masks.values(), self.cache]
+        table = [self.pages.tensor] if self.pages else []
+        reads = [self.tokens, *told, *table, *self.masks.values(), self.cache]
         addresses = [tensor.address for tensor in reads]
         self._notes.add(
             "child", stream, addresses, [self.logits.address, self.cache.address], model=self.spec.name, nodes=nodes
@@ -214,7 +226,10 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Asked = G
     manifest, notes = bundle.manifest, Notes()
     spec = None if tree == "off" or "draft" not in manifest.models else TreeSpec.parse(tree).check(manifest.buckets[-1])
     names = ["target", "draft"] if spec else ["target"]
-    executors = {name: _executor(manifest, name, notes, batch_size) for name in names}
+    count, rows = pages(manifest, batch_size), block_size(manifest)
+    capacity = manifest.models["target"].capacity
+    table = PageTable(notes, Pages(batch_size, capacity, rows, count)) if rows else None
+    executors = {name: _executor(manifest, name, notes, batch_size, table) for name in names}
     loop = ResidentLoop(
         executors["target"], executors.get("draft"), _Kernels(notes), frozenset(manifest.eos_token_ids), "model"
     )
@@ -240,12 +255,14 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Asked = G
     }
 
 
-def _executor(manifest: Manifest, name: str, notes: Notes, batch_size: int) -> StandardExecutor:
+def _executor(
+    manifest: Manifest, name: str, notes: Notes, batch_size: int, table: PageTable | None
+) -> StandardExecutor:
     record, spec = manifest.models[name], spec_of(manifest, name)
     engines = [manifest.engines[graph] for graph in record.graphs.values() if graph in manifest.engines]
     plugin = any(engine.attention == "plugin" for engine in engines)
     item = f"u{cache_item_bytes(manifest, record)}"  # as many bytes as a cache's number has
-    model = _Model(spec, notes, batch_size, tuple(manifest.buckets), plugin, item)
+    model = _Model(spec, notes, batch_size, tuple(manifest.buckets), plugin, item, table)
     return StandardExecutor(notes, model, notes.stream())
 
 
@@ -259,6 +276,8 @@ def _tensors(name: str, thing: Any) -> Iterator[tuple[int, int, str]]:
         yield from _tensors(name, thing.at)
     elif isinstance(thing, TreeInputs):
         yield from _tensors(name, {part: getattr(thing, part) for part in TreeInputs.__dataclass_fields__})
+    elif isinstance(thing, PageTable):
+        yield from _tensors(name, {"table": thing.tensor})
     elif isinstance(thing, Mapping | list):
         for part, inner in (thing if isinstance(thing, Mapping) else dict(enumerate(thing))).items():
             yield from _tensors(f"{name}.{str(part).strip('_')}".strip("."), inner)

@@ -82,11 +82,15 @@ class DeviceDrafter:
 
         Negative where cache or model have no room for it.
         """
-        wide, shape = self.executor.bucket(max(spec.expand for spec in specs)), sequence.tree
-        rows = shape.expand * max(shape.depth - 2, 0) + wide if shape else 0  # the root's own not counted
+        shape = sequence.tree
+        rows = self.rows(shape, specs) if shape else 0
         if shape and shape.expand * (shape.depth - 1) > self._most_rows:
             return -1
-        return self.executor.spec.capacity - rows - len(sequence.tokens)
+        return self.executor.rows(sequence.slot) - rows - len(sequence.tokens)
+
+    def rows(self, shape: TreeSpec, specs: Seq[TreeSpec]) -> int:
+        """Rows behind the root's that a tree takes, its levels run in steps for the widest of `specs`."""
+        return shape.expand * max(shape.depth - 2, 0) + self.executor.bucket(max(spec.expand for spec in specs))
 
     def catch_up(self, sequences: Seq[Sequence]) -> None:
         """Run all but the last two tokens that each sequence's cache is behind."""

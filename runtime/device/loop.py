@@ -12,7 +12,6 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import nvtx
 from ..backends.device import Kernels, Tensor
@@ -20,15 +19,15 @@ from ..backends.standard import StandardExecutor
 from ..draft import DrafterName
 from ..errors import ExecutionError
 from ..kernels import Cache, Choose, Dtype, Fault
-from ..loop import Loop
 from ..ngram import SURE, SURE_GREEDY, lookup, repeats
 from ..sequence import Sequence
 from ..tree import Tree, TreeSpec
+from .caches import CacheLoop
 from .draft import MOST_NODES, DeviceDrafter
 from .state import Asked, Block, Graphs, Slots, launch, layer_addresses, round_block, show
 
 
-class DeviceLoop(Loop):
+class DeviceLoop(CacheLoop):
     """A `Loop` whose rounds run where the models are; the device is its own, and closed with it."""
 
     def __init__(
@@ -40,8 +39,8 @@ class DeviceLoop(Loop):
         drafter: DrafterName | None = None,
     ) -> None:
         """`drafter`: None is both, as in `Engine.load`; without a draft it is lookup. Raises BundleError."""
-        super().__init__(target, None, target.model.chunk, eos)
-        self._target, self._device, self._kernels = target, target.device, kernels
+        super().__init__(target, eos)
+        self._device, self._kernels = target.device, kernels
         batch, vocab, most = target.batch_size, target.spec.vocab_size, min(target.model.buckets[-1], MOST_NODES)
         self._slots = Slots(self._device, batch, vocab)
         self._model = DeviceDrafter(draft, kernels, self._slots, most) if draft and drafter != "ngram" else None
@@ -55,10 +54,6 @@ class DeviceLoop(Loop):
         self._draft_len = empty((batch,), np.int32)  # nobody asks: the host knows what the draft's cache has at least
         self._layers = [layer_addresses(executor) for executor in self._executors]
 
-    @property
-    def _executors(self) -> list[StandardExecutor]:
-        return [executor for executor in (self._target, self.draft_executor) if executor]
-
     def run(self, sequences: Seq[Sequence]) -> None:
         """A round: sequences that have emitted nothing yet read their prompts, the others decode."""
         self.enter(sequences)
@@ -70,18 +65,6 @@ class DeviceLoop(Loop):
             self._decode(decoding)
         if reading:
             super().run(reading)
-
-    def keep(self, slot: int, source: int, rows: int) -> None:
-        """See `Loop.keep`."""
-        super().keep(slot, source, rows)
-        if self._model:
-            self._model.keep(slot, source, rows)
-
-    def erase(self, slot: int) -> None:
-        """See `Loop.erase`: its rows may be no numbers."""
-        self._target.wait()  # which moves rows in both caches
-        for executor in self._executors:
-            executor.erase(slot)
 
     def _decode(self, sequences: Seq[Sequence]) -> None:
         """A round on the device, and what the host learns of it."""
@@ -209,9 +192,11 @@ class DeviceLoop(Loop):
         """Both caches for the commit: the target's length goes on, from which the draft's rows are counted as well."""
         base = self._slots.at["cache_len"].address
         lengths, rows = (base, self._draft_len.address), (None, block.at["node_rows"].address)
+        pages = (self._table.tensor.address, self._table.pages.rows) if self._table else (None, 0)
         caches = [
             Cache(
                 layers=self._layers[i].address,
+                page_table=pages[0],
                 base=base,
                 node_rows=rows[i],
                 cache_len=lengths[i],
@@ -219,6 +204,7 @@ class DeviceLoop(Loop):
                 heads=executor.spec.kv_heads,
                 row_bytes=executor.spec.head_dim * executor.model.cache.dtype.itemsize,
                 capacity=executor.spec.capacity,
+                page_rows=pages[1],
             )
             for i, executor in enumerate(self._executors)
         ]
@@ -256,22 +242,12 @@ class DeviceLoop(Loop):
         if drafted:
             sequence.metrics.speculative_decoding.record(drafted, sequence.cached - root - 1)
 
-    def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
-        """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
-        most = self._target.model.buckets[-1]
-        return super().logits(tokens, count, nodes if count == 1 else min(nodes or most, most))
-
     def release(self, slot: int) -> None:
         """See `Loop.release`: what other slots' steps write in this one goes behind its rows, in both caches."""
         super().release(slot)
         self._slots.hold(slot, self.kept(slot) + 1)  # what runs a pair of nodes begins a row before
         if self._model:
             self._model.release(slot)
-
-    @property
-    def draft_executor(self) -> StandardExecutor | None:
-        """The draft model; None where none drafts."""
-        return self._model.executor if self._model else None
 
     @property
     def notes(self) -> list[str]:

@@ -136,7 +136,7 @@ class ResidentLoop(DeviceLoop):
         rounds, shapes = self.ahead, [s.tree for s in sequences if s.tree]
         last = min(executor.spec.max_positions for executor in self._executors)
         for s in sequences:
-            rooms, most = [self._target.spec.capacity - nodes - s.cached], 1
+            rooms, most = [self._target.rows(s.slot) - nodes - s.cached], 1
             if self._model and grown and s.tree:
                 rooms += [self._model.room(s, shapes), last - s.tree.nodes - len(s.tokens)]
                 most += s.tree.depth

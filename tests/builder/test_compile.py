@@ -12,7 +12,16 @@ import onnx_ir as ir
 import pytest
 from device import gpus
 from specbuild.builder import checkpoint, passes
-from specbuild.builder.compile import Profile, check_machine, compile_engine, flavour, make_profiles
+from specbuild.builder.compile import (
+    Profile,
+    capacity_of,
+    check_machine,
+    compile_engine,
+    flavour,
+    make_profiles,
+    profiles_of,
+)
+from specbuild.builder.config import BuildConfig
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.lower.standard import lower
@@ -132,6 +141,17 @@ def test_a_profile_for_each_bucket_and_one_for_prompts(
         assert (sizes["nodes"], sizes["logit_nodes"]) == ((nodes,) * 3, (nodes,) * 3)
         assert sizes["batch"] == (1, 1, max(2, batch_size))
     assert {name: sizes["nodes"] for name, sizes in found.items()} == ({"prompt": prompt} if prompt else {})
+
+
+def test_paged_caches_have_a_page_more_than_all_slots_together() -> None:
+    def found(rows: int, **more: Any) -> tuple[int, set[tuple[int, int, int]]]:
+        engine = EngineOptions(block_size=rows)
+        config = BuildConfig("t", Path("b"), backend="tensorrt", max_batch_size=3, engine=engine, **more)
+        return capacity_of(config, 100), {profile.sizes["pages"] for profile in profiles_of(config, 100)}
+
+    assert found(0) == (192, {(1, 1, 1)})
+    assert found(16) == (192, {(1, 37, 37)})
+    assert found(256, buckets=(1, 2, 8), tree="chain:4") == (256, {(1, 4, 4)})
 
 
 def test_a_missing_flavour_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

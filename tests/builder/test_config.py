@@ -59,12 +59,17 @@ def test_the_drafts_precision_is_the_targets_unless_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cache", "advice"), [("auto", "use fp16 or bf16, or --attention native"), ("fp8", "use fp16 or bf16")]
+    ("caches", "advice"),
+    [
+        ({}, "use fp16 or bf16, or --attention native"),
+        ({"kv_cache_dtype": "fp8"}, "use fp16 or bf16"),
+        ({"block_size": 16}, "use fp16 or bf16"),
+    ],
 )
 @pytest.mark.parametrize("precisions", [{"precision": "fp32"}, {"draft": "d", "draft_precision": "fp32"}])
-def test_the_plugin_computes_in_16_bits(precisions: dict[str, str], cache: str, advice: str) -> None:
+def test_the_plugin_computes_in_16_bits(precisions: dict[str, str], caches: dict[str, Any], advice: str) -> None:
     with pytest.raises(OptionError, match=f"^TreeAttention computes in 16 bits: {advice}$"):
-        config(backend="tensorrt", engine=EngineOptions(kv_cache_dtype=cache), **precisions)
+        config(backend="tensorrt", engine=EngineOptions(**caches), **precisions)
 
 
 def test_the_largest_tree_fits() -> None:

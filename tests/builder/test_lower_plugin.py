@@ -20,7 +20,7 @@ from small_models import LLAMA3, branching, reference
 from specbuild.builder.calibrate import Scales, cached_logits, calibrate
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
-from specbuild.builder.lower.plugin import DTYPES, INPUTS, OUTPUTS, lower
+from specbuild.builder.lower.plugin import DTYPES, INPUTS, OUTPUTS, PAGED, lower
 from specbuild.builder.passes import run_portable
 from specbuild.builder.reference import Reference
 from specbuild.builder.rounding import measure
@@ -29,6 +29,7 @@ from specbuild.runtime.kernels import Dtype
 from specbuild.runtime.tree import Tree
 
 CAPACITY, NODES, SEEN = 40, 9, 4  # of a tree's nodes, those that are in the cache when the others come
+PAGE = 8  # rows, less than the builder offers, for short texts over several
 PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4]]
 BASE = {
     "vocab_size": 97,
@@ -97,15 +98,25 @@ def _in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Session:
-    """The lowered graph with its caches; every sequence's rows begin at its own length. What is not there is NaN."""
+    """The lowered graph with its caches; every sequence's rows begin at its own length. What is not there is NaN.
+
+    Paged caches have a page more than the sequences, and theirs in any order.
+    """
 
     def __init__(self, graph: ir.Model) -> None:
         self.evaluator = ReferenceEvaluator(ir.to_proto(graph), new_ops=[TreeAttention])
         self.lengths = [0] * len(PROMPTS)
+        inputs, self.table = {str(value.name): value for value in graph.graph.inputs}, dict[str, np.ndarray]()
+        first = len(PROMPTS)
+        if "page_table" in inputs:
+            pages = int(inputs["page_table"].shape[1])  # type: ignore[index]
+            first = 1 + first * pages
+            order = np.random.default_rng(0).permutation(first)[1:].astype(np.int32)
+            self.table = {"page_table": order.reshape(len(PROMPTS), pages)}
         self.caches = {
-            str(value.name): np.full((len(PROMPTS), *value.shape[1:]), np.nan, dtype=value.dtype.numpy())
-            for value in graph.graph.inputs
-            if value.name.startswith("past")
+            name: np.full((first, *value.shape[1:]), np.nan, dtype=value.dtype.numpy())  # type: ignore[index, union-attr]
+            for name, value in inputs.items()
+            if name.startswith("past")
         }
 
     def step(self, trees: list[Tree], begin: int, end: int) -> list[np.ndarray]:
@@ -118,7 +129,7 @@ class Session:
         vectors = {"cache_len": self.lengths, "tree_offset": [begin] * len(trees), "counts": counts}
         feed = {"input_ids": tokens, "parents": parents, "logit_nodes": np.arange(max(counts), dtype=np.int32)}
         feed |= {name: np.array(values, dtype=np.int32) for name, values in vectors.items()}
-        logits, *presents = self.evaluator.run(None, feed | self.caches)
+        logits, *presents = self.evaluator.run(None, feed | self.table | self.caches)
         assert logits.dtype == np.float32
         self.caches = dict(zip(self.caches, presents, strict=True))
         return [rows[:count] for rows, count in zip(logits, counts, strict=True)]
@@ -184,6 +195,32 @@ def test_two_ways_over_fp8_caches_stay_within_the_bound(llama: tuple[Any, ir.Mod
     other = cached_logits(make("llama").half(), PROMPTS, scales)
     apart = max(float(np.abs(a - b).max()) for a, b in zip(rows, other, strict=True))
     assert own < apart <= bound
+
+
+@pytest.mark.usefixtures("_in_float32")
+@pytest.mark.parametrize("fp8", [False, True], ids=["own type", "fp8"])
+def test_logits_over_paged_caches(llama: tuple[Any, ir.Model], fp8: bool) -> None:
+    model, portable = llama
+    scales = calibrate(model, PROMPTS) if fp8 else None
+    graph = lower(portable, "fp32", CAPACITY, scales, PAGE)
+    check(model, graph, 1e-4, scales)
+
+
+def test_the_page_table_comes_before_the_scales(llama: tuple[Any, ir.Model]) -> None:
+    """As the plugin wants its inputs; pasts are pages, as many as the profiles say."""
+    scales = Scales(*np.random.default_rng(0).uniform(0.01, 0.1, (2, 2, 2)).astype(np.float32))
+    model = lower(llama[1], "fp16", CAPACITY, scales, PAGE)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    paged = {each.format(layer=layer) for each in (INPUTS | PAGED).values() for layer in range(2)}
+    assert inputs.keys() == paged
+    assert inputs["page_table"].dtype == ir.DataType.INT32
+    assert [str(dim) for dim in inputs["page_table"].shape] == ["batch", str(CAPACITY // PAGE)]  # type: ignore[union-attr]
+    assert [str(dim) for dim in inputs["past_value.1"].shape] == ["pages", "2", str(PAGE), "64"]  # type: ignore[union-attr]
+    for node in (node for node in model.graph if node.op_type == "TreeAttention"):
+        names = node.attributes["inputs"].as_string().split(",")
+        assert names[-4:] == ["counts", "page_table", "key_scale", "value_scale"]
+        assert node.inputs[names.index("page_table")] is inputs["page_table"]
 
 
 @pytest.mark.parametrize("precision", DTYPES)

@@ -40,6 +40,10 @@ def test_architectures_refused(wanted: list[str], message: str) -> None:
         ({"attention": "flash"}, "unknown --attention 'flash': use plugin, native"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "unknown --kv-cache-dtype 'fp8_e5m2': use auto, fp8"),
         ({"kv_cache_dtype": None}, "unknown --kv-cache-dtype None: use auto, fp8"),
+        *(
+            ({"block_size": rows}, f"block-size must be 16, 32, 64, 128, 256 rows, or 0 for linear caches, not {rows}")
+            for rows in (-16, 8, 48, 512)
+        ),
         ({"hardware_compatible": "all"}, "unknown --hardware-compatible 'all': use ampere-plus"),
         ({"arch": ("90",)}, "no sm_90"),
     ],
@@ -66,6 +70,11 @@ def test_out_of_range(options: dict[str, Any], message: str) -> None:
             {"kv_cache_dtype": "fp8", "attention": "native"},
             "use --backend tensorrt without --attention nat",
         ),
+        *(
+            (backend, {"block_size": 16}, "paged caches are the plugin's alone: .* tensorrt, or drop --block-size 16")
+            for backend in ("onnxruntime", "onnxruntime-cuda", "tensorrt-rtx")
+        ),
+        ("tensorrt", {"block_size": 64, "attention": "native"}, "tensorrt without --attention native, or drop --block"),
         ("tensorrt-rtx", {"timing_cache": Path("cache")}, "has no --timing-cache"),
         ("tensorrt-rtx", {"version_compatible": True}, "has no --version-compatible"),
         ("tensorrt-rtx", {"hardware_compatible": "ampere-plus"}, "has no --hardware-compatible"),
@@ -83,6 +92,8 @@ def test_nothing_is_ignored(backend: str, options: dict[str, Any], message: str)
         ("onnxruntime", {"kv_cache_dtype": "auto"}),
         ("tensorrt", {"kv_cache_dtype": "fp8"}),
         ("tensorrt", {"kv_cache_dtype": "fp8", "attention": "plugin"}),
+        ("onnxruntime", {"block_size": 0}),
+        ("tensorrt", {"kv_cache_dtype": "fp8", "block_size": 256}),
         ("tensorrt", {"attention": "native", "timing_cache": Path("cache"), "version_compatible": True}),
         ("tensorrt-rtx", {"arch": ("portable",), "attention": "native", "weight_streaming": True}),
     ],

@@ -252,6 +252,12 @@ def test_a_tokenizer_with_more_tokens_than_the_model(
             ["--backend", "tensorrt", "--kv-cache-dtype", "fp8", "--precision", "fp32", "--dry-run"],
             ["computes in 16 bits: use fp16 or bf16"],
         ),
+        (["--block-size", "many"], ["many", "--block-size"]),
+        (["--backend", "tensorrt", "--block-size", "24"], ["block-size must be 16, 32, 64, 128, 256 rows", "24"]),
+        *(
+            ([*backend, "--block-size", "16", "--dry-run"], ["paged caches", "--backend tensorrt", "drop --block-size"])
+            for backend in ([], ["--backend", "tensorrt-rtx"], ["--backend", "tensorrt", "--attention", "native"])
+        ),
         (["--max-seq-len", "129"], ["129", "128"]),
         (["--max-seq-len", "1"], ["max-seq-len", "2"]),
         (["--max-seq-len", "many"], ["many", "max-seq-len"]),
@@ -543,3 +549,40 @@ def test_fp8_caches(
             assert scales == found["scales"][name][kind]
     assert "TensorRT 10.15, sm_89, plugin attention over fp8 caches" in specbuild("inspect", tmp_path / "fp8").out
     assert "over" not in specbuild("inspect", tmp_path / "own").out
+
+
+def test_paged_caches(
+    specbuild: Command,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    compiled: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From a recipe: in the graphs, the profiles, the manifest, the memory, and what is shown of them."""
+    monkeypatch.setenv("COLUMNS", "300")
+    for name, layers in (("target", 2), ("draft", 1)):
+        make_checkpoint(tmp_path / name, num_hidden_layers=layers, head_dim=64)
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('target = "target"\ndraft = "draft"\nbackend = "tensorrt"\nblock-size = 16\n')
+    options = "--recipe", recipe, "--max-seq-len", 64, "--cuda-arch", "none", "--max-batch-size", 2
+    plan = json.loads(specbuild("build", *options, "-o", tmp_path / "x", "--dry-run", "--json").out)
+    assert plan["block_size"] == 16
+    assert {tuple(sizes["pages"]) for sizes in plan["profiles"].values()} == {(1, 17, 17)}
+    for name, more in (("paged", []), ("linear", ["--block-size", 0])):
+        told = specbuild("build", *options, *more, "-o", tmp_path / name)
+        assert (told.status, told.err) == (0, "")
+    shapes = [
+        {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.graph.input}
+        for graph in compiled
+    ]
+    assert [each.get("page_table") for each in shapes] == [["batch", 8], ["batch", 8], None, None]
+    assert [each["past_key.0"][0] for each in shapes] == ["pages", "pages", "batch", "batch"]
+    assert [each["past_value.0"][2] for each in shapes] == [16, 16, 128, 128]
+    paged, linear = (Bundle.open(tmp_path / name).manifest for name in ("paged", "linear"))
+    assert [{e.block_size for e in manifest.engines.values()} for manifest in (paged, linear)] == [{16}, {0}]
+    assert all(p["pages"] == [1, 17, 17] for e in paged.engines.values() for p in e.profiles.values())
+    assert not any("pages" in p for e in linear.engines.values() for p in e.profiles.values())
+    assert [model.inputs.get("page_table") for model in paged.models.values()] == ["page_table"] * 2
+    assert "page_table" not in linear.models["target"].inputs
+    assert "plugin attention, in pages of 16 rows" in specbuild("inspect", tmp_path / "paged").out
+    assert "pages" not in specbuild("inspect", tmp_path / "linear").out

@@ -70,6 +70,11 @@ def test_a_prompt_is_read_from_where_a_cache_has_it(specbuild: Command, bundle: 
     assert f"{prompt + fresh[0]['metrics']['num_prompt_tokens']} tokens, of which {cached[1]} were in a cache" in shown
 
 
+def test_tokens_of_linear_caches(specbuild: Command, bundle: Path) -> None:
+    line = specbuild("generate", bundle, "-p", PROMPT, "--kv-cache-tokens", 512).refusal()
+    assert "the bundle's caches are not paged: drop kv_cache_tokens, or build it with --block-size" in line
+
+
 def test_objects_come_in_the_prompts_order(specbuild: Command, bundle: Path) -> None:
     prompts = [PROMPT, "import os\n", "x", "class Reader:\n"]
     flags = [flag for prompt in prompts for flag in ("-p", prompt)]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from specbuild.runtime.backends import ModelSpec
-from specbuild.runtime.backends.device import Tensor, TreeInputs
+from specbuild.runtime.backends.device import PageTable, Tensor, TreeInputs
 from specbuild.runtime.kernels import Dtype
 
 SOURCE = Path(__file__).parents[2] / "plugins" / "trt"
@@ -29,6 +29,7 @@ FIELDS = re.findall(r'visit\("(\w+)"', (SOURCE / "plugin.h").read_text(encoding=
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 DTYPES = {np.dtype(np.float16): Dtype.F16, np.dtype(np.float32): Dtype.F32, E4M3: Dtype.E4M3}
 MOST_NODES = 64  # of a tree
+ALIGNED = 256  # bytes, of addresses that TensorRT is given
 Compute = Callable[[Case], tuple[NDArray[Any], ...]]
 
 
@@ -46,14 +47,20 @@ class TreeAttention(OpRun):
         sizes: dict[str, int] = {}
         specs = [spec for spec in SPECS if spec[0] in given]
         assert [name for name, *_ in specs] == list(given)
+        table, page_rows = given.get("page_table"), 0
         cache = given["past_key"].dtype
         assert cache in (arrays[0].dtype, E4M3)
         assert ("key_scale" in given, "value_scale" in given) == (cache == E4M3,) * 2
         types = {"activation": arrays[0].dtype, "cache": cache, "index": np.int32, "table": np.float32}
         for name, kind, letters in specs:
             assert given[name].dtype == types[kind], name
+            letters = "XKWD" if kind == "cache" and table is not None else letters
             for letter, size in zip(letters, given[name].shape, strict=True):
                 assert sizes.setdefault(letter, size) == size, (name, letter)
+        if table is not None:
+            page_rows = sizes["W"]
+            assert page_rows & (page_rows - 1) == 0
+            assert 0 <= table.min() <= table.max() < sizes["X"]
         assert sizes["M"] == 0 or sizes["N"] <= sizes["M"] <= MOST_NODES
         kv_heads = sizes["K"]
         if "qkv" in given:
@@ -73,12 +80,26 @@ class TreeAttention(OpRun):
                 softcap=fields["softcap"],
                 window=fields["window"],
                 parents=given["parents"] if sizes["M"] else None,
+                page_table=table,
+                page_rows=page_rows,
                 **{name: given.get(name) for name in names},
             )
         )[:3]
         for past, new in zip((given["past_key"], given["past_value"]), present, strict=True):
-            past[...] = new
+            write(past, new, given)
         return out.astype(arrays[0].dtype), given["past_key"], given["past_value"]
+
+
+def write(past: NDArray[Any], new: NDArray[Any], given: dict[str, Any]) -> None:
+    """Into a cache what a call wrote, out of a linear one: a page may be several sequences', of whom one writes it."""
+    if "page_table" not in given:
+        past[...] = new
+        return
+    rows = past.shape[2]
+    for b, table in enumerate(given["page_table"]):
+        start = int(given["cache_len"][b] + given["tree_offset"][b])
+        for row in range(start, start + int(given["counts"][b])):
+            past[table[row // rows], :, row % rows] = new[b, :, row]
 
 
 class PluginModel:
@@ -94,8 +115,9 @@ class PluginModel:
         chunk: int,
         tree_nodes: int = MOST_NODES,
         compute: Compute = oracle,
+        pages: PageTable | None = None,
     ) -> None:
-        """`tree_nodes`: M; `compute`: what the plugin does."""
+        """`tree_nodes`: M; `compute`: what the plugin does; `pages`: of paged caches."""
         operator = type("TreeAttention", (TreeAttention,), {"compute": staticmethod(compute)})
         self._evaluator = ReferenceEvaluator(ir.to_proto(graph), new_ops=[operator])
         self.spec, self.batch_size, self.buckets, self.chunk, self._device = spec, batch_size, buckets, chunk, device
@@ -107,7 +129,9 @@ class PluginModel:
         self.tree = TreeInputs(empty((batch_size, tree_nodes), np.int32), *lengths)
         self.logits = empty((*each, spec.vocab_size), np.float32)
         past = next(value for value in graph.graph.inputs if value.name == "past_key.0")
-        shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
+        self.pages = pages
+        parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch_size, spec.capacity)
+        shape = 2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim
         self._number = past.dtype.numpy()
         self.cache = empty(shape, np.uint8 if self._number == E4M3 else self._number)  # as the runtime holds it
 
@@ -120,7 +144,7 @@ class PluginModel:
         self._run(slice(slot, slot + 1), 1, nodes, np.array([nodes - 1]))
 
     def _run(self, slots: slice, batch: int, nodes: int, wanted: NDArray[Any]) -> None:
-        tree, cache = self.tree, self._device.array(self.cache).view(self._number)[:, slots]
+        tree, cache = self.tree, self._device.array(self.cache).view(self._number)
         columns = tree.parents.shape[1] if nodes <= self.buckets[-1] else 0
         shapes = {"input_ids": (self.tokens, (batch, nodes)), "parents": (tree.parents, (batch, columns))}
         vectors = {"cache_len": tree.cache_len, "tree_offset": tree.tree_offset, "counts": tree.counts}
@@ -130,7 +154,14 @@ class PluginModel:
             for name, (tensor, shape) in shapes.items()
         }
         feed["logit_nodes"] = wanted.astype(np.int32)
-        for index, rows in enumerate(cache):
+        if self.pages:
+            first = self.pages.tensor.address
+            if batch < self.batch_size:
+                first = self.pages.row(slots.start)
+                assert (first - self.pages.row(0)) % ALIGNED == 0
+            table = Tensor(first, (batch, self.pages.tensor.shape[1]), np.dtype(np.int32))
+            feed["page_table"] = self._device.array(table)
+        for index, rows in enumerate(cache if self.pages else cache[:, slots]):
             feed[f"past_{('key', 'value')[index % 2]}.{index // 2}"] = rows
         logits, *_ = self._evaluator.run(None, feed)
         self._device.array(self.logits).reshape(-1)[: logits.size] = logits.ravel()

@@ -78,10 +78,10 @@ def run(loop: Loop, waiting: list[Sequence]) -> list[Sequence]:
     everyone, waiting = waiting, list(waiting)
     active, free = list[Sequence](), list(range(loop.target.batch_size))
     while waiting or active:
-        while waiting and free:
+        while waiting and free and (slot := loop.pick(waiting[0], free)) is not None:
             active.append(waiting.pop(0))
-            active[-1].slot = loop.pick(active[-1], free)
-            free.remove(active[-1].slot)
+            active[-1].slot = slot
+            free.remove(slot)
         before = [len(s.tokens) + s.cached for s in active]
         loop.round(active)
         assert all(s.finish_reason or len(s.tokens) + s.cached > b for s, b in zip(active, before, strict=True))

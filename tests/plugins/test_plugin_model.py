@@ -17,6 +17,7 @@ from plugin_model import Compute, PluginModel
 from small_models import reference
 from specbuild.builder.lower import plugin
 from specbuild.runtime.backends import ModelSpec, Share
+from specbuild.runtime.backends.device import PageTable
 from specbuild.runtime.backends.ort_cuda import OrtModel
 from specbuild.runtime.backends.standard import StandardExecutor
 from specbuild.runtime.device.loop import DeviceLoop
@@ -66,7 +67,7 @@ def torch_model(name: str) -> Any:
 
 
 @functools.cache
-def lowered(name: str, precision: str) -> ir.Model:
+def lowered(name: str, precision: str, page_rows: int = 0) -> ir.Model:
     """The graph with the plugin; "fp16, fp8": in float16 over caches in E4M3."""
     from specbuild.builder.calibrate import calibrate
     from specbuild.builder.export import export
@@ -77,7 +78,7 @@ def lowered(name: str, precision: str) -> ir.Model:
     graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
     run_portable(graph)
     precision, _, fp8 = precision.partition(", ")
-    return plugin.lower(graph, precision, CAPACITY, calibrate(model, [prompt_of(9, 40)]) if fp8 else None)
+    return plugin.lower(graph, precision, CAPACITY, calibrate(model, [prompt_of(9, 40)]) if fp8 else None, page_rows)
 
 
 def spec(name: str) -> ModelSpec:
@@ -85,11 +86,17 @@ def spec(name: str) -> ModelSpec:
 
 
 def made(
-    name: str, device: HostDevice, batch_size: int, precision: str = "fp32", tree_nodes: int = 64, by: Compute = oracle
+    name: str,
+    device: HostDevice,
+    batch_size: int,
+    precision: str = "fp32",
+    tree_nodes: int = 64,
+    by: Compute = oracle,
+    pages: PageTable | None = None,
 ) -> StandardExecutor:
     """The model's executor, on a stream of its own."""
-    graph = lowered(name, precision)
-    model = PluginModel(graph, spec(name), device, batch_size, BUCKETS, CHUNK, tree_nodes, by)
+    graph = lowered(name, precision, pages.pages.rows if pages else 0)
+    model = PluginModel(graph, spec(name), device, batch_size, BUCKETS, CHUNK, tree_nodes, by, pages)
     return StandardExecutor(device, QueuedModel(model, device), device.stream())
 
 

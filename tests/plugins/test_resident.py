@@ -399,6 +399,20 @@ def test_a_description_of_fp8_caches(bundle: Path, kv_cache_dtype: str, blocks: 
     assert commit["grid"][0] == blocks
 
 
+def test_a_description_of_paged_caches(bundle: Path) -> None:
+    """The models' steps and the commit read one table; nothing else of a round is another."""
+    opened = manifest_of(bundle, "plugin")
+    engines = {n: replace(e, block_size=32) for n, e in opened.manifest.engines.items()}
+    paged = describe_bundle(replace(opened, manifest=replace(opened.manifest, engines=engines)), 2, "topk:2,3")
+    found, linear = paged["body"]["nodes"], describe_bundle(opened, 2, "topk:2,3")["body"]["nodes"]
+    tables = [[name for name in node["reads"] if "pages.table" in name] for node in found]
+    readers = [i for i, node in enumerate(found) if node["kind"] == "child" or node.get("kernel") == "commit_path"]
+    assert [i for i, names in enumerate(tables) if names] == readers
+    assert len({names[0] for names in tables if names}) == 1
+    for node, names, other in zip(found, tables, linear, strict=True):
+        assert node | {"reads": [name for name in node["reads"] if name not in names]} == other
+
+
 def test_a_description_without_a_draft(bundle: Path) -> None:
     found = describe_bundle(manifest_of(bundle, "native"), 3, "off")
     assert found["counts"] == {"child": 1, "kernel": 5, "memcpy": 2}

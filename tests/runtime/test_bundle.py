@@ -248,6 +248,7 @@ def test_what_no_build_writes_is_refused(bundle_copy: Path, changes: dict[str, A
         ({"architectures": "89"}, "architectures is '89'"),
         ({"attention": 5}, "attention is 5"),
         ({"kv_cache_dtype": None}, "kv_cache_dtype is None"),
+        ({"block_size": "16"}, "block_size is '16'"),
         ({"profiles": {"nodes1": {"nodes": [2, 1, 1]}}}, "not least, usual, largest"),
         ({"profiles": {"nodes1": {"nodes": [1, 1]}}}, "not least, usual, largest"),
         ({"profiles": {"nodes1": {"nodes": [True, 1, 1]}}}, "profiles is"),
@@ -260,13 +261,14 @@ def test_what_no_engine_has_is_refused(bundle_copy: Path, changes: dict[str, Any
     assert message in refused(bundle_copy)
 
 
-def test_a_cache_s_dtype_is_told_where_it_is_not_the_model_s(bundle: Path) -> None:
+def test_what_is_unusual_of_a_cache_is_told(bundle: Path) -> None:
     """So that whoever reads schema 2 reads bundles of other caches, and the other way round."""
     record = EngineRecord("10.15", ["89"], "plugin", "1", False, None, 0, {})
-    both = {"a.plan": record, "b.plan": dataclasses.replace(record, kv_cache_dtype="fp8")}
+    both = {"a.plan": record, "b.plan": dataclasses.replace(record, kv_cache_dtype="fp8", block_size=32)}
     manifest = dataclasses.replace(Bundle.open(bundle).manifest, engines=both)
     written = json.loads(manifest.to_json())["engines"]
     assert [each.get("kv_cache_dtype") for each in written.values()] == [None, "fp8"]
+    assert [each.get("block_size") for each in written.values()] == [None, 32]
     assert {name: EngineRecord(**each) for name, each in written.items()} == both
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from specbuild.runtime import Engine, Result, SamplingParams
 from specbuild.runtime.errors import OptionError, QueueFullError
+from specbuild.runtime.loop import Loop
+from specbuild.runtime.sequence import Sequence
 from specbuild.runtime.verify import compare, plain
 
 THREADS, EACH = 8, 25
@@ -102,3 +104,26 @@ print("done")
 def test_a_queue_needs_room(bundle: Path, max_waiting: Any) -> None:
     with pytest.raises(OptionError, match="max_waiting"):
         Engine.load(bundle, max_waiting=max_waiting)
+
+
+def test_what_never_gets_room_is_told_before_it_waits(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the loop says of a sequence is a prompt's own error, and the others run."""
+
+    def check(self: Loop, sequence: Sequence) -> None:
+        if len(sequence.tokens) > 3:
+            raise OptionError("too long")
+
+    monkeypatch.setattr(Loop, "check", check)
+    with Engine.load(bundle) as engine:
+        with pytest.raises(OptionError, match="prompt 2: too long"):
+            engine.generate([[1, 2], [1, 2, 3, 4]])
+        params = SamplingParams(max_new_tokens=2)
+        results = engine.generate([[1, 2], [1, 2, 3, 4]], params, errors="return")
+        assert [result.finish_reason for result in results] == ["length", "error"]
+        with pytest.raises(OptionError, match="too long"):
+            engine.submit([1, 2, 3, 4])
+
+
+def test_linear_caches_have_no_tokens_to_give(bundle: Path) -> None:
+    with pytest.raises(OptionError, match="caches are not paged: drop kv_cache_tokens, or build it with --block-size"):
+        Engine.load(bundle, kv_cache_tokens=1024)

@@ -56,6 +56,39 @@ def test_fp8_caches_have_a_byte_a_number(manifest: Manifest) -> None:
     assert replace(found, caches=before.caches) == before
 
 
+@pytest.fixture
+def paged(manifest: Manifest) -> Manifest:
+    """The same in pages of 32 rows; a slot has 34."""
+    return replace(manifest, engines={name: replace(e, block_size=32) for name, e in manifest.engines.items()})
+
+
+def test_pages(paged: Manifest, manifest: Manifest) -> None:
+    row = 2 * 6 * 2 * 64 * 2 + 2 * 2 * 64 * 2
+    assert [memory.pages(paged, 2, tokens) for tokens in (None, 32, 100, 4 * 1088)] == [68, 1, 3, 136]
+    assert memory.pages(manifest, 2) == 0
+    for wrong in (31, 4 * 1088 + 1, 0, -5, 64.0, True):
+        with pytest.raises(OptionError, match=f"kv_cache_tokens must be 32…4352 for this bundle, not {wrong}$"):
+            memory.pages(paged, 2, wrong)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="caches are not paged: drop kv_cache_tokens, or build it with --block-size"):
+        memory.pages(manifest, 2, 1088)
+    linear, same, fewer = memory.plan(manifest, 2), memory.plan(paged, 2), memory.plan(paged, 2, tokens=100)
+    assert same.caches == linear.caches + 32 * row  # the page that is nobody's
+    assert fewer == replace(same, caches=(96 + 32) * row)
+
+
+def test_what_fits_of_pages(paged: Manifest) -> None:
+    free = memory.plan(paged, 4, tokens=320).total
+    assert memory.check(paged, 4, free, tokens=320).total == free
+    with pytest.raises(OptionError, match="are free: load it with kv_cache_tokens=320, or load") as told:
+        memory.check(paged, 4, free)
+    assert "batch_size=" in str(told.value)
+    with pytest.raises(OptionError, match="are free: load it with kv_cache_tokens=288, or "):
+        memory.check(paged, 4, free - 1)
+    with pytest.raises(OptionError, match="are free: use a GPU with more memory") as told:
+        memory.check(paged, 4, MIB)
+    assert "kv_cache_tokens" not in str(told.value)
+
+
 def test_what_fits(manifest: Manifest) -> None:
     needed = memory.plan(manifest, 4).total
     assert memory.check(manifest, 4, needed).total == needed

@@ -11,21 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specbuild.runtime.backends import ModelSpec, plan, trt
+from specbuild.runtime.backends import ModelSpec, plan, tensors, trt
 from specbuild.runtime.backends.plan import (
     PLUGIN_VERSION,
-    TensorInfo,
     check_architecture,
     check_attention,
     check_profiles,
-    check_tensors,
     check_version,
     deserialise,
-    expected_tensors,
     flavour,
     limit_weights,
     load_plugin,
 )
+from specbuild.runtime.backends.tensors import TensorInfo, check_tensors, expected_tensors
 from specbuild.runtime.bundle import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
 
@@ -88,7 +86,7 @@ def test_the_real_modules_have_what_is_used(name: str) -> None:
 
 def test_the_names_of_values_are_the_real_ones() -> None:
     module = pytest.importorskip("tensorrt_rtx")
-    assert {*plan.CACHES, "INT32", "BOOL"} <= set(module.DataType.__members__)
+    assert {*tensors.CACHES, "INT32", "BOOL"} <= set(module.DataType.__members__)
     assert {"LAZY", "EAGER"} <= set(module.DynamicShapesKernelSpecializationStrategy.__members__)
     assert module.Runtime(plan.logger(module)).engine_header_size == plan._HEADER
 
@@ -103,6 +101,8 @@ def test_the_lowering_names_the_same_tensors(attention: str, name: str) -> None:
         for window in SPEC.windows
     }
     assert found == set(expected_tensors(SPEC, "HALF", attention))
+    if attention == "plugin":
+        assert found | {*lowering.PAGED.values()} == set(expected_tensors(SPEC, "HALF", attention, 16))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +196,15 @@ def test_profiles_of_a_plugin_have_trees() -> None:
             check_profiles(wrong, [{**found, "tree": (4, 16, 16)}])
 
 
+def test_profiles_of_paged_caches_have_pages() -> None:
+    sizes = {"batch": [1, 1, 2], "nodes": [4, 4, 4], "tree": [4, 64, 64], "pages": [1, 9, 9]}
+    record, found = replace(PLUGIN, profiles={"nodes4": sizes}), {name: tuple(s) for name, s in sizes.items()}
+    check_profiles(replace(record, block_size=16), [found])
+    for wrong in (record, replace(record, block_size=16, profiles={"nodes4": {**sizes, "pages": [1, 8, 8]}})):
+        with pytest.raises(BundleError, match="the plan has profiles"):
+            check_profiles(wrong, [found])
+
+
 def test_attention_is_this_specbuild_s() -> None:
     check_attention(RECORD)
     check_attention(PLUGIN)
@@ -238,7 +247,7 @@ def test_tensors_as_expected(cache: str, attention: str) -> None:
 def test_fp8_caches_are_the_record_s() -> None:
     tensors = expected_tensors(SPEC, "FP8", "plugin")
     assert check_tensors(SPEC, tensors, "plugin", "fp8") == "FP8"
-    assert plan.CACHES["FP8"] == "uint8"
+    assert tensors.CACHES["FP8"] == "uint8"
     with pytest.raises(BundleError, match=r"has past_key\.0 as FP8, its record a cache of auto: build the bundle"):
         check_tensors(SPEC, tensors, "plugin")
     with pytest.raises(BundleError, match=r"has past_key\.0 as BF16, its record a cache of fp8: build the bundle"):
@@ -253,6 +262,28 @@ def test_fp8_caches_are_a_plugin_s() -> None:
         named = f"{record.attention} over caches of {record.kv_cache_dtype}, this specbuild has fp8 with plugin alone"
         with pytest.raises(BundleError, match=named):
             check_attention(record)
+
+
+def test_paged_caches_are_a_plugin_s() -> None:
+    check_attention(replace(PLUGIN, block_size=16))
+    for record in (replace(RECORD, block_size=16), replace(PLUGIN, block_size=48), replace(PLUGIN, block_size=-16)):
+        named = f"{record.attention} over pages of {record.block_size} rows, this specbuild has 16, .*, 256 with plugin"
+        with pytest.raises(BundleError, match=named):
+            check_attention(record)
+
+
+def test_paged_caches_are_the_record_s() -> None:
+    paged, linear = (expected_tensors(SPEC, "HALF", "plugin", rows) for rows in (16, 0))
+    assert (paged["page_table"].shape, paged["past_value.1"].shape) == ((-1, 64 // 16), (-1, 4, 16, 8))
+    assert check_tensors(SPEC, paged, "plugin", block_size=16) == "HALF"
+    for found, rows, message in (
+        (paged, 0, "has, and should not, tensor page_table"),
+        (linear, 16, "lacks tensor page_table"),
+        (paged, 32, r"has page_table as .*-1, 4.* not .*-1, 2"),
+        ({**paged, "past_key.1": linear["past_key.1"]}, 16, r"has past_key\.1 as .*64, 8.* not .*16, 8"),
+    ):
+        with pytest.raises(BundleError, match=f"the target's plan.*{message}"):
+            check_tensors(SPEC, found, "plugin", block_size=rows)
 
 
 @pytest.mark.parametrize(

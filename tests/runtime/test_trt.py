@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,17 @@ import numpy as np
 import onnxruntime
 import pytest
 from device import gpus
+from host_device import HostDevice
 from numpy.typing import NDArray
 from specbuild.runtime.backends import ModelSpec
 from specbuild.runtime.backends.cuda import Cuda
-from specbuild.runtime.backends.device import Tensor
-from specbuild.runtime.backends.plan import Plan, TensorInfo, check_tensors, expected_tensors, logger
+from specbuild.runtime.backends.device import PageTable, Tensor
+from specbuild.runtime.backends.plan import Plan, logger
+from specbuild.runtime.backends.tensors import TensorInfo, check_tensors, expected_tensors
 from specbuild.runtime.backends.trt import TrtModel
 from specbuild.runtime.bundle import EngineRecord
+from specbuild.runtime.errors import BundleError
+from specbuild.runtime.pages import Pages
 
 BACKEND = "tensorrt-rtx"
 HEADS, CAPACITY, HEAD_DIM, VOCAB, BATCH, BUCKETS, CHUNK = 2, 32, 16, 64, 2, [1, 4], 8
@@ -129,6 +134,86 @@ def test_the_reference_reads_a_prompt_in_parts(reference: Callable[[Inputs], lis
 
 def first(whole: Inputs, nodes: int) -> Inputs:
     return {"mask.0": whole["mask.0"][:, :, :nodes], "logit_nodes": whole["logit_nodes"][:nodes]}
+
+
+class Bound:
+    """A context that notes what it is given; TensorRT wants addresses that are multiples of 256."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self.shapes[name] = shape
+        return True
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        assert address % 256 == 0, name
+        self.addresses[name] = address
+        return True
+
+    def execute_async_v3(self, stream: int) -> bool:
+        return True
+
+
+class NoGpu(HostDevice):
+    """A host's memory at addresses such as CUDA gives."""
+
+    current = contextlib.nullcontext()
+
+    def pinned(self, shape: Any, dtype: Any) -> NDArray[Any]:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = super().pinned((size + 256,), np.uint8)
+        return memory[-memory.ctypes.data % 256 :][:size].view(dtype).reshape(shape)
+
+
+class NoPlan:
+    """A plan over paged caches of which only the record and the tensors are there."""
+
+    scratch_bytes = 256
+
+    def __init__(self, rows: int, capacity: int = 96) -> None:
+        self.spec = ModelSpec("toy", 1, HEADS, 64, VOCAB, capacity, CHUNK)
+        sizes = {"nodes4": (4, 4, 4), "prompt": (5, 8, 8)}
+        tree = {"nodes4": [4, 64, 64], "prompt": [0, 0, 0]}
+        each = {"batch": [1, 1, 3], "pages": [1, 19, 19]}
+        profiles = {n: {**each, "nodes": list(s), "tree": tree[n]} for n, s in sizes.items()}
+        self.record = EngineRecord("10.15", ["89"], "plugin", "1", False, None, 0, profiles, "auto", rows)
+        self.tensors = expected_tensors(self.spec, "HALF", "plugin", rows)
+        self.profiles = [{n: tuple(s) for n, s in p.items()} for p in profiles.values()]
+        self.contexts: list[Bound] = []
+
+    def context(self, *_: Any, **__: Any) -> Bound:
+        self.contexts.append(Bound())
+        return self.contexts[-1]
+
+    def call(self, method: Callable[..., bool], *arguments: Any) -> None:
+        assert method(*arguments)
+
+
+def test_pages_are_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the table for a step of all slots, a slot's own row for its prompts; all pages, wherever a slot's lie."""
+    device, plan = NoGpu(), NoPlan(16)
+    table = PageTable(device, Pages(3, 96, 16, 11))
+    model: Any = TrtModel(plan, plan.spec, device, 3, pages=table)  # type: ignore[arg-type]
+    assert model.cache.shape == (2, 12, HEADS, 16, 64)
+    model.pages.pages.take(2, 2, 0, 40)
+    table.update(device.stream())
+    model.prefill(2, 8, 1)
+    *_, prompts = plan.contexts
+    steps = plan.contexts[0]
+    page = 12 * HEADS * 16 * 64 * 2
+    for context, batch in ((steps, 3), (prompts, 1)):
+        assert context.shapes["past_key.0"] == context.shapes["past_value.0"] == (12, HEADS, 16, 64)
+        assert context.shapes["page_table"] == (batch, 6)
+        assert context.addresses["past_key.0"] == context.addresses["present_key.0"] == model.cache.address
+        assert context.addresses["past_value.0"] == model.cache.address + page
+        found = device.array(Tensor(context.addresses["page_table"], (batch, 6), np.dtype(np.int32)))
+        np.testing.assert_array_equal(found, table.pages.table[3 - batch :])
+    assert found[0, :3].all()
+    for other in (None, PageTable(device, Pages(3, 96, 32, 11)), PageTable(device, Pages(3, 112, 16, 11))):
+        with pytest.raises(BundleError, match="the toy's pages are not those of the other model: build the bundle"):
+            TrtModel(plan, plan.spec, device, 3, pages=other)  # type: ignore[arg-type]
 
 
 class OnGpu:

@@ -1,0 +1,260 @@
+"""Decoding over paged caches gives plain decoding's tokens: with fewer pages than all slots could have, and shared."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import attention_oracle
+import numpy as np
+import pytest
+from attention_oracle import Case, oracle
+from device import HostKernels
+from host_device import HostDevice, HostQueue
+from plugin_model import Compute
+from specbuild.runtime.backends.device import PageTable
+from specbuild.runtime.device.loop import DeviceLoop
+from specbuild.runtime.device.resident import ResidentLoop
+from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.kernels import KernelLibrary
+from specbuild.runtime.loop import Loop
+from specbuild.runtime.pages import Pages
+from specbuild.runtime.scheduler import Scheduler
+from specbuild.runtime.sequence import Sequence
+from test_device_loop import prompt_of, request_of, run
+from test_plugin_model import _in_float32, made, requests  # noqa: F401  (a fixture)
+from tiny_models import CAPACITY, CHUNK, TEXT
+
+ROWS, EVERY = 16, CAPACITY // 16  # of a page; pages of a whole slot
+LONG = prompt_of(4, 50)
+
+
+class Paged:
+    """A loop over paged caches, and what is written where: of the target no row by two, and no page that two have."""
+
+    def __init__(
+        self, host: KernelLibrary, slots: int, pages: int, kind: type[DeviceLoop] = DeviceLoop, **more: Any
+    ) -> None:
+        """`more`: of `made`, and `names` of the models."""
+        self.device, self.pages = HostDevice(), Pages(slots, CAPACITY, ROWS, pages)
+        table, by = PageTable(self.device, self.pages), more.pop("by", oracle)
+        names = more.pop("names", ("target", "draft"))
+        self.target, draft = (
+            made(name, self.device, slots, by=functools.partial(self.compute, at == 0, by), pages=table, **more)
+            for at, name in enumerate(names)
+        )
+        self.loop = kind(self.target, draft, HostQueue(host, self.device), frozenset(), "model")
+        self.shared = 0
+
+    def compute(self, target: bool, by: Compute, case: Case) -> tuple[Any, ...]:
+        assert case.page_table is not None
+        assert case.counts is not None
+        assert case.tree_offset is not None
+        written = set[tuple[int, int]]()
+        for table, start, offset, count in zip(
+            case.page_table, case.cache_len, case.tree_offset, case.counts, strict=True
+        ):
+            for row in range(start + offset, start + offset + count) if target else ():
+                page = int(table[row // ROWS])
+                assert self.pages._slots[page] == 1, f"page {page} is written, and {self.pages._slots[page]} have it"
+                assert (page, row % ROWS) not in written
+                written.add((page, row % ROWS))
+        self.shared = max(self.shared, *self.pages._slots)
+        return by(case)
+
+
+def plain(wanted: list[Sequence]) -> list[list[int]]:
+    """The same requests one by one, without speculation, over a linear cache."""
+    return [s.output for s in run(Loop(made("target", HostDevice(), 1), None, CHUNK, frozenset()), wanted)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return plain(requests("off"))
+
+
+@pytest.mark.parametrize("kind", [DeviceLoop, ResidentLoop])
+@pytest.mark.parametrize("tree", ["chain:4", "best:7"])
+@pytest.mark.parametrize("pages", [6, 2 * EVERY])
+def test_tokens_are_plain_decodings(
+    host: KernelLibrary, expected: list[list[int]], tree: str, pages: int, kind: type[DeviceLoop]
+) -> None:
+    """With six pages hardly two requests fit at once; they are started in turn."""
+    paged, batch = Paged(host, 3, pages, kind), requests(tree)
+    done = run(paged.loop, batch)
+    assert [s.output for s in done] == expected
+    assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 5
+    linear = made("target", HostDevice(), 3).model.cache.nbytes
+    assert paged.target.cache_bytes == linear * (1 + pages) // (3 * EVERY)
+    assert sorted([*paged.pages._free, *{p for slot in paged.pages.of for p in slot}]) == list(range(1, pages + 1))
+
+
+def test_rounds_by_themselves_end_where_the_pages_do(host: KernelLibrary) -> None:
+    """A perfect draft, and a device as far ahead as it may be: past the text's end, and not past its pages."""
+    paged = Paged(host, 2, EVERY, ResidentLoop, names=("target", "target"))
+    paged.device.ahead = 99
+    wanted = [request_of(prompt_of(2, 6), speculation=tree, max_new_tokens=18) for tree in ("chain:4", "off")]
+    (done,) = run(paged.loop, wanted[:1])
+    assert [done.output] == plain(wanted[1:])
+    assert paged.device.turns > 1
+
+
+def conversations(tree: str) -> list[Sequence]:
+    """A long text, and then others that begin as it does, in whole pages and not, while it is decoded."""
+    asked: dict[str, Any] = {"speculation": tree, "max_new_tokens": 8}
+    prompts = [LONG, [*LONG, 5], [*LONG[:40], 7, 8], LONG, prompt_of(5, 3), LONG[:33]]
+    return [
+        request_of(prompt, **asked | ({"max_new_tokens": 20} if at == 0 else {}), seed=at, temperature=at % 2)
+        for at, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "off"])
+def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
+    paged, (first, *others) = Paged(host, 4, 12), conversations(tree)
+    first.slot = paged.loop.pick(first, range(4)) or 0
+    paged.loop.round([first])
+    while not first.output:
+        paged.loop.round([first])
+    batch, waiting, free, done = [first], list(others), [1, 2, 3], list[Sequence]()
+    while batch or waiting:
+        while waiting and free and (slot := paged.loop.pick(waiting[0], free)) is not None:
+            batch.append(waiting.pop(0))
+            batch[-1].slot = slot
+            free.remove(slot)
+        paged.loop.round(batch)
+        for sequence in [s for s in batch if s.finish_reason]:
+            paged.loop.release(sequence.slot)
+            free.append(sequence.slot)
+            batch.remove(sequence)
+            done.append(sequence)
+    assert [s.output for s in (first, *others)] == plain(conversations("off"))
+    cached = [s.metrics.num_cached_tokens for s in others]
+    assert cached[:2] == [48, 32]  # of 50 and 40 rows that are there: a page is shared whole
+    assert cached[2] >= 48
+    assert cached[4] == 32
+    assert paged.shared >= 3
+
+
+def test_a_text_goes_on_in_its_own_page(host: KernelLibrary) -> None:
+    """Unless others have it: then from the page's beginning."""
+    paged, asked = Paged(host, 2, 2 * EVERY), {"speculation": "chain:4", "max_new_tokens": 5}
+    (first,) = run(paged.loop, [request_of(LONG, **asked)])
+    texts = [[*first.tokens, 3], [*first.tokens[:45], 9]]
+    wanted = plain([request_of(text, **asked | {"speculation": "off"}) for text in texts])
+    done = [run(paged.loop, [request_of(text, **asked)])[0] for text in texts]
+    assert [s.output for s in done] == wanted
+    assert [s.metrics.num_cached_tokens for s in done] == [54, 45]
+
+
+def test_a_text_that_lost_pages_is_read_from_what_is_left(host: KernelLibrary) -> None:
+    """Four pages were kept of it; the other text takes three that are free, and two of them."""
+    paged, asked = Paged(host, 2, EVERY), {"speculation": "chain:4", "max_new_tokens": 6}
+    (first,) = run(paged.loop, [request_of(LONG, **asked)])
+    other = request_of(prompt_of(6, 60), **asked)
+    other.slot = paged.loop.pick(other, [1 - first.slot]) or 0
+    while not other.finish_reason:
+        paged.loop.round([other])
+    paged.loop.release(other.slot)
+    (again,) = run(paged.loop, [request_of(LONG, **asked)])
+    assert again.metrics.num_cached_tokens == 32
+    assert again.output == first.output
+
+
+@pytest.mark.parametrize("fp8", ["", ", fp8"])
+def test_the_kernel_over_pages(host: KernelLibrary, host_kernels: HostKernels, fp8: str) -> None:
+    """The compiled kernels in float16, pages of bytes with FP8: as plain decoding through them, over a linear cache."""
+    by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]
+    target = made("target", HostDevice(), 1, "fp16" + fp8, by=by)
+    wanted = [s.output for s in run(Loop(target, None, CHUNK, frozenset()), requests("off", 3))]
+    paged = Paged(host, 2, 7, precision="fp16" + fp8, by=by)
+    done = run(paged.loop, requests("topk:2,3", 3))
+    assert [s.output for s in done] == wanted
+    assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 2
+    assert paged.target.cache_bytes == target.cache_bytes * 8 // EVERY
+
+
+def test_nothing_of_a_sequence_that_failed_is_left(host: KernelLibrary) -> None:
+    """Its neighbour has two of its pages, and goes on; the next one gets the others, without NaN."""
+
+    def wanted(tree: str) -> list[Sequence]:
+        return [
+            request_of(prompt, speculation=tree, max_new_tokens=12, seed=at)
+            for at, prompt in enumerate([LONG, [*LONG[:40], 7], prompt_of(6, 20)])
+        ]
+
+    reference, paged, spoiled = plain(wanted("off")), Paged(host, 2, 11), list[int]()
+    first, second, third = wanted("chain:3")
+    first.slot = paged.loop.pick(first, [0, 1]) or 0
+    while len(first.output) < 2:
+        paged.loop.round([first])
+    second.slot = paged.loop.pick(second, [1 - first.slot]) or 0
+    assert second.metrics.num_cached_tokens == 32
+
+    def spoil(nodes: int) -> None:
+        if not spoiled and len(second.output) > 1:
+            spoiled.extend(page for page in paged.pages.of[first.slot] if page not in paged.pages.of[second.slot])
+            slots, vocab = paged.target.batch_size, paged.target.spec.vocab_size
+            logits = paged.device.array(paged.target.model.logits).ravel()[: slots * nodes * vocab]
+            logits.reshape(slots, nodes, vocab)[first.slot] = np.nan
+            for executor in paged.loop._executors:
+                paged.device.array(executor.model.cache)[:, spoiled] = np.nan
+
+    paged.target.model.spoil = spoil  # type: ignore[attr-defined]
+    while not first.finish_reason:
+        paged.loop.round([first, second])
+    assert (type(first.error), len(spoiled)) == (ExecutionError, 3)
+    paged.loop.release(first.slot)
+    third.slot = first.slot
+    assert paged.loop.pick(third, [first.slot]) == first.slot
+    assert {*spoiled} <= {*paged.pages.of[first.slot]}
+    active = [second, third]
+    while active:
+        paged.loop.round(active)
+        active = [s for s in active if not s.finish_reason]
+    assert [second.output, third.output] == reference[1:]
+    for executor in paged.loop._executors:
+        assert np.isfinite(paged.device.array(executor.model.cache)).all()
+
+
+def test_a_queue_in_turn(host: KernelLibrary, expected: list[list[int]]) -> None:
+    """Through the scheduler: whoever has too few pages waits, and so do those behind it; one goes before it began."""
+    paged, longest = Paged(host, 3, EVERY), request_of(LONG, speculation="chain:4", max_new_tokens=30)
+    scheduler = Scheduler(paged.loop, 3, 16)
+    try:
+        batch = requests("chain:4")
+        ended = [threading.Event() for _ in range(len(batch) + 1)]
+        handles = [scheduler.submit(s, event.set) for s, event in zip([longest, *batch], ended, strict=True)]
+        handles[2].cancel()
+        for event in ended:
+            assert event.wait(60)
+        results = [handle.result() for handle in handles]
+    finally:
+        scheduler.close()
+    (alone,) = plain([request_of(LONG, speculation="off", max_new_tokens=30)])
+    assert results[0].token_ids == alone
+    assert [r.token_ids for i, r in enumerate(results[1:]) if i != 1] == [t for i, t in enumerate(expected) if i != 1]
+    starts = [s.started for s in (longest, batch[0], *batch[2:])]
+    assert starts == sorted(starts)
+
+
+def test_what_never_fits_is_refused(host: KernelLibrary) -> None:
+    paged = Paged(host, 2, 4)
+    paged.loop.check(request_of(LONG, speculation="chain:4", max_new_tokens=6))
+    with pytest.raises(OptionError, match=r"the text may take 66 rows, the caches have 64: ask for fewer with max"):
+        paged.loop.check(request_of(LONG, speculation="chain:4", max_new_tokens=8))
+    with pytest.raises(OptionError, match=r"the text may take 65 rows, the caches have 64: give a shorter text, or"):
+        paged.loop.logits(prompt_of(1, 65))
+    linear = DeviceLoop(made("target", HostDevice(), 1), None, HostQueue(host, HostDevice()), frozenset())
+    linear.check(request_of(LONG, speculation="off", max_new_tokens=TEXT))
+
+
+def test_logits_for_measuring(host: KernelLibrary) -> None:
+    """Into slot 0, whatever was kept there; then texts go on."""
+    paged, text = Paged(host, 2, EVERY), prompt_of(1, 60)
+    wanted = Loop(made("target", HostDevice(), 1), None, CHUNK, frozenset()).logits(text)
+    (first,) = run(paged.loop, [request_of(LONG, speculation="chain:4", max_new_tokens=4)])
+    np.testing.assert_allclose(paged.loop.logits(text), wanted, rtol=1e-4, atol=1e-4)
+    (again,) = run(paged.loop, [request_of(LONG, speculation="chain:4", max_new_tokens=4)])
+    assert again.output == first.output

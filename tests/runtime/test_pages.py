@@ -1,0 +1,165 @@
+"""The pool of pages: whatever is taken, shared, released and evicted, every page has one writer and none is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specbuild.runtime.pages import Pages
+
+ROWS, SLOTS, CAPACITY = 4, 4, 32
+
+
+class Texts:
+    """A pool, and beside it what each slot's rows hold: who wrote those that are committed, and who those of a page."""
+
+    def __init__(self, count: int) -> None:
+        self.pool, self.count = Pages(SLOTS, CAPACITY, ROWS, count), count
+        self.memory: dict[tuple[int, int], int] = {}
+        self.text: list[list[int]] = [[] for _ in range(SLOTS)]  # of rows that are committed
+        self.limit = [0] * SLOTS  # of slots that are decoded; 0: idle
+        self.number = 0
+
+    def place(self, slot: int, row: int) -> tuple[int, int]:
+        return int(self.pool.table[slot, row // ROWS]), row % ROWS
+
+    def take(self, slot: int, source: int, common: int, most: int) -> bool:
+        kept = min(len(self.text[source]), len(self.pool.of[source]) * ROWS)
+        rows = self.pool.usable(slot, source, min(common, kept, most - 1))
+        assert rows <= common
+        before = self.pool.version, self.pool.table.copy(), [list(pages) for pages in self.pool.of]
+        text = self.text[source][:rows]
+        if not self.pool.take(slot, source, rows, most):
+            np.testing.assert_array_equal(before[1], self.pool.table)
+            assert before[0] == self.pool.version
+            assert before[2] == self.pool.of
+            return False
+        assert self.pool.version > before[0]
+        self.text[slot], self.limit[slot] = text, most
+        assert len(self.pool.of[slot]) == self.pool.needed(most)
+        return True
+
+    def write(self, slot: int, rows: int) -> None:
+        """Commit some rows more; into pages that nobody else has."""
+        for row in range(len(self.text[slot]), min(len(self.text[slot]) + rows, self.limit[slot])):
+            page = self.place(slot, row)[0]
+            assert page > 0
+            assert sum(page in pages for pages in self.pool.of) == 1, "a page has two writers"
+            self.number += 1
+            self.memory[self.place(slot, row)] = self.number
+            self.text[slot].append(self.number)
+
+    def check(self) -> None:
+        """What is kept is as it was written; counts are right; nothing leaks."""
+        held = Counter(page for pages in self.pool.of for page in pages)
+        assert [held[page] for page in range(self.count + 1)] == self.pool._slots
+        assert sorted([*held, *self.pool._free]) == list(range(1, self.count + 1))
+        for slot, pages in enumerate(self.pool.of):
+            assert self.pool.table[slot].tolist() == pages + [0] * (CAPACITY // ROWS - len(pages))
+            kept = self.text[slot][: len(pages) * ROWS]
+            assert [self.memory[self.place(slot, row)] for row in range(len(kept))] == kept
+            if self.limit[slot]:
+                assert kept == self.text[slot], "a slot that is decoded lost a page"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(1, 40))
+def test_pages_are_nobody_elses(data: st.DataObject, count: int) -> None:
+    texts, slots = Texts(count), st.integers(0, SLOTS - 1)
+    for _ in range(data.draw(st.integers(1, 30))):
+        slot = data.draw(slots)
+        if texts.limit[slot] == 0:
+            texts.take(slot, data.draw(slots), data.draw(st.integers(0, CAPACITY)), data.draw(st.integers(1, CAPACITY)))
+        elif data.draw(st.booleans()):
+            texts.write(slot, data.draw(st.integers(1, 9)))
+        else:
+            spoiled = data.draw(st.booleans())
+            rows = 0 if spoiled else len(texts.text[slot])
+            texts.text[slot], texts.limit[slot] = texts.text[slot][:rows], 0
+            texts.pool.release(slot, rows, spoiled)
+        texts.check()
+    for slot in range(SLOTS):
+        if texts.limit[slot]:
+            texts.limit[slot] = 0
+            texts.pool.release(slot, len(texts.text[slot]))
+    if count >= CAPACITY // ROWS:
+        assert texts.take(0, 0, 0, CAPACITY), "what is idle is no room"
+    texts.check()
+
+
+def taken(pool: Pages, slot: int, most: int, source: int = 0, rows: int = 0) -> list[int]:
+    assert pool.take(slot, source, rows, most)
+    return pool.of[slot]
+
+
+def test_a_slot_gets_all_that_it_may_need() -> None:
+    pool = Pages(3, 32, 4, 10)
+    assert [pool.needed(rows) for rows in (0, 1, 4, 5, 32, 99)] == [0, 1, 1, 2, 8, 8]
+    assert len(taken(pool, 0, 17)) == 5
+    assert not pool.take(1, 1, 0, 24)  # six pages, five are left
+    assert taken(pool, 1, 20) == pool.table[1, :5].tolist()
+    assert not pool.take(2, 2, 0, 1)
+    pool.release(0, 3)
+    assert len(pool.of[0]) == 1  # a text of three rows stays in one
+    assert len(taken(pool, 2, 16)) == 4
+    assert len(pool.of[0]) == 1
+    pool.release(2, 0)
+    assert len(taken(pool, 2, 20)) == 5  # also the one that is kept for nobody yet
+    assert pool.of[0] == []
+
+
+def test_whole_pages_are_shared() -> None:
+    pool = Pages(3, 32, 4, 12)
+    first = list(taken(pool, 0, 20))
+    assert [pool.usable(1, 0, rows) for rows in (3, 4, 11)] == [0, 4, 8]
+    second = list(taken(pool, 1, 24, 0, 8))
+    assert second[:2] == first[:2]
+    assert not {*second[2:]} & {*first}
+    assert len(pool._free) == 12 - 5 - 4
+    assert taken(pool, 2, 20, 1, 8)[:2] == first[:2]  # there would be no five pages of its own
+    pool.release(0, 10)
+    assert pool.of[0] == first[:3]
+    assert pool.usable(0, 0, 10) == 10  # its third page is its own
+    assert pool.usable(0, 0, 7) == 4  # the second is others' as well
+    pool.release(1, 8)
+    pool.release(2, 8)
+    assert pool.usable(0, 0, 7) == 4
+    assert taken(pool, 0, 12, 0, 10) == first[:3]
+
+
+def test_what_is_kept_is_no_room() -> None:
+    pool = Pages(2, 32, 4, 5)
+    taken(pool, 0, 12)
+    pool.release(0, 12)
+    assert not pool.take(1, 0, 12, 24)  # three pages of an idle slot, and three more
+    assert len(taken(pool, 1, 20, 0, 12)) == 5
+
+
+def test_idle_for_longest_goes_first() -> None:
+    pool = Pages(4, 16, 4, 8)
+    for slot in range(3):
+        taken(pool, slot, 8)
+    for slot in (1, 0, 2):
+        pool.release(slot, 8)
+    taken(pool, 3, 12)  # two are free
+    assert [len(pages) for pages in pool.of] == [2, 1, 2, 3]  # its last page first
+    pool.release(3, 12)
+    taken(pool, 3, 16, 3, 12)
+    assert [len(pages) for pages in pool.of] == [2, 0, 2, 4]
+
+
+def test_what_may_be_no_number_is_erased_once() -> None:
+    pool = Pages(3, 32, 4, 8)
+    failing = list(taken(pool, 0, 20))
+    taken(pool, 1, 12, 0, 8)  # has two of its pages, which are sound
+    pool.release(0, 0, spoiled=True)
+    assert pool.of[0] == []
+    assert pool.spoiled(1) == []
+    taken(pool, 2, 8)  # from what was freed last
+    pool.release(2, 0)  # cancelled before it began
+    taken(pool, 2, 20)
+    assert {*failing[2:]} <= {*pool.of[2]}
+    assert sorted(pool.spoiled(2)) == sorted(failing[2:])
+    assert pool.spoiled(2) == []
