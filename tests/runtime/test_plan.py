@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specbuild.runtime.backends import ModelSpec, plan, tensors, trt
+from specbuild.runtime.backends import ModelSpec, plan, trt
 from specbuild.runtime.backends.plan import (
     PLUGIN_VERSION,
     check_architecture,
@@ -23,7 +23,7 @@ from specbuild.runtime.backends.plan import (
     limit_weights,
     load_plugin,
 )
-from specbuild.runtime.backends.tensors import TensorInfo, check_tensors, expected_tensors
+from specbuild.runtime.backends.tensors import CACHES, TensorInfo, check_tensors, expected_tensors
 from specbuild.runtime.bundle import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
 
@@ -86,7 +86,7 @@ def test_the_real_modules_have_what_is_used(name: str) -> None:
 
 def test_the_names_of_values_are_the_real_ones() -> None:
     module = pytest.importorskip("tensorrt_rtx")
-    assert {*tensors.CACHES, "INT32", "BOOL"} <= set(module.DataType.__members__)
+    assert {*CACHES, "INT32", "BOOL"} <= set(module.DataType.__members__)
     assert {"LAZY", "EAGER"} <= set(module.DynamicShapesKernelSpecializationStrategy.__members__)
     assert module.Runtime(plan.logger(module)).engine_header_size == plan._HEADER
 
@@ -247,7 +247,7 @@ def test_tensors_as_expected(cache: str, attention: str) -> None:
 def test_fp8_caches_are_the_record_s() -> None:
     tensors = expected_tensors(SPEC, "FP8", "plugin")
     assert check_tensors(SPEC, tensors, "plugin", "fp8") == "FP8"
-    assert tensors.CACHES["FP8"] == "uint8"
+    assert CACHES["FP8"] == "uint8"
     with pytest.raises(BundleError, match=r"has past_key\.0 as FP8, its record a cache of auto: build the bundle"):
         check_tensors(SPEC, tensors, "plugin")
     with pytest.raises(BundleError, match=r"has past_key\.0 as BF16, its record a cache of fp8: build the bundle"):
