@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,10 @@ def test_tokens_are_plain_decodings(host: KernelLibrary, folder: Path, expected:
 
 
 def test_statistics_are_the_host_loops(host: KernelLibrary, folder: Path) -> None:
-    """The same trees are drafted, verified and accepted as `ModelDrafter` and `Loop` do with the same models."""
+    """The same trees are drafted, verified and accepted as `ModelDrafter` and `Loop` do with the same models.
+
+    How deep a tree was that grew on the device, nobody tells the host.
+    """
     made, other = Made(host, folder, 3), HostDevice()
     wanted = [("chain:3", {}), ("topk:2,3", {"temperature": 0.7}), ("best:6", {"repetition_penalty": 1.3})]
     batch = [request_of(prompt_of(i, 5 + i), speculation=tree, **more) for i, (tree, more) in enumerate(wanted)]
@@ -158,7 +162,8 @@ def test_statistics_are_the_host_loops(host: KernelLibrary, folder: Path) -> Non
     run(Loop(target, ModelDrafter(draft, 8), 16, frozenset()), again)
     for mine, theirs in zip(batch, again, strict=True):
         assert mine.output == theirs.output
-        assert mine.metrics.speculative_decoding == theirs.metrics.speculative_decoding
+        told = replace(theirs.metrics.speculative_decoding, depth_histogram=[])
+        assert mine.metrics.speculative_decoding == told
         assert mine.metrics.speculative_decoding.num_accepted_draft_tokens
 
 
