@@ -58,7 +58,7 @@ def from_text(sequence: Sequence, batch: int, looks_up: bool = True) -> Tree | N
     if not outlook:
         return repeats(history, shape, SURE if sequence.params.temperature else SURE_GREEDY) if looks_up else None
     start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
-    option = outlook.choose(batch, matched, min(shape.nodes, sequence.limit - len(history) - 1))
+    option = outlook.choose(batch, matched, sequence.limit - len(history) - 1)
     if option.kind == "model":
         return None
     return Tree.chain([int(history[-1]), *continuation(history, start, option.nodes)])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from .costs import Chances, Costs, Times
 
 PRIOR, CAUTION = 2.0, 0.7  # expected tokens that what was known before weighs, and how far nothing known is believed
+LOOKUP_PRIOR = 4.0
 SURPRISE = 4.0  # tokens expected since the last that came true: by chance it is one time in e⁴ that none did
 MEMORY, SESSION_MEMORY, RATE_MEMORY = 0.8, 0.98, 0.9  # what is left of a round a round later
 PROBES = (8, 64)  # rounds that a draft rests which does not pay: the first time, and at most
@@ -79,7 +80,7 @@ class Outlook:
     drafts: bool  # whether there is a model to draft with
     session: Trust  # of the model, in all sequences so far
     model: Trust = field(init=False)
-    lookup: Trust = field(default_factory=Trust)
+    lookup: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))  # it costs little to be believed
     now: Option = Option("plain", 0, 1.0, 0.0)
     _times: Times = field(init=False)
     _tokens: float = 0.0  # emitted, and the seconds they took, both forgotten slowly
@@ -106,8 +107,7 @@ class Outlook:
         if self.now.kind == "plain" and options[-1].probe:
             self.now = options[-1]
         if self.now.kind == "lookup":
-            chance = self._lookup_chance(matched)
-            self._expected = sum(chance**depth for depth in range(1, self.now.nodes + 1))
+            self._expected = sum(self._continues(matched, self.now.nodes))
         if self.now.kind == "model":
             self._spent = float(self._times.draft[1]) + self._times.level
         return self.now
@@ -125,17 +125,19 @@ class Outlook:
     def _plain(self) -> Option:
         return Option("plain", 0, 1.0, self._times.alone)
 
-    def _lookup_chance(self, matched: int) -> float:
-        """By calibration, that a token of a continuation comes true."""
-        known = self.chances.lookup
-        return known[min(matched, len(known) - 1)]
+    def _continues(self, matched: int, count: int) -> list[float]:
+        """By calibration, that each of `count` tokens of a continuation comes true: the match grows with each."""
+        known, reached, chances = self.chances.lookup, 1.0, list[float]()
+        for more in range(count):
+            reached *= known[min(matched + more, len(known) - 1)]
+            chances.append(reached)
+        return chances
 
     def _repeat(self, matched: int, room: int) -> Option:
         """The text's continuation, as long as it is worth most."""
-        chance = min(self._lookup_chance(matched) * self.lookup.ratio, 1.0)
         options, tokens = list[Option](), 1.0
-        for count in range(1, min(room, LONGEST) + 1):
-            tokens += chance**count
+        for count, chance in enumerate(self._continues(matched, min(room, LONGEST)), 1):
+            tokens += min(self.lookup.ratio * chance, 1.0)
             options.append(Option("lookup", count, tokens, float(self._times.verify[count + 1]) + self._times.round))
         return max(options, key=lambda option: option.worth(self.rate))
 

@@ -25,7 +25,7 @@ from .sequoia import best_tree
 from .times import copy, host_times, plus, step_times
 
 SIZES = (1, 2, 4, 8, 16, 32)  # trees that are held against each other
-WIDEST = 32  # nodes of a tree that the policy may grow
+LEAST, WIDEST = 8, 32  # nodes of a tree that the policy may grow: twice the best size's, which costs little more
 CONTEXT = 256  # cached rows of measured steps, where the bundle's texts may be twice as long
 TEMPERATURE = 0.8  # of sampled calibration
 REPORT = "report.json"
@@ -67,9 +67,10 @@ def tune(folder: Path, asked: Tuning, progress: Callable[[str], None] = lambda s
             "machine": machine(asked.threads or cores()),
             "times": times,
             "chances": chances,
-            "widest": f"best:{min(largest, WIDEST)}",
         }
         sizes = _sizes(costs, records["greedy"], largest) if "draft" in bundle.manifest.models else []
+    best = max(sizes, key=lambda size: size["speedup"], default=None)
+    costs["widest"] = f"best:{min(largest, max(2 * best['nodes'], LEAST) if best else WIDEST)}"
     progress("writing")
     report = {
         "machine": costs["machine"],
@@ -78,7 +79,6 @@ def tune(folder: Path, asked: Tuning, progress: Callable[[str], None] = lambda s
         "trees": sizes,
     }
     report |= {name: _calibration(record, chances[name]) for name, record in records.items()}
-    best = max(sizes, key=lambda size: size["speedup"], default=None)
     if best:
         report["tree"], report["speedup"] = best["tree"], best["speedup"]
     _write(bundle, costs, report)
@@ -164,6 +164,7 @@ def _sizes(costs: dict[str, Any], record: Record, largest: int) -> list[dict[str
         found.append(
             {
                 "tree": f"best:{nodes}",
+                "nodes": nodes,
                 "accepted": accepted,
                 "seconds": seconds,
                 "speedup": (1 + accepted) * times.alone / seconds,
