@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     for name in ("engines", "examples", "scripts", "tests"):
         (folder / name).symlink_to(ROOT / name)
-    (folder / "pycode.bundle").symlink_to(bundle)
+    shutil.copytree(bundle, folder / "pycode.bundle")  # which is tuned here, in place
     return folder
 
 
