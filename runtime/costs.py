@@ -40,6 +40,13 @@ class Times:
         return cls(verify, draft, *(float(record[name]) for name in ("plain", "round", "level")))
 
     @property
+    def node(self) -> float:
+        """Of one more node in a step of the target, on average."""
+        last = min(8, len(self.verify) - 1)
+        first = min(2, last - 1)
+        return float(self.verify[last] - self.verify[first]) / (last - first)
+
+    @property
     def alone(self) -> float:
         """A round of plain decoding."""
         return float(self.verify[1]) + self.plain

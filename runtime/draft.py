@@ -98,13 +98,15 @@ class Growth:
 
     def tree(self) -> Tree:
         """The final tree; remembers where its nodes lie in the pool."""
-        best = sorted(self.scores[1:], reverse=True)[: self.spec.nodes]
-        self.kept = self.best(self.outlook.verifies(np.array(best)) if self.outlook else None)
-        if len(self.kept) == len(self.pool):
-            return self.pool
-        tree, index = Tree([self.pool.tokens[0]]), {0: 0}
-        for node in self.kept[1:]:
-            index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
+        outlook, tree = self.outlook, self.pool
+        best = sorted(self.scores[1:], reverse=True)[: self.spec.nodes] if outlook else []
+        self.kept = self.best(outlook.verifies(best) if outlook else None)
+        if len(self.kept) < len(self.pool):
+            tree, index = Tree([self.pool.tokens[0]]), {0: 0}
+            for node in self.kept[1:]:
+                index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
+        if outlook:
+            outlook.promise(tree.parents, [self.scores[node] for node in self.kept])
         return tree
 
     def place(self) -> NDArray[np.bool_] | None:
@@ -167,7 +169,7 @@ class ModelDrafter:
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """Grow all sequences' trees together, a step of the draft a level."""
-        growths = [Growth(s.tree, Tree([s.tokens[-1]]), outlook=s.outlook) for s in sequences if s.tree is not None]
+        growths = [Growth(s.shape, Tree([s.tokens[-1]]), outlook=s.outlook) for s in sequences if s.shape]
         logits = self._catch_up(sequences)
         growing = list(zip(sequences, growths, strict=True))
         while True:
@@ -214,7 +216,7 @@ class ModelDrafter:
         Under noise, the scores' softmax is a guess at how likely the target chooses the same.
         """
         tokens, likely = self._best(sequence, growth, logits)
-        return tokens, growth.outlook.chances.log_chances(likely) if growth.outlook else likely
+        return tokens, growth.outlook.log_chances(likely) if growth.outlook else likely
 
     def _best(
         self, sequence: Sequence, growth: Growth, logits: NDArray[np.float32]

@@ -23,6 +23,7 @@ from .errors import BundleError, EngineClosedError, OptionError
 from .feed import Feed
 from .handle import Handle
 from .intake import Errors, Intake, Params, Prompts, params_list
+from .limits import NO_LIMITS, Limits
 from .loop import Loop
 from .metrics import RunStats
 from .mixed import MixedDrafter
@@ -69,13 +70,15 @@ class Engine:
         gpu_weights_percent: float | None = None,
         prefix_caching: bool = True,
         kv_cache_tokens: int | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
         drafter: "model", "ngram", or None for both (lookup where the text repeats itself, else the model).
         batch_size: how many sequences share a step. threads: of the target, all cores by default; draft_threads: the
         draft's own, one by default. max_waiting: requests in the queue at most. prefix_caching: a prompt that begins
-        as a text in a cache does is read from there on.
+        as a text in a cache does is read from there on. limits: what rounds may draft, whatever requests ask for; on a
+        CPU alone yet.
 
         On a GPU alone: resident, rounds follow each other without the host (docs/device-loop.md); gpu_weights_percent,
         0 … 1 of the target's weights are on the GPU, where its engine was built to stream the others; kv_cache_tokens,
@@ -106,6 +109,8 @@ class Engine:
         if manifest.backend in backends.ON_GPU:
             if threads is not None or draft_threads is not None:
                 raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
+            if limits != NO_LIMITS:
+                raise OptionError(f"{path} runs on a GPU, where limits of speculation are not kept yet: load without")
             from .backends.gpu import load_loop
 
             loop: Loop = load_loop(
@@ -130,9 +135,9 @@ class Engine:
             if drafts := drafter != "ngram" and "draft" in manifest.models:
                 model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads or 1), chunk)
                 drafting = MixedDrafter(model, looks_up=drafter != "model")
-            policy = _policy(bundle, drafts, threads or cores())
+            policy = _policy(bundle, drafts, threads or cores(), limits)
         loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
-        loop.reuses = prefix_caching
+        loop.reuses, loop.limits = prefix_caching, limits
         return cls(manifest, tokenizer, loop, batch_size, max_waiting, policy=policy)
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
@@ -251,9 +256,11 @@ def _tokenizer(bundle: Bundle) -> Tokenizer:
     return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
 
 
-def _policy(bundle: Bundle, drafts: bool, threads: int) -> Policy | None:
+def _policy(bundle: Bundle, drafts: bool, threads: int, limits: Limits) -> Policy | None:
     """By the bundle's cost table; None where it was never tuned. Warns of a table that is of another machine."""
     if FILE not in bundle.manifest.files:
+        if limits.min_expected_speedup > 1:
+            raise OptionError(f"min_expected_speedup needs a tuned bundle: run specbuild tune {bundle.folder}")
         return None
     try:
         record = json.loads(bundle.path(FILE).read_text(encoding="utf-8"))
@@ -263,7 +270,7 @@ def _policy(bundle: Bundle, drafts: bool, threads: int) -> Policy | None:
     if dict(costs.machine) != here:
         tuned, now = (", ".join(map(str, each.values())) for each in (costs.machine, here))
         _log.warning("%s was tuned on another machine (%s; here %s): run specbuild tune", bundle.folder, tuned, now)
-    return Policy(costs, drafts)
+    return Policy(costs, drafts, limits)
 
 
 def cores() -> int:
