@@ -91,6 +91,7 @@ class Costs:
     times: Mapping[int, Times]  # by batch size
     greedy: Chances
     sampled: Chances
+    overlap: bool = False  # whether drafting ahead pays
 
     @classmethod
     def of(cls, record: Mapping[str, Any], nodes: int) -> Costs:
@@ -101,8 +102,9 @@ class Costs:
             times = {int(batch): Times.of(each, nodes) for batch, each in record["times"].items()}
             if not times:
                 raise ValueError("no batch size")
-            chances = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
-            return cls(record["machine"], record["widest"], dict(sorted(times.items())), *chances)
+            greedy, sampled = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
+            times, overlap = dict(sorted(times.items())), record.get("overlap", False) is True
+            return cls(record["machine"], record["widest"], times, greedy, sampled, overlap)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise BundleError(f"{FILE} is not a cost table ({error}): run specbuild tune") from None
 

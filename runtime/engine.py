@@ -71,14 +71,17 @@ class Engine:
         prefix_caching: bool = True,
         kv_cache_tokens: int | None = None,
         limits: Limits = NO_LIMITS,
+        overlap: bool | None = None,
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
         drafter: "model", "ngram", or None for both (lookup where the text repeats itself, else the model).
         batch_size: how many sequences share a step. threads: of the target, all cores by default; draft_threads: the
         draft's own, one by default. max_waiting: requests in the queue at most. prefix_caching: a prompt that begins
-        as a text in a cache does is read from there on. limits: what rounds may draft, whatever requests ask for; on a
-        CPU alone yet.
+        as a text in a cache does is read from there on.
+
+        On a CPU alone yet: limits, what rounds may draft, whatever requests ask for; overlap, the draft model drafts on
+        while the target verifies, by default where tuning found that it pays.
 
         On a GPU alone: resident, rounds follow each other without the host (docs/device-loop.md); gpu_weights_percent,
         0 … 1 of the target's weights are on the GPU, where its engine was built to stream the others; kv_cache_tokens,
@@ -109,8 +112,8 @@ class Engine:
         if manifest.backend in backends.ON_GPU:
             if threads is not None or draft_threads is not None:
                 raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
-            if limits != NO_LIMITS:
-                raise OptionError(f"{path} runs on a GPU, where limits of speculation are not kept yet: load without")
+            if limits != NO_LIMITS or overlap:
+                raise OptionError(f"{path} runs on a GPU, which knows no limits and no overlap yet: load without")
             from .backends.gpu import load_loop
 
             loop: Loop = load_loop(
@@ -132,10 +135,14 @@ class Engine:
             tokenizer = _tokenizer(bundle)
             target = _load_model(bundle, "target", batch_size, threads or cores())
             drafting: Drafter = NgramDrafter()
-            if drafts := drafter != "ngram" and "draft" in manifest.models:
-                model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads or 1), chunk)
-                drafting = MixedDrafter(model, looks_up=drafter != "model")
+            drafts = drafter != "ngram" and "draft" in manifest.models
             policy = _policy(bundle, drafts, threads or cores(), limits)
+            if overlap is None:
+                overlap = policy is not None and policy.costs.overlap
+            if drafts:
+                draft = _load_model(bundle, "draft", batch_size, draft_threads or 1)
+                model = ModelDrafter(draft, chunk, overlap)
+                drafting = MixedDrafter(model, looks_up=drafter != "model")
         loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
         loop.reuses, loop.limits = prefix_caching, limits
         return cls(manifest, tokenizer, loop, batch_size, max_waiting, policy=policy)

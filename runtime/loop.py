@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,8 @@ class Loop:
         self.enter(sequences)
         trees = self.draft(sequences)
         shares = [self.share(s, t) for s, t in zip(sequences, trees, strict=True)]
-        with nvtx.range("verify"):
+        ahead = self.drafter.ahead(sequences) if self.drafter else nullcontext()
+        with nvtx.range("verify"), ahead:
             logits = self.target.step(shares)
         for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
             try:

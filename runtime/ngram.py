@@ -8,6 +8,7 @@ itself, so that a loop is drafted to any depth.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,10 @@ class NgramDrafter:
     def _tree(self, sequence: Sequence, batch: int) -> Tree:
         found = from_text(sequence, batch) if sequence.outlook else None
         return found or (lookup(sequence.history, sequence.shape) if sequence.shape else Tree([sequence.tokens[-1]]))
+
+    def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
+        """Nothing: a tree takes no time."""
+        return nullcontext()
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """Nothing to keep: the text is the state."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runtime.draft import Growth, ModelDrafter
+from ...runtime.draft import ModelDrafter
+from ...runtime.growth import Growth
 from ...runtime.ngram import matches
 from ...runtime.sequence import Sequence
 

@@ -17,8 +17,8 @@ from specbuild.builder.tuning.chances import Record, _monotone, lookup_chances, 
 from specbuild.builder.tuning.times import host_times
 from specbuild.builder.tuning.tune import Tuning, tune
 from specbuild.runtime import Bundle, Engine, RunStats, SamplingParams
-from specbuild.runtime.draft import Growth
 from specbuild.runtime.errors import OptionError
+from specbuild.runtime.growth import Growth
 from specbuild.runtime.tree import Tree, TreeSpec
 
 PROMPTS = ["def main(argv):\n", "import os\nimport sys\n\n"]
