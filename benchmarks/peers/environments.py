@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from worker import HERE, PeerError
+from worker import PeerError
+
+HERE = Path(__file__).resolve().parent
 
 
 def python(name: str, folder: Path) -> Path:

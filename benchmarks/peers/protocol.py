@@ -1,9 +1,10 @@
 """What run.py and a worker say to each other: JSON objects, a line each, on the worker's stdin and stdout.
 
-run.py sends a job, {"target", "draft", "bundle", "threads", "folder"}, and is told what was loaded, {"versions",
-"settings", "modes"}. Then it sends requests, {"mode", "tokens", "n"}, and gets each one's {"tokens", "first", "total"}:
-the n new tokens, and the seconds from the call to the first of them and to the last. {"error"} may come instead. The
-worker ends when its stdin does. It runs in an environment of its own: nothing here needs more than Python.
+run.py sends a job, {"target", "draft", "bundle", "threads", "float32", "folder"}, and is told what was loaded,
+{"versions", "settings", "modes"}. Then it sends requests, {"mode", "tokens", "n"}, and gets each one's {"tokens",
+"first", "total"}: the n new tokens, and the seconds from the call to the first of them and to the last. {"error"} may
+come instead. The worker ends when its stdin does. It runs in an environment of its own: nothing here needs more than
+Python.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-prompts", type=int, default=8, help="so many, evenly spread over the file")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
+    parser.add_argument("--openvino-defaults", action="store_true", help="let OpenVINO choose its precision (bf16, …)")
     parser.add_argument("--only", default=",".join(PEERS), metavar="PEER,…", help="of the peers; default: %(default)s")
     parser.add_argument("--folder", type=Path, default=common.ROOT / "build" / "peers", help="for environments, models")
     parser.add_argument("--output", type=Path, help="JSON file for the result")
@@ -72,6 +73,7 @@ def token_ids(file: Path, count: int, target: Path) -> list[list[int]]:
 def workers(asked: argparse.Namespace) -> Iterator[dict[str, Worker]]:
     """A process for each peer that is asked for, loaded one after the other."""
     job = {name: str(getattr(asked, name).resolve()) for name in ("target", "draft", "bundle")}
+    job |= {"threads": asked.threads, "float32": not asked.openvino_defaults}
     with ExitStack() as stack:
         started = {}
         for name in asked.only:
@@ -79,8 +81,7 @@ def workers(asked: argparse.Namespace) -> Iterator[dict[str, Worker]]:
             folder.mkdir(parents=True, exist_ok=True)
             python = environments.python(name, folder)
             print(f"{name}: loading", file=sys.stderr)
-            one = Worker(name, python, job | {"threads": asked.threads, "folder": str(folder)})
-            started[name] = stack.enter_context(one)
+            started[name] = stack.enter_context(Worker(name, python, job | {"folder": str(folder)}))
         yield started
 
 

@@ -28,7 +28,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("paged", {}),
     "plain, stateful": ("stateful", {}),
     **{f"lookup {k}": ("lookup", {"num_assistant_tokens": k, "max_ngram_size": 3}) for k in (3, 5, 10)},
-    **{f"draft {k}": ("draft", {"num_assistant_tokens": k}) for k in (3, 5)},
+    **{f"draft {k}": ("draft", {"num_assistant_tokens": k}) for k in (3, 5, 8)},
     "draft, sure of 0.4": ("draft", {"assistant_confidence_threshold": 0.4}),
 }
 
@@ -41,7 +41,7 @@ class OpenVINO:
     def __init__(self, job: dict[str, Any]) -> None:
         folder = Path(job["folder"])
         target, draft = (str(converted(Path(job[name]), folder, _export(job[name]))) for name in ("target", "draft"))
-        options = {"INFERENCE_NUM_THREADS": job["threads"], "NUM_STREAMS": 1, **job.get("precision", FLOAT32)}
+        options = {"INFERENCE_NUM_THREADS": job["threads"], "NUM_STREAMS": 1, **(FLOAT32 if job["float32"] else {})}
         paged = options | {"scheduler_config": _scheduler()}
         self._pipelines = {
             "stateful": genai.LLMPipeline(target, "CPU", ATTENTION_BACKEND="SDPA", **options),
