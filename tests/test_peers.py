@@ -162,7 +162,6 @@ def test_a_run_measures_every_mode_on_every_prompt(
         "plain": 2,
         "auto": 2,
         "best:5": 2,
-        "chain:4": 2,
     }
     assert all(row["equal_to_specbuild_plain"] == 2 for row in result["peers"]["specbuild"].values())
     assert (result["refused"], result["auto_over_fastest_peer"]) == ({}, {})

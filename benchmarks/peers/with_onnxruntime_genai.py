@@ -20,8 +20,8 @@ DRAFT_THREADS = 1  # with two, two pools of threads that wait by spinning halve 
 
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("alone", {}),
-    **{f"lookup {k}": ("alone", {"ngram_size": 4, "max_draft_tokens": k}) for k in (4, 8, 12)},
-    "lookup 8, chained": ("alone", {"ngram_size": 4, "max_draft_tokens": 8, "ngram_chained_lookup": True}),
+    **{f"lookup 8, {n}-grams": ("alone", {"ngram_size": n, "max_draft_tokens": 8}) for n in (3, 4)},
+    "lookup 8, chained": ("alone", {"ngram_size": 3, "max_draft_tokens": 8, "ngram_chained_lookup": True}),
     **{f"draft {k}": ("drafted", {"max_draft_tokens": k}) for k in (3, 5)},
     "draft, adaptive": ("drafted", {"min_adaptive_k": 2}),
 }

@@ -27,7 +27,7 @@ REPORTED = (
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("paged", {}),
     "plain, stateful": ("stateful", {}),
-    **{f"lookup {k}": ("lookup", {"num_assistant_tokens": k, "max_ngram_size": 3}) for k in (3, 5, 10)},
+    **{f"lookup {k}": ("lookup", {"num_assistant_tokens": k, "max_ngram_size": 3}) for k in (5, 10)},
     **{f"draft {k}": ("draft", {"num_assistant_tokens": k}) for k in (3, 5, 8)},
     "draft, sure of 0.4": ("draft", {"assistant_confidence_threshold": 0.4}),
 }

@@ -12,7 +12,7 @@ from specbuild.runtime import Engine, SamplingParams
 class Specbuild:
     """An engine; a mode is what speculation it is asked for."""
 
-    modes = ("plain", "auto", "best:5", "chain:4")
+    modes = ("plain", "auto", "best:5")
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._engine = Engine.load(job["bundle"], threads=job["threads"], prefix_caching=False)
