@@ -20,7 +20,7 @@ import os
 from protocol import Decoded, serve
 
 class Toy:
-    versions, settings, modes = {"toy": "1"}, {}, ("plain", "short", "broken", "fatal")
+    versions, settings, modes = {"toy": "1"}, {}, ("plain", "auto", "short", "broken", "fatal")
 
     def __init__(self, job):
         print("no answer")
@@ -68,7 +68,7 @@ def job(folder: Path, **fields: Any) -> dict[str, Any]:
 def test_a_worker_answers_each_request_and_survives_those_it_cannot_do(toy: Callable[..., Any], load: Any) -> None:
     error = load("worker").PeerError
     with toy() as peer:
-        assert (peer.about["versions"], peer.modes) == ({"toy": "1"}, ["plain", "short", "broken", "fatal"])
+        assert (peer.about["versions"], peer.modes) == ({"toy": "1"}, ["plain", "auto", "short", "broken", "fatal"])
         assert tuple(peer.decode("plain", [1, 5], 3)) == ([6, 7, 8], 0.5, 1.5)
         with pytest.raises(error, match=r"^toy-peer, broken: cannot do that$"):
             peer.decode("broken", [1], 3)
@@ -88,14 +88,22 @@ def test_a_worker_that_ends_or_cannot_load_is_said_in_a_line(toy: Callable[..., 
 
 
 def test_modes_that_cannot_be_had_are_told_and_not_measured(toy: Callable[..., Any], load: Any) -> None:
-    with toy() as peer:
-        peer.about["modes"] = ["plain", "broken", "short"]
-        turns, refused = load("run").warm_up({"toy-peer": peer}, [1], 4)
-    assert turns == [("toy-peer", "plain")]
-    assert refused == {
-        "toy-peer, broken": "toy-peer, broken: cannot do that",
-        "toy-peer, short": "toy-peer, short: 3 tokens where 4 were asked for",
-    }
+    run = load("run")
+    with toy() as peer, toy() as ours:
+        peer.about["modes"], ours.about["modes"] = ["broken", "plain", "short"], ["plain", "auto"]
+        result = run.measure({"specbuild": ours, "toy-peer": peer}, [[1], [2]], 4)
+        assert {name: list(modes) for name, modes in result["peers"].items()} == {
+            "specbuild": ["plain", "auto"],
+            "toy-peer": ["plain"],
+        }
+        assert result["peers"]["toy-peer"]["plain"]["requests"] == 2
+        assert result["refused"] == {
+            "toy-peer, broken": "toy-peer, broken: cannot do that",
+            "toy-peer, short": "toy-peer, short: 3 tokens where 4 were asked for",
+        }
+        ours.about["modes"] = ["plain", "short"]
+        with pytest.raises(load("worker").PeerError, match=r"^there is nothing to compare with: toy-peer, short: 3 "):
+            run.measure({"specbuild": ours}, [[1]], 4)
 
 
 def test_ratios_are_of_whole_requests_and_of_what_follows_the_first_token(load: Callable[[str], Any]) -> None:

@@ -24,7 +24,8 @@ from tokenizers import Tokenizer
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 import common
 import environments
-from table import OURS, PLAIN, Tally, markdown, ratios
+from protocol import Decoded
+from table import OUR_MODE, OURS, PLAIN, Tally, markdown, ratios
 from worker import PeerError, Worker
 
 PEERS = (OURS, "transformers", "openvino", "onnxruntime-genai")
@@ -85,36 +86,41 @@ def workers(asked: argparse.Namespace) -> Iterator[dict[str, Worker]]:
         yield started
 
 
-def warm_up(peers: dict[str, Worker], tokens: list[int], n: int) -> tuple[list[tuple[str, str]], dict[str, str]]:
-    """Every mode's turn at one prompt: those that worked, and what the others said."""
-    turns, refused = [], {}
-    for name, peer in peers.items():
-        for mode in peer.modes:
+class Round:
+    """All modes' turns at one prompt after the other; a mode that fails is `refused` and has no further turn."""
+
+    def __init__(self, peers: dict[str, Worker]) -> None:
+        self.peers, self.refused = peers, dict[str, str]()
+        self.turns = [(name, mode) for name, peer in peers.items() for mode in peer.modes]
+
+    def decode(self, tokens: list[int], n: int, begin: int = 0) -> dict[tuple[str, str], Decoded]:
+        """By peer and mode; `begin` is whose turn is first."""
+        decoded = {}
+        for name, mode in self.turns[begin:] + self.turns[:begin]:
+            time.sleep(PAUSE)
             try:
-                peer.decode(mode, tokens, n)
-                turns.append((name, mode))
+                decoded[name, mode] = self.peers[name].decode(mode, tokens, n)
             except PeerError as error:
                 print(error, file=sys.stderr)
-                refused[f"{name}, {mode}"] = str(error)
-    return turns, refused
+                self.refused[f"{name}, {mode}"] = str(error)
+        self.turns = [turn for turn in self.turns if turn in decoded]
+        if not {(OURS, PLAIN), (OURS, OUR_MODE)} <= decoded.keys():
+            raise PeerError(f"there is nothing to compare with: {'; '.join(self.refused.values())}")
+        return decoded
 
 
 def measure(peers: dict[str, Worker], prompts: list[list[int]], n: int) -> dict[str, Any]:
     """All turns of all prompts, after a warm-up."""
-    turns, refused = warm_up(peers, prompts[0], n)
-    if (OURS, PLAIN) not in turns:
-        raise PeerError(f"there is nothing to compare with: {'; '.join(refused.values())}")
-    tallies = {name: {mode: Tally() for peer, mode in turns if peer == name} for name in peers}
+    every = Round(peers)
+    every.decode(prompts[0], n)
+    tallies = {turn: Tally() for turn in every.turns}
     for number, tokens in enumerate(prompts):
         print(f"prompt {number + 1} of {len(prompts)}: {len(tokens)} tokens", file=sys.stderr)
-        begin = number * len(turns) // len(prompts)
-        decoded = {}
-        for name, mode in turns[begin:] + turns[:begin]:
-            time.sleep(PAUSE)
-            decoded[name, mode] = peers[name].decode(mode, tokens, n)
-        for (name, mode), one in decoded.items():
-            tallies[name][mode].add(one, one.tokens == decoded[OURS, PLAIN].tokens)
-    return ratios(tallies) | {"refused": refused}
+        decoded = every.decode(tokens, n, number * len(every.turns) // len(prompts))
+        for turn, one in decoded.items():
+            tallies[turn].add(one, one.tokens == decoded[OURS, PLAIN].tokens)
+    by_peer = {name: {mode: tallies[peer, mode] for peer, mode in every.turns if peer == name} for name in peers}
+    return ratios({name: modes for name, modes in by_peer.items() if modes}) | {"refused": every.refused}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -68,11 +68,14 @@ def _build(source: str) -> Any:
 
 
 def _model(folder: Path, target: Path, draft: Path | None, threads: int) -> genai.Model:
-    """Load a copy of `target` with threads, with a draft where there is one, and with no token that ends a text."""
+    """Load a copy of `target` with threads and, where there is one, a draft.
+
+    The vocabulary's last token ends a text, since one has to; where it comes, tokens are missing, and run.py says so.
+    """
     shutil.copytree(target, folder, copy_function=os.link, ignore=shutil.ignore_patterns("genai_config.json"))
     config = json.loads((target / "genai_config.json").read_text(encoding="utf-8"))
     model = config["model"]
-    model["eos_token_id"] = []
+    model["eos_token_id"] = model["vocab_size"] - 1
     model["decoder"]["session_options"]["intra_op_num_threads"] = threads
     if draft:
         shutil.copytree(draft, folder / "draft", copy_function=os.link)
