@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
+from dataclasses import replace
 from types import TracebackType
 
 import numpy as np
@@ -36,6 +37,7 @@ from .sequence import Sequence
 from .tokenizer import Prompt, Tokenizer
 
 MAX_WAITING = 256
+PROMPT_CHUNK = 256  # nodes of a prompt in a step where nobody else waits for its end; on a CPU
 _log = logging.getLogger("specbuild")
 
 
@@ -141,10 +143,10 @@ class Engine:
                 overlap = policy is not None and policy.costs.overlap
             if drafts:
                 draft = _load_model(bundle, "draft", batch_size, draft_threads or 1)
-                model = ModelDrafter(draft, chunk, overlap)
+                model = ModelDrafter(draft, PROMPT_CHUNK, overlap)
                 drafting = MixedDrafter(model, looks_up=drafter != "model")
         loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
-        loop.reuses, loop.limits = prefix_caching, limits
+        loop.reuses, loop.limits, loop.lone_chunk = prefix_caching, limits, max(chunk, PROMPT_CHUNK)
         return cls(manifest, tokenizer, loop, batch_size, max_waiting, policy=policy)
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
@@ -290,4 +292,5 @@ def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> bac
     graphs = bundle.manifest.models[name].graphs
     compiled = min(int(size) for size in graphs if int(size) >= batch_size)
     graph, spec = bundle.path(graphs[str(compiled)]), backends.spec_of(bundle.manifest, name)
+    spec = replace(spec, max_nodes=max(spec.max_nodes, PROMPT_CHUNK))
     return backends.load(bundle.manifest.backend, graph, spec, compiled, threads)

@@ -30,6 +30,7 @@ class Loop:
 
     def __init__(self, target: Executor, drafter: Drafter | None, chunk: int, eos: frozenset[int]) -> None:
         self.target, self.drafter, self.chunk, self.eos = target, drafter, chunk, eos
+        self.lone_chunk = chunk  # of a prompt whose reading holds nobody up
         self.stats = RunStats()
         self.limits = NO_LIMITS
         self.reuses = True  # what a slot's cache holds of a text, for the next one that begins the same
@@ -121,7 +122,8 @@ class Loop:
         drafting = [s for s in drafting if s.shape]
         proposed = self.drafter.propose(drafting) if self.drafter and drafting else []
         drafted = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
-        return [drafted.get(s.slot) or Tree.chain(s.tokens[s.cached : s.cached + self.chunk]) for s in sequences]
+        chunk = self.chunk if len(sequences) > 1 else self.lone_chunk
+        return [drafted.get(s.slot) or Tree.chain(s.tokens[s.cached : s.cached + chunk]) for s in sequences]
 
     def share(self, sequence: Sequence, tree: Tree) -> Share:
         """A tree as the executor takes it: rows from the committed ones on, logits for what will be decided."""

@@ -104,13 +104,12 @@ class Outlook:
         room = self.limits.most(batch, min(room, len(times.verify) - 2))
         plain = Option("plain", 0, 1.0, times.alone)
         self._continued = self._continuation(matched, min(room, LONGEST)) if matched else []
-        best = max(self._trees(self.model.ratio, room), key=lambda option: option.rate, default=plain)
         resting, self._rest = self._rest > 0, max(self._rest - 1, 0)
+        best = plain if resting else self._tree(self.model.ratio, room, plain)
+        best = self._lookup(best)
         least = plain.rate * self.limits.min_expected_speedup
-        options = [o for o in (*self._lookups(), *([] if resting else [best])) if o.rate >= least]
-        self.now = max(plain, *options, key=lambda option: option.rate) if options else plain
-        self._rate = max(self.now.rate, best.rate)
-        if self.now is plain and not resting and any(o.rate > least for o in self._trees(HOPE, room)):
+        self.now, self._rate = best if best.rate >= least else plain, best.rate
+        if self.now is plain and not resting and self._tree(HOPE, room, plain).rate > least:
             self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1))
         self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
         return self.now
@@ -120,24 +119,30 @@ class Outlook:
         known = self.chances.lookup
         return [known[min(matched + more, len(known) - 1)] for more in range(count)]
 
-    def _lookups(self) -> list[Option]:
-        """The text's continuation, of every length."""
-        options, tokens, reached = list[Option](), 1.0, 1.0
+    def _lookup(self, best: Option) -> Option:
+        """The text's continuation at its best length, where it promises more than another option."""
+        tokens, reached, ratio, rate, verify = 1.0, 1.0, self.lookup.ratio, best.rate, self._times.verify.tolist()
         for count, chance in enumerate(self._continued, 1):
-            reached *= min(chance * self.lookup.ratio, SURE)
+            reached *= min(chance * ratio, SURE)
             tokens += reached
-            seconds = float(self._times.verify[count + 1]) + self._times.round
-            options.append(Option("lookup", count, tokens, seconds))
-        return options
+            seconds = verify[count + 1] + self._times.round
+            if tokens > rate * seconds:
+                best, rate = Option("lookup", count, tokens, seconds), tokens / seconds
+        return best
 
-    def _trees(self, ratio: float, room: int) -> list[Option]:
-        """The model's trees by their levels, where a token's chance is `ratio` times the calibrated one."""
-        reach, options, tokens = self.chances.reach, list[Option](), 1.0
+    def _tree(self, ratio: float, room: int, best: Option) -> Option:
+        """The model's tree of as many levels as is best, where that promises more than another option.
+
+        A token's chance is `ratio` times the calibrated one.
+        """
+        reach, tokens, rate = self.chances.reach, 1.0, best.rate
         for levels in range(1, min(len(reach) - 1, room) + 1 if self.drafts else 1):
             tokens += (reach[levels] - reach[levels - 1]) * ratio**levels
             nodes = min(2 * levels, room)
-            options.append(Option("model", nodes, tokens, self._seconds(levels, nodes)))
-        return options
+            seconds = self._seconds(levels, nodes)
+            if tokens > rate * seconds:
+                best, rate = Option("model", nodes, tokens, seconds), tokens / seconds
+        return best
 
     def _seconds(self, levels: int, nodes: int) -> float:
         times = self._times
