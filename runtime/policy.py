@@ -26,7 +26,7 @@ SURPRISE, LEFT = 0.005, 2.0  # failures in a row less likely than that: all is f
 DOUBTED = 0.1
 SURE = 0.98  # no token is likelier
 HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
-PROBES = (8, 64)  # rounds that a draft rests which does not pay: the first time, and at most
+PROBES = (16, 256)  # rounds until a draft that does not pay is tried again: the first time, and at most
 LONGEST = 24  # tokens of the text's continuation at most
 Kind = Literal["plain", "lookup", "model", "probe"]
 
@@ -60,6 +60,25 @@ class Trust:
             self.accepted, self.expected, self.doubt = LEFT * DOUBTED, LEFT, 1.0
 
 
+@dataclass(slots=True)
+class Session:
+    """What all sequences of an engine share: trust in the model, and when it is tried next where it does not pay."""
+
+    model: Trust = field(default_factory=lambda: Trust(memory=SESSION_MEMORY, surprise=0.0))
+    rest: int = 0  # rounds, of all those that would try
+    wait: int = PROBES[0]
+
+    def may_probe(self) -> bool:
+        """Whether it is time."""
+        self.rest -= 1
+        return self.rest < 0
+
+    def probed(self, accepted: int) -> None:
+        """What came of it: the next round may try again, or none for longer than the last time."""
+        self.rest = 0 if accepted else self.wait
+        self.wait = max(self.wait // 2, PROBES[0]) if accepted else min(2 * self.wait, PROBES[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """What a round might do: tokens it should emit, and seconds. `nodes`: drafted; of the model's tree, a guess."""
@@ -82,7 +101,7 @@ class Outlook:
     costs: Costs
     chances: Chances
     drafts: bool  # whether there is a model to draft with
-    session: Trust  # of the model, in all sequences so far
+    session: Session
     limits: Limits = NO_LIMITS
     model: Trust = field(init=False)
     lookup: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))  # it costs little to be believed
@@ -92,11 +111,9 @@ class Outlook:
     _times: Times = field(init=False)
     _rate: float = 0.0  # λ
     _continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
-    _rest: int = 0  # rounds until the model is asked again
-    _wait: int = PROBES[0]
 
     def __post_init__(self) -> None:
-        self.model = Trust(PRIOR * min(self.session.ratio, 1.0))
+        self.model = Trust(PRIOR * min(self.session.model.ratio, 1.0))
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
@@ -104,12 +121,10 @@ class Outlook:
         room = self.limits.most(batch, min(room, len(times.verify) - 2))
         plain = Option("plain", 0, 1.0, times.alone)
         self._continued = self._continuation(matched, min(room, LONGEST)) if matched else []
-        resting, self._rest = self._rest > 0, max(self._rest - 1, 0)
-        best = plain if resting else self._tree(self.model.ratio, room, plain)
-        best = self._lookup(best)
+        best = self._lookup(self._tree(self.model.ratio, room, plain))
         least = plain.rate * self.limits.min_expected_speedup
         self.now, self._rate = best if best.rate >= least else plain, best.rate
-        if self.now is plain and not resting and self._tree(HOPE, room, plain).rate > least:
+        if self.now is plain and self._tree(HOPE, room, plain).rate > least and self.session.may_probe():
             self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1))
         self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
         return self.now
@@ -198,12 +213,9 @@ class Outlook:
         self.lookup.record(int(token == self.guess), self._continued[:1])
         if chances:
             self.model.record(accepted, chances)
-            self.session.record(accepted, chances)
+            self.session.model.record(accepted, chances)
         if self.now.kind == "probe":
-            if accepted:
-                self._wait = max(self._wait // 2, PROBES[0])
-            else:
-                self._rest, self._wait = self._wait, min(2 * self._wait, PROBES[1])
+            self.session.probed(accepted)
 
 
 class Policy:
@@ -212,7 +224,7 @@ class Policy:
     def __init__(self, costs: Costs, drafts: bool, limits: Limits = NO_LIMITS) -> None:
         """`drafts`: whether there is a model to draft with."""
         self.costs, self.drafts, self.limits = costs, drafts, limits
-        self._sessions = {sampled: Trust(memory=SESSION_MEMORY, surprise=0.0) for sampled in (False, True)}
+        self._sessions = {sampled: Session() for sampled in (False, True)}
 
     def outlook(self, temperature: float) -> Outlook:
         """A sequence's own, that begins with what was seen of the model in others."""
