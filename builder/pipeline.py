@@ -26,6 +26,7 @@ from ..runtime.backends import ON_GPU
 from ..runtime.bundle import (
     MANIFEST,
     MODULES,
+    REPORT,
     SCHEMA_VERSION,
     EngineRecord,
     FileRecord,
@@ -53,7 +54,7 @@ from .quantize import QUANTIZERS
 from .reference import Reference, greedy, text_logits
 from .rounding import DTYPES, measure
 
-TOKENIZER, CHAT_TEMPLATE, REPORT = "tokenizer.json", "chat_template.jinja", "report.json"
+TOKENIZER, CHAT_TEMPLATE = "tokenizer.json", "chat_template.jinja"
 KERNELS = "kernels"
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")
 Progress = Callable[[str], None]

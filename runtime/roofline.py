@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from .backends.cuda import Cuda
 from .backends.standard import StandardExecutor
 from .bundle import ModelRecord
 from .engine import cores
+from .loop import Loop
 from .memory import ITEM_BYTES
 
 _TIMES = 10  # of each measurement of the device; the best counts
@@ -168,6 +170,22 @@ def _best(run: Callable[[], object]) -> float:
         run()
         times.append(time.perf_counter() - started)
     return min(times)
+
+
+def step_seconds(loop: Loop, wanted: Iterable[tuple[str, int]], rows: int, repeat: int) -> dict[tuple[str, int], float]:
+    """Median seconds of steps, by "target" or "draft" and nodes, of all slots after `rows` rows.
+
+    All take turns, so whatever else the machine does meets them all; the first turn is a warm-up. Slots must be free.
+    """
+    executors = {"target": loop.target} | ({"draft": loop.draft_executor} if loop.draft_executor else {})
+    runs = {(name, nodes): timed_step(executors[name], nodes, rows) for name, nodes in wanted}
+    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in runs}
+    for _ in range(repeat + 1):
+        for key, run in runs.items():
+            seconds[key].append(run())
+    for slot in range(loop.target.batch_size):
+        loop.release(slot)
+    return {key: median(times[1:]) for key, times in seconds.items()}
 
 
 def timed_step(executor: Executor, nodes: int, rows: int) -> Callable[[], float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -67,8 +68,8 @@ def _facts(result: Mapping[str, Any]) -> str:
         told,
     ]
     note = (
-        "“off” is plain decoding, to which speedups are ratios; “auto” is the bundle's own tree. All took turns on the "
-        "same prompts, in one run."
+        "“off” is plain decoding, to which speedups are ratios; “auto” is the bundle's default tree, in a tuned bundle "
+        "what promises most in each round. All took turns on the same prompts, in one run."
     )
     body = "<br>".join(escape(line) for line in lines)
     return f'<p><code>{escape(result["command"])}</code></p><p>{body}</p><p class="note">{escape(note)}</p>'
@@ -96,20 +97,24 @@ def _plot(title: str, draw: Callable[[Any], None], size: tuple[float, float]) ->
 
 
 def _speedups(figure: Any, groups: Mapping[int, Rows]) -> None:
-    """Wall speedups with their intervals, trees in the order of their nodes: a line for each concurrency."""
+    """Wall speedups with their intervals, trees in the order of their nodes, the policy last; a line a concurrency."""
     axes = figure.subplots()
     for number, (size, rows) in enumerate(groups.items()):
-        found = sorted((row for row in rows if row["nodes"]), key=lambda row: row["nodes"])
+        found = sorted((row for row in rows if row["tree"]), key=lambda row: row["nodes"] or math.inf)
         values = [row["wall_speedup"]["value"] for row in found]
         bounds = ([row["wall_speedup"][end] for row in found] for end in ("low", "high"))
         errors = [[abs((b or v) - v) for b, v in zip(end, values, strict=True)] for end in bounds]
         places, colour = [i + number / 20 for i in range(len(found))], COLOURS[1 + number % (len(COLOURS) - 1)]
         axes.errorbar(places, values, errors, marker="o", capsize=3, lw=1, color=colour, label=f"concurrency {size}")
-        axes.set_xticks(range(len(found)), [f"{row['speculation']}\n{row['nodes']} nodes" for row in found])
+        axes.set_xticks(range(len(found)), [_title(row) for row in found])
     axes.axhline(1, color="#888888", lw=1, ls="--")
     axes.set_ylabel("wall speedup over plain decoding")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return f"{row['speculation']}\n{row['nodes']} nodes" if row["nodes"] else f"{row['speculation']}\nwhat pays"
 
 
 def _costs(figure: Any, rows: Rows) -> None:

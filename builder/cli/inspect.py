@@ -10,6 +10,7 @@ import click
 
 from ...runtime import Bundle
 from ...runtime.backends import ON_GPU
+from ...runtime.bundle import REPORT
 from ...runtime.errors import OptionError
 from ..layers import in_words
 
@@ -31,7 +32,7 @@ def command(bundle: Path, graph: bool, device_loop: bool, as_json: bool) -> None
         click.echo(json.dumps(describe_bundle(opened, 1, opened.manifest.default_tree)))
         return
     manifest = json.loads(opened.manifest.to_json())
-    report = json.loads(opened.path("report.json").read_text(encoding="utf-8"))
+    report = json.loads(opened.path(REPORT).read_text(encoding="utf-8"))
     if as_json:
         click.echo(json.dumps({"manifest": manifest, "report": report}, ensure_ascii=False))
     elif graph:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...runtime.backends import Executor
 from ...runtime.draft import Growth, ModelDrafter
-from ...runtime.ngram import matches
+from ...runtime.ngram import LONGEST, matches
 from ...runtime.sequence import Sequence
+from ...runtime.tree import BEST_BRANCH, BEST_DEPTH
 
 BINS = 8  # of the calibration
-LEVELS = 8
 DOUBT = 2.0  # made-up trials, one of which came true, for what was hardly ever seen
-LONGEST = 12  # tokens that match, at most
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Record:
     def reach(self) -> list[float]:
         """Accepted tokens on average in d levels, d from 0."""
         depths = np.array([len(accepted) for _, accepted in self.orders] or [0])
-        return [float(np.minimum(depths, levels).mean()) for levels in range(LEVELS + 1)]
+        return [float(np.minimum(depths, levels).mean()) for levels in range(BEST_DEPTH + 1)]
 
     def accepted_of(self, nodes: int) -> float:
         """Accepted tokens on average of the best `nodes` of each tree."""
@@ -41,7 +41,7 @@ class Record:
     def step(self) -> float:
         """How often any child is accepted, where its parent was and had some."""
         accepted = sum(len(ranks) for _, ranks in self.orders)
-        ended = sum(len(ranks) < LEVELS for _, ranks in self.orders)
+        ended = sum(len(ranks) < BEST_DEPTH for _, ranks in self.orders)
         return (accepted + 1) / (accepted + ended + DOUBT)
 
     def calibration(self) -> tuple[list[float], list[float]]:
@@ -52,12 +52,12 @@ class Record:
         wins = [sum(self.accepted[i] for i in group) + 1.0 for group in groups]
         return _monotone(likely, wins, [len(group) + DOUBT for group in groups])
 
-    def by_rank(self, most: int = 4) -> list[list[float]]:
+    def by_rank(self) -> list[list[float]]:
         """The chance of a child by its parent's depth and its rank, falling in rank: what `best_tree` takes."""
         table = []
-        for depth in range(LEVELS):
+        for depth in range(BEST_DEPTH):
             row, least = list[float](), 1.0
-            for rank in range(most):
+            for rank in range(BEST_BRANCH):
                 tried = [won for d, r, won in self.ranks if (d, r) == (depth, rank)]
                 least = min(least, sum(tried) / len(tried) if tried else 0.0)
                 row.append(least)
@@ -76,13 +76,15 @@ class Record:
 class RecordingDrafter(ModelDrafter):
     """A draft that notes, of every tree, what came true."""
 
-    record = Record()
+    def __init__(self, executor: Executor, chunk: int, record: Record) -> None:
+        super().__init__(executor, chunk)
+        self._record = record
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """See `Drafter.commit`."""
         growth = self._growth[sequence.slot]
         if len(growth.pool) > 1:
-            note(self.record, growth, [growth.kept[node] for node in path])
+            note(self._record, growth, [growth.kept[node] for node in path])
         super().commit(sequence, path)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime import Bundle, Engine, Prompt, SamplingParams
-from ...runtime.bundle import MANIFEST, file_record
+from ...runtime.bundle import MANIFEST, REPORT, file_record
 from ...runtime.costs import FILE, SCHEMA, Times, machine
 from ...runtime.engine import cores
 from ...runtime.errors import OptionError
@@ -20,15 +20,14 @@ from ...runtime.metrics import RunStats
 from ...runtime.sequence import Sequence as Request
 from ...runtime.tree import BEST_DEPTH, BEST_EXPAND
 from ..output import staging
-from .chances import LEVELS, Record, RecordingDrafter, lookup_chances
+from .chances import Record, RecordingDrafter, lookup_chances
 from .sequoia import best_tree
-from .times import copy, host_times, plus, step_times
+from .times import host_times, step_times
 
 SIZES = (1, 2, 4, 8, 16, 32)  # trees that are held against each other
 LEAST, WIDEST = 8, 32  # nodes of a tree that the policy may grow: twice the best size's, which costs little more
 CONTEXT = 256  # cached rows of measured steps, where the bundle's texts may be twice as long
-TEMPERATURE = 0.8  # of sampled calibration
-REPORT = "report.json"
+TEMPERATURES = {"greedy": 0.0, "sampled": 0.8}  # of calibration
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,10 @@ class Tuning:
     new_tokens: int
     batch_sizes: Sequence[int]
     threads: int | None = None
+
+    def params(self, temperature: float = 0.0) -> SamplingParams:
+        """Of every text."""
+        return SamplingParams(max_new_tokens=self.new_tokens, temperature=temperature, seed=0, ignore_eos=True)
 
 
 def tune(folder: Path, asked: Tuning, progress: Callable[[str], None] = lambda stage: None) -> dict[str, Any]:
@@ -52,23 +55,21 @@ def tune(folder: Path, asked: Tuning, progress: Callable[[str], None] = lambda s
             f"{folder} runs on {bundle.manifest.backend}: only bundles that run on a CPU can be tuned yet"
         )
     largest, rows = bundle.manifest.buckets[-1] - 1, min(CONTEXT, bundle.manifest.max_seq_len // 2)
-    batches, times = sorted({1, *asked.batch_sizes}), dict[str, Any]()
-    with _engine(folder, asked, batches[-1]) as engine:  # what is wrong is said before anything is measured
-        engine.requests(list(asked.prompts), SamplingParams(max_new_tokens=asked.new_tokens), "raise")
-    for batch in batches:
-        progress(f"steps of batch {batch}")
-        with _engine(folder, asked, batch) as engine, engine.scheduler.exclusive() as loop:
-            times[str(batch)] = step_times(loop, largest, rows)
-    with _engine(folder, asked, 1) as engine:
-        chances, records, host = _chances(engine, asked, largest, progress)
-        _settle(times, host)
-        costs = {
-            "schema": SCHEMA,
-            "machine": machine(asked.threads or cores()),
-            "times": times,
-            "chances": chances,
-        }
-        sizes = _sizes(costs, records["greedy"], largest) if "draft" in bundle.manifest.models else []
+    times = dict[str, Any]()
+    for batch in sorted({1, *asked.batch_sizes}, reverse=True):
+        with Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False) as engine:
+            engine.requests(list(asked.prompts), asked.params(), "raise")  # what is wrong is said before measuring
+            progress(f"steps of batch {batch}")
+            with engine.scheduler.exclusive() as loop:
+                times = {str(batch): step_times(loop, largest, rows)} | times
+            if batch == 1:
+                texts = {name: _read(engine, asked, name, largest, progress) for name in TEMPERATURES}
+                host = _host(engine, asked, texts["greedy"], largest)
+    _settle(times, host)
+    records = {name: each.record for name, each in texts.items()}
+    chances = {name: each.chances() for name, each in texts.items()}
+    costs = {"schema": SCHEMA, "machine": machine(asked.threads or cores()), "times": times, "chances": chances}
+    sizes = _sizes(costs, records["greedy"], largest) if "draft" in bundle.manifest.models else []
     best = max(sizes, key=lambda size: size["speedup"], default=None)
     costs["widest"] = f"best:{min(largest, max(2 * best['nodes'], LEAST) if best else WIDEST)}"
     progress("writing")
@@ -85,66 +86,71 @@ def tune(folder: Path, asked: Tuning, progress: Callable[[str], None] = lambda s
     return report
 
 
-def _engine(folder: Path, asked: Tuning, batch: int) -> Engine:
-    return Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False)
+@dataclass(frozen=True)
+class _Texts:
+    """What came of the prompts at one temperature: the texts, what came true of drafts, where the time went."""
 
+    plain: list[Request]
+    record: Record
+    stats: dict[str, RunStats]  # of plain decoding, and of the widest trees
 
-def _chances(
-    engine: Engine, asked: Tuning, largest: int, progress: Callable[[str], None]
-) -> tuple[dict[str, Any], dict[str, Record], dict[str, float]]:
-    """What came true on the prompts, greedy and sampled; and the loop's own times."""
-    chances, records, stats = dict[str, Any](), dict[str, Record](), dict[str, RunStats]()
-    for name, temperature in (("greedy", 0.0), ("sampled", TEMPERATURE)):
-        progress(f"{name} texts")
-        params = SamplingParams(max_new_tokens=asked.new_tokens, temperature=temperature, seed=0, ignore_eos=True)
-        plain, stats["plain"] = _decode(engine, asked.prompts, replace(params, speculation="off"), Record())
-        record = Record()
-        if "draft" in engine.manifest.models:
-            widest = replace(params, speculation=f"best:{min(largest, WIDEST)}")
-            _, stats["wide"] = _decode(engine, asked.prompts, widest, record)
-            if not temperature:
-                _, stats["short"] = _decode(engine, asked.prompts, replace(params, speculation="chain:1"), Record())
-                host = host_times(stats["plain"], stats["short"], stats["wide"], min(LEVELS, largest))
-        elif not temperature:
-            host = host_times(stats["plain"], stats["plain"], stats["plain"], 1)
-        likely, chance = record.calibration() if record.likelihoods else ([0.0], [0.0])
-        texts = [(request.history, request.metrics.num_prompt_tokens) for request in plain]
-        chances[name] = {
+    def chances(self) -> dict[str, Any]:
+        """As the cost table has them."""
+        likely, chance = self.record.calibration() if self.record.likelihoods else ([0.0], [0.0])
+        texts = [(request.history, request.metrics.num_prompt_tokens) for request in self.plain]
+        return {
             "likely": likely,
             "chance": chance,
-            "step": record.step(),
-            "reach": record.reach(),
+            "step": self.record.step(),
+            "reach": self.record.reach(),
             "lookup": lookup_chances(texts),
         }
-        records[name] = record
-    return chances, records, host
+
+
+def _read(engine: Engine, asked: Tuning, name: str, largest: int, progress: Callable[[str], None]) -> _Texts:
+    """Decode the prompts, plainly and with the widest trees."""
+    progress(f"{name} texts")
+    params, record = asked.params(TEMPERATURES[name]), Record()
+    plain, stats = _decode(engine, asked.prompts, replace(params, speculation="off"))
+    wide = stats
+    if "draft" in engine.manifest.models:
+        widest = replace(params, speculation=f"best:{min(largest, WIDEST)}")
+        _, wide = _decode(engine, asked.prompts, widest, record)
+    return _Texts(plain, record, {"plain": stats, "wide": wide})
+
+
+def _host(engine: Engine, asked: Tuning, texts: _Texts, largest: int) -> dict[str, float]:
+    """The loop's own times, by the texts and by trees of one level."""
+    plain, wide = texts.stats["plain"], texts.stats["wide"]
+    if "draft" not in engine.manifest.models:
+        return host_times(plain, plain, plain, 1)
+    _, short = _decode(engine, asked.prompts, replace(asked.params(), speculation="chain:1"))
+    return host_times(plain, short, wide, min(BEST_DEPTH, largest))
 
 
 def _decode(
-    engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, record: Record
+    engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, record: Record | None = None
 ) -> tuple[list[Request], RunStats]:
     """Texts one by one with the draft model alone, and where the time of rounds went that read no prompt."""
     requests, _ = engine.requests(list(prompts), params, "raise")
-    total = RunStats()
+    parts = list[RunStats]()
     with engine.scheduler.exclusive() as whole:
-        drafter = None
-        if executor := whole.draft_executor:
-            drafter = RecordingDrafter(executor, whole.chunk)
-            drafter.record = record
+        executor = whole.draft_executor
+        drafter = RecordingDrafter(executor, whole.chunk, record or Record()) if executor else None
         loop = Loop(whole.target, drafter, whole.chunk, whole.eos)
         loop.reuses = False
         for request in requests:
             request.slot = 0
             while not request.output:
                 loop.round([request])
-            before = copy(loop.stats)
+            before = replace(loop.stats)
             while not request.finish_reason:
                 loop.round([request])
-            total = plus(total, loop.stats.since(before))
+            parts.append(loop.stats.since(before))
             loop.release(0)
             if request.error:
                 raise request.error
-    return requests, total
+    return requests, RunStats.sum(parts)
 
 
 def _settle(times: dict[str, Any], host: dict[str, float]) -> None:

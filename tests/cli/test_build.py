@@ -508,21 +508,26 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return graphs
 
 
-def test_fp8_caches(
-    specbuild: Command,
-    make_checkpoint: Callable[..., Path],
-    tmp_path: Path,
-    compiled: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """From a recipe: in the graphs, the manifest, the report, the memory, the bound, and what is shown of them."""
+@pytest.fixture
+def for_tensorrt(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], list[Any]]:
+    """`for_tensorrt(line)`: the options of a build from a recipe with this line, of a pair for `--backend tensorrt`."""
     monkeypatch.setenv("COLUMNS", "300")
-    sizes = {"head_dim": 64, "initializer_range": 0.3}
     for name, layers in (("target", 2), ("draft", 1)):
-        make_checkpoint(tmp_path / name, num_hidden_layers=layers, **sizes)
-    recipe = tmp_path / "r.toml"
-    recipe.write_text('target = "target"\ndraft = "draft"\nbackend = "tensorrt"\nkv-cache-dtype = "fp8"\n')
-    options = "--recipe", recipe, "--max-seq-len", 64, "--cuda-arch", "none"
+        make_checkpoint(tmp_path / name, num_hidden_layers=layers, head_dim=64, initializer_range=0.3)
+
+    def options(line: str) -> list[Any]:
+        recipe = tmp_path / "r.toml"
+        recipe.write_text(f'target = "target"\ndraft = "draft"\nbackend = "tensorrt"\n{line}\n')
+        return ["--recipe", recipe, "--max-seq-len", 64, "--cuda-arch", "none"]
+
+    return options
+
+
+def test_fp8_caches(specbuild: Command, tmp_path: Path, compiled: list[Any], for_tensorrt: Command) -> None:
+    """From a recipe: in the graphs, the manifest, the report, the memory, the bound, and what is shown of them."""
+    options = for_tensorrt('kv-cache-dtype = "fp8"')
     plan = json.loads(specbuild("build", *options, "-o", tmp_path / "x", "--dry-run", "--json").out)
     assert plan["kv_cache_dtype"] == "fp8"
     told = specbuild("build", *options, "-o", tmp_path / "fp8")
@@ -551,20 +556,9 @@ def test_fp8_caches(
     assert "over" not in specbuild("inspect", tmp_path / "own").out
 
 
-def test_paged_caches(
-    specbuild: Command,
-    make_checkpoint: Callable[..., Path],
-    tmp_path: Path,
-    compiled: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_paged_caches(specbuild: Command, tmp_path: Path, compiled: list[Any], for_tensorrt: Command) -> None:
     """From a recipe: in the graphs, the profiles, the manifest, the memory, and what is shown of them."""
-    monkeypatch.setenv("COLUMNS", "300")
-    for name, layers in (("target", 2), ("draft", 1)):
-        make_checkpoint(tmp_path / name, num_hidden_layers=layers, head_dim=64)
-    recipe = tmp_path / "r.toml"
-    recipe.write_text('target = "target"\ndraft = "draft"\nbackend = "tensorrt"\nblock-size = 16\n')
-    options = "--recipe", recipe, "--max-seq-len", 64, "--cuda-arch", "none", "--max-batch-size", 2
+    options = [*for_tensorrt("block-size = 16"), "--max-batch-size", 2]
     plan = json.loads(specbuild("build", *options, "-o", tmp_path / "x", "--dry-run", "--json").out)
     assert plan["block_size"] == 16
     assert {tuple(sizes["pages"]) for sizes in plan["profiles"].values()} == {(1, 17, 17)}
