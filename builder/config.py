@@ -23,6 +23,7 @@ class BuildConfig:
 
     `precision` None: the backend's first; `draft_precision` None: the target's. `cuda_arch`: what to compile kernels
     for, as `kernels.architectures` takes it, or "none". `engine`: how engines are compiled.
+    `tune`: a bundle for a CPU is tuned here, as by `specbuild tune`.
     """
 
     target: str
@@ -37,6 +38,7 @@ class BuildConfig:
     tree: str = DEFAULT_TREE
     cuda_arch: tuple[str, ...] = ()
     engine: EngineOptions = field(default_factory=EngineOptions)
+    tune: bool = False
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -72,6 +74,11 @@ class BuildConfig:
         """The precision of "target" or "draft"."""
         asked = self.draft_precision if model == "draft" else None
         return asked or self.precision or BACKENDS[self.backend].precisions[0]
+
+    @property
+    def tunes(self) -> bool:
+        """Whether the bundle is tuned: one that runs here."""
+        return self.tune and self.backend == "onnxruntime"
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ def render(result: Mapping[str, Any]) -> str:
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     groups = {size: [run for run in runs if run["concurrency"] == size] for size in sizes}
     parts = [_facts(result), _plot("Speedup by tree size", partial(_speedups, groups=groups), (9, 4))]
+    if times := result["bundle"]["costs"]:
+        parts += [_plot("Cost table: seconds of a step, as tuned", partial(_step_times, times=times), (9, 3.6))]
     parts += [_table(*each) for each in tables(result)]
     for size, rows in groups.items():
         drafted = [row for row in rows if row["speculative_decoding"]]
@@ -111,6 +113,19 @@ def _speedups(figure: Any, groups: Mapping[int, Rows]) -> None:
     axes.set_ylabel("wall speedup over plain decoding")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
+
+
+def _step_times(figure: Any, times: Mapping[str, Any]) -> None:
+    """What a step of the target, and one of the draft, takes by nodes: a line for each batch size."""
+    models = [name for name in ("verify", "draft") if all(each[name] for each in times.values())]
+    for axes, name in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        for number, (batch, each) in enumerate(times.items(), 1):
+            nodes, seconds = zip(*each[name], strict=True)
+            style = {"marker": "o", "ms": 3, "color": COLOURS[number % len(COLOURS)], "label": f"batch {batch}"}
+            axes.plot(nodes, [1e3 * s for s in seconds], **style)
+        axes.set(title=f"T_{name}, ms", xlabel="nodes of each sequence")
+        axes.set_ylim(bottom=0)
+    figure.axes[0].legend(frameon=False)
 
 
 def _title(row: Mapping[str, Any]) -> str:

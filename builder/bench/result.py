@@ -24,7 +24,7 @@ POLICY = "policy"  # no tree of its own: each round has another
 
 def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict[int, dict[str, list[Turn]]]) -> Any:
     """The result object, JSON's types alone; `measured`: turns by concurrency and contender, the baseline first."""
-    manifest = bundle.manifest
+    manifest, tuned = bundle.manifest, FILE in bundle.manifest.files
     models = {
         name: {"source": record.source, "parameters": record.parameters, "precision": record.precision}
         for name, record in manifest.models.items()
@@ -44,6 +44,7 @@ def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict
             "digest": json.loads((bundle.folder / MANIFEST).read_text(encoding="utf-8"))["digest"],
             "backend": manifest.backend,
             "default_tree": manifest.default_tree,
+            "costs": json.loads(bundle.path(FILE).read_text(encoding="utf-8"))["times"] if tuned else None,
             "models": models,
         },
         "settings": settings,

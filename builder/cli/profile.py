@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import click
 
@@ -13,12 +14,12 @@ from ...runtime.bundle import REPORT, Manifest
 from ...runtime.errors import BundleError, OptionError
 from ...runtime.loop import Loop
 from ...runtime.memory import cache_item_bytes
-from ...runtime.roofline import Products, Roofline, measure_device, step_seconds
+from ...runtime.roofline import Products, Roofline, Steps, measure_device
 from ...runtime.tree import TreeSpec
 
 PROMPT = "def read_lines(path):\n    "
 CONTEXT = 256  # rows, where the bundle's texts may be twice as long
-Steps = dict[tuple[str, int], Roofline]  # by model and nodes
+Rooflines = dict[tuple[str, int], Roofline]  # by model and nodes
 
 
 @click.command(name="profile")
@@ -97,20 +98,22 @@ def _measure(
     rows: int,
     repeat: int,
     device: tuple[float, float | None],
-) -> Steps:
+) -> Rooflines:
     """Of the target for every bucket, of the draft up to a level of the tree."""
     widest = min(bucket for bucket in manifest.buckets if bucket >= max(tree.expand, min(2, manifest.buckets[-1])))
-    names = ["target", "draft"] if loop.draft_executor else ["target"]
+    names, batch, found = ("target", "draft"), loop.target.batch_size, Rooflines()
     wanted = [(name, nodes) for name in names for nodes in manifest.buckets if name == "target" or nodes <= widest]
-    batch, steps = loop.target.batch_size, Steps()
-    for (name, nodes), seconds in step_seconds(loop, wanted, rows, repeat).items():
+    steps = Steps(loop, wanted, rows)
+    for _ in range(repeat):
+        steps.turn()
+    for (name, nodes), seconds in steps.by(median).items():
         record = manifest.models[name]
         moved = products[name].step(record, batch, nodes, rows, cache_item_bytes(manifest, record))
-        steps[name, nodes] = Roofline(*moved, seconds, *device)
-    return steps
+        found[name, nodes] = Roofline(*moved, seconds, *device)
+    return found
 
 
-def _show(steps: Steps, device: tuple[float, float | None], run: RunStats, title: str) -> None:
+def _show(steps: Rooflines, device: tuple[float, float | None], run: RunStats, title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx
 import pytest
-from specbuild.runtime import Bundle
+from specbuild.runtime import Bundle, TreeSpec
 
 Command = Callable[..., Any]
 ENTRY = [sys.executable, "-c", "from specbuild.builder.cli import main; main()"]
@@ -482,11 +482,47 @@ def test_the_report(specbuild: Command, tiny: Path, place: Path) -> None:
 @pytest.mark.usefixtures("quick_export")
 def test_the_summary(specbuild: Command, tiny: Path, tiny_bundle: Path, place: Path) -> None:
     shutil.copytree(tiny_bundle, place / "b")
-    outcome = specbuild("build", "--target", tiny, "-o", place / "b", "--max-batch-size", 1, "--force")
+    outcome = specbuild("build", "--target", tiny, "-o", place / "b", "--max-batch-size", 1, "--no-tune", "--force")
     assert (outcome.status, outcome.err) == (0, "")
     assert str(place / "b") in outcome.out
     assert "tokens equal" in outcome.out
+    assert "plain decoding, measured" not in outcome.out
     assert [path.name for path in place.iterdir()] == ["b"]
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_a_build_is_tuned(specbuild: Command, tiny: Path, place: Path) -> None:
+    """Of a pair whose draft is its target: what is shown of it, and what `auto` is from then on."""
+    pair = "--target", tiny, "--draft", tiny, "--max-seq-len", 64, "--max-batch-size", 2, "--buckets", "1,2,32"
+    outcome = specbuild("build", *pair, "-o", place / "b")
+    assert (outcome.status, outcome.err) == (0, "")
+    report = json.loads((place / "b" / "report.json").read_text(encoding="utf-8"))["tuning"]
+    assert [tree["tree"] for tree in report["trees"]] == [f"best:{nodes}" for nodes in (1, 2, 4, 8, 16, 31)]
+    accepted = [tree["accepted"] for tree in report["trees"]]
+    assert 0.95 < accepted[0] <= 1 < accepted[-1]
+    shown = f"auto {report['auto']:.2f}× plain decoding, measured; {report['tree']} of the draft model"
+    assert shown in outcome.out
+    assert shown in specbuild("inspect", place / "b").out
+    costs = json.loads((place / "b" / "costs.json").read_text(encoding="utf-8"))
+    assert list(costs["times"]) == ["1", "2"]
+    assert TreeSpec.parse(costs["widest"]).nodes in (8, 16, 31)
+    answer = json.loads(specbuild("generate", place / "b", "-p", "a b", "-n", 8, "--json").out)
+    assert answer["metrics"]["speculation"] == "auto"
+    assert [path.name for path in place.iterdir()] == ["b"]
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_a_build_whose_tuning_is_interrupted_leaves_nothing(
+    specbuild: Command, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specbuild.builder.tuning import tune
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune, "measure", interrupted)
+    assert "interrupted" in specbuild("build", "--target", tiny, "-o", place / "b").refusal(1)
+    assert snapshot(place) == {}
 
 
 @pytest.fixture
