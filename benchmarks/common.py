@@ -43,7 +43,7 @@ def bundles(out: Path) -> dict[str, Path]:
     for name, target in (("pycode", PAIR / "target"), ("wide", wide)):
         built[name] = out / f"{name}.bundle"
         if not built[name].is_dir():
-            specbuild("build", "--target", target, "--draft", PAIR / "draft", "-o", built[name])
+            specbuild("build", "--target", target, "--draft", PAIR / "draft", "-o", built[name], "--no-tune")
     return built
 
 

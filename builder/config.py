@@ -23,7 +23,7 @@ class BuildConfig:
 
     `precision` None: the backend's first; `draft_precision` None: the target's. `cuda_arch`: what to compile kernels
     for, as `kernels.architectures` takes it, or "none". `engine`: how engines are compiled.
-    `tune`: a bundle for a CPU is tuned here, as by `specbuild tune`.
+    `tune`: it is tuned here, as by `specbuild tune`; one that runs on a CPU alone can be.
     """
 
     target: str
@@ -67,6 +67,8 @@ class BuildConfig:
             linear = self.engine.kv_cache_dtype == "auto" and not self.engine.block_size
             native = ", or --attention native" if linear else ""
             raise OptionError(f"TreeAttention computes in 16 bits: use fp16 or bf16{native}")
+        if self.tune and self.backend != "onnxruntime":
+            raise OptionError(f"only bundles that run on a CPU can be tuned yet: drop --tune for {self.backend}")
         if self.output.name in ("", ".", ".."):
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")
 
@@ -74,11 +76,6 @@ class BuildConfig:
         """The precision of "target" or "draft"."""
         asked = self.draft_precision if model == "draft" else None
         return asked or self.precision or BACKENDS[self.backend].precisions[0]
-
-    @property
-    def tunes(self) -> bool:
-        """Whether the bundle is tuned: one that runs here."""
-        return self.tune and self.backend == "onnxruntime"
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def stages(config: BuildConfig) -> int:
     """How many stages a build announces."""
     models = 2 if config.draft else 1
     fp8 = models if config.engine.kv_cache_dtype == "fp8" else 0
-    return 4 + 3 * models + fp8 + bool(config.architectures) + (config.backend in ON_GPU) + config.tunes
+    return 4 + 3 * models + fp8 + bool(config.architectures) + (config.backend in ON_GPU) + config.tune
 
 
 def build(
@@ -151,7 +151,7 @@ def _run(work: _Build) -> dict[str, Any]:
         if work.graph_difference is not None:
             exactness["graph_logit_difference"] = work.graph_difference
     tuning = None
-    if work.config.tunes:
+    if work.config.tune:
         with work.stage("tune"):
             tuning = tune_build(work.folder)
     report = {

@@ -102,7 +102,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 @click.option("--refit", is_flag=True, help="Weights may be replaced.")
 @click.option("--version-compatible", is_flag=True, help="Engines also run on later minor versions of TensorRT.")
 @click.option("--hardware-compatible", type=click.Choice(tuple(HARDWARE)), help="Engines also run on other GPUs.")
-@click.option("--tune/--no-tune", default=True, help="Whether a bundle for a CPU is tuned, by default it is.")
+@click.option("--tune/--no-tune", default=None, help="Whether it is tuned, as bundles for a CPU are by default.")
 @click.option("--dry-run", is_flag=True, help="Check everything that can be checked, say what would be built, stop.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -113,6 +113,8 @@ def command(output: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
     specbuild build --target engines/pycode/target --draft engines/pycode/draft -o pycode.bundle
     """
     engine = EngineOptions(**{f.name: options.pop(f.name) for f in fields(EngineOptions)})
+    if options["tune"] is None:
+        options["tune"] = options["backend"] == "onnxruntime"
     config = BuildConfig(output=output, engine=engine, **options)
     if dry_run:
         _show_plan(config, as_json)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ...runtime.errors import OptionError
-from .prompts import read
+from .prompts import read, tell_later_turns
 from .tuned import in_words
 
 MOST = 16  # prompts of a file
@@ -46,6 +46,7 @@ def command(
     if num_prompts and not file:
         raise OptionError("--num-prompts counts a file's prompts: give one with --prompts")
     requests = read(file, {})[: num_prompts or MOST] if file else []
+    tell_later_turns(requests)
     asked = Tuning(requests, max_new_tokens, _sizes(batch_sizes) if batch_sizes else (), threads)
     report = tune(bundle, asked, lambda stage: None if as_json else click.echo(stage, err=True))
     if as_json:

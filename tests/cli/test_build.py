@@ -252,6 +252,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model(
             ["--backend", "tensorrt", "--kv-cache-dtype", "fp8", "--precision", "fp32", "--dry-run"],
             ["computes in 16 bits: use fp16 or bf16"],
         ),
+        (["--tune", "--backend", "onnxruntime-cuda"], ["only bundles that run on a CPU", "drop --tune"]),
         (["--block-size", "many"], ["many", "--block-size"]),
         (["--backend", "tensorrt", "--block-size", "24"], ["block-size must be 16, 32, 64, 128, 256 rows", "24"]),
         *(
