@@ -13,6 +13,7 @@ from .chat import Chat
 from .engine import Engine
 from .errors import SpecbuildError
 from .handle import Handle
+from .limits import Limits
 from .logprobs import TokenLogprobs
 from .metrics import RequestMetrics, RunStats, SpeculationStats
 from .result import Chunk, Result
@@ -26,6 +27,7 @@ __all__ = [
     "Chunk",
     "Engine",
     "Handle",
+    "Limits",
     "Manifest",
     "Prompt",
     "RequestMetrics",

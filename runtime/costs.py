@@ -40,6 +40,13 @@ class Times:
         return cls(verify, draft, *(float(record[name]) for name in ("plain", "round", "level")))
 
     @property
+    def node(self) -> float:
+        """Of one more node in a step of the target, on average."""
+        last = min(8, len(self.verify) - 1)
+        first = min(2, last - 1)
+        return float(self.verify[last] - self.verify[first]) / (last - first)
+
+    @property
     def alone(self) -> float:
         """A round of plain decoding."""
         return float(self.verify[1]) + self.plain
@@ -84,6 +91,7 @@ class Costs:
     times: Mapping[int, Times]  # by batch size
     greedy: Chances
     sampled: Chances
+    overlap: bool = False  # whether drafting ahead pays
 
     @classmethod
     def of(cls, record: Mapping[str, Any], nodes: int) -> Costs:
@@ -94,8 +102,9 @@ class Costs:
             times = {int(batch): Times.of(each, nodes) for batch, each in record["times"].items()}
             if not times:
                 raise ValueError("no batch size")
-            chances = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
-            return cls(record["machine"], record["widest"], dict(sorted(times.items())), *chances)
+            greedy, sampled = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
+            times, overlap = dict(sorted(times.items())), record.get("overlap", False) is True
+            return cls(record["machine"], record["widest"], times, greedy, sampled, overlap)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise BundleError(f"{FILE} is not a cost table ({error}): run specbuild tune") from None
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Protocol
 
@@ -12,12 +15,14 @@ from numpy.typing import NDArray
 
 from . import nvtx
 from .backends import Executor, Share, share_rows
-from .policy import Outlook
+from .growth import Growth, best_tokens, likelihoods
+from .sampling import Sampler
 from .sequence import Sequence
 from .tree import Tree, TreeSpec
 
 DrafterName = Literal["model", "ngram"]
 PATIENCE = 4  # tokens outside top-p the draft passes over before it stops looking for children
+ONE = TreeSpec.parse("chain:1")
 
 
 class Drafter(Protocol):
@@ -30,6 +35,10 @@ class Drafter(Protocol):
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A tree per sequence, its root the sequence's last token; may be the root alone."""
+        ...
+
+    def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
+        """While inside, what the next round's trees might be; `sequences` were just proposed to."""
         ...
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
@@ -50,107 +59,13 @@ class Drafter(Protocol):
 
 
 @dataclass(slots=True)
-class Growth:
-    """A tree while it grows: the pool of kept candidates, and which of them the draft has run.
+class Text:
+    """What is drafted for: a sequence's tokens, or those of a guess how it goes on."""
 
-    Pool index 0 is the root. `rows[i]`: the cache row of node i, counted from the committed rows; −1 until it is run.
-    """
-
-    spec: TreeSpec
-    pool: Tree
-    scores: list[float] = field(default_factory=lambda: [0.0])
-    rows: list[int] = field(default_factory=lambda: [-1])
-    frontier: list[int] = field(default_factory=lambda: [0])
-    depth: int = 0
-    run: int = 0  # nodes that have a row
-    seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: who sees whom
-    kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
-    outlook: Outlook | None = None  # says how far it is worth going; the scores are then the logarithms of chances
-
-    def grow(self, tokens: NDArray[np.int64], likely: NDArray[np.float64]) -> None:
-        """Add a level: the frontier's children, `[frontier, branch]`, and their `likelihoods`."""
-        flat = (likely + np.array([self.scores[node] for node in self.frontier])[:, None]).ravel()
-        order = np.argsort(-flat, kind="stable")[: self.spec.width] if flat.size > 1 else np.zeros(1, dtype=np.int64)
-        level = []
-        for index, score in zip(order.tolist(), flat[order].tolist(), strict=True):
-            if score > -np.inf:
-                level.append(self.pool.add(int(tokens.flat[index]), self.frontier[index // self.spec.branch]))
-                self.scores.append(score)
-                self.rows.append(-1)
-        self.depth += 1
-        best = set(self.best())
-        self.frontier = [node for node in level if node in best][: self.spec.expand]
-        if self.outlook and not self.done:
-            self.frontier = self.frontier[: self.outlook.expands([self.scores[node] for node in self.frontier])]
-
-    def best(self, nodes: int | None = None) -> list[int]:
-        """The root and the best `nodes` of the pool; an ancestor never scores below its descendants."""
-        count = self.spec.nodes if nodes is None else nodes
-        if len(self.pool) <= count + 1:
-            return list(range(len(self.pool)))
-        order = sorted(range(1, len(self.pool)), key=lambda n: -self.scores[n])  # stable: parents first
-        return [0, *sorted(order[:count])]
-
-    @property
-    def done(self) -> bool:
-        """No further level is wanted."""
-        return self.depth >= self.spec.depth or not self.frontier
-
-    def tree(self) -> Tree:
-        """The final tree; remembers where its nodes lie in the pool."""
-        best = sorted(self.scores[1:], reverse=True)[: self.spec.nodes]
-        self.kept = self.best(self.outlook.verifies(np.array(best)) if self.outlook else None)
-        if len(self.kept) == len(self.pool):
-            return self.pool
-        tree, index = Tree([self.pool.tokens[0]]), {0: 0}
-        for node in self.kept[1:]:
-            index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
-        return tree
-
-    def place(self) -> NDArray[np.bool_] | None:
-        """Give the frontier its rows; returns which rows since the committed ones its nodes see, None for a chain."""
-        first = self.run
-        for node in self.frontier:
-            self.rows[node] = self.run
-            self.run += 1
-        if self.spec.width == 1:
-            return None
-        size = self.run
-        if self.seen is None:
-            limit = self.spec.expand * self.spec.depth
-            self.seen = np.zeros((limit, limit), dtype=np.bool_)
-        for node in self.frontier:
-            row, above = self.rows[node], self.rows[self.pool.parents[node]]
-            if above >= 0:
-                self.seen[row] = self.seen[above]
-            self.seen[row, row] = True
-        return self.seen[first:size, :size]
-
-
-def best_tokens(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Per row the `count` best tokens, best first, and their `likelihoods`; `logits` is overwritten."""
-    best = logits.argmax(axis=1)
-    if count == 1:
-        return best[:, None], np.zeros((len(logits), 1))
-    rows = np.arange(len(logits))
-    tokens = np.empty((len(logits), count), dtype=np.int64)
-    scores = np.empty((len(logits), count))
-    for rank in range(count):
-        tokens[:, rank], scores[:, rank] = best, logits[rows, best]
-        logits[rows, best] = -np.inf
-        best = logits.argmax(axis=1)
-    return tokens, likelihoods(scores)
-
-
-def likelihoods(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The logarithms of the children's probabilities, as if there were no others: `scores [n, count]`, best first.
-
-    A sum over the whole vocabulary costs more and drafts worse: trees grow too little in depth.
-    """
-    with np.errstate(invalid="ignore"):  # a row of −inf alone
-        relative = scores - scores[:, :1]
-        result: NDArray[np.float64] = relative - np.log(np.exp(relative).sum(axis=1, keepdims=True))
-    return np.where(np.isnan(result), -np.inf, result)
+    slot: int
+    tokens: list[int]
+    sampler: Sampler
+    growth: Growth
 
 
 class ModelDrafter:
@@ -158,96 +73,160 @@ class ModelDrafter:
 
     Its cache may be behind by the last accepted leaf, the bonus token and whatever was emitted while it was not
     asked; it catches up before it drafts.
+
+    With `overlap` it drafts on while the target verifies, on a thread of its own, as if each tree's likeliest leaf came
+    true and the draft's own choice after it. Where that is what happens the next tree is there already. Else the
+    rows it shares with the text are kept, and the draft catches up with the others.
     """
 
-    def __init__(self, executor: Executor, chunk: int) -> None:
+    def __init__(self, executor: Executor, chunk: int, overlap: bool = False) -> None:
         self.executor, self._chunk = executor, chunk
+        self.guessed = self.hit = 0  # rounds that were drafted ahead, and those that came to be
         self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are committed
         self._growth: dict[int, Growth] = {}
+        self._guesses: dict[int, Text] = {}
+        self._thread = ThreadPoolExecutor(1, "specbuild-draft") if overlap else None
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """Grow all sequences' trees together, a step of the draft a level."""
-        growths = [Growth(s.tree, Tree([s.tokens[-1]]), outlook=s.outlook) for s in sequences if s.tree is not None]
-        logits = self._catch_up(sequences)
-        growing = list(zip(sequences, growths, strict=True))
-        while True:
-            for (sequence, growth), rows in zip(growing, logits, strict=True):
-                growth.grow(*self._children(sequence, growth, rows))
-            growing = [(s, g) for s, g in growing if not g.done]
-            if not growing:
-                break
-            with nvtx.range("draft level"):
-                logits = self.executor.step([self._level(s, g) for s, g in growing])
-        self._growth.update((s.slot, g) for s, g in zip(sequences, growths, strict=True))
-        return [growth.tree() for growth in growths]
+        texts = [self._text(s, s.shape) for s in sequences if s.shape]
+        self._grow([text for text in texts if not text.growth.depth])
+        self._growth.update((text.slot, text.growth) for text in texts)
+        return [text.growth.tree() for text in texts]
 
-    def _catch_up(self, sequences: Seq[Sequence]) -> list[NDArray[np.float32]]:
-        """Run what each sequence's cache is behind, its last token included; the logits after it."""
+    def _text(self, sequence: Sequence, shape: TreeSpec) -> Text:
+        guess = self._guesses.pop(sequence.slot, None)
+        if guess and guess.tokens == sequence.tokens and guess.growth.spec == shape:
+            self.hit += 1
+            return guess
+        growth = Growth(shape, Tree([sequence.tokens[-1]]), outlook=sequence.outlook)
+        return Text(sequence.slot, sequence.tokens, sequence.sampler, growth)
+
+    def _grow(self, growing: list[Text]) -> None:
+        """All levels of all texts' trees."""
+        logits = self._catch_up(growing) if growing else []
+        while growing:
+            for text, rows in zip(growing, logits, strict=True):
+                text.growth.grow(*self._children(text, rows))
+            growing = [text for text in growing if not text.growth.done]
+            if growing:
+                with nvtx.range("draft level"):
+                    logits = self.executor.step([self._level(text) for text in growing])
+
+    def _catch_up(self, texts: Seq[Text]) -> list[NDArray[np.float32]]:
+        """Run what each text's cache is behind, its last token included; the logits after it."""
         while True:
-            behind = [s for s in sequences if len(s.tokens) - self._cached[s.slot] > self._chunk]
+            behind = [text for text in texts if len(text.tokens) - self._cached[text.slot] > self._chunk]
             if not behind:
                 with nvtx.range("draft level"):
-                    return self.executor.step([self._chain(s, 1) for s in sequences])
-            self.executor.step([self._chain(s, 0) for s in behind])
+                    return self.executor.step([self._chain(text, 1) for text in texts])
+            self.executor.step([self._chain(text, 0) for text in behind])
 
-    def _chain(self, sequence: Sequence, logits: int) -> Share:
-        start = self._cached[sequence.slot]
-        stop = min(len(sequence.tokens), start + self._chunk)
-        self._cached[sequence.slot] = stop
-        return Share(sequence.slot, start, start, sequence.tokens[start:stop], range(start, stop), None, logits)
+    def _chain(self, text: Text, logits: int) -> Share:
+        start = self._cached[text.slot]
+        stop = min(len(text.tokens), start + self._chunk)
+        self._cached[text.slot] = stop
+        return Share(text.slot, start, start, text.tokens[start:stop], range(start, stop), None, logits)
 
-    def _level(self, sequence: Sequence, growth: Growth) -> Share:
+    def _level(self, text: Text) -> Share:
         """The share that runs a growth's frontier."""
-        committed, nodes = self._cached[sequence.slot], growth.frontier
-        start = committed + growth.run
+        growth, committed = text.growth, self._cached[text.slot]
+        nodes, start = growth.frontier, committed + growth.run
         visible = growth.place()
         tokens = [growth.pool.tokens[node] for node in nodes]
-        return Share(
-            sequence.slot, start, committed, tokens, [committed - 1 + growth.depth] * len(nodes), visible, len(nodes)
-        )
+        positions = [committed - 1 + growth.depth] * len(nodes)
+        return Share(text.slot, start, committed, tokens, positions, visible, len(nodes))
 
-    def _children(
-        self, sequence: Sequence, growth: Growth, logits: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _children(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The frontier's best children by the target's own processors and noise, and how likely each seems.
 
         Under noise, the scores' softmax is a guess at how likely the target chooses the same.
         """
-        tokens, likely = self._best(sequence, growth, logits)
-        return tokens, growth.outlook.chances.log_chances(likely) if growth.outlook else likely
+        tokens, likely = self._best(text, logits)
+        return tokens, text.growth.outlook.log_chances(likely) if text.growth.outlook else likely
 
-    def _best(
-        self, sequence: Sequence, growth: Growth, logits: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        if sequence.sampler.greedy:
+    def _best(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        growth = text.growth
+        if text.sampler.greedy:
             return best_tokens(logits, growth.spec.branch)
-        position = len(sequence.tokens) - 1 + growth.depth
+        position = len(text.tokens) - 1 + growth.depth
         tokens = np.zeros((len(logits), growth.spec.branch), dtype=np.int64)
         scores = np.full(tokens.shape, -np.inf)
         for i, (node, row) in enumerate(zip(growth.frontier, logits, strict=True)):
-            ranked = sequence.sampler.ranked(row, position, growth.pool.path(node), PATIENCE)
+            ranked = text.sampler.ranked(row, position, [*growth.before, *growth.pool.path(node)], PATIENCE)
             for j, (token, score) in enumerate(islice(ranked, growth.spec.branch)):
                 tokens[i, j], scores[i, j] = token, score
         return tokens, likelihoods(scores)
 
+    @contextmanager
+    def ahead(self, sequences: Seq[Sequence]) -> Iterator[None]:
+        """See `Drafter.ahead`. Its time is the target's."""
+        if self._thread is None:
+            yield
+            return
+        seconds, job = self.executor.seconds, self._thread.submit(self._guess, sequences)
+        try:
+            yield
+        finally:
+            job.result()
+            self.executor.seconds = seconds
+
+    def _guess(self, sequences: Seq[Sequence]) -> None:
+        """Draft what would follow the likeliest leaf of each tree, and the draft's own choice after that."""
+        guesses, drafted = list[Text](), {s.slot: s for s in sequences if s.slot in self._growth}
+        for slot, sequence in drafted.items():
+            growth = self._growth[slot]
+            path = growth.likeliest()
+            tokens = [growth.pool.tokens[node] for node in path]
+            if path and len(sequence.tokens) + len(path) + 2 < sequence.limit:
+                self._move(slot, [growth.rows[node] for node in path[:-1]])
+                first = Growth(ONE, Tree(tokens[-1:]), tokens)
+                guesses.append(Text(slot, [*sequence.tokens, *tokens], sequence.sampler, first))
+        self._grow(guesses)
+        guesses = [guess for guess in guesses if len(guess.growth.pool) > 1]
+        for guess in guesses:
+            sequence, bonus = drafted[guess.slot], guess.growth.pool.tokens[1]
+            before = [*guess.growth.before, bonus]
+            guess.tokens.append(bonus)
+            guess.growth = Growth(sequence.shape or ONE, Tree([bonus]), before, outlook=sequence.outlook)
+        self._grow(guesses)
+        self.guessed += len(guesses)
+        self._guesses = {guess.slot: guess for guess in guesses}
+
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
-        """Keep the rows of the accepted nodes that were run; the root's is in place."""
-        growth = self._growth.pop(sequence.slot)
-        start = self._cached[sequence.slot]
-        rows = [start + row for row in (growth.rows[growth.kept[node]] for node in path[1:]) if row >= 0]
-        self.executor.commit(sequence.slot, rows, start)
-        self._cached[sequence.slot] = start + len(rows)
+        """Keep the rows of the accepted nodes that were run; the root's is in place. See `Drafter.commit`."""
+        slot = sequence.slot
+        growth, guess = self._growth.pop(slot), self._guesses.get(slot)
+        if guess is None:
+            self._move(slot, [growth.rows[growth.kept[node]] for node in path[1:]])
+            return
+        known = guess.tokens[: self._cached[slot]]
+        pairs = enumerate(zip(known, sequence.tokens, strict=False))
+        same = next((n for n, (one, other) in pairs if one != other), min(len(known), len(sequence.tokens)))
+        self._cached[slot] = same
+        self.executor.commit(slot, (), same + (guess.growth.run if guess.tokens == sequence.tokens else 0))
+
+    def _move(self, slot: int, rows: Seq[int]) -> None:
+        """Move rows, counted from the committed ones, up to these; −1 where there is none."""
+        start = self._cached[slot]
+        moved = [start + row for row in rows if row >= 0]
+        self.executor.commit(slot, moved, start)
+        self._cached[slot] = start + len(moved)
 
     def keep(self, slot: int, source: int, rows: int) -> None:
         """Keep what the cache has of these rows; see `Drafter.keep`."""
+        self._guesses.pop(slot, None)
         self._cached[slot] = min(rows, self._cached[source])
         share_rows(self.executor, slot, source, self._cached[slot])
 
     def release(self, slot: int) -> None:
         """Forget a slot's tree."""
         self._growth.pop(slot, None)
+        self._guesses.pop(slot, None)
         self.executor.commit(slot, (), self._cached[slot])
 
     def close(self) -> None:
         """Free the draft."""
+        if self._thread:
+            self._thread.shutdown()
         self.executor.close()

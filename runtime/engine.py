@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
+from dataclasses import replace
 from types import TracebackType
 
 import numpy as np
@@ -23,6 +24,7 @@ from .errors import BundleError, EngineClosedError, OptionError
 from .feed import Feed
 from .handle import Handle
 from .intake import Errors, Intake, Params, Prompts, params_list
+from .limits import NO_LIMITS, Limits
 from .loop import Loop
 from .metrics import RunStats
 from .mixed import MixedDrafter
@@ -35,6 +37,7 @@ from .sequence import Sequence
 from .tokenizer import Prompt, Tokenizer
 
 MAX_WAITING = 256
+PROMPT_CHUNK = 256  # nodes of a prompt in a step where nobody else waits for its end; on a CPU
 _log = logging.getLogger("specbuild")
 
 
@@ -69,6 +72,8 @@ class Engine:
         gpu_weights_percent: float | None = None,
         prefix_caching: bool = True,
         kv_cache_tokens: int | None = None,
+        limits: Limits = NO_LIMITS,
+        overlap: bool | None = None,
     ) -> Engine:
         """Load a bundle, checking its files' hashes meanwhile.
 
@@ -76,6 +81,9 @@ class Engine:
         batch_size: how many sequences share a step. threads: of the target, all cores by default; draft_threads: the
         draft's own, one by default. max_waiting: requests in the queue at most. prefix_caching: a prompt that begins
         as a text in a cache does is read from there on.
+
+        On a CPU alone yet: limits, what rounds may draft, whatever requests ask for; overlap, the draft model drafts on
+        while the target verifies, by default where tuning found that it pays.
 
         On a GPU alone: resident, rounds follow each other without the host (docs/device-loop.md); gpu_weights_percent,
         0 … 1 of the target's weights are on the GPU, where its engine was built to stream the others; kv_cache_tokens,
@@ -106,6 +114,8 @@ class Engine:
         if manifest.backend in backends.ON_GPU:
             if threads is not None or draft_threads is not None:
                 raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
+            if limits != NO_LIMITS or overlap:
+                raise OptionError(f"{path} runs on a GPU, which knows no limits and no overlap yet: load without")
             from .backends.gpu import load_loop
 
             loop: Loop = load_loop(
@@ -127,12 +137,16 @@ class Engine:
             tokenizer = _tokenizer(bundle)
             target = _load_model(bundle, "target", batch_size, threads or cores())
             drafting: Drafter = NgramDrafter()
-            if drafts := drafter != "ngram" and "draft" in manifest.models:
-                model = ModelDrafter(_load_model(bundle, "draft", batch_size, draft_threads or 1), chunk)
+            drafts = drafter != "ngram" and "draft" in manifest.models
+            policy = _policy(bundle, drafts, threads or cores(), limits)
+            if overlap is None:
+                overlap = policy is not None and policy.costs.overlap
+            if drafts:
+                draft = _load_model(bundle, "draft", batch_size, draft_threads or 1)
+                model = ModelDrafter(draft, PROMPT_CHUNK, overlap)
                 drafting = MixedDrafter(model, looks_up=drafter != "model")
-            policy = _policy(bundle, drafts, threads or cores())
         loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
-        loop.reuses = prefix_caching
+        loop.reuses, loop.limits, loop.lone_chunk = prefix_caching, limits, max(chunk, PROMPT_CHUNK)
         return cls(manifest, tokenizer, loop, batch_size, max_waiting, policy=policy)
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
@@ -251,9 +265,11 @@ def _tokenizer(bundle: Bundle) -> Tokenizer:
     return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
 
 
-def _policy(bundle: Bundle, drafts: bool, threads: int) -> Policy | None:
+def _policy(bundle: Bundle, drafts: bool, threads: int, limits: Limits) -> Policy | None:
     """By the bundle's cost table; None where it was never tuned. Warns of a table that is of another machine."""
     if FILE not in bundle.manifest.files:
+        if limits.min_expected_speedup > 1:
+            raise OptionError(f"min_expected_speedup needs a tuned bundle: run specbuild tune {bundle.folder}")
         return None
     try:
         record = json.loads(bundle.path(FILE).read_text(encoding="utf-8"))
@@ -263,7 +279,7 @@ def _policy(bundle: Bundle, drafts: bool, threads: int) -> Policy | None:
     if dict(costs.machine) != here:
         tuned, now = (", ".join(map(str, each.values())) for each in (costs.machine, here))
         _log.warning("%s was tuned on another machine (%s; here %s): run specbuild tune", bundle.folder, tuned, now)
-    return Policy(costs, drafts)
+    return Policy(costs, drafts, limits)
 
 
 def cores() -> int:
@@ -276,4 +292,5 @@ def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> bac
     graphs = bundle.manifest.models[name].graphs
     compiled = min(int(size) for size in graphs if int(size) >= batch_size)
     graph, spec = bundle.path(graphs[str(compiled)]), backends.spec_of(bundle.manifest, name)
+    spec = replace(spec, max_nodes=max(spec.max_nodes, PROMPT_CHUNK))
     return backends.load(bundle.manifest.backend, graph, spec, compiled, threads)

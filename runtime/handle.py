@@ -81,7 +81,10 @@ class Handle:
 
     def publish(self) -> None:
         """For the scheduler: a round has ended."""
-        self._published = len(self.sequence.output), self.sequence.detokenizer.text
+        try:
+            self._published = len(self.sequence.output), self.sequence.detokenizer.text
+        except Exception as error:
+            self.sequence.fail(error)
         if self._each_round and self._wake:
             self._wake()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from . import nvtx
 from .accept import walk
 from .backends import Executor, Share, share_rows
 from .draft import Drafter
-from .errors import ExecutionError
+from .errors import ExecutionError, OptionError
+from .limits import NO_LIMITS
 from .logprobs import TokenLogprobs
 from .metrics import RunStats
 from .sequence import Sequence
@@ -28,7 +30,9 @@ class Loop:
 
     def __init__(self, target: Executor, drafter: Drafter | None, chunk: int, eos: frozenset[int]) -> None:
         self.target, self.drafter, self.chunk, self.eos = target, drafter, chunk, eos
+        self.lone_chunk = chunk  # of a prompt whose reading holds nobody up
         self.stats = RunStats()
+        self.limits = NO_LIMITS
         self.reuses = True  # what a slot's cache holds of a text, for the next one that begins the same
         self._last: list[Sequence | None] = [None] * target.batch_size  # who was in each slot last
 
@@ -47,7 +51,8 @@ class Loop:
         self.enter(sequences)
         trees = self.draft(sequences)
         shares = [self.share(s, t) for s, t in zip(sequences, trees, strict=True)]
-        with nvtx.range("verify"):
+        ahead = self.drafter.ahead(sequences) if self.drafter else nullcontext()
+        with nvtx.range("verify"), ahead:
             logits = self.target.step(shares)
         for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
             try:
@@ -57,7 +62,10 @@ class Loop:
                 sequence.fail(error)
 
     def check(self, sequence: Sequence) -> None:
-        """Raises OptionError for a sequence that would never get a slot."""
+        """Raises OptionError for a sequence that asks for a larger tree than is allowed, or would never get a slot."""
+        most, tree = self.limits.max_draft_tokens, sequence.tree
+        if most is not None and tree and tree.nodes > most and sequence.params.speculation != "auto":
+            raise OptionError(f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {most}: ask for fewer")
 
     def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
         """Of the free slots the one whose cache holds most of a sequence's prompt; the first of equals.
@@ -76,6 +84,10 @@ class Loop:
         source = max(range(len(self._last)), key=lambda other: (self._common(sequence, other), other == slot))
         rows = self._common(sequence, source)
         self._vacate(slot)
+        self.admit(sequence, slot, source, rows)
+
+    def admit(self, sequence: Sequence, slot: int, source: int, rows: int) -> None:
+        """A slot is a sequence's, whose text begins with the first `rows` of what is, or was, in slot `source`."""
         self.keep(slot, source, rows)
         self._last[slot], sequence.cached, sequence.metrics.num_cached_tokens = sequence, rows, rows
 
@@ -105,9 +117,13 @@ class Loop:
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
         drafting = [s for s in sequences if s.drafts] if self.drafter else []
+        for sequence in drafting:
+            sequence.limit_tree(self.limits, len(drafting))
+        drafting = [s for s in drafting if s.shape]
         proposed = self.drafter.propose(drafting) if self.drafter and drafting else []
         drafted = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
-        return [drafted.get(s.slot) or Tree.chain(s.tokens[s.cached : s.cached + self.chunk]) for s in sequences]
+        chunk = self.chunk if len(sequences) > 1 else self.lone_chunk
+        return [drafted.get(s.slot) or Tree.chain(s.tokens[s.cached : s.cached + chunk]) for s in sequences]
 
     def share(self, sequence: Sequence, tree: Tree) -> Share:
         """A tree as the executor takes it: rows from the committed ones on, logits for what will be decided."""
@@ -118,7 +134,7 @@ class Loop:
 
     def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> None:
         """Walk the tree along the target's choices, emit them, commit the path in both caches."""
-        root, drafted, path = sequence.cached, sequence.drafts, list[int]()
+        root, drafted, path = sequence.cached, sequence.drafts and sequence.shape, list[int]()
 
         def choose(node: int) -> int:
             return self.choose(sequence, logits[node], root + tree.depths[node])
@@ -135,10 +151,12 @@ class Loop:
         sequence.cached += len(path)
         if drafted and self.drafter:
             self.drafter.commit(sequence, path)
-            if sequence.outlook:
-                sequence.outlook.record(len(path) - 1, len(tree) - 1)
+            drafting = sequence.metrics.speculative_decoding
             if len(tree) > 1:
-                sequence.metrics.speculative_decoding.record(len(tree) - 1, len(path) - 1, max(tree.depths))
+                drafting.record(len(tree) - 1, len(path) - 1, max(tree.depths))
+            if sequence.outlook:
+                sequence.outlook.record(path, sequence.tokens[root + 1])
+                drafting.decide(sequence.outlook.now.kind)
         self.stats.accept += walked - began
         self.stats.commit += time.perf_counter() - walked
 

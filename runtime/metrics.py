@@ -16,6 +16,7 @@ class SpeculationStats:
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)  # [k]: rounds that accepted k drafted tokens
     depth_histogram: list[int] = field(default_factory=list)  # [d]: rounds whose tree had d levels, where that is known
+    decisions: dict[str, int] = field(default_factory=dict)  # of `auto` in a tuned bundle: rounds by what was decided
 
     def record(self, drafted: int, accepted: int, depth: int | None = None) -> None:
         """Count one round; `depth`: levels of its tree below the root."""
@@ -25,6 +26,10 @@ class SpeculationStats:
         _count(self.acceptance_histogram, accepted)
         if depth is not None:
             _count(self.depth_histogram, depth)
+
+    def decide(self, kind: str) -> None:
+        """Count what the policy decided for a round."""
+        self.decisions[kind] = self.decisions.get(kind, 0) + 1
 
     def merge(self, other: SpeculationStats) -> None:
         """Add another request's counts."""
@@ -37,6 +42,8 @@ class SpeculationStats:
         ):
             for value, times in enumerate(others):
                 _count(own, value, times)
+        for kind, times in other.decisions.items():
+            self.decisions[kind] = self.decisions.get(kind, 0) + times
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -57,6 +64,7 @@ class SpeculationStats:
             "num_spec_steps": self.num_spec_steps,
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_draft_tokens": self.num_accepted_draft_tokens,
+            "decisions": self.decisions,
         }
 
 

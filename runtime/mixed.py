@@ -7,6 +7,7 @@ model is asked for all the rest, and catches up when it is.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 
 from .backends import Executor
 from .draft import ModelDrafter
@@ -35,6 +36,10 @@ class MixedDrafter:
         asked = [s for s, tree in zip(sequences, trees, strict=True) if not tree]
         drafted = iter(self._model.propose(asked) if asked else ())
         return [tree or next(drafted) for tree in trees]
+
+    def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
+        """The model drafts ahead where it was asked."""
+        return self._model.ahead(sequences)
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """The model keeps its rows; the text is its own state."""

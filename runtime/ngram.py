@@ -8,6 +8,7 @@ itself, so that a loop is drafted to any depth.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,11 @@ class NgramDrafter:
 
     def _tree(self, sequence: Sequence, batch: int) -> Tree:
         found = from_text(sequence, batch) if sequence.outlook else None
-        return found or (lookup(sequence.history, sequence.tree) if sequence.tree else Tree([sequence.tokens[-1]]))
+        return found or (lookup(sequence.history, sequence.shape) if sequence.shape else Tree([sequence.tokens[-1]]))
+
+    def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
+        """Nothing: a tree takes no time."""
+        return nullcontext()
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """Nothing to keep: the text is the state."""
@@ -52,14 +57,15 @@ def from_text(sequence: Sequence, batch: int, looks_up: bool = True) -> Tree | N
 
     batch: how many sequences draft in this round. looks_up: False never takes the text's.
     """
-    history, shape, outlook = sequence.history, sequence.tree, sequence.outlook
+    history, shape, outlook = sequence.history, sequence.shape, sequence.outlook
     if not shape:
         return None
     if not outlook:
         return repeats(history, shape, SURE if sequence.params.temperature else SURE_GREEDY) if looks_up else None
     start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
+    outlook.guess = int(history[start]) if matched else -1
     option = outlook.choose(batch, matched, sequence.limit - len(history) - 1)
-    if option.kind == "model":
+    if option.kind in ("model", "probe"):
         return None
     return Tree.chain([int(history[-1]), *continuation(history, start, option.nodes)])
 

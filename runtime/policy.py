@@ -1,9 +1,9 @@
 """Never slower than plain decoding: what each round drafts, by the tokens a second that it promises.
 
-A round that emits e tokens in t seconds is worth e − λ·t, where λ is the tokens a second that the sequence gets by now.
-Whatever is worth most raises the rate in the long run (Dinkelbach's method for ratios, 1967), and so a level of the
-draft, or a node to verify, is worth its while where the tokens that it adds are more than λ times its seconds: the
-stop rule of CaDDTree (arXiv 2606.01813). Seconds are the cost table's, never a clock's. No token depends on any of it.
+A round does what promises most tokens a second: nothing, the text's continuation so far as it pays, or a tree of the
+draft model. That promise, λ, is what a second is worth in tokens. While the tree grows, another level, or a node to
+verify, is worth its while where the tokens that it adds are more than λ times its seconds: the stop rule of CaDDTree
+(arXiv 2606.01813). Seconds are the cost table's, never a clock's. No token depends on any of it.
 """
 
 from __future__ import annotations
@@ -17,43 +17,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .costs import Chances, Costs, Times
+from .limits import NO_LIMITS, Limits
 
-PRIOR, CAUTION = 2.0, 0.7  # expected tokens that what was known before weighs, and how far nothing known is believed
-LOOKUP_PRIOR = 4.0
-SURPRISE = 4.0  # tokens expected since the last that came true: by chance it is one time in e⁴ that none did
-MEMORY, SESSION_MEMORY, RATE_MEMORY = 0.8, 0.98, 0.9  # what is left of a round a round later
-PROBES = (8, 64)  # rounds that a draft rests which does not pay: the first time, and at most
+PRIOR, CAUTION = 3.0, 0.9  # trials that what was known before weighs, and how far nothing known is believed
+LOOKUP_PRIOR = 8.0
+MEMORY, SESSION_MEMORY = 0.95, 0.98  # what is left of a round a round later
+SURPRISE, LEFT = 0.005, 2.0  # failures in a row less likely than that: all is forgotten but doubt, of so many trials
+DOUBTED = 0.1
+SURE = 0.98  # no token is likelier
 HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
-LONGEST = 16  # tokens of the text's continuation at most
-Kind = Literal["plain", "lookup", "model"]
+PROBES = (8, 64)  # rounds that a draft rests which does not pay: the first time, and at most
+LONGEST = 24  # tokens of the text's continuation at most
+Kind = Literal["plain", "lookup", "model", "probe"]
 
 
 @dataclass(slots=True)
 class Trust:
-    """How many drafted tokens came true for each that was expected to; what was long ago counts less."""
+    """How many drafted tokens came true for each that was expected to by calibration; what was long ago counts less.
+
+    A trial is a node of the accepted path that had children; it fails where none of them came true, and ends the path.
+    """
 
     accepted: float = PRIOR * CAUTION
     expected: float = PRIOR
     memory: float = MEMORY
-    missed: float = 0.0  # expected since the last that came true
+    surprise: float = SURPRISE
+    doubt: float = 1.0  # how likely the failures since the last success were, by the estimate
 
     @property
     def ratio(self) -> float:
         """The estimate: the mean of a gamma distribution."""
         return self.accepted / self.expected
 
-    @property
-    def deviation(self) -> float:
-        """The estimate's standard deviation, by the same distribution."""
-        return math.sqrt(self.accepted) / self.expected
-
-    def record(self, accepted: float, expected: float) -> None:
-        """What came of a round; what was before a sudden end of all success counts no more."""
+    def record(self, accepted: int, chances: Sequence[float]) -> None:
+        """A round's trials: how many succeeded, and by calibration each one's chance."""
+        if not chances:
+            return
+        self.doubt = 1.0 if accepted else self.doubt * (1 - min(chances[0] * self.ratio, SURE))
         self.accepted = self.memory * self.accepted + accepted
-        self.expected = self.memory * self.expected + expected
-        self.missed = 0.0 if accepted else self.missed + expected
-        if self.missed * self.ratio > SURPRISE:
-            self.accepted, self.expected = 0.0, self.missed
+        self.expected = self.memory * self.expected + sum(chances)
+        if self.doubt < self.surprise:
+            self.accepted, self.expected, self.doubt = LEFT * DOUBTED, LEFT, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,11 @@ class Option:
     nodes: int
     tokens: float
     seconds: float
-    probe: bool = False
 
-    def worth(self, rate: float) -> float:
-        """In tokens."""
-        return self.tokens - rate * self.seconds
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
 
 
 @dataclass(slots=True)
@@ -79,139 +83,138 @@ class Outlook:
     chances: Chances
     drafts: bool  # whether there is a model to draft with
     session: Trust  # of the model, in all sequences so far
+    limits: Limits = NO_LIMITS
     model: Trust = field(init=False)
     lookup: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))  # it costs little to be believed
-    now: Option = Option("plain", 0, 1.0, 0.0)
+    now: Option = Option("plain", 0, 1.0, 1.0)
+    guess: int = -1  # the first token of the text's continuation, where there is one
+    below: list[float] = field(default_factory=list)  # by node of the round's tree: that a child comes true, calibrated
     _times: Times = field(init=False)
-    _tokens: float = 0.0  # emitted, and the seconds they took, both forgotten slowly
-    _seconds: float = 0.0
+    _rate: float = 0.0  # λ
+    _continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
     _rest: int = 0  # rounds until the model is asked again
     _wait: int = PROBES[0]
-    _spent: float = 0.0  # seconds of this round's draft
-    _expected: float = 0.0  # accepted tokens of this round's tree, by calibration alone
 
     def __post_init__(self) -> None:
-        self.model = Trust(PRIOR * self.session.ratio)
+        self.model = Trust(PRIOR * min(self.session.ratio, 1.0))
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
-        self._times, self._spent, self._expected = self.costs.at(batch), 0.0, 0.0
-        room = min(room, len(self._times.verify) - 2)
-        options = [self._plain()]
-        if matched and room > 0:
-            options.append(self._repeat(matched, room))
-        if self.drafts and room > 0:
-            options += self._ask(room)
-        rate = self.rate
-        self.now = max(options, key=lambda option: -math.inf if option.probe else option.worth(rate))
-        if self.now.kind == "plain" and options[-1].probe:
-            self.now = options[-1]
-        if self.now.kind == "lookup":
-            self._expected = sum(self._continues(matched, self.now.nodes))
-        if self.now.kind == "model":
-            self._spent = float(self._times.draft[1]) + self._times.level
+        self._times = times = self.costs.at(batch)
+        room = self.limits.most(batch, min(room, len(times.verify) - 2))
+        plain = Option("plain", 0, 1.0, times.alone)
+        self._continued = self._continuation(matched, min(room, LONGEST)) if matched else []
+        resting, self._rest = self._rest > 0, max(self._rest - 1, 0)
+        best = plain if resting else self._tree(self.model.ratio, room, plain)
+        best = self._lookup(best)
+        least = plain.rate * self.limits.min_expected_speedup
+        self.now, self._rate = best if best.rate >= least else plain, best.rate
+        if self.now is plain and not resting and self._tree(HOPE, room, plain).rate > least:
+            self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1))
+        self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
         return self.now
 
-    @property
-    def rate(self) -> float:
-        """λ: tokens a second, at least those of plain decoding; at first what the model's trees should bring."""
-        if not self._seconds:
-            best = (
-                max(self._trees(self.model.ratio, LONGEST), key=lambda o: o.tokens / o.seconds) if self.drafts else None
-            )
-            self._tokens, self._seconds = (best.tokens, best.seconds) if best else (1.0, self._times.alone)
-        return max(self._tokens / self._seconds, 1 / self._times.alone)
+    def _continuation(self, matched: int, count: int) -> list[float]:
+        """The chance of each token after those before it: the match grows with each."""
+        known = self.chances.lookup
+        return [known[min(matched + more, len(known) - 1)] for more in range(count)]
 
-    def _plain(self) -> Option:
-        return Option("plain", 0, 1.0, self._times.alone)
+    def _lookup(self, best: Option) -> Option:
+        """The text's continuation at its best length, where it promises more than another option."""
+        tokens, reached, ratio, rate, verify = 1.0, 1.0, self.lookup.ratio, best.rate, self._times.verify.tolist()
+        for count, chance in enumerate(self._continued, 1):
+            reached *= min(chance * ratio, SURE)
+            tokens += reached
+            seconds = verify[count + 1] + self._times.round
+            if tokens > rate * seconds:
+                best, rate = Option("lookup", count, tokens, seconds), tokens / seconds
+        return best
 
-    def _continues(self, matched: int, count: int) -> list[float]:
-        """By calibration, that each of `count` tokens of a continuation comes true: the match grows with each."""
-        known, reached, chances = self.chances.lookup, 1.0, list[float]()
-        for more in range(count):
-            reached *= known[min(matched + more, len(known) - 1)]
-            chances.append(reached)
-        return chances
+    def _tree(self, ratio: float, room: int, best: Option) -> Option:
+        """The model's tree of as many levels as is best, where that promises more than another option.
 
-    def _repeat(self, matched: int, room: int) -> Option:
-        """The text's continuation, as long as it is worth most."""
-        options, tokens = list[Option](), 1.0
-        for count, chance in enumerate(self._continues(matched, min(room, LONGEST)), 1):
-            tokens += min(self.lookup.ratio * chance, 1.0)
-            options.append(Option("lookup", count, tokens, float(self._times.verify[count + 1]) + self._times.round))
-        return max(options, key=lambda option: option.worth(self.rate))
-
-    def _ask(self, room: int) -> list[Option]:
-        """The model's tree where it pays, by what such trees bring; where it does not, a node of it, now and then."""
-        if self._rest:
-            self._rest -= 1
-            return []
-        rate, plain = self.rate, self._plain()
-        best = max(self._trees(self.model.ratio, room), key=lambda option: option.worth(rate))
-        if best.worth(rate) > plain.worth(rate):
-            return [best]
-        if max(option.worth(1 / plain.seconds) for option in self._trees(HOPE, room)) <= 0:
-            return []
-        times = self._times
-        seconds = float(times.draft[1] + times.verify[2]) + times.level + times.round
-        return [Option("model", 1, 1 + self.model.ratio * self.chances.step, seconds, probe=True)]
-
-    def _trees(self, ratio: float, room: int) -> list[Option]:
-        """The model's trees by their levels, where `ratio` of the calibration's accepted tokens are."""
-        times, options = self._times, list[Option]()
-        for levels in range(1, min(len(self.chances.reach) - 1, room) + 1):
+        A token's chance is `ratio` times the calibrated one.
+        """
+        reach, tokens, rate = self.chances.reach, 1.0, best.rate
+        for levels in range(1, min(len(reach) - 1, room) + 1 if self.drafts else 1):
+            tokens += (reach[levels] - reach[levels - 1]) * ratio**levels
             nodes = min(2 * levels, room)
-            seconds = levels * (float(times.draft[1]) + times.level) + float(times.verify[nodes + 1]) + times.round
-            options.append(Option("model", nodes, 1 + ratio * self.chances.reach[levels], seconds))
-        return options
+            seconds = self._seconds(levels, nodes)
+            if tokens > rate * seconds:
+                best, rate = Option("model", nodes, tokens, seconds), tokens / seconds
+        return best
+
+    def _seconds(self, levels: int, nodes: int) -> float:
+        times = self._times
+        return levels * (float(times.draft[1]) + times.level) + float(times.verify[nodes + 1]) + times.round
+
+    def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The logarithms of children's chances, where their parent comes true, by those of their likelihoods."""
+        return np.minimum(self.chances.log_chances(likelihoods) + self._log_ratio, math.log(SURE))
+
+    @property
+    def _log_ratio(self) -> float:
+        return math.log(max(self.model.ratio, 1e-3))
 
     def expands(self, scores: Sequence[float]) -> int:
-        """How many nodes, best first by the logarithms of their chances, are worth another level of the draft."""
-        if self.now.probe:
+        """How many nodes, best first by the logarithms of their chances, are worth another level of the draft.
+
+        A node counts where a child of it is worth more than its own verification.
+        """
+        if self.now.kind == "probe":
             return 0
-        draft, step, gain, best, count = self._times.draft, self.model.ratio * self.chances.step, 0.0, 0.0, 0
-        for size, score in enumerate(scores[: len(draft) - 1], 1):
-            gain += step * math.exp(score)
-            worth = gain - self.rate * (float(draft[size]) + self._times.level)
+        times, step = self._times, min(self.chances.step * self.model.ratio, SURE)
+        node = self._rate * times.node
+        gain, best, count = 0.0, 0.0, 0
+        for size, score in enumerate(scores[: len(times.draft) - 1], 1):
+            gain += max(step * math.exp(score) - node, 0.0)
+            worth = gain - self._rate * (float(times.draft[size]) + times.level)
             if worth > best:
                 best, count = worth, size
-        if count:
-            self._spent += float(draft[count]) + self._times.level
         return count
 
-    def verifies(self, scores: NDArray[np.float64]) -> int:
+    def verifies(self, scores: Sequence[float]) -> int:
         """How many nodes, best first by the logarithms of their chances, are worth verifying."""
+        if self.now.kind == "probe":
+            return min(len(scores), 1)
         expected = np.concatenate([[0.0], np.cumsum(np.exp(scores))])
-        worth = self.model.ratio * expected - self.rate * self._times.verify[1 : len(expected) + 1]
-        count = min(len(scores), 1) if self.now.probe else int(worth.argmax())
-        self._expected = float(expected[count])
-        return count
+        return int((expected - self._rate * self._times.verify[1 : len(expected) + 1]).argmax())
 
-    def record(self, accepted: int, nodes: int) -> None:
-        """What came of the round: of `nodes` that were verified beside the root `accepted` came true."""
+    def promise(self, parents: Sequence[int], scores: Sequence[float]) -> None:
+        """The model's tree, as it will be verified: `parents` and the logarithms of its nodes' chances."""
+        self.below = [0.0] * len(parents)
+        for node in range(1, len(parents)):
+            self.below[parents[node]] += math.exp(scores[node] - scores[parents[node]] - self._log_ratio)
+
+    def record(self, path: Sequence[int], token: int) -> None:
+        """What came of the round: the accepted nodes, the root first, and the first token that was emitted.
+
+        So it is known of the text's continuation whether it comes true, even where it was not drafted.
+        """
+        accepted, chances = len(path) - 1, [min(self.below[node], 1.0) for node in path if self.below[node]]
         if self.now.kind == "lookup":
-            self.lookup.record(accepted, self._expected)
-        elif self.now.kind == "model":
-            self.model.record(accepted, self._expected)
-            self.session.record(accepted, self._expected)
-            if accepted and self.model.ratio < 1:
+            self.lookup.record(accepted, chances)
+            return
+        self.lookup.record(int(token == self.guess), self._continued[:1])
+        if chances:
+            self.model.record(accepted, chances)
+            self.session.record(accepted, chances)
+        if self.now.kind == "probe":
+            if accepted:
                 self._wait = max(self._wait // 2, PROBES[0])
-            elif self.now.probe:
+            else:
                 self._rest, self._wait = self._wait, min(2 * self._wait, PROBES[1])
-        times = self._times
-        seconds = float(times.verify[nodes + 1]) + (times.round if nodes else times.plain) + self._spent
-        self._tokens = RATE_MEMORY * self._tokens + 1 + accepted
-        self._seconds = RATE_MEMORY * self._seconds + seconds
 
 
 class Policy:
     """An engine's: every request that leaves speculation to it gets an `Outlook`."""
 
-    def __init__(self, costs: Costs, drafts: bool) -> None:
+    def __init__(self, costs: Costs, drafts: bool, limits: Limits = NO_LIMITS) -> None:
         """`drafts`: whether there is a model to draft with."""
-        self.costs, self.drafts = costs, drafts
-        self._sessions = {sampled: Trust(memory=SESSION_MEMORY) for sampled in (False, True)}
+        self.costs, self.drafts, self.limits = costs, drafts, limits
+        self._sessions = {sampled: Trust(memory=SESSION_MEMORY, surprise=0.0) for sampled in (False, True)}
 
     def outlook(self, temperature: float) -> Outlook:
         """A sequence's own, that begins with what was seen of the model in others."""
-        return Outlook(self.costs, self.costs.chances(temperature), self.drafts, self._sessions[temperature > 0])
+        session = self._sessions[temperature > 0]
+        return Outlook(self.costs, self.costs.chances(temperature), self.drafts, session, self.limits)

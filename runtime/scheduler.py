@@ -177,10 +177,10 @@ class Scheduler:
                 sequence = handle.sequence
                 if sequence.output and not sequence.metrics.ttft:
                     sequence.metrics.ttft = now - sequence.started
+                if not sequence.finish_reason:
+                    handle.publish()
                 if sequence.finish_reason:
                     self._stop(handle)
-                else:
-                    handle.publish()
 
     def _sweep(self) -> None:
         """End what waits and was cancelled, or is past its deadline."""

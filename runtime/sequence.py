@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ExecutionError, SpecbuildError
+from .limits import Limits
 from .logprobs import TokenLogprobs
 from .metrics import RequestMetrics
 from .policy import Outlook
@@ -39,9 +40,11 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where asked for
     finish_reason: str | None = None
     error: SpecbuildError | None = None
+    shape: TreeSpec | None = field(init=False)  # the tree, no larger than the round's limits
     _ids: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.shape = self.tree
         self._ids = np.empty(max(self.limit, len(self.tokens)), dtype=np.int64)
         self._ids[: len(self.tokens)] = self.tokens
 
@@ -59,6 +62,10 @@ class Sequence:
     def drafts(self) -> bool:
         """Whether the next round should draft: not while the prompt is read, not for the last token."""
         return self.tree is not None and self.pending == 1 and len(self.tokens) + 1 < self.limit
+
+    def limit_tree(self, limits: Limits, batch: int) -> None:
+        """Set the round's `shape`, beside `batch − 1` others that draft; None where nothing may be drafted."""
+        self.shape = self.tree and self.tree.within(limits.most(batch, self.tree.nodes))
 
     def emit(self, token: int, eos: frozenset[int]) -> None:
         """Append a token; sets `finish_reason` where the text ends with it."""

@@ -65,7 +65,8 @@ class Tokenizer:
 class Detokenizer:
     """The text of a growing output, complete characters only, watched for stop strings.
 
-    `text` is final as far as it goes: what may still become a stop string, or is half a character, is held back.
+    `text` is final as far as it goes: what may still become a stop string, or is half a character, is held back. Where
+    there is no stop string to watch for, tokens are decoded when the text is asked for, several at once.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
@@ -74,17 +75,29 @@ class Detokenizer:
         self._start, self._read = 0, len(self._ids)  # the text of _ids[_start:_read] is out already
         self._whole = ""  # everything decoded
         self._stopped = False
-        self.text = ""  # what is final of it
+        self._text = ""  # what is final of it
 
     def push(self, token: int) -> bool:
         """Take one token; True where a stop string is complete, the text then ends before it."""
         self._ids.append(token)
-        before = self._tokenizer.decode(self._ids[self._start : self._read])
-        after = self._tokenizer.decode(self._ids[self._start :])
-        if after.endswith("\ufffd"):
-            return False
-        self._start, self._read = self._read, len(self._ids)
-        return self._grow(after[len(before) :])
+        return bool(self._stop) and self._decode()
+
+    @property
+    def text(self) -> str:
+        """What is final."""
+        if not self._stop:
+            self._decode()
+        return self._text
+
+    def _decode(self) -> bool:
+        """Decode up to the last token that ends a character; True where a stop string is complete."""
+        before = self._tokenizer.decode(self._ids[self._start : self._read]) if self._read < len(self._ids) else ""
+        for end in range(len(self._ids), self._read, -1):
+            after = self._tokenizer.decode(self._ids[self._start : end])
+            if not after.endswith("\ufffd"):
+                self._start, self._read = self._read, end
+                return self._grow(after[len(before) :])
+        return False
 
     def finish(self) -> None:
         """The output has ended: nothing is held back any longer."""
@@ -94,7 +107,7 @@ class Detokenizer:
         tail = self._tokenizer.decode(self._ids[self._start :])[len(before) :]
         self._start = self._read = len(self._ids)
         if not self._grow(tail):
-            self.text = self._whole
+            self._text = self._whole
 
     def _grow(self, piece: str) -> bool:
         checked = len(self._whole)
@@ -102,7 +115,7 @@ class Detokenizer:
         found = [self._whole.find(stop, max(0, checked - len(stop) + 1)) for stop in self._stop]
         if any(at >= 0 for at in found):
             self._whole, self._stopped = self._whole[: min(at for at in found if at >= 0)], True
-        self.text = self._whole[: len(self._whole) - (0 if self._stopped else self._held())]
+        self._text = self._whole[: len(self._whole) - (0 if self._stopped else self._held())]
         return self._stopped
 
     def _held(self) -> int:

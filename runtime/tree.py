@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,12 @@ class TreeSpec:
                 f"tree {self.text!r} drafts {self.nodes} nodes, this bundle verifies at most {largest_bucket - 1}"
             )
         return self
+
+    def within(self, nodes: int) -> TreeSpec | None:
+        """The same with at most so many nodes; None for none."""
+        if nodes >= self.nodes:
+            return self
+        return replace(self, nodes=nodes, depth=min(self.depth, nodes)) if nodes else None
 
     @property
     def fills_with_chain(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ...runtime import Engine, Result, SamplingParams, SpeculationStats
+from ...runtime import Engine, Limits, Result, SamplingParams, SpeculationStats
 from ...runtime.errors import OptionError
 from ...runtime.intake import Errors
 from .prompts import Request, read, tell_later_turns
@@ -39,6 +39,16 @@ from .prompts import Request, read, tell_later_turns
     help="Who drafts; by default lookup where the text repeats itself, else the model.",
 )
 @click.option("--tree", metavar="TREE", help="chain:K, topk:W,D or best:N; the bundle's own by default.")
+@click.option("--max-draft-tokens", type=int, metavar="N", help="Nodes of a tree at most; 0 is plain decoding.")
+@click.option(
+    "--min-expected-speedup", type=float, default=1.0, help="Draft only where as much over plain decoding is expected."
+)
+@click.option(
+    "--num-speculative-tokens-per-batch-size",
+    "schedule",
+    metavar="JSON",
+    help='Nodes of a tree by how many sequences share a round: {"1-4": 8, "5-16": 2}.',
+)
 @click.option("-b", "--batch-size", type=int, default=1, show_default=True, help="Sequences that share a step.")
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
 @click.option(
@@ -61,6 +71,9 @@ def command(
     no_speculation: bool,
     drafter: Any,
     tree: str | None,
+    max_draft_tokens: int | None,
+    min_expected_speedup: float,
+    schedule: str | None,
     batch_size: int,
     threads: int | None,
     prefix_caching: bool,
@@ -82,6 +95,9 @@ def command(
         raise OptionError("--logprobs reports in JSON: add --json")
     if no_speculation and (tree or drafter):
         raise OptionError("--no-speculation leaves nothing for --tree or --drafter to do: drop one")
+    if tree and min_expected_speedup > 1:
+        raise OptionError("--tree drafts whatever is expected of it: drop --min-expected-speedup, or --tree")
+    limits = Limits(max_draft_tokens, min_expected_speedup, schedule or ())
     sampling |= {"stop": list(sampling["stop"]), "speculation": "off" if no_speculation else tree or "auto"}
     defaults = SamplingParams(**sampling)
     requests = read(file, sampling) if file else [Request(text, defaults) for text in texts]
@@ -95,6 +111,7 @@ def command(
         gpu_weights_percent=gpu_weights_percent,
         prefix_caching=prefix_caching,
         kv_cache_tokens=kv_cache_tokens,
+        limits=limits,
     ) as engine:
         errors: Errors = "return" if file else "raise"
         results = _print(engine, requests, errors, as_json)
@@ -151,6 +168,7 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
         f"({total.draft_acceptance_rate:.0%})",
         "mean acceptance length": f"{total.mean_acceptance_length:.2f}",
         "accepted per round": " ".join(f"{k}:{n}" for k, n in enumerate(total.acceptance_histogram)),
+        "decided": " ".join(f"{kind}:{n}" for kind, n in sorted(total.decisions.items())) or "a fixed tree",
         "time": f"draft {run.draft / run.total:.0%}, verify {run.verify / run.total:.0%}, loop {run.loop_share:.0%}",
     }
     rows |= {f"note {number}": note for number, note in enumerate(dict.fromkeys(engine.notes), 1)}

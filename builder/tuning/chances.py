@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...runtime.accept import walk
-from ...runtime.draft import Growth, ModelDrafter
+from ...runtime.draft import ModelDrafter
+from ...runtime.growth import Growth
 from ...runtime.ngram import LONGEST, matches
 from ...runtime.sequence import Sequence
 from ...runtime.tree import BEST_BRANCH, BEST_DEPTH

@@ -65,8 +65,7 @@ class CacheLoop(Loop):
         rows = usable[source]
         if not pages.take(slot, source, rows, self._rows(sequence)):
             return None
-        self._last[slot], sequence.cached, sequence.metrics.num_cached_tokens = sequence, rows, rows
-        self.keep(slot, source, rows)
+        self.admit(sequence, slot, source, rows)
         return slot
 
     def enter(self, sequences: Seq[Sequence]) -> None:

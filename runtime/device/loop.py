@@ -19,7 +19,7 @@ from ..backends.standard import StandardExecutor
 from ..draft import DrafterName
 from ..errors import ExecutionError
 from ..kernels import Cache, Choose, Dtype, Fault
-from ..ngram import SURE, SURE_GREEDY, lookup, repeats
+from ..ngram import from_text, lookup
 from ..sequence import Sequence
 from ..tree import Tree, TreeSpec
 from .caches import CacheLoop
@@ -100,8 +100,7 @@ class DeviceLoop(CacheLoop):
             return Tree([sequence.tokens[-1]])
         if self._model is None:
             return lookup(sequence.history, shape)
-        sure = SURE if sequence.params.temperature else SURE_GREEDY
-        return repeats(sequence.history, shape, sure) if self._looks_up else None
+        return from_text(sequence, len(shapes), self._looks_up)
 
     def _draft(self, sequences: Seq[Sequence], trees: Seq[Tree | None], nodes: int, asked: Asked) -> None:
         """Bring every sequence's tree into the round's block: the model grows it, or the host sends it."""

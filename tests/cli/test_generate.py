@@ -21,6 +21,7 @@ STATISTICS = [
     "num_spec_steps",
     "num_draft_tokens",
     "num_accepted_draft_tokens",
+    "decisions",
 ]
 SAMPLED = ["--temperature", 1, "-n", 12]
 
@@ -127,6 +128,8 @@ def test_a_seed_is_reported_and_repeats(specbuild: Command, bundle: Path) -> Non
         ["--drafter", "ngram"],
         ["--drafter", "model", "--tree", "best:9"],
         ["-b", 4, "-t", 1],
+        ["--max-draft-tokens", 2],
+        ["--num-speculative-tokens-per-batch-size", '{"1-2": 1}'],
     ],
 )
 def test_no_flag_of_speculation_changes_the_tokens(specbuild: Command, bundle: Path, flags: list[Any]) -> None:
@@ -292,6 +295,12 @@ def test_a_text_that_fills_the_bundle_ends(specbuild: Command, tiny_bundle: Path
         (["-p", "x", "--no-speculation", "--tree", "chain:2"], ["--no-speculation"]),
         (["-p", "x", "--no-speculation", "--drafter", "ngram"], ["--no-speculation"]),
         (["-p", "x", "--drafter", "oracle"], ["oracle", "ngram"]),
+        (["-p", "x", "--max-draft-tokens", "-1"], ["max_draft_tokens", "-1"]),
+        (["-p", "x", "--max-draft-tokens", "2", "--tree", "best:3"], ["best:3", "max_draft_tokens", "2"]),
+        (["-p", "x", "--min-expected-speedup", "0.5"], ["min_expected_speedup", "0.5"]),
+        (["-p", "x", "--min-expected-speedup", "1.5"], ["min_expected_speedup", "specbuild tune"]),
+        (["-p", "x", "--min-expected-speedup", "2", "--tree", "best:3"], ["--min-expected-speedup", "--tree"]),
+        (["-p", "x", "--num-speculative-tokens-per-batch-size", "[[1]]"], ["num_speculative_tokens_per_batch_size"]),
         (["-p", "x", "-b", "5"], ["batch size 5", "--max-batch-size"]),
         (["-p", "x", "-b", "0"], ["batch size 0"]),
         (["-p", "x", "--threads", "0"], ["threads"]),

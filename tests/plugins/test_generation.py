@@ -15,10 +15,11 @@ from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime import draft as draft_module
 from specbuild.runtime import engine as engine_module
 from specbuild.runtime.cache import KVCache
-from specbuild.runtime.draft import Growth, ModelDrafter
+from specbuild.runtime.draft import ModelDrafter, Text
+from specbuild.runtime.growth import Growth
 from specbuild.runtime.loop import Loop
 from specbuild.runtime.sequence import Sequence
-from specbuild.runtime.tree import Tree
+from specbuild.runtime.tree import Tree, TreeSpec
 
 PARAMS = (
     SamplingParams(max_new_tokens=20),
@@ -81,8 +82,13 @@ def replaced(kernels: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     class KernelDrafter(ModelDrafter):
         """Children as the kernel chooses them; scores in the likelihoods' place."""
 
-        def _children(self, sequence: Sequence, growth: Growth, logits: NDArray[np.float32]) -> Any:
-            position, rows = len(sequence.tokens) - 1, ints([growth.frontier])
+        def _text(self, sequence: Sequence, shape: TreeSpec) -> Text:
+            self.of = getattr(self, "of", {}) | {sequence.slot: sequence}
+            return super()._text(sequence, shape)
+
+        def _children(self, text: Text, logits: NDArray[np.float32]) -> Any:
+            growth, sequence, position = text.growth, self.of[text.slot], len(text.tokens) - 1
+            rows = ints([growth.frontier])
             return chosen(kernels, sequence, growth.pool, logits, position, rows, growth.spec.branch)
 
     class KernelGrowth(Growth):

@@ -12,8 +12,8 @@ from calls import POISON, Growths, ints, poisoned
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specbuild.runtime.draft import Growth, likelihoods
 from specbuild.runtime.errors import OptionError
+from specbuild.runtime.growth import Growth, likelihoods
 from specbuild.runtime.kernels import Fault, KernelLibrary
 from specbuild.runtime.tree import Tree, TreeSpec
 

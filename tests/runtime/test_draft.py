@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from specbuild.runtime.draft import Growth, ModelDrafter, best_tokens
+from specbuild.runtime.draft import ModelDrafter
+from specbuild.runtime.growth import Growth, best_tokens
 from specbuild.runtime.loop import Loop
+from specbuild.runtime.mixed import MixedDrafter
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.tokenizer import Tokenizer
 from specbuild.runtime.tree import BEST_BRANCH, Tree, TreeSpec
@@ -154,21 +156,23 @@ def test_rows_say_who_sees_whom(hash_model: Any) -> None:
         growth.grow(*best_tokens(np.stack([model([0, *growth.pool.path(n)]) for n in frontier]), growth.spec.branch))
 
 
+PARAMS = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 5, "repetition_penalty": 1.2},
+    {"temperature": 1.2, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("text", ["chain:4", "topk:1,3", "best:1", "topk:2,3", "topk:4,4", "best:5", "best:16"])
-@pytest.mark.parametrize(
-    "params",
-    [
-        {},
-        {"temperature": 1.0},
-        {"temperature": 0.8, "top_k": 5, "repetition_penalty": 1.2},
-        {"temperature": 1.2, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.2},
-    ],
-)
+@pytest.mark.parametrize("params", PARAMS)
 def test_a_draft_that_equals_the_target_is_accepted(
-    hash_model: Any, hash_executor: Any, request_of: Any, text: str, params: dict[str, float]
+    hash_model: Any, hash_executor: Any, request_of: Any, text: str, params: dict[str, float], overlap: bool
 ) -> None:
     model, spec = hash_model(5), TreeSpec.parse(text)
-    loop = Loop(hash_executor(model), ModelDrafter(hash_executor(model), 8), 8, frozenset())
+    drafter = ModelDrafter(hash_executor(model), 8, overlap)
+    loop = Loop(hash_executor(model), drafter, 8, frozenset())
     sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, seed=4, **params))
     while not sequence.finish_reason:
         before, drafted = len(sequence.output), sequence.drafts
@@ -177,6 +181,62 @@ def test_a_draft_that_equals_the_target_is_accepted(
             emitted = len(sequence.output) - before
             assert emitted == 1 + spec.depth if drafted and spec.width == 1 else emitted >= 1 + drafted
     assert len(sequence.output) == 60
+    if spec.width == 1:
+        assert drafter.hit == drafter.guessed > 0 if overlap else drafter.guessed == 0
+    loop.close()
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("text", ["chain:3", "topk:3,3", "best:6"])
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_drafting_ahead_changes_no_token(
+    hash_model: Any, hash_executor: Any, request_of: Any, text: str, params: dict[str, float], looks_up: bool
+) -> None:
+    """Right guesses or wrong, three sequences in a round, one of them decoding plainly, and slots used again."""
+    model, outputs, drafters = hash_model(6), list[list[list[int]]](), list[ModelDrafter]()
+    for overlap in (False, True):
+        drafters.append(ModelDrafter(hash_executor(hash_model(6, error=0.4), 3), 8, overlap))
+        loop = Loop(hash_executor(model, 3), MixedDrafter(drafters[-1], looks_up), 8, frozenset())
+        found = []
+        for first in (1, 4):
+            active = [
+                request_of(
+                    [first, slot],
+                    SamplingParams(max_new_tokens=50 + slot, speculation=tree, seed=slot, **params),
+                    slot=slot,
+                )
+                for slot, tree in enumerate((text, "off", text))
+            ]
+            found += active
+            while active:
+                loop.round(active)
+                for sequence in (s for s in active if s.finish_reason):
+                    loop.release(sequence.slot)
+                active = [s for s in active if not s.finish_reason]
+        assert all(sequence.error is None for sequence in found)
+        outputs.append([sequence.output for sequence in found])
+        loop.close()
+    assert outputs[0] == outputs[1]
+    assert drafters[1].guessed > drafters[1].hit > 0
+
+
+def test_what_drafting_ahead_raises_the_round_raises(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    drafter = ModelDrafter(hash_executor(hash_model(5)), 8, overlap=True)
+    loop = Loop(hash_executor(hash_model(5)), drafter, 8, frozenset())
+    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=20, speculation="chain:3"))
+    loop.round([sequence])
+    step, steps = drafter.executor.step, list[int]()
+
+    def fails(shares: Any) -> Any:
+        steps.append(1)
+        if len(steps) > 3:  # a chain's steps; those that follow are ahead
+            raise RuntimeError("out of memory")
+        return step(shares)
+
+    drafter.executor.step = fails  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        loop.round([sequence])
+    loop.close()
 
 
 @pytest.mark.parametrize(("text", "temperature"), [("chain:4", 0.0), ("chain:4", 1.0), ("topk:4,1", 1.0)])

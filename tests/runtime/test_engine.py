@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specbuild.runtime import Engine, Result, SamplingParams
+from specbuild.runtime import Engine, Limits, Result, SamplingParams
 from specbuild.runtime.errors import OptionError, QueueFullError
 from specbuild.runtime.loop import Loop
 from specbuild.runtime.sequence import Sequence
@@ -127,3 +127,35 @@ def test_what_never_gets_room_is_told_before_it_waits(bundle: Path, monkeypatch:
 def test_linear_caches_have_no_tokens_to_give(bundle: Path) -> None:
     with pytest.raises(OptionError, match="caches are not paged: drop kv_cache_tokens, or build it with --block-size"):
         Engine.load(bundle, kv_cache_tokens=1024)
+
+
+def test_limits_hold_for_trees_that_were_asked_for(bundle: Path, prompts: list[str]) -> None:
+    """By how many sequences draft together; and no token depends on it."""
+    asked = SamplingParams(max_new_tokens=24, speculation="best:8", ignore_eos=True)
+    with Engine.load(bundle, batch_size=3) as engine:
+        expected = engine.generate(prompts[:3], asked)
+    schedule = {"1-1": 4, "2-2": 2, "3-9": 0}
+    with Engine.load(
+        bundle, drafter="model", batch_size=3, limits=Limits(num_speculative_tokens_per_batch_size=schedule)
+    ) as engine:
+        (alone,), together = engine.generate(prompts[:1], asked), engine.generate(prompts[:3], asked)
+    for found, right in zip([alone, *together], [expected[0], *expected], strict=True):
+        assert found.token_ids == right.token_ids
+    drafting = alone.metrics.speculative_decoding
+    assert drafting.num_draft_tokens == 4 * drafting.num_spec_steps > 0
+    crowded = [each.metrics.speculative_decoding for each in together]
+    assert sum(each.num_draft_tokens for each in crowded) < drafting.num_draft_tokens
+
+
+def test_a_tree_past_the_limit_is_refused_and_the_default_is_cut(bundle: Path, prompts: list[str]) -> None:
+    with Engine.load(bundle, limits=Limits(max_draft_tokens=3)) as engine:
+        with pytest.raises(OptionError, match="best:4 drafts 4 nodes, max_draft_tokens allows 3"):
+            engine.submit(prompts[0], SamplingParams(speculation="best:4"))
+        (result,) = engine.generate(prompts[0], SamplingParams(max_new_tokens=24))
+    drafting = result.metrics.speculative_decoding
+    assert 0 < drafting.num_draft_tokens <= 3 * drafting.num_spec_steps
+
+
+def test_an_expectation_needs_a_cost_table(bundle: Path) -> None:
+    with pytest.raises(OptionError, match="min_expected_speedup needs a tuned bundle: run specbuild tune"):
+        Engine.load(bundle, limits=Limits(min_expected_speedup=1.2))

@@ -24,6 +24,7 @@ def test_counts_of_rounds() -> None:
         "num_spec_steps": 4,
         "num_draft_tokens": 15,
         "num_accepted_draft_tokens": 8,
+        "decisions": {},
     }
 
 

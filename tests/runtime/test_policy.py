@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from specbuild.runtime.costs import Costs
 from specbuild.runtime.draft import ModelDrafter
+from specbuild.runtime.limits import Limits
 from specbuild.runtime.loop import Loop
 from specbuild.runtime.mixed import MixedDrafter
 from specbuild.runtime.policy import CAUTION, Option, Policy, Trust
@@ -165,24 +166,40 @@ def test_lookup_goes_as_far_as_it_pays() -> None:
     assert 0 < shorter < longer
     assert outlook.choose(1, 5, 2).nodes == 2
     assert outlook.choose(1, 0, 60) == Option("plain", 0, 1.0, outlook.costs.at(1).alone)
-    for _ in range(8):
-        nodes = outlook.choose(1, 5, 60).nodes
-        outlook.record(0, nodes)
-    assert outlook.choose(1, 5, 60).nodes < shorter
-    assert outlook.lookup.ratio < 0.2
+    for _ in range(20):
+        outlook.choose(1, 5, 60)
+        outlook.record([0], 7)
+    assert outlook.choose(1, 5, 60).kind == "plain"
+    assert outlook.lookup.ratio < 0.5
+    for _ in range(60):  # what is not drafted is watched all the same
+        option = outlook.choose(1, 5, 60)
+        outlook.guess = 7
+        outlook.record(range(option.nodes + 1), 7)
+    assert outlook.choose(1, 5, 60).kind == "lookup"
+    assert outlook.lookup.ratio > 1
 
 
 def test_trust_is_what_came_true_of_what_was_expected() -> None:
     trust = Trust()
     assert trust.ratio == CAUTION
-    wide = trust.deviation
-    for _ in range(60):
-        trust.record(1.5, 3.0)
+    for _ in range(200):
+        trust.record(1, [0.8, 0.7, 0.5])
     assert trust.ratio == pytest.approx(0.5, abs=1e-3)
-    assert trust.deviation < wide
-    for _ in range(60):
-        trust.record(0.0, 3.0)
-    assert trust.ratio < 1e-3
+    trust.record(0, [])
+    assert trust.ratio == pytest.approx(0.5, abs=1e-3)
+
+
+def test_failures_in_a_row_that_are_unlikely_end_all_trust() -> None:
+    """Four that had one chance in ten each; where success was never likely it takes longer."""
+    found = []
+    for chance in (0.9, 0.3):
+        trust, rounds = Trust(20.0, 20.0), 0
+        while trust.ratio > 0.3:
+            trust.record(0, [chance])
+            rounds += 1
+        found.append(rounds)
+    assert found[0] <= 4
+    assert found[1] > 10
 
 
 def test_a_session_remembers_its_draft(hash_model: Any, metered: Any) -> None:
@@ -195,17 +212,44 @@ def test_a_session_remembers_its_draft(hash_model: Any, metered: Any) -> None:
 
 
 def test_the_better_it_goes_the_less_a_doubtful_node_is_worth() -> None:
-    outlook, scores = Policy(costs_of(LARGE), drafts=True).outlook(0.0), np.log([0.9, 0.5, 0.3, 0.06, 0.05, 0.04])
-    outlook.choose(1, 0, 60)
-    outlook.model.accepted = outlook.model.expected
+    outlook, scores = Policy(costs_of(LARGE), drafts=True).outlook(0.0), np.log(np.linspace(0.9, 0.02, 23))
     counts = []
-    for accepted in (0, 7):
-        for _ in range(60):
-            outlook.choose(1, 0, 60)
-            outlook.record(accepted, 8)
-            outlook.model.accepted = outlook.model.expected
-        counts.append(outlook.verifies(scores))
+    for ratio in (0.7, 1.3):
+        outlook.model.accepted = ratio * outlook.model.expected
+        outlook.choose(1, 0, 60)
+        counts.append(outlook.verifies(scores.tolist()))
     assert 3 <= counts[1] < counts[0]
+
+
+def test_a_level_is_worth_its_draft_and_its_verification() -> None:
+    scores = np.log([0.9, 0.5, 0.3]).tolist()
+
+    def levels(**times: Any) -> int:
+        outlook = Policy(costs_of(LARGE | times), drafts=True).outlook(0.0)
+        outlook.choose(1, 0, 60)
+        return outlook.expands(scores)
+
+    assert levels() > 0
+    assert levels(level=9.0) == 0
+    assert levels(verify=[[1, 12.0], [64, 700.0]]) == 0
+
+
+def test_limits_hold(hash_model: Any, metered: Any) -> None:
+    meter = metered(hash_model(3), hash_model(3, error=0.2), LARGE)
+    meter.loop.limits = meter.policy.limits = Limits(max_draft_tokens=2)
+    done = meter.run([1, 2, 3], 60)
+    assert max(drafted for drafted, *_ in meter.rounds) == 2
+    meter.loop.limits = meter.policy.limits = Limits(min_expected_speedup=50)
+    assert meter.run([1, 2, 3], 60).output == done.output
+    assert {drafted for drafted, *_ in meter.rounds} == {0}
+
+
+def test_decisions_are_counted(hash_model: Any, metered: Any) -> None:
+    meter = metered(hash_model(3), hash_model(3, error=0.2), LARGE)
+    drafting = meter.run([1, 2, 3], 60).metrics.speculative_decoding
+    assert set(drafting.decisions) <= {"plain", "lookup", "model", "probe"}
+    assert sum(drafting.decisions.values()) == len(meter.rounds) - (meter.rounds[-1][1] == 1)
+    assert drafting.decisions["model"] == drafting.num_spec_steps
 
 
 def test_scores_are_the_logarithms_of_chances(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
@@ -219,4 +263,5 @@ def test_scores_are_the_logarithms_of_chances(hash_model: Any, hash_executor: An
     request.outlook.choose(1, 0, 8)
     drafter.propose([request])
     found = drafter._growth[0].scores[1:5]
-    assert np.exp(found) == pytest.approx(np.interp(likely, CHANCES["likely"], CHANCES["chance"]))  # type: ignore[call-overload]
+    chances = np.interp(likely, CHANCES["likely"], CHANCES["chance"])  # type: ignore[call-overload]
+    assert np.exp(found) == pytest.approx(CAUTION * chances)

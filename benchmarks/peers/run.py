@@ -1,0 +1,158 @@
+"""specbuild and its peers on one pair, one file of prompts, one machine: tokens a second, and their ratios.
+
+python benchmarks/peers/run.py --target DIR --draft DIR --bundle BUNDLE [options]
+
+Temperature 0, batch 1, float32, one request at a time: for each prompt all modes of all peers take turns, and each
+prompt begins with another of them. All get the same token ids and decode the same number of tokens, past an
+end-of-text token. README.md beside this says what each peer is, and how its threads and precision are set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+import common
+import environments
+from protocol import Decoded
+from table import OUR_MODE, OURS, PLAIN, Tally, markdown, ratios
+from worker import PeerError, Worker
+
+PEERS = (OURS, "transformers", "openvino", "onnxruntime-genai")
+PAUSE = 0.05  # seconds between turns: pools of threads that wait by spinning go to sleep meanwhile
+
+
+def options(arguments: list[str] | None) -> argparse.Namespace:
+    """What is asked for; raises PeerError where it cannot be had."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True, help="folder of a checkpoint with a tokenizer.json")
+    parser.add_argument("--draft", type=Path, required=True, help="folder of a checkpoint")
+    parser.add_argument("--bundle", type=Path, required=True, help="built of the two, and tuned")
+    parser.add_argument("--prompts", type=Path, default=common.PROMPTS, help="JSON objects with a prompt, a line each")
+    parser.add_argument("--num-prompts", type=int, default=8, help="so many, evenly spread over the file")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
+    parser.add_argument("--openvino-defaults", action="store_true", help="let OpenVINO choose its precision (bf16, …)")
+    parser.add_argument("--only", default=",".join(PEERS), metavar="PEER,…", help="of the peers; default: %(default)s")
+    parser.add_argument("--folder", type=Path, default=common.ROOT / "build" / "peers", help="for environments, models")
+    parser.add_argument("--output", type=Path, help="JSON file for the result")
+    asked = parser.parse_args(arguments)
+    asked.only = [OURS, *(name for name in asked.only.split(",") if name != OURS)]
+    if unknown := set(asked.only) - set(PEERS):
+        raise PeerError(f"--only {','.join(sorted(unknown))}: use {', '.join(PEERS)}")
+    for path in (asked.target / "tokenizer.json", asked.draft / "config.json", asked.bundle / "manifest.json"):
+        if not path.is_file():
+            raise PeerError(f"{path} is missing: --target and --draft are checkpoints, --bundle is built of them")
+    if min(asked.num_prompts, asked.threads) < 1 or asked.max_new_tokens < 2:
+        raise PeerError("--num-prompts and --threads are at least 1, --max-new-tokens at least 2")
+    return asked
+
+
+def token_ids(file: Path, count: int, target: Path) -> list[list[int]]:
+    """The prompts' tokens; raises PeerError."""
+    try:
+        texts = [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PeerError(f"{file} cannot be read ({error}): give JSON objects with a prompt, a line each") from None
+    if count > len(texts):
+        raise PeerError(f"--num-prompts {count} is more than the {len(texts)} prompts of {file}")
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    return [tokenizer.encode(texts[i * len(texts) // count]).ids for i in range(count)]
+
+
+@contextmanager
+def workers(asked: argparse.Namespace) -> Iterator[dict[str, Worker]]:
+    """A process for each peer that is asked for, loaded one after the other."""
+    job = {name: str(getattr(asked, name).resolve()) for name in ("target", "draft", "bundle")}
+    job |= {"threads": asked.threads, "float32": not asked.openvino_defaults}
+    with ExitStack() as stack:
+        started = {}
+        for name in asked.only:
+            folder = asked.folder.resolve() / name
+            folder.mkdir(parents=True, exist_ok=True)
+            python = environments.python(name, folder)
+            print(f"{name}: loading", file=sys.stderr)
+            started[name] = stack.enter_context(Worker(name, python, job | {"folder": str(folder)}))
+        yield started
+
+
+class Round:
+    """All modes' turns at one prompt after the other; a mode that fails is `refused` and has no further turn."""
+
+    def __init__(self, peers: dict[str, Worker]) -> None:
+        self.peers, self.refused = peers, dict[str, str]()
+        self.turns = [(name, mode) for name, peer in peers.items() for mode in peer.modes]
+
+    def decode(self, tokens: list[int], n: int, begin: int = 0) -> dict[tuple[str, str], Decoded]:
+        """By peer and mode; `begin` is whose turn is first."""
+        decoded = {}
+        for name, mode in self.turns[begin:] + self.turns[:begin]:
+            time.sleep(PAUSE)
+            try:
+                decoded[name, mode] = self.peers[name].decode(mode, tokens, n)
+            except PeerError as error:
+                print(error, file=sys.stderr)
+                self.refused[f"{name}, {mode}"] = str(error)
+        self.turns = [turn for turn in self.turns if turn in decoded]
+        if not {(OURS, PLAIN), (OURS, OUR_MODE)} <= decoded.keys():
+            raise PeerError(f"there is nothing to compare with: {'; '.join(self.refused.values())}")
+        return decoded
+
+
+def measure(peers: dict[str, Worker], prompts: list[list[int]], n: int) -> dict[str, Any]:
+    """All turns of all prompts, after a warm-up."""
+    every = Round(peers)
+    every.decode(prompts[0], n)
+    tallies = {turn: Tally() for turn in every.turns}
+    for number, tokens in enumerate(prompts):
+        print(f"prompt {number + 1} of {len(prompts)}: {len(tokens)} tokens", file=sys.stderr)
+        decoded = every.decode(tokens, n, number * len(every.turns) // len(prompts))
+        for turn, one in decoded.items():
+            tallies[turn].add(one, one.tokens == decoded[OURS, PLAIN].tokens)
+    by_peer = {name: {mode: tallies[peer, mode] for peer, mode in every.turns if peer == name} for name in peers}
+    return ratios({name: modes for name, modes in by_peer.items() if modes}) | {"refused": every.refused}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status."""
+    try:
+        asked = options(arguments)
+        prompts = token_ids(asked.prompts, asked.num_prompts, asked.target)
+        with workers(asked) as peers:
+            about = {name: {key: peer.about[key] for key in ("versions", "settings")} for name, peer in peers.items()}
+            result = measure(peers, prompts, asked.max_new_tokens)
+    except PeerError as error:
+        print(f"peers: {error}", file=sys.stderr)
+        return 1
+    result = {
+        "machine": common.machine(),
+        "workload": {
+            "target": asked.target.name,
+            "prompts": asked.prompts.name,
+            "num_prompts": len(prompts),
+            "prompt_tokens": [len(each) for each in prompts],
+            "max_new_tokens": asked.max_new_tokens,
+            "threads": asked.threads,
+        },
+        "about": about,
+    } | result
+    if asked.output:
+        asked.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(markdown(result))
+    for which, best in result["auto_over_fastest_peer"].items():
+        print(f"{which}: auto is {best['ratio']:.2f}× the fastest peer's best mode, {best['peer']}, {best['mode']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""specbuild's worker: the bundle, with the drafters that it has."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from protocol import Decoded, serve
+from specbuild.runtime import Engine, SamplingParams
+
+
+class Specbuild:
+    """An engine; a mode is what speculation it is asked for."""
+
+    modes = ("plain", "auto", "best:5")
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._engine = Engine.load(job["bundle"], threads=job["threads"], prefix_caching=False)
+        self.versions = {name: version(name) for name in ("specbuild-trt", "onnxruntime", "numpy")}
+        self.settings = {"threads": job["threads"], "draft_threads": 1, "prefix_caching": False}
+
+    def decode(self, mode: str, tokens: list[int], n: int) -> Decoded:
+        """As the engine timed it, from submission."""
+        speculation = "off" if mode == "plain" else mode
+        params = SamplingParams(max_new_tokens=n, ignore_eos=True, speculation=speculation)
+        (result,) = self._engine.generate([tokens], params)
+        if result.error:
+            raise result.error
+        return Decoded(list(result.token_ids), result.metrics.ttft, result.metrics.e2el)
+
+
+if __name__ == "__main__":
+    serve(Specbuild)

@@ -1,0 +1,85 @@
+"""A worker's process, as run.py sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from protocol import Decoded
+
+HERE = Path(__file__).resolve().parent
+
+
+class PeerError(Exception):
+    """What a peer, or the user, cannot have: one line."""
+
+
+class Worker:
+    """One peer in a process of its own; `about` is what it said when it had loaded. Raises PeerError."""
+
+    def __init__(self, name: str, python: Path, job: dict[str, Any]) -> None:
+        self.name, self.log = name, Path(job["folder"]) / "worker.log"
+        script = HERE / f"with_{name.replace('-', '_')}.py"
+        with self.log.open("w", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                [python, script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | environment(job["threads"]),
+            )
+        self.about = self._ask(job)
+
+    @property
+    def modes(self) -> list[str]:
+        """What it can do."""
+        modes: list[str] = self.about["modes"]
+        return modes
+
+    def decode(self, mode: str, tokens: list[int], n: int) -> Decoded:
+        """`n` tokens after a prompt's; raises PeerError also where they are not `n`."""
+        decoded = Decoded(**self._ask({"mode": mode, "tokens": tokens, "n": n}))
+        if len(decoded.tokens) != n:
+            raise PeerError(f"{self.name}, {mode}: {len(decoded.tokens)} tokens where {n} were asked for")
+        return decoded
+
+    def _ask(self, content: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # it has ended: so does its stdout
+            print(json.dumps(content), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerError(f"{self.name}: its worker ended with status {self._process.wait()}: see {self.log}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PeerError(f"{self.name}{', ' * ('mode' in content)}{content.get('mode', '')}: {answer['error']}")
+        return answer
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if value is None:
+            self._process.communicate()
+        else:
+            self._process.kill()
+            self._process.wait()
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Variables of every worker: OpenMP's threads, and no hub."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

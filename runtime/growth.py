@@ -1,0 +1,130 @@
+"""A tree while the draft model grows it, level by level, from candidates that it ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .policy import Outlook
+from .tree import Tree, TreeSpec
+
+_HUGE = 1e300
+
+
+@dataclass(slots=True)
+class Growth:
+    """A tree while it grows: the pool of kept candidates, and which of them the draft has run.
+
+    Pool index 0 is the root. `rows[i]`: the cache row of node i, counted from the committed rows; −1 until it is run.
+    """
+
+    spec: TreeSpec
+    pool: Tree
+    before: list[int] = field(default_factory=list)  # tokens between the text and the root, where the root is a guess
+    scores: list[float] = field(default_factory=lambda: [0.0])
+    rows: list[int] = field(default_factory=lambda: [-1])
+    frontier: list[int] = field(default_factory=lambda: [0])
+    depth: int = 0
+    run: int = 0  # nodes that have a row
+    seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: who sees whom
+    kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
+    outlook: Outlook | None = None  # says how far it is worth going; the scores are then the logarithms of chances
+
+    def grow(self, tokens: NDArray[np.int64], likely: NDArray[np.float64]) -> None:
+        """Add a level: the frontier's children, `[frontier, branch]`, and their `likelihoods`."""
+        flat = (likely + np.array([self.scores[node] for node in self.frontier])[:, None]).ravel()
+        order = np.argsort(-flat, kind="stable")[: self.spec.width] if flat.size > 1 else np.zeros(1, dtype=np.int64)
+        level = []
+        for index, score in zip(order.tolist(), flat[order].tolist(), strict=True):
+            if score > -np.inf:
+                level.append(self.pool.add(int(tokens.flat[index]), self.frontier[index // self.spec.branch]))
+                self.scores.append(score)
+                self.rows.append(-1)
+        self.depth += 1
+        best = set(self.best())
+        self.frontier = [node for node in level if node in best][: self.spec.expand]
+        if self.outlook and not self.done:
+            self.frontier = self.frontier[: self.outlook.expands([self.scores[node] for node in self.frontier])]
+
+    def best(self, nodes: int | None = None) -> list[int]:
+        """The root and the best `nodes` of the pool; an ancestor never scores below its descendants."""
+        count = self.spec.nodes if nodes is None else nodes
+        if len(self.pool) <= count + 1:
+            return list(range(len(self.pool)))
+        order = sorted(range(1, len(self.pool)), key=lambda n: -self.scores[n])  # stable: parents first
+        return [0, *sorted(order[:count])]
+
+    @property
+    def done(self) -> bool:
+        """No further level is wanted."""
+        return self.depth >= self.spec.depth or not self.frontier
+
+    def tree(self) -> Tree:
+        """The final tree; remembers where its nodes lie in the pool."""
+        outlook, tree = self.outlook, self.pool
+        best = sorted(self.scores[1:], reverse=True)[: self.spec.nodes] if outlook else []
+        self.kept = self.best(outlook.verifies(best) if outlook else None)
+        if len(self.kept) < len(self.pool):
+            tree, index = Tree([self.pool.tokens[0]]), {0: 0}
+            for node in self.kept[1:]:
+                index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
+        if outlook:
+            outlook.promise(tree.parents, [self.scores[node] for node in self.kept])
+        return tree
+
+    def likeliest(self) -> list[int]:
+        """The nodes from below the root to the final tree's likeliest leaf."""
+        inner, path = {self.pool.parents[node] for node in self.kept[1:]}, list[int]()
+        node = max((node for node in self.kept if node not in inner), key=lambda n: self.scores[n])
+        while node:
+            path.append(node)
+            node = self.pool.parents[node]
+        return path[::-1]
+
+    def place(self) -> NDArray[np.bool_] | None:
+        """Give the frontier its rows; returns which rows since the committed ones its nodes see, None for a chain."""
+        first = self.run
+        for node in self.frontier:
+            self.rows[node] = self.run
+            self.run += 1
+        if self.spec.width == 1:
+            return None
+        size = self.run
+        if self.seen is None:
+            limit = self.spec.expand * self.spec.depth
+            self.seen = np.zeros((limit, limit), dtype=np.bool_)
+        for node in self.frontier:
+            row, above = self.rows[node], self.rows[self.pool.parents[node]]
+            if above >= 0:
+                self.seen[row] = self.seen[above]
+            self.seen[row, row] = True
+        return self.seen[first:size, :size]
+
+
+def best_tokens(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Per row the `count` best tokens, best first, and their `likelihoods`; `logits` is overwritten."""
+    best = logits.argmax(axis=1)
+    if count == 1:
+        return best[:, None], np.zeros((len(logits), 1))
+    rows = np.arange(len(logits))
+    tokens = np.empty((len(logits), count), dtype=np.int64)
+    scores = np.empty((len(logits), count))
+    for rank in range(count):
+        if rank:
+            logits[rows, best] = -np.inf
+            best = logits.argmax(axis=1)
+        tokens[:, rank], scores[:, rank] = best, logits[rows, best]
+    return tokens, likelihoods(scores)
+
+
+def likelihoods(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The logarithms of the children's probabilities, as if there were no others: `scores [n, count]`, best first.
+
+    A sum over the whole vocabulary costs more and drafts worse: trees grow too little in depth.
+    """
+    relative = scores - np.maximum(scores[:, :1], -_HUGE)  # a row may be −inf alone
+    total = np.exp(relative).sum(axis=1, keepdims=True)
+    result: NDArray[np.float64] = relative - np.log(np.maximum(total, 1 / _HUGE))
+    return result
