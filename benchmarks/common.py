@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from specbuild.runtime.costs import processor
+
 ROOT = Path(__file__).resolve().parent.parent
 PAIR = ROOT / "engines" / "pycode"
 PROMPTS = ROOT / "builder" / "bench" / "pycode.jsonl"
@@ -41,7 +43,7 @@ def bundles(out: Path) -> dict[str, Path]:
     for name, target in (("pycode", PAIR / "target"), ("wide", wide)):
         built[name] = out / f"{name}.bundle"
         if not built[name].is_dir():
-            specbuild("build", "--target", target, "--draft", PAIR / "draft", "-o", built[name])
+            specbuild("build", "--target", target, "--draft", PAIR / "draft", "-o", built[name], "--no-tune")
     return built
 
 
@@ -52,18 +54,10 @@ def specbuild(*arguments: Any) -> None:
 
 def machine() -> dict[str, Any]:
     """What a number was measured on, and with."""
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
     names = ("specbuild-trt", "onnxruntime", "torch", "transformers", "numpy")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     return {
-        "cpu": model,
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in names},

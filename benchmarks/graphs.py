@@ -82,7 +82,16 @@ def int8(out: Path, name: str, target: Path) -> dict[str, Any]:
     small = out / f"{name}-int8.bundle"
     if not small.is_dir():
         common.specbuild(
-            "build", "--target", target, "--draft", common.PAIR / "draft", "-o", small, "--precision", "int8"
+            "build",
+            "--target",
+            target,
+            "--draft",
+            common.PAIR / "draft",
+            "-o",
+            small,
+            "--precision",
+            "int8",
+            "--no-tune",
         )
     large = out / f"{name}.bundle"
     size = {path: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in (large, small)}

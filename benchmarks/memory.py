@@ -67,7 +67,9 @@ def main() -> None:
         plan = json.loads((built[name] / "report.json").read_text(encoding="utf-8"))["memory"]
         fp32 = 4 * manifest["models"]["target"]["parameters"]
         scratch = out / "scratch.bundle"
-        build = peak(out, "build", "--target", target, "--draft", common.PAIR / "draft", "-o", scratch, "--force")
+        build = peak(
+            out, "build", "--target", target, "--draft", common.PAIR / "draft", "-o", scratch, "--force", "--no-tune"
+        )
         run = peak(out, "generate", built[name], "-p", "def main(" * 40, "-n", "200")
         rows[name] = {
             "build_peak_mb": round(build / 1e6),

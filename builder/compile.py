@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..runtime.bundle import MODULES
 from ..runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
 from .config import BuildConfig
 from .options import HARDWARE, EngineOptions
+from .output import write
 
 Progress = Callable[[str, float], None]
 MOST_NODES = 64  # of a tree, in plugins/kernels.h
@@ -161,7 +161,7 @@ def compile_engine(
     if plan is None:
         raise ExecutionError(f"{backend} cannot compile {graph.name}: {log.reason}")
     if options.timing_cache:
-        _save(options.timing_cache, bytes(config.get_timing_cache().serialize()))
+        write(options.timing_cache, bytes(config.get_timing_cache().serialize()))
     layers = [(layer.name, layer.type.name) for layer in map(network.get_layer, range(network.num_layers))]
     return Engine(bytes(plan), str(trt.__version__), layers)
 
@@ -191,13 +191,6 @@ def _configure(trt: Any, config: Any, options: EngineOptions) -> None:
         stored = options.timing_cache.read_bytes() if options.timing_cache.is_file() else b""
         if not config.set_timing_cache(config.create_timing_cache(stored), ignore_mismatch=False):
             raise OptionError(f"{options.timing_cache} is another machine's or TensorRT's timing cache: remove it")
-
-
-def _save(path: Path, content: bytes) -> None:
-    """Written whole or not at all."""
-    with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}.", delete=False) as file:
-        file.write(content)
-    Path(file.name).replace(path)
 
 
 @contextmanager

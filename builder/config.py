@@ -23,6 +23,7 @@ class BuildConfig:
 
     `precision` None: the backend's first; `draft_precision` None: the target's. `cuda_arch`: what to compile kernels
     for, as `kernels.architectures` takes it, or "none". `engine`: how engines are compiled.
+    `tune`: it is tuned here, as by `specbuild tune`; one that runs on a CPU alone can be.
     """
 
     target: str
@@ -37,6 +38,7 @@ class BuildConfig:
     tree: str = DEFAULT_TREE
     cuda_arch: tuple[str, ...] = ()
     engine: EngineOptions = field(default_factory=EngineOptions)
+    tune: bool = False
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class BuildConfig:
             linear = self.engine.kv_cache_dtype == "auto" and not self.engine.block_size
             native = ", or --attention native" if linear else ""
             raise OptionError(f"TreeAttention computes in 16 bits: use fp16 or bf16{native}")
+        if self.tune and self.backend != "onnxruntime":
+            raise OptionError(f"only bundles that run on a CPU can be tuned yet: drop --tune for {self.backend}")
         if self.output.name in ("", ".", ".."):
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")
 

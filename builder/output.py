@@ -1,8 +1,9 @@
-"""The folder a bundle is written to: checked before, made beside its place, renamed into it when all is done."""
+"""Whatever is written: made beside its place, and renamed into it when all is done."""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +30,18 @@ def check_output(config: BuildConfig) -> None:
         raise OutputError(f"{output} exists: give --force to replace it, or another --output")
     if any(output.iterdir()) and not (output / MANIFEST).is_file():
         raise OutputError(f"{output} exists and is not a bundle, so --force will not replace it: give another --output")
+
+
+def write(path: Path, content: bytes) -> None:
+    """All of a file or none of it: written beside its place, renamed into it. Raises OutputError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({error.strerror or error}): give another place") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

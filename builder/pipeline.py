@@ -26,6 +26,7 @@ from ..runtime.backends import ON_GPU
 from ..runtime.bundle import (
     MANIFEST,
     MODULES,
+    REPORT,
     SCHEMA_VERSION,
     EngineRecord,
     FileRecord,
@@ -52,8 +53,9 @@ from .products import count
 from .quantize import QUANTIZERS
 from .reference import Reference, greedy, text_logits
 from .rounding import DTYPES, measure
+from .tuning.tune import tune_build
 
-TOKENIZER, CHAT_TEMPLATE, REPORT = "tokenizer.json", "chat_template.jinja", "report.json"
+TOKENIZER, CHAT_TEMPLATE = "tokenizer.json", "chat_template.jinja"
 KERNELS = "kernels"
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")
 Progress = Callable[[str], None]
@@ -105,7 +107,7 @@ def stages(config: BuildConfig) -> int:
     """How many stages a build announces."""
     models = 2 if config.draft else 1
     fp8 = models if config.engine.kv_cache_dtype == "fp8" else 0
-    return 4 + 3 * models + fp8 + bool(config.architectures) + (config.backend in ON_GPU)
+    return 4 + 3 * models + fp8 + bool(config.architectures) + (config.backend in ON_GPU) + config.tune
 
 
 def build(
@@ -148,6 +150,10 @@ def _run(work: _Build) -> dict[str, Any]:
                 work.engine_reports[name]["inspector"] = layers
         if work.graph_difference is not None:
             exactness["graph_logit_difference"] = work.graph_difference
+    tuning = None
+    if work.config.tune:
+        with work.stage("tune"):
+            tuning = tune_build(work.folder)
     report = {
         "seconds": work.seconds,
         "expected_memory_bytes": work.source.memory_bytes,
@@ -161,6 +167,7 @@ def _run(work: _Build) -> dict[str, Any]:
         and work.fp8_caches | {"scales": {n: s.to_dict() for n, s in work.scales.items()}},
         "memory": _memory(manifest, work.config),
         "exactness": exactness,
+        "tuning": tuning,
         "machine": {"platform": platform.platform(), "python": platform.python_version()},
     }
     (work.folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

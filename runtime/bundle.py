@@ -20,7 +20,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from .errors import BundleError
 
 SCHEMA_VERSION = 2
-MANIFEST = "manifest.json"
+MANIFEST, REPORT = "manifest.json", "report.json"
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # backends of compiled engines, by Python module
 _BLOCK = 1 << 20
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say

@@ -119,10 +119,11 @@ class Costs:
 
 def machine(threads: int) -> dict[str, Any]:
     """What times are true of: a processor, how many threads of it, and the library that computes."""
-    return {"processor": _processor(), "threads": threads, "onnxruntime": version("onnxruntime")}
+    return {"processor": processor(), "threads": threads, "onnxruntime": version("onnxruntime")}
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name, where the system tells it."""
     lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
     return next(names, platform.processor() or platform.machine())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -119,6 +120,11 @@ class RunStats:
     verify: float = 0.0
     accept: float = 0.0
     commit: float = 0.0
+
+    @classmethod
+    def sum(cls, parts: Iterable[RunStats]) -> RunStats:
+        """Of all parts together; of none, nothing."""
+        return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
     def since(self, before: RunStats) -> RunStats:
         """What was added to a copy that was made before."""

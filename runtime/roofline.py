@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,9 +21,11 @@ from .backends.cuda import Cuda
 from .backends.standard import StandardExecutor
 from .bundle import ModelRecord
 from .engine import cores
+from .loop import Loop
 from .memory import ITEM_BYTES
 
 _TIMES = 10  # of each measurement of the device; the best counts
+_WARM = 3e-3  # seconds of a step's repetition before it is timed
 _NODE_BYTES, _LOGIT_BYTES = 8, 4  # token and position; float32
 Bound = Literal["memory", "compute", "unknown"]
 
@@ -168,6 +170,36 @@ def _best(run: Callable[[], object]) -> float:
         run()
         times.append(time.perf_counter() - started)
     return min(times)
+
+
+class Steps:
+    """Steps by "target" or "draft" and nodes, of all slots after `rows` rows, and what each takes.
+
+    In a turn all are timed, so whatever else the machine does meets them all, and each after others of its own size, as
+    in the rounds of a text. Slots must be free.
+    """
+
+    def __init__(self, loop: Loop, wanted: Iterable[tuple[str, int]], rows: int) -> None:
+        executors = {"target": loop.target, "draft": loop.draft_executor}
+        self._loop, self._runs = loop, dict[tuple[str, int], Callable[[], float]]()
+        for name, nodes in wanted:
+            if executor := executors[name]:
+                self._runs[name, nodes] = timed_step(executor, nodes, rows)
+        self._seconds: dict[tuple[str, int], list[float]] = {key: [] for key in self._runs}
+
+    def turn(self) -> None:
+        """Time every step once more."""
+        for key, run in self._runs.items():
+            warm = 0.0
+            while warm < _WARM:
+                warm += run()
+            self._seconds[key].append(run())
+        for slot in range(self._loop.target.batch_size):
+            self._loop.release(slot)
+
+    def by(self, pick: Callable[[list[float]], float]) -> dict[tuple[str, int], float]:
+        """Seconds of each, picked from all turns'."""
+        return {key: pick(seconds) for key, seconds in self._seconds.items()}
 
 
 def timed_step(executor: Executor, nodes: int, rows: int) -> Callable[[], float]:

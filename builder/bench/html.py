@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -41,6 +42,8 @@ def render(result: Mapping[str, Any]) -> str:
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     groups = {size: [run for run in runs if run["concurrency"] == size] for size in sizes}
     parts = [_facts(result), _plot("Speedup by tree size", partial(_speedups, groups=groups), (9, 4))]
+    if times := result["bundle"]["costs"]:
+        parts += [_plot("Cost table: seconds of a step, as tuned", partial(_step_times, times=times), (9, 3.6))]
     parts += [_table(*each) for each in tables(result)]
     for size, rows in groups.items():
         drafted = [row for row in rows if row["speculative_decoding"]]
@@ -67,8 +70,8 @@ def _facts(result: Mapping[str, Any]) -> str:
         told,
     ]
     note = (
-        "“off” is plain decoding, to which speedups are ratios; “auto” is the bundle's own tree. All took turns on the "
-        "same prompts, in one run."
+        "“off” is plain decoding, to which speedups are ratios; “auto” is the bundle's default tree, in a tuned bundle "
+        "what promises most in each round. All took turns on the same prompts, in one run."
     )
     body = "<br>".join(escape(line) for line in lines)
     return f'<p><code>{escape(result["command"])}</code></p><p>{body}</p><p class="note">{escape(note)}</p>'
@@ -96,20 +99,37 @@ def _plot(title: str, draw: Callable[[Any], None], size: tuple[float, float]) ->
 
 
 def _speedups(figure: Any, groups: Mapping[int, Rows]) -> None:
-    """Wall speedups with their intervals, trees in the order of their nodes: a line for each concurrency."""
+    """Wall speedups with their intervals, trees in the order of their nodes, the policy last; a line a concurrency."""
     axes = figure.subplots()
     for number, (size, rows) in enumerate(groups.items()):
-        found = sorted((row for row in rows if row["nodes"]), key=lambda row: row["nodes"])
+        found = sorted((row for row in rows if row["tree"]), key=lambda row: row["nodes"] or math.inf)
         values = [row["wall_speedup"]["value"] for row in found]
         bounds = ([row["wall_speedup"][end] for row in found] for end in ("low", "high"))
         errors = [[abs((b or v) - v) for b, v in zip(end, values, strict=True)] for end in bounds]
         places, colour = [i + number / 20 for i in range(len(found))], COLOURS[1 + number % (len(COLOURS) - 1)]
         axes.errorbar(places, values, errors, marker="o", capsize=3, lw=1, color=colour, label=f"concurrency {size}")
-        axes.set_xticks(range(len(found)), [f"{row['speculation']}\n{row['nodes']} nodes" for row in found])
+        axes.set_xticks(range(len(found)), [_title(row) for row in found])
     axes.axhline(1, color="#888888", lw=1, ls="--")
     axes.set_ylabel("wall speedup over plain decoding")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
+
+
+def _step_times(figure: Any, times: Mapping[str, Any]) -> None:
+    """What a step of the target, and one of the draft, takes by nodes: a line for each batch size."""
+    models = [name for name in ("verify", "draft") if all(each[name] for each in times.values())]
+    for axes, name in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        for number, (batch, each) in enumerate(times.items(), 1):
+            nodes, seconds = zip(*each[name], strict=True)
+            style = {"marker": "o", "ms": 3, "color": COLOURS[number % len(COLOURS)], "label": f"batch {batch}"}
+            axes.plot(nodes, [1e3 * s for s in seconds], **style)
+        axes.set(title=f"T_{name}, ms", xlabel="nodes of each sequence")
+        axes.set_ylim(bottom=0)
+    figure.axes[0].legend(frameon=False)
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return f"{row['speculation']}\n{row['nodes']} nodes" if row["nodes"] else f"{row['speculation']}\nwhat pays"
 
 
 def _costs(figure: Any, rows: Rows) -> None:

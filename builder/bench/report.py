@@ -1,4 +1,4 @@
-"""A result for people: its tables, and the files it is written to."""
+"""A result for people: its tables, and where its files may go."""
 
 from __future__ import annotations
 
@@ -82,15 +82,3 @@ def check(path: Path) -> None:
         raise OutputError(f"{path} exists and is not a file: give another place")
     if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
         raise OutputError(f"{path} cannot be written: its folder does not exist, or is not yours to write to")
-
-
-def write(path: Path, text: str) -> None:
-    """All of a file or none of it: written beside its place, renamed into it. Raises OutputError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written ({error.strerror or error}): give another place") from error
-    finally:
-        temporary.unlink(missing_ok=True)

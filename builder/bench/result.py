@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from ...runtime import Bundle, RunStats
-from ...runtime.bundle import MANIFEST
+from ...runtime.bundle import MANIFEST, Manifest
+from ...runtime.costs import FILE, processor
 from ...runtime.engine import cores
 from ...runtime.tree import TreeSpec
 from .measure import BASELINE, Sample, Turn
@@ -20,11 +19,12 @@ from .statistics import acceptance, latency, speedup
 SCHEMA_VERSION = 1
 PARTS = ("draft", "verify", "accept", "commit", "host")  # of a round
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
+POLICY = "policy"  # no tree of its own: each round has another
 
 
 def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict[int, dict[str, list[Turn]]]) -> Any:
     """The result object, JSON's types alone; `measured`: turns by concurrency and contender, the baseline first."""
-    manifest = bundle.manifest
+    manifest, tuned = bundle.manifest, FILE in bundle.manifest.files
     models = {
         name: {"source": record.source, "parameters": record.parameters, "precision": record.precision}
         for name, record in manifest.models.items()
@@ -33,7 +33,7 @@ def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict
         "schema_version": SCHEMA_VERSION,
         "command": command,
         "machine": {
-            "cpu": _cpu(),
+            "cpu": processor(),
             "cores": cores(),
             "platform": platform.platform(),
             "python": platform.python_version(),
@@ -44,30 +44,39 @@ def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict
             "digest": json.loads((bundle.folder / MANIFEST).read_text(encoding="utf-8"))["digest"],
             "backend": manifest.backend,
             "default_tree": manifest.default_tree,
+            "costs": json.loads(bundle.path(FILE).read_text(encoding="utf-8"))["times"] if tuned else None,
             "models": models,
         },
         "settings": settings,
         "runs": [
-            _run(concurrency, name, turns, contenders[BASELINE], manifest.default_tree, settings["seed"])
+            _run(concurrency, name, turns, contenders[BASELINE], _tree(name, manifest), settings["seed"])
             for concurrency, contenders in measured.items()
             for name, turns in contenders.items()
         ],
     }
 
 
+def _tree(name: str, manifest: Manifest) -> dict[str, Any]:
+    """What a contender drafts, in how many nodes: of a tuned bundle each round by its policy, in as many as pay."""
+    if name == BASELINE:
+        return {"tree": None, "nodes": 0}
+    if name == "auto" and FILE in manifest.files:
+        return {"tree": POLICY, "nodes": None}
+    tree = TreeSpec.parse(manifest.default_tree if name == "auto" else name)
+    return {"tree": tree.text, "nodes": tree.nodes}
+
+
 def _run(
-    concurrency: int, name: str, turns: Sequence[Turn], baseline: Sequence[Turn], default_tree: str, seed: int
+    concurrency: int, name: str, turns: Sequence[Turn], baseline: Sequence[Turn], tree: dict[str, Any], seed: int
 ) -> dict[str, Any]:
     """One contender at one concurrency."""
     samples, plain = ([sample for turn in each for sample in turn.samples] for each in (turns, baseline))
-    tree = TreeSpec.parse(default_tree if name == "auto" else name) if name != BASELINE else None
     seconds, tokens = sum(turn.seconds for turn in turns), sum(len(sample.tokens) for sample in samples)
     categories = sorted({sample.category for sample in samples if sample.category is not None})
     return {
         "concurrency": concurrency,
         "speculation": name,
-        "tree": tree.text if tree else None,
-        "nodes": tree.nodes if tree else 0,
+        **tree,
         "completed": len(samples),
         "total_output_tokens": tokens,
         "outputs_equal_to_baseline": sum(a.tokens == b.tokens for a, b in zip(samples, plain, strict=True)),
@@ -115,16 +124,6 @@ def _latencies(samples: Sequence[Sample]) -> dict[str, float | None]:
 
 def _round(parts: Sequence[RunStats]) -> dict[str, Any]:
     """The mean round, in milliseconds: `total_ms` is the sum of its parts. Rounds that read a prompt are in it."""
-    total = RunStats(*(sum(values) for values in zip(*map(astuple, parts), strict=True)))
+    total = RunStats.sum(parts)
     each = {f"{name}_ms": getattr(total, name) / total.rounds * 1e3 for name in (*PARTS, "total")}
     return {"rounds": total.rounds, "tokens": total.emitted / total.rounds, **each}
-
-
-def _cpu() -> str:
-    """The processor's name, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -48,9 +49,24 @@ def cli() -> None:
     """Compile models for speculative decoding, and run them exactly."""
 
 
+class _Warnings(logging.Handler):
+    """A library's warnings, each as one line on stderr, and told once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._told: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = " ".join(record.getMessage().split())
+        if message not in self._told:
+            self._told.add(message)
+            click.echo(f"specbuild: {message}", err=True)
+
+
 def main() -> None:
     """Run the command; every error is one line on stderr, its status 2 for bad input and 1 for a failure."""
     signal.signal(signal.SIGTERM, _interrupt)
+    logging.getLogger("specbuild").handlers = [_Warnings()]
     try:
         status = cli.main(prog_name="specbuild", standalone_mode=False)
     except SpecbuildError as error:

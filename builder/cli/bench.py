@@ -19,6 +19,7 @@ from ...runtime.errors import OptionError
 from ..bench import html, report, workload
 from ..bench.measure import Turn, measure, prepare
 from ..bench.result import build
+from ..output import write
 from .prompts import tell_later_turns
 
 
@@ -65,7 +66,7 @@ def command(
 ) -> None:
     """Measure plain decoding and speculation on the same prompts, in turns after a warm-up.
 
-    Contenders are plain decoding ("off"), the bundle's own tree ("auto"), and --trees.
+    Contenders are plain decoding ("off"), what the bundle drafts by itself ("auto"), and --trees.
 
     \b
     specbuild bench pycode.bundle --trees chain:4,topk:2,3 --concurrency 1,4 --html report.html
@@ -93,9 +94,9 @@ def command(
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
     drawn = html.render(result) if page else ""
     if output:
-        report.write(output, text)
+        write(output, text.encode())
     if page:
-        report.write(page, drawn)
+        write(page, drawn.encode())
     if as_json:
         click.echo(text, nl=False)
     else:

@@ -13,12 +13,12 @@ import click
 from ...runtime.backends.plan import BLOCK_SIZES, RTX_ARCHITECTURES
 from ...runtime.device.cubins import best_architecture
 from ...runtime.errors import OptionError
-from .. import recipe
+from .. import layers, recipe
 from ..config import BUCKETS, DEFAULT_TREE, BuildConfig
 from ..kernels import ARCHITECTURES
-from ..layers import in_words
 from ..lower import BACKENDS
 from ..options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
+from .tuned import in_words
 
 _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
 
@@ -102,6 +102,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 @click.option("--refit", is_flag=True, help="Weights may be replaced.")
 @click.option("--version-compatible", is_flag=True, help="Engines also run on later minor versions of TensorRT.")
 @click.option("--hardware-compatible", type=click.Choice(tuple(HARDWARE)), help="Engines also run on other GPUs.")
+@click.option("--tune/--no-tune", default=None, help="Whether it is tuned, as bundles for a CPU are by default.")
 @click.option("--dry-run", is_flag=True, help="Check everything that can be checked, say what would be built, stop.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -112,6 +113,8 @@ def command(output: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
     specbuild build --target engines/pycode/target --draft engines/pycode/draft -o pycode.bundle
     """
     engine = EngineOptions(**{f.name: options.pop(f.name) for f in fields(EngineOptions)})
+    if options["tune"] is None:
+        options["tune"] = options["backend"] == "onnxruntime"
     config = BuildConfig(output=output, engine=engine, **options)
     if dry_run:
         _show_plan(config, as_json)
@@ -181,7 +184,7 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
         for name, table in report["kernels"]["architectures"].items():
             click.echo(f"  kernels: {len(table)} for {name}, by {report['kernels']['compiler']}")
     for name, engine in report["engines"].items():
-        click.echo(f"  {name} engine: {in_words(engine)}")
+        click.echo(f"  {name} engine: {layers.in_words(engine)}")
     for case in exactness["cases"]:
         ties = len(case["divergences"])
         note = f", {ties} near-tie{'s' if ties > 1 else ''} below {exactness['bound']:g}" if ties else ""
@@ -197,5 +200,7 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
     if cache := report["fp8_caches"]:
         mean, most = cache["kl_nats_per_token"], cache["largest_kl_nats"]
         click.echo(f"  FP8 caches alone, in float32: {mean:.1e} nats a token to Hugging Face, {most:.1e} at most")
+    for line in in_words(report["tuning"]):
+        click.echo(f"  {line}")
     if "not_run" in exactness:
         click.echo(f"  not run here, and so not checked: {exactness['not_run']}")

@@ -10,8 +10,10 @@ import click
 
 from ...runtime import Bundle
 from ...runtime.backends import ON_GPU
+from ...runtime.bundle import REPORT
 from ...runtime.errors import OptionError
-from ..layers import in_words
+from .. import layers
+from .tuned import in_words
 
 
 @click.command(name="inspect")
@@ -31,7 +33,7 @@ def command(bundle: Path, graph: bool, device_loop: bool, as_json: bool) -> None
         click.echo(json.dumps(describe_bundle(opened, 1, opened.manifest.default_tree)))
         return
     manifest = json.loads(opened.manifest.to_json())
-    report = json.loads(opened.path("report.json").read_text(encoding="utf-8"))
+    report = json.loads(opened.path(REPORT).read_text(encoding="utf-8"))
     if as_json:
         click.echo(json.dumps({"manifest": manifest, "report": report}, ensure_ascii=False))
     elif graph:
@@ -71,7 +73,7 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
         attention = f"{engine['attention']} attention{caches}{pages}"
         table.add_row("engine", f"{name}: TensorRT {engine['version']}, {targets}, {attention}")
         table.add_row("", f"profiles {', '.join(engine['profiles'])}")
-        table.add_row("", in_words(report["engines"][name.split("/")[0]]))
+        table.add_row("", layers.in_words(report["engines"][name.split("/")[0]]))
     memory = report["memory"]
     table.add_row(
         "memory",
@@ -81,6 +83,8 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
     for each in memory["plans"]:
         size = f"{each['batch_size']} × {each['seq_len']} tokens"
         table.add_row("", f"{each['total'] / 1e6:.1f} MB in all for {size}, if built for them")
+    for line in in_words(report.get("tuning")):
+        table.add_row("tuned", line)
     if "not_run" in report["exactness"]:
         table.add_row("checked", f"not run: {report['exactness']['not_run']}")
     for case in report["exactness"]["cases"]:

@@ -10,16 +10,16 @@ from statistics import median
 import click
 
 from ...runtime import Bundle, Engine, RunStats, SamplingParams, nvtx
-from ...runtime.bundle import Manifest
+from ...runtime.bundle import REPORT, Manifest
 from ...runtime.errors import BundleError, OptionError
 from ...runtime.loop import Loop
 from ...runtime.memory import cache_item_bytes
-from ...runtime.roofline import Products, Roofline, measure_device, timed_step
+from ...runtime.roofline import Products, Roofline, Steps, measure_device
 from ...runtime.tree import TreeSpec
 
 PROMPT = "def read_lines(path):\n    "
 CONTEXT = 256  # rows, where the bundle's texts may be twice as long
-Steps = dict[tuple[str, int], Roofline]  # by model and nodes
+Rooflines = dict[tuple[str, int], Roofline]  # by model and nodes
 
 
 @click.command(name="profile")
@@ -84,7 +84,7 @@ def command(
 
 def _products(bundle: Bundle) -> dict[str, Products]:
     """What the build counted, by model; raises BundleError where it did not."""
-    report = json.loads(bundle.path("report.json").read_text(encoding="utf-8"))
+    report = json.loads(bundle.path(REPORT).read_text(encoding="utf-8"))
     if "products" not in report:
         raise BundleError(f"{bundle.folder} was built by an older specbuild, which counted no products: build it again")
     return {name: Products.of(fields) for name, fields in report["products"].items()}
@@ -98,34 +98,22 @@ def _measure(
     rows: int,
     repeat: int,
     device: tuple[float, float | None],
-) -> Steps:
-    """Median times: of the target for every bucket, of the draft up to a level of the tree. All take turns."""
-    executors = {"target": loop.target} | ({"draft": loop.draft_executor} if loop.draft_executor else {})
+) -> Rooflines:
+    """Of the target for every bucket, of the draft up to a level of the tree."""
     widest = min(bucket for bucket in manifest.buckets if bucket >= max(tree.expand, min(2, manifest.buckets[-1])))
-    runs = {
-        (name, nodes): timed_step(executor, nodes, rows)
-        for name, executor in executors.items()
-        for nodes in manifest.buckets
-        if name == "target" or nodes <= widest
-    }
-    times: dict[tuple[str, int], list[float]] = {key: [] for key in runs}
-    for _ in range(repeat + 1):  # the first is warm-up
-        for key, run in runs.items():
-            times[key].append(run())
-    for slot in range(loop.target.batch_size):
-        loop.release(slot)
-    return {
-        (name, nodes): Roofline(
-            *products[name].step(record, executors[name].batch_size, nodes, rows, cache_item_bytes(manifest, record)),
-            median(times[name, nodes][1:]),
-            *device,
-        )
-        for name, nodes in runs
-        for record in (manifest.models[name],)
-    }
+    names, batch, found = ("target", "draft"), loop.target.batch_size, Rooflines()
+    wanted = [(name, nodes) for name in names for nodes in manifest.buckets if name == "target" or nodes <= widest]
+    steps = Steps(loop, wanted, rows)
+    for _ in range(repeat):
+        steps.turn()
+    for (name, nodes), seconds in steps.by(median).items():
+        record = manifest.models[name]
+        moved = products[name].step(record, batch, nodes, rows, cache_item_bytes(manifest, record))
+        found[name, nodes] = Roofline(*moved, seconds, *device)
+    return found
 
 
-def _show(steps: Steps, device: tuple[float, float | None], run: RunStats, title: str) -> None:
+def _show(steps: Rooflines, device: tuple[float, float | None], run: RunStats, title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 

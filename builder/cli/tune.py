@@ -8,34 +8,27 @@ from typing import Any
 
 import click
 
-from ...runtime import Prompt
 from ...runtime.errors import OptionError
-from .prompts import read
+from .prompts import read, tell_later_turns
+from .tuned import in_words
 
-PROMPTS = (
-    "def main(argv):\n    parser = argparse.ArgumentParser()\n",
-    "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n",
-    "The quick brown fox jumps over the lazy dog, and then",
-    "for line in lines:\n    key, _, value = line.partition('=')\n",
-    "Dear Sir or Madam,\n\nI am writing to",
-    "class Stack:\n    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):\n",
-)
+MOST = 16  # prompts of a file
 
 
 @click.command(name="tune")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", "file", metavar="FILE", help="Prompts like those to come, as for generate.")
-@click.option("--num-prompts", type=click.IntRange(1), default=16, show_default=True, help="Of the file, at most.")
+@click.option("--num-prompts", type=click.IntRange(1), help=f"Of the file, at most; {MOST} by default.")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(8), default=64, show_default=True)
-@click.option("-b", "--batch-sizes", default="1", show_default=True, metavar="B,…", help="Batch sizes to measure.")
+@click.option("-b", "--batch-sizes", metavar="B,…", help="Batch sizes to measure; by default all that were compiled.")
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     bundle: Path,
     file: str | None,
-    num_prompts: int,
+    num_prompts: int | None,
     max_new_tokens: int,
-    batch_sizes: str,
+    batch_sizes: str | None,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -47,10 +40,14 @@ def command(
     \b
     specbuild tune pycode.bundle --prompts prompts.jsonl
     """
-    from ..tuning.tune import Tuning, tune
+    from ..tuning.measure import Tuning
+    from ..tuning.tune import tune
 
-    prompts: list[Prompt] = [request.prompt for request in read(file, {})[:num_prompts]] if file else list(PROMPTS)
-    asked = Tuning(prompts, max_new_tokens, _sizes(batch_sizes), threads)
+    if num_prompts and not file:
+        raise OptionError("--num-prompts counts a file's prompts: give one with --prompts")
+    requests = read(file, {})[: num_prompts or MOST] if file else []
+    tell_later_turns(requests)
+    asked = Tuning(requests, max_new_tokens, _sizes(batch_sizes) if batch_sizes else (), threads)
     report = tune(bundle, asked, lambda stage: None if as_json else click.echo(stage, err=True))
     if as_json:
         click.echo(json.dumps(report))
@@ -72,17 +69,16 @@ def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    if not report["trees"]:
-        click.echo("the bundle has no draft: lookup alone is tuned")
-        return
-    table = Table("tree", "accepted", "of a fixed one", "ms a round", "speedup", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for tree in report["trees"]:
-        numbers = f"{tree['accepted']:.2f}", f"{tree['sequoia']['accepted']:.2f}", f"{tree['seconds'] * 1e3:.2f}"
-        table.add_row(tree["tree"], *numbers, f"{tree['speedup']:.2f}×")
-    Console().print(table)
-    if report["speedup"] < 1:
-        click.echo(f"the draft model loses here: {report['tree']} promises {report['speedup']:.2f}× plain decoding")
-    error = report["greedy"].get("calibration_error", 0.0)
-    click.echo(f"calibration error: {error:.3f} greedy, {report['sampled'].get('calibration_error', 0.0):.3f} sampled")
+    if report["trees"]:
+        table = Table("tree", "accepted", "of a fixed one", "ms a round", "speedup", "measured", box=None)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for tree in report["trees"]:
+            numbers = f"{tree['accepted']:.2f}", f"{tree['sequoia']['accepted']:.2f}", f"{tree['seconds'] * 1e3:.2f}"
+            table.add_row(tree["tree"], *numbers, f"{tree['speedup']:.2f}×", f"{tree['measured']:.2f}×")
+        Console().print(table)
+    for line in in_words(report):
+        click.echo(line)
+    errors = {name: report[name].get("calibration_error") for name in ("greedy", "sampled")}
+    if told := ", ".join(f"{error:.3f} {name}" for name, error in errors.items() if error is not None):
+        click.echo(f"calibration error: {told}")

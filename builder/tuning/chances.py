@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...runtime.accept import walk
 from ...runtime.draft import ModelDrafter
 from ...runtime.growth import Growth
-from ...runtime.ngram import matches
+from ...runtime.ngram import LONGEST, matches
 from ...runtime.sequence import Sequence
+from ...runtime.tree import BEST_BRANCH, BEST_DEPTH
 
 BINS = 8  # of the calibration
-LEVELS = 8
 DOUBT = 2.0  # made-up trials, one of which came true, for what was hardly ever seen
-LONGEST = 12  # tokens that match, at most
 
 
 @dataclass(slots=True)
@@ -28,11 +29,21 @@ class Record:
     accepted: list[bool] = field(default_factory=list)
     ranks: list[tuple[int, int, bool]] = field(default_factory=list)  # depth of the parent, rank, whether accepted
     orders: list[tuple[int, list[int]]] = field(default_factory=list)  # a tree's nodes; ranks of the accepted ones
+    depths: list[int] = field(default_factory=list)  # levels that were grown of each tree
+
+    @classmethod
+    def sum(cls, records: Iterable[Record]) -> Record:
+        """All trials of several."""
+        total = cls()
+        for record in records:
+            for each in fields(cls):
+                getattr(total, each.name).extend(getattr(record, each.name))
+        return total
 
     def reach(self) -> list[float]:
         """Accepted tokens on average in d levels, d from 0."""
         depths = np.array([len(accepted) for _, accepted in self.orders] or [0])
-        return [float(np.minimum(depths, levels).mean()) for levels in range(LEVELS + 1)]
+        return [float(np.minimum(depths, levels).mean()) for levels in range(BEST_DEPTH + 1)]
 
     def accepted_of(self, nodes: int) -> float:
         """Accepted tokens on average of the best `nodes` of each tree."""
@@ -42,54 +53,93 @@ class Record:
     def step(self) -> float:
         """How often any child is accepted, where its parent was and had some."""
         accepted = sum(len(ranks) for _, ranks in self.orders)
-        ended = sum(len(ranks) < LEVELS for _, ranks in self.orders)
+        ended = sum(len(ranks) < BEST_DEPTH for _, ranks in self.orders)
         return (accepted + 1) / (accepted + ended + DOUBT)
 
     def calibration(self) -> tuple[list[float], list[float]]:
         """Likelihoods' logarithms and the share that came true there: bins of equal trials, made monotone."""
-        order = np.argsort(self.likelihoods)
-        groups = [group for group in np.array_split(order, BINS) if len(group)]
-        likely = [float(np.mean([self.likelihoods[i] for i in group])) for group in groups]
-        wins = [sum(self.accepted[i] for i in group) + 1.0 for group in groups]
+        likelihoods, accepted = np.array(self.likelihoods), np.array(self.accepted)
+        groups = [group for group in np.array_split(np.argsort(likelihoods), BINS) if len(group)]
+        likely = [float(likelihoods[group].mean()) for group in groups]
+        wins = [float(accepted[group].sum()) + 1.0 for group in groups]
         return _monotone(likely, wins, [len(group) + DOUBT for group in groups])
 
-    def by_rank(self, most: int = 4) -> list[list[float]]:
+    def chances(self, texts: Iterable[Sequence]) -> dict[str, Any]:
+        """How often drafts came true, and the continuations of texts, as the cost table has it."""
+        likely, chance = self.calibration() if self.likelihoods else ([0.0], [0.0])
+        lookup = lookup_chances([(text.history, text.metrics.num_prompt_tokens) for text in texts])
+        return {"likely": likely, "chance": chance, "step": self.step(), "reach": self.reach(), "lookup": lookup}
+
+    def trust(self) -> dict[str, Any]:
+        """How good the draft's own word is, for the report; nothing where none drafted."""
+        if not self.likelihoods:
+            return {}
+        error, ranks = self.error(), self.by_rank()
+        return {"trials": len(self.likelihoods), "calibration_error": error, "accepted_by_depth_and_rank": ranks}
+
+    def by_rank(self) -> list[list[float]]:
         """The chance of a child by its parent's depth and its rank, falling in rank: what `best_tree` takes."""
         table = []
-        for depth in range(LEVELS):
+        for depth in range(BEST_DEPTH):
             row, least = list[float](), 1.0
-            for rank in range(most):
+            for rank in range(BEST_BRANCH):
                 tried = [won for d, r, won in self.ranks if (d, r) == (depth, rank)]
                 least = min(least, sum(tried) / len(tried) if tried else 0.0)
                 row.append(least)
             table.append(row)
         return table
 
-    def error(self, likely: Seq[float], chance: Seq[float]) -> float:
-        """The expected calibration error of a calibration on these trials: the mean gap in bins of equal trials."""
-        expected = np.interp(self.likelihoods, likely, chance)
-        groups = [group for group in np.array_split(np.argsort(expected), BINS) if len(group)]
-        won = np.array(self.accepted, dtype=np.float64)
-        gaps = [len(group) * abs(float(expected[group].mean() - won[group].mean())) for group in groups]
-        return sum(gaps) / max(len(self.likelihoods), 1)
+    def error(self) -> float | None:
+        """The expected calibration error on trials that were not calibrated with: of each half, by the other half.
+
+        The mean gap between what was expected and what came true, in bins of equal trials. None of a single trial.
+        """
+        middle, gaps = len(self.likelihoods) // 2, 0.0
+        if not middle:
+            return None
+        halves = [Record(self.likelihoods[part], self.accepted[part]) for part in (slice(middle), slice(middle, None))]
+        for own, other in (halves, halves[::-1]):
+            expected = np.interp(own.likelihoods, *other.calibration())
+            missed = expected - np.array(own.accepted)
+            gaps += sum(abs(float(missed[group].sum())) for group in np.array_split(np.argsort(expected), BINS))
+        return gaps / len(self.likelihoods)
 
 
-class RecordingDrafter(ModelDrafter):
-    """A draft that notes, of every tree, what came true."""
+class Replay(ModelDrafter):
+    """A draft that is asked about a text that is known, as if it were being decoded."""
 
-    record = Record()
+    def records(self, sequence: Sequence, rest: Seq[int], every: bool) -> list[Record]:
+        """What comes true of its tree at every token, or where rounds would begin that draft such trees.
 
-    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
-        """See `Drafter.commit`."""
-        growth = self._growth[sequence.slot]
-        if len(growth.pool) > 1:
-            note(self.record, growth, [growth.kept[node] for node in path])
-        super().commit(sequence, path)
+        `sequence`: what comes before the first tree; `rest`: what follows it, whose last tokens no tree begins at.
+        """
+        found, at = list[Record](), 0
+        while at < len(rest) - BEST_DEPTH:
+            (tree,), record = self.propose([sequence]), Record()
+            growth = self._growth[sequence.slot]
+            accepted = [node for node, _ in walk(tree, lambda node: rest[at + tree.depths[node]])]  # noqa: B023
+            note(record, growth, [growth.kept[node] for node in accepted])
+            self.commit(sequence, [0])
+            found.append(record)
+            for token in rest[at : at + (1 if every else len(accepted))]:
+                sequence.emit(token, frozenset())
+                at += 1
+        return found
+
+
+def begun(records: Seq[Record], nodes: int) -> list[Record]:
+    """Of the records at every token those where rounds begin that draft so many nodes."""
+    found, at = list[Record](), 0
+    while at < len(records):
+        found.append(records[at])
+        at += 1 + int(records[at].accepted_of(nodes))
+    return found
 
 
 def note(record: Record, growth: Growth, path: Seq[int]) -> None:
     """What came true of a tree: `path`, the accepted nodes in its pool, the root first."""
     ranks = {node: rank for rank, node in enumerate(sorted(growth.kept[1:], key=lambda n: -growth.scores[n]))}
+    record.depths.append(growth.depth)
     record.orders.append((len(ranks), [ranks[node] for node in path[1:]]))
     taken, children = set(path), dict[int, int]()
     for node, parent in enumerate(growth.pool.parents):

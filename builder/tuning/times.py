@@ -1,52 +1,64 @@
-"""What a round's parts take: steps of both models by nodes, measured in turns, and the loop's own part."""
+"""What a round's parts take: steps of both models by nodes, alone and in rounds, and the loop's own part."""
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from collections.abc import Callable, Mapping
 from statistics import median
+from typing import Any
+
+import numpy as np
 
 from ...runtime.loop import Loop
-from ...runtime.metrics import RunStats
-from ...runtime.roofline import timed_step
+from ...runtime.roofline import Steps
+from ...runtime.tree import TreeSpec
+from .decode import OFF, Texts, drafted, seconds
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 56, 63)
-REPEAT = 15
+SIZES = (1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64)  # a root and 1, 2, 4, 8, 16, 32 nodes are among them
+FEW = (1, 2, 3, 5, 9, 17, 33, 64)  # of batches
+CONTEXT = 256  # cached rows of measured steps, where the bundle's texts may be twice as long
 Pairs = list[list[float]]  # nodes and seconds
 
 
-def step_times(loop: Loop, largest: int, rows: int, repeat: int = REPEAT) -> dict[str, Pairs]:
-    """Median seconds of a step of all slots by nodes of each, up to `largest`, after `rows` cached rows.
+def steps_of(loop: Loop, largest: int, longest: int) -> Steps:
+    """The steps that are measured, where texts have `longest` tokens at most; slots must be free."""
+    sizes = sorted({min(size, largest) for size in (SIZES if loop.target.batch_size == 1 else FEW)})
+    return Steps(loop, [(name, n) for n in sizes for name in ("target", "draft")], min(CONTEXT, longest // 2))
 
-    All sizes of both models take turns, so whatever else the machine does meets them all. Slots must be free.
+
+def pairs(steps: Steps) -> dict[str, Pairs]:
+    """Nodes and seconds: of the target the shortest, whose shape `times_of` scales, of the draft medians."""
+    found = {"verify": ("target", steps.by(min)), "draft": ("draft", steps.by(median))}
+    return {name: [[n, each[m, n]] for m, n in each if m == model] for name, (model, each) in found.items()}
+
+
+def times_of(found: Mapping[int, Mapping[str, Pairs]], texts: Texts, levels: float) -> dict[str, Any]:
+    """The table by batch, of steps by batch and of texts one by one, the largest trees having `levels` on average.
+
+    The loop's own times grow with the batch.
     """
-    executors = {"verify": loop.target} | ({"draft": loop.draft_executor} if loop.draft_executor else {})
-    sizes = sorted({*(size for size in SIZES if size < largest), largest})
-    runs = {(name, size): timed_step(each, size, rows) for size in sizes for name, each in executors.items()}
-    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in runs}
-    for _ in range(repeat + 1):  # the first is warm-up
-        for key, run in runs.items():
-            seconds[key].append(run())
-    for slot in range(loop.target.batch_size):
-        loop.release(slot)
-    found = {(name, size): median(times[1:]) for (name, size), times in seconds.items()}
-    return {name: [[n, found[name, n]] for n in sizes if (name, n) in found] for name in ("verify", "draft")}
+    factor, table = _in_rounds(found[1]["verify"], texts), dict[str, Any]()
+    host = host_times([seconds(texts, name, "loop") for name in (OFF, *drafted(texts))], levels)
+    for batch, steps in sorted(found.items()):
+        verify = [[nodes, took * factor(nodes)] for nodes, took in steps["verify"]]
+        own = {name: took * batch for name, took in host.items()}
+        table[str(batch)] = {"verify": verify, "draft": steps["draft"], **own}
+    return table
 
 
-def host_times(plain: RunStats, short: RunStats, long: RunStats, levels: int) -> dict[str, float]:
+def _in_rounds(steps: Pairs, texts: Texts) -> Callable[[float], float]:
+    """How much longer a verification takes in a round, after the draft and the loop, than among others of its size."""
+    looked_at = {1: OFF} | {TreeSpec.parse(name).nodes + 1: name for name in drafted(texts)}
+    sizes, took = np.array(steps).T
+    alone = np.interp(list(looked_at), sizes, took)
+    ratios = np.array([seconds(texts, name, "verify") for name in looked_at.values()]) / alone
+    return lambda nodes: float(np.interp(np.log2(nodes), np.log2(list(looked_at)), ratios))
+
+
+def host_times(loop: list[float], levels: float) -> dict[str, float]:
     """The loop's own seconds: of a plain round, of one with a tree, and of a level of the draft.
 
-    Runs of plain decoding, of trees of one level, and of trees of `levels`, in which nearly all rounds drafted.
+    By those of a plain round, and where a model drafts of rounds whose trees have one level, …, `levels`.
     """
-    each = [max(run.total - run.verify - run.draft, 0.0) / max(run.rounds, 1) for run in (plain, short, long)]
-    level = max(each[2] - each[1], 0.0) / max(levels - 1, 1)
-    return {"plain": each[0], "round": max(each[1] - level, 0.0), "level": level}
-
-
-def plus(one: RunStats, other: RunStats) -> RunStats:
-    """Both together."""
-    return RunStats(*(a + b for a, b in zip(astuple(one), astuple(other), strict=True)))
-
-
-def copy(stats: RunStats) -> RunStats:
-    """Statistics as they are now."""
-    return RunStats(*astuple(stats))
+    plain, short, long = loop[0], loop[min(1, len(loop) - 1)], loop[-1]
+    level = max(long - short, 0.0) / max(levels - 1, 1.0)
+    return {"plain": plain, "round": max(short - level, 0.0), "level": level}

@@ -1,195 +1,51 @@
-"""Tuning: measure on this machine and on real texts, choose the tree, and write the cost table into the bundle."""
+"""Tuning: measure on this machine and on real texts, and write the cost table into the bundle."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...runtime import Bundle, Engine, Prompt, SamplingParams
-from ...runtime.bundle import MANIFEST, file_record
-from ...runtime.costs import FILE, SCHEMA, Times, machine
-from ...runtime.engine import cores
-from ...runtime.errors import OptionError
-from ...runtime.loop import Loop
-from ...runtime.metrics import RunStats
-from ...runtime.sequence import Sequence as Request
-from ...runtime.tree import BEST_DEPTH, BEST_EXPAND
+from ...runtime import Bundle
+from ...runtime.bundle import MANIFEST, REPORT, file_record
+from ...runtime.costs import FILE
 from ..output import staging
-from .chances import LEVELS, Record, RecordingDrafter, lookup_chances
-from .sequoia import best_tree
-from .times import copy, host_times, plus, step_times
+from .measure import Progress, Tuning, measure, untunable
 
-SIZES = (1, 2, 4, 8, 16, 32)  # trees that are held against each other
-LEAST, WIDEST = 8, 32  # nodes of a tree that the policy may grow: twice the best size's, which costs little more
-CONTEXT = 256  # cached rows of measured steps, where the bundle's texts may be twice as long
-TEMPERATURE = 0.8  # of sampled calibration
-REPORT = "report.json"
+SECONDS = 20.0  # for the prompts of a build's own tuning
 
 
-@dataclass(frozen=True)
-class Tuning:
-    """What is asked for: prompts to calibrate with, tokens after each, and the sizes of batches to measure."""
-
-    prompts: Sequence[Prompt]
-    new_tokens: int
-    batch_sizes: Sequence[int]
-    threads: int | None = None
-
-
-def tune(folder: Path, asked: Tuning, progress: Callable[[str], None] = lambda stage: None) -> dict[str, Any]:
+def tune(folder: Path, asked: Tuning, progress: Progress = lambda stage: None) -> dict[str, Any]:
     """Measure a bundle that runs on this CPU, write its cost table into it, and return what was found.
 
     Raises OptionError for a bundle that cannot be tuned, and whatever loading it raises; the bundle is then as it was.
     """
-    bundle = Bundle.open(folder)
-    if bundle.manifest.backend != "onnxruntime":
-        raise OptionError(
-            f"{folder} runs on {bundle.manifest.backend}: only bundles that run on a CPU can be tuned yet"
-        )
-    largest, rows = bundle.manifest.buckets[-1] - 1, min(CONTEXT, bundle.manifest.max_seq_len // 2)
-    batches, times = sorted({1, *asked.batch_sizes}), dict[str, Any]()
-    with _engine(folder, asked, batches[-1]) as engine:  # what is wrong is said before anything is measured
-        engine.requests(list(asked.prompts), SamplingParams(max_new_tokens=asked.new_tokens), "raise")
-    for batch in batches:
-        progress(f"steps of batch {batch}")
-        with _engine(folder, asked, batch) as engine, engine.scheduler.exclusive() as loop:
-            times[str(batch)] = step_times(loop, largest, rows)
-    with _engine(folder, asked, 1) as engine:
-        chances, records, host = _chances(engine, asked, largest, progress)
-        _settle(times, host)
-        costs = {
-            "schema": SCHEMA,
-            "machine": machine(asked.threads or cores()),
-            "times": times,
-            "chances": chances,
-        }
-        sizes = _sizes(costs, records["greedy"], largest) if "draft" in bundle.manifest.models else []
-    best = max(sizes, key=lambda size: size["speedup"], default=None)
-    costs["widest"] = f"best:{min(largest, max(2 * best['nodes'], LEAST) if best else WIDEST)}"
+    costs, report = measure(folder, asked, progress)
     progress("writing")
-    report = {
-        "machine": costs["machine"],
-        "prompts": len(asked.prompts),
-        "new_tokens": asked.new_tokens,
-        "trees": sizes,
-    }
-    report |= {name: _calibration(record, chances[name]) for name, record in records.items()}
-    if best:
-        report["tree"], report["speedup"] = best["tree"], best["speedup"]
-    _write(bundle, costs, report)
+    _write(Bundle.open(folder), costs, report)
     return report
 
 
-def _engine(folder: Path, asked: Tuning, batch: int) -> Engine:
-    return Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False)
+def tune_build(folder: Path) -> dict[str, Any] | None:
+    """Tune a bundle that is being built: its cost table is put beside its models, and what was found returned.
 
-
-def _chances(
-    engine: Engine, asked: Tuning, largest: int, progress: Callable[[str], None]
-) -> tuple[dict[str, Any], dict[str, Record], dict[str, float]]:
-    """What came true on the prompts, greedy and sampled; and the loop's own times."""
-    chances, records, stats = dict[str, Any](), dict[str, Record](), dict[str, RunStats]()
-    for name, temperature in (("greedy", 0.0), ("sampled", TEMPERATURE)):
-        progress(f"{name} texts")
-        params = SamplingParams(max_new_tokens=asked.new_tokens, temperature=temperature, seed=0, ignore_eos=True)
-        plain, stats["plain"] = _decode(engine, asked.prompts, replace(params, speculation="off"), Record())
-        record = Record()
-        if "draft" in engine.manifest.models:
-            widest = replace(params, speculation=f"best:{min(largest, WIDEST)}")
-            _, stats["wide"] = _decode(engine, asked.prompts, widest, record)
-            if not temperature:
-                _, stats["short"] = _decode(engine, asked.prompts, replace(params, speculation="chain:1"), Record())
-                host = host_times(stats["plain"], stats["short"], stats["wide"], min(LEVELS, largest))
-        elif not temperature:
-            host = host_times(stats["plain"], stats["plain"], stats["plain"], 1)
-        likely, chance = record.calibration() if record.likelihoods else ([0.0], [0.0])
-        texts = [(request.history, request.metrics.num_prompt_tokens) for request in plain]
-        chances[name] = {
-            "likely": likely,
-            "chance": chance,
-            "step": record.step(),
-            "reach": record.reach(),
-            "lookup": lookup_chances(texts),
-        }
-        records[name] = record
-    return chances, records, host
-
-
-def _decode(
-    engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, record: Record
-) -> tuple[list[Request], RunStats]:
-    """Texts one by one with the draft model alone, and where the time of rounds went that read no prompt."""
-    requests, _ = engine.requests(list(prompts), params, "raise")
-    total = RunStats()
-    with engine.scheduler.exclusive() as whole:
-        drafter = None
-        if executor := whole.draft_executor:
-            drafter = RecordingDrafter(executor, whole.chunk)
-            drafter.record = record
-        loop = Loop(whole.target, drafter, whole.chunk, whole.eos)
-        loop.reuses = False
-        for request in requests:
-            request.slot = 0
-            while not request.output:
-                loop.round([request])
-            before = copy(loop.stats)
-            while not request.finish_reason:
-                loop.round([request])
-            total = plus(total, loop.stats.since(before))
-            loop.release(0)
-            if request.error:
-                raise request.error
-    return requests, total
-
-
-def _settle(times: dict[str, Any], host: dict[str, float]) -> None:
-    """Every batch size has the loop's own times, which grow with it."""
-    for batch, each in times.items():
-        each.update({name: seconds * int(batch) for name, seconds in host.items()})
-
-
-def _sizes(costs: dict[str, Any], record: Record, largest: int) -> list[dict[str, Any]]:
-    """What trees of each size promise over plain decoding: best:N as drafted, and Sequoia's, whose shape is fixed."""
-    times, found = Times.of(costs["times"]["1"], largest + 1), []
-    for nodes in (size for size in SIZES if size <= largest):
-        levels, wide = min(nodes, BEST_DEPTH), min(nodes, BEST_EXPAND)
-        draft = float(times.draft[1]) + (levels - 1) * float(times.draft[wide]) + levels * times.level
-        seconds = draft + float(times.verify[nodes + 1]) + times.round
-        accepted, (fixed, parents) = record.accepted_of(nodes), best_tree(record.by_rank(), nodes)
-        found.append(
-            {
-                "tree": f"best:{nodes}",
-                "nodes": nodes,
-                "accepted": accepted,
-                "seconds": seconds,
-                "speedup": (1 + accepted) * times.alone / seconds,
-                "sequoia": {"accepted": fixed, "parents": parents},
-            }
-        )
-    return found
-
-
-def _calibration(record: Record, chances: dict[str, Any]) -> dict[str, Any]:
-    """How good the draft's own word is, for the report."""
-    if not record.likelihoods:
-        return {}
-    return {
-        "trials": len(record.likelihoods),
-        "calibration_error": record.error(chances["likely"], chances["chance"]),
-        "accepted_by_depth_and_rank": record.by_rank(),
-    }
+    None for a bundle that cannot be tuned.
+    """
+    if untunable(Bundle.open(folder).manifest):
+        return None
+    costs, report = measure(folder, Tuning(seconds=SECONDS))
+    (folder / FILE).write_text(_json(costs), encoding="utf-8")
+    return report
 
 
 def _write(bundle: Bundle, costs: dict[str, Any], report: dict[str, Any]) -> None:
     """The bundle with the cost table and the report in it, in place of what it was; other files are not copied."""
     build = json.loads(bundle.path(REPORT).read_text(encoding="utf-8"))
     contents = {FILE: costs, REPORT: build | {"tuning": report}}
-    texts = {name: json.dumps(content, indent=2) + "\n" for name, content in contents.items()}
+    texts = {name: _json(content) for name, content in contents.items()}
     folder = bundle.folder.resolve()
     with staging(folder, sum(map(len, texts.values()))) as new:
         for name in bundle.manifest.files.keys() - texts.keys():
@@ -200,6 +56,10 @@ def _write(bundle: Bundle, costs: dict[str, Any], report: dict[str, Any]) -> Non
         records = {name: file_record(new / name) for name in texts}
         manifest = replace(bundle.manifest, files=dict(sorted((bundle.manifest.files | records).items())))
         (new / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"
 
 
 def _link(file: Path, to: Path) -> None:

@@ -1,16 +1,20 @@
-"""The result and its files: made-up turns with known sums, tables, and nothing half-written."""
+"""The result and its files: made-up turns with known sums, tables, and where files may go."""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from specbuild.builder.bench import html
 from specbuild.builder.bench.measure import Sample, Turn
-from specbuild.builder.bench.report import check, tables, write
+from specbuild.builder.bench.report import check, tables
 from specbuild.builder.bench.result import build
 from specbuild.runtime import Bundle, RunStats, SpeculationStats
+from specbuild.runtime.bundle import FileRecord
 from specbuild.runtime.errors import OutputError
 
 
@@ -58,6 +62,25 @@ def test_sums_and_ratios(result: Any) -> None:
     assert (drafted["mean_tpot_ms"], drafted["mean_ttft_ms"], drafted["mean_e2el_ms"]) == (500, 1000, 1500)
 
 
+def test_a_tuned_bundle_has_no_tree_of_its_own_but_a_cost_table(bundle: Path, tmp_path: Path) -> None:
+    opened, turns = Bundle.open(bundle), [Turn([sample("qa", 2, 1.0, 1.0, 3)], 2.0, RunStats(1, 2, 1.0))]
+    measured = {1: {"off": turns, "chain:4": turns, "auto": turns}}
+    files = opened.manifest.files | {"costs.json": FileRecord(0, "")}
+    (tmp_path / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes())
+    steps = {"verify": [[1, 0.5], [64, 2.0]], "draft": [[1, 0.1], [64, 0.2]]}
+    (tmp_path / "costs.json").write_text(json.dumps({"times": {"1": steps, "2": steps}}))
+    tuned = Bundle(tmp_path, replace(opened.manifest, files=files))
+    for each, tree, title in ((opened, ("best:5", 5), "auto 5 nodes"), (tuned, ("policy", None), "auto what pays")):
+        result = build(each, "specbuild bench", {"seed": 0}, measured)
+        assert [(run["tree"], run["nodes"]) for run in result["runs"]] == [(None, 0), ("chain:4", 4), tree]
+        labels = re.findall(r"<text[^>]*>(?:<tspan[^>]*>)?([^<]+)", html.render(result))
+        assert title in " ".join(labels)
+        assert " ".join(labels).index("chain:4") < " ".join(labels).index("auto")
+        found = {"T_verify, ms", "T_draft, ms", "batch 2"} <= set(labels)
+        assert found == (each is tuned) == ("Cost table" in html.render(result))
+    assert result["bundle"]["costs"]["2"] == steps
+
+
 def test_a_round_is_the_sum_of_its_parts(result: Any) -> None:
     found = result["runs"][1]["round"]
     assert (found["rounds"], found["tokens"], found["total_ms"]) == pytest.approx((5, 1.4, 250))
@@ -86,21 +109,9 @@ def test_a_result_knows_its_bundle(result: Any, bundle: Path) -> None:
     assert set(result["bundle"]["models"]) == {"target", "draft"}
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "result.json"
-    write(path, "old")
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write(path, "new")
-    assert path.read_text(encoding="utf-8") == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_where_a_file_cannot_go(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no" / "x.json"):
         with pytest.raises(OutputError):
             check(path)
-        with pytest.raises(OutputError):
-            write(path, "x")
     check(tmp_path / "x.json")
     assert list(tmp_path.iterdir()) == []

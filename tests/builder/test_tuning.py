@@ -6,29 +6,36 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specbuild.builder.cli.prompts import Request
+from specbuild.builder.cli.tuned import in_words
 from specbuild.builder.tuning import tune as tuning
-from specbuild.builder.tuning.chances import Record, _monotone, lookup_chances, note
+from specbuild.builder.tuning.chances import Record, _monotone, begun, lookup_chances, note
+from specbuild.builder.tuning.decode import Decoded, Decoder
+from specbuild.builder.tuning.measure import Tuning
 from specbuild.builder.tuning.times import host_times
-from specbuild.builder.tuning.tune import Tuning, tune
+from specbuild.builder.tuning.trees import measured, overall, promises
+from specbuild.builder.tuning.tune import tune
 from specbuild.runtime import Bundle, Engine, RunStats, SamplingParams
+from specbuild.runtime.costs import Times
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.growth import Growth
 from specbuild.runtime.tree import Tree, TreeSpec
 
-PROMPTS = ["def main(argv):\n", "import os\nimport sys\n\n"]
+PROMPTS = [Request(text, SamplingParams()) for text in ("def main(argv):\n", "import os\nimport sys\n\n")]
 
 
 def grown() -> Growth:
     """A root with children 1, 2, 3 and a child 4 of 1; node 3 is in the pool and not in the tree."""
     pool = Tree([0, 11, 12, 13, 14], [-1, 0, 0, 0, 1], [0, 1, 1, 1, 2])
     scores = [0.0, -0.2, -1.0, -3.0, -0.5]
-    return Growth(TreeSpec.parse("best:3"), pool, scores, [-1] * 5, kept=[0, 1, 2, 4])
+    return Growth(TreeSpec.parse("best:3"), pool, scores=scores, rows=[-1] * 5, kept=[0, 1, 2, 4])
 
 
 def test_a_tree_is_noted_where_it_was_reached() -> None:
@@ -60,8 +67,14 @@ def test_a_calibration_says_what_came_true() -> None:
     record.accepted = [bool(rng.random() < np.exp(each) ** 2) for each in record.likelihoods]
     likely, chance = record.calibration()
     assert chance == pytest.approx(np.exp(2 * np.array(likely)), abs=0.05)
-    assert record.error(likely, chance) < 0.02
-    assert record.error([-3.0, 0.0], [0.5, 0.5]) > 0.15
+    assert record.error() < 0.02
+
+
+def test_the_calibration_error_is_of_trials_that_were_not_calibrated_with() -> None:
+    record = Record([-1.0, -0.5] * 200, [True] * 200 + [False] * 200)
+    assert record.error() > 0.9
+    assert Record([-1.0] * 2000, [True] * 2000).error() < 0.02
+    assert Record([-1.0], [True]).error() is None
 
 
 def test_lookup_by_what_matched() -> None:
@@ -75,9 +88,73 @@ def test_lookup_by_what_matched() -> None:
 
 
 def test_the_loops_own_times() -> None:
-    plain, short, long = (RunStats(10, 10, 10 * (total + 3), 10.0, 20.0) for total in (0.1, 0.4, 0.4 + 7 * 0.2))
-    found = host_times(plain, short, long, 8)
+    found = host_times([0.1, 0.4, 0.9, 0.4 + 6.5 * 0.2], 7.5)
     assert found == pytest.approx({"plain": 0.1, "round": 0.2, "level": 0.2})
+    assert host_times([0.1], 1) == {"plain": 0.1, "round": 0.1, "level": 0}
+
+
+def decoded(rounds: int, tokens: int, verify: float, around: float = 0.0) -> Decoded:
+    """A text whose rounds took `verify` and, half for the draft and half for the loop, `around`."""
+    seconds = [each * rounds for each in (verify + around, around / 2, verify)]
+    return Decoded(SimpleNamespace(), RunStats(rounds, tokens, *seconds))  # type: ignore[arg-type]
+
+
+def test_what_trees_promise() -> None:
+    """By two prompts; best:8 lies between the probes of 4 and 32 nodes, a third of the way in powers of two."""
+    texts = [
+        {"off": decoded(10, 10, slow)}
+        | {f"best:{n}": decoded(5, 9, slow * (1 + n), slow * t) for n, t in ((1, 0.2), (4, 0.8), (32, 1.4))}
+        for slow in (1.0, 3.0, 1.0)
+    ]
+    records = [[Record(orders=[(32, [0, 3])])] * 5, [Record(orders=[(32, [0, 1, 2, 6])]), Record(orders=[(32, [])])]]
+    table = {"verify": [[n, float(n)] for n in (1, 2, 64)], "draft": [], "plain": 0.5, "round": 9.0, "level": 9.0}
+    found = {tree["nodes"]: tree for tree in promises(texts, records, Times.of(table, 64), 63)}
+    assert [found[n]["seconds"] for n in (1, 2, 4, 8, 32)] == pytest.approx([2.2, 3.5, 5.8, 10.0, 34.4])
+    # Rounds of best:1 begin at tokens 0, 2, 4 of the first text, and 0 of the second: each accepts one.
+    assert (found[1]["accepted"], found[1]["speedup"]) == pytest.approx((1, 2 * 1.5 / 2.2))
+    assert (found[4]["accepted"], found[4]["speedup"]) == pytest.approx((7 / 3, (10 / 3) * 1.5 / 5.8))
+    assert found[8]["accepted"] == pytest.approx(8 / 3)
+    assert [promise["tree"] for promise in promises(texts, records, Times.of(table, 64), 5)][-2:] == [
+        "best:4",
+        "best:5",
+    ]
+
+
+def test_what_trees_bring_whatever_slows_a_prompt() -> None:
+    texts = [{"off": decoded(10, 10, slow), "auto": decoded(5, 20, 2 * slow)} for slow in (1.0, 5.0, 1.0)]
+    assert measured(texts, "auto") == overall(texts, "auto") == pytest.approx(2.0)
+    texts[0]["auto"] = decoded(5, 20, 9.0)  # something else ran meanwhile
+    assert measured(texts, "auto") == pytest.approx(2.0)
+    assert overall(texts, "auto") == pytest.approx(60 / 65)
+
+
+def test_a_tuning_in_words() -> None:
+    assert in_words(None) == []
+    assert in_words({"auto": 1.5}) == ["auto 1.50× plain decoding, measured; there is no draft, lookup alone is tuned"]
+    found = {"auto": 0.9, "tree": "best:1", "speedup": 0.8, "measured": 0.85}
+    choice, model, whole = in_words(found)
+    assert choice == "auto 0.90× plain decoding, measured; best:1 of the draft model 0.80×, measured 0.85×"
+    assert model == "the draft model loses here: best:1 promises 0.80× plain decoding"
+    assert "speculation loses here" in whole
+
+
+def test_rounds_begin_where_the_last_one_ended() -> None:
+    records = [Record(orders=[(3, ranks)]) for ranks in ([0, 2], [], [0], [], [1])]
+    assert begun(records, 1) == [records[0], records[2], records[4]]
+    assert begun(records, 3) == [records[0], records[3], records[4]]
+
+
+def test_a_replayed_text_tells_what_was_accepted(bundle: Path) -> None:
+    """Of rounds with such trees, decoded for real: as many, with as many tokens in all, greedy and sampled."""
+    with Engine.load(bundle, prefix_caching=False) as engine, engine.scheduler.exclusive() as loop:
+        decoder, prompt = Decoder(engine, loop, 40), engine.tokenizer.encode("def main(argv):\n")
+        for temperature in (0.0, 0.8):
+            plain = decoder.decode(prompt, "off", temperature)
+            every, along = (decoder.replay(plain, "best:16", every=each) for each in (True, False))
+            real = decoder.decode(prompt, "best:16", temperature)
+            assert [record.orders for record in begun(every, 16)] == [record.orders for record in along]
+            assert len(along) == real.stats.rounds
+            assert sum(1 + record.accepted_of(16) for record in along) == real.stats.emitted
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +174,16 @@ def test_a_tuned_bundle(tuned: tuple[Path, dict[str, Any]], bundle: Path) -> Non
     assert json.loads((folder / "report.json").read_text())["tuning"] == json.loads(json.dumps(report))
     costs = json.loads((folder / "costs.json").read_text())
     assert list(costs["times"]) == ["1", "2"]
-    assert [n for n, _ in costs["times"]["1"]["verify"]][-1] == before.manifest.buckets[-1] - 1
+    assert [n for n, _ in costs["times"]["1"]["verify"]] == [1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64]
+    assert [n for n, _ in costs["times"]["2"]["draft"]] == [1, 2, 3, 5, 9, 17, 33, 64]
     assert [tree["tree"] for tree in report["trees"]] == [f"best:{n}" for n in (1, 2, 4, 8, 16, 32)]
     accepted = [tree["accepted"] for tree in report["trees"]]
     assert accepted == sorted(accepted)
     assert 0.3 < accepted[0] < 1 < accepted[-1]
-    assert report["speedup"] == max(tree["speedup"] for tree in report["trees"])
+    best = max(report["trees"], key=lambda tree: tree["speedup"])
+    assert all(report[name] == best[name] for name in ("tree", "speedup", "measured"))
+    assert all(tree["measured"] > 0 for tree in report["trees"])
+    assert report["auto"] > 0
     assert 0 <= report["greedy"]["calibration_error"] < 0.2
 
 
@@ -139,7 +220,7 @@ def test_bundles_for_gpus_are_refused(
 
     opened = Bundle.open(bundle)
     other = Bundle(bundle, replace(opened.manifest, backend="onnxruntime-cuda"))
-    monkeypatch.setattr(tuning.Bundle, "open", lambda folder: other)
+    monkeypatch.setattr(Bundle, "open", lambda folder: other)
     with pytest.raises(OptionError, match="runs on onnxruntime-cuda: only bundles that run on a CPU can be tuned yet"):
         tune(bundle, Tuning(PROMPTS, 8, [1]))
 

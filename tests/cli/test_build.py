@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx
 import pytest
-from specbuild.runtime import Bundle
+from specbuild.runtime import Bundle, TreeSpec
 
 Command = Callable[..., Any]
 ENTRY = [sys.executable, "-c", "from specbuild.builder.cli import main; main()"]
@@ -252,6 +252,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model(
             ["--backend", "tensorrt", "--kv-cache-dtype", "fp8", "--precision", "fp32", "--dry-run"],
             ["computes in 16 bits: use fp16 or bf16"],
         ),
+        (["--tune", "--backend", "onnxruntime-cuda"], ["only bundles that run on a CPU", "drop --tune"]),
         (["--block-size", "many"], ["many", "--block-size"]),
         (["--backend", "tensorrt", "--block-size", "24"], ["block-size must be 16, 32, 64, 128, 256 rows", "24"]),
         *(
@@ -482,11 +483,47 @@ def test_the_report(specbuild: Command, tiny: Path, place: Path) -> None:
 @pytest.mark.usefixtures("quick_export")
 def test_the_summary(specbuild: Command, tiny: Path, tiny_bundle: Path, place: Path) -> None:
     shutil.copytree(tiny_bundle, place / "b")
-    outcome = specbuild("build", "--target", tiny, "-o", place / "b", "--max-batch-size", 1, "--force")
+    outcome = specbuild("build", "--target", tiny, "-o", place / "b", "--max-batch-size", 1, "--no-tune", "--force")
     assert (outcome.status, outcome.err) == (0, "")
     assert str(place / "b") in outcome.out
     assert "tokens equal" in outcome.out
+    assert "plain decoding, measured" not in outcome.out
     assert [path.name for path in place.iterdir()] == ["b"]
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_a_build_is_tuned(specbuild: Command, tiny: Path, place: Path) -> None:
+    """Of a pair whose draft is its target: what is shown of it, and what `auto` is from then on."""
+    pair = "--target", tiny, "--draft", tiny, "--max-seq-len", 64, "--max-batch-size", 2, "--buckets", "1,2,32"
+    outcome = specbuild("build", *pair, "-o", place / "b")
+    assert (outcome.status, outcome.err) == (0, "")
+    report = json.loads((place / "b" / "report.json").read_text(encoding="utf-8"))["tuning"]
+    assert [tree["tree"] for tree in report["trees"]] == [f"best:{nodes}" for nodes in (1, 2, 4, 8, 16, 31)]
+    accepted = [tree["accepted"] for tree in report["trees"]]
+    assert 0.95 < accepted[0] <= 1 < accepted[-1]
+    shown = f"auto {report['auto']:.2f}× plain decoding, measured; {report['tree']} of the draft model"
+    assert shown in outcome.out
+    assert shown in specbuild("inspect", place / "b").out
+    costs = json.loads((place / "b" / "costs.json").read_text(encoding="utf-8"))
+    assert list(costs["times"]) == ["1", "2"]
+    assert TreeSpec.parse(costs["widest"]).nodes in (8, 16, 31)
+    answer = json.loads(specbuild("generate", place / "b", "-p", "a b", "-n", 8, "--json").out)
+    assert answer["metrics"]["speculation"] == "auto"
+    assert [path.name for path in place.iterdir()] == ["b"]
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_a_build_whose_tuning_is_interrupted_leaves_nothing(
+    specbuild: Command, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specbuild.builder.tuning import tune
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune, "measure", interrupted)
+    assert "interrupted" in specbuild("build", "--target", tiny, "-o", place / "b").refusal(1)
+    assert snapshot(place) == {}
 
 
 @pytest.fixture
@@ -508,21 +545,26 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return graphs
 
 
-def test_fp8_caches(
-    specbuild: Command,
-    make_checkpoint: Callable[..., Path],
-    tmp_path: Path,
-    compiled: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """From a recipe: in the graphs, the manifest, the report, the memory, the bound, and what is shown of them."""
+@pytest.fixture
+def for_tensorrt(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], list[Any]]:
+    """`for_tensorrt(line)`: the options of a build from a recipe with this line, of a pair for `--backend tensorrt`."""
     monkeypatch.setenv("COLUMNS", "300")
-    sizes = {"head_dim": 64, "initializer_range": 0.3}
     for name, layers in (("target", 2), ("draft", 1)):
-        make_checkpoint(tmp_path / name, num_hidden_layers=layers, **sizes)
-    recipe = tmp_path / "r.toml"
-    recipe.write_text('target = "target"\ndraft = "draft"\nbackend = "tensorrt"\nkv-cache-dtype = "fp8"\n')
-    options = "--recipe", recipe, "--max-seq-len", 64, "--cuda-arch", "none"
+        make_checkpoint(tmp_path / name, num_hidden_layers=layers, head_dim=64, initializer_range=0.3)
+
+    def options(line: str) -> list[Any]:
+        recipe = tmp_path / "r.toml"
+        recipe.write_text(f'target = "target"\ndraft = "draft"\nbackend = "tensorrt"\n{line}\n')
+        return ["--recipe", recipe, "--max-seq-len", 64, "--cuda-arch", "none"]
+
+    return options
+
+
+def test_fp8_caches(specbuild: Command, tmp_path: Path, compiled: list[Any], for_tensorrt: Command) -> None:
+    """From a recipe: in the graphs, the manifest, the report, the memory, the bound, and what is shown of them."""
+    options = for_tensorrt('kv-cache-dtype = "fp8"')
     plan = json.loads(specbuild("build", *options, "-o", tmp_path / "x", "--dry-run", "--json").out)
     assert plan["kv_cache_dtype"] == "fp8"
     told = specbuild("build", *options, "-o", tmp_path / "fp8")
@@ -551,20 +593,9 @@ def test_fp8_caches(
     assert "over" not in specbuild("inspect", tmp_path / "own").out
 
 
-def test_paged_caches(
-    specbuild: Command,
-    make_checkpoint: Callable[..., Path],
-    tmp_path: Path,
-    compiled: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_paged_caches(specbuild: Command, tmp_path: Path, compiled: list[Any], for_tensorrt: Command) -> None:
     """From a recipe: in the graphs, the profiles, the manifest, the memory, and what is shown of them."""
-    monkeypatch.setenv("COLUMNS", "300")
-    for name, layers in (("target", 2), ("draft", 1)):
-        make_checkpoint(tmp_path / name, num_hidden_layers=layers, head_dim=64)
-    recipe = tmp_path / "r.toml"
-    recipe.write_text('target = "target"\ndraft = "draft"\nbackend = "tensorrt"\nblock-size = 16\n')
-    options = "--recipe", recipe, "--max-seq-len", 64, "--cuda-arch", "none", "--max-batch-size", 2
+    options = [*for_tensorrt("block-size = 16"), "--max-batch-size", 2]
     plan = json.loads(specbuild("build", *options, "-o", tmp_path / "x", "--dry-run", "--json").out)
     assert plan["block_size"] == 16
     assert {tuple(sizes["pages"]) for sizes in plan["profiles"].values()} == {(1, 17, 17)}

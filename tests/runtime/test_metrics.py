@@ -77,6 +77,12 @@ def test_run_time_is_split_into_models_and_loop() -> None:
     assert stats.host == stats.to_dict()["host_s"] == pytest.approx(1.0)
 
 
+def test_runs_together() -> None:
+    one, other = RunStats(1, 2, 3.0, 1.0, 1.5, 0.25, 0.125), RunStats(4, 9, 8.0, 2.0, 4.5, 1.25, 0.375)
+    assert RunStats.sum([one, other]) == RunStats(5, 11, 11.0, 3.0, 6.0, 1.5, 0.5)
+    assert RunStats.sum([]) == RunStats()
+
+
 def test_a_part_of_a_run_is_what_was_added() -> None:
     before, now = RunStats(1, 2, 3.0, 1.0, 1.5, 0.25, 0.125), RunStats(4, 9, 8.0, 2.0, 4.5, 1.25, 0.375)
     assert now.since(before) == RunStats(3, 7, 5.0, 1.0, 3.0, 1.0, 0.25)

@@ -1,0 +1,23 @@
+"""What tuning found, in words: for `build`, `tune` and `inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def in_words(found: Mapping[str, Any] | None) -> list[str]:
+    """The choice, what was promised of it and what it brought; and whether speculation loses. Nothing of nothing."""
+    if not found:
+        return []
+    lines, auto = list[str](), f"auto {found['auto']:.2f}× plain decoding, measured"
+    if "tree" in found:
+        drafted = f"{found['tree']} of the draft model {found['speedup']:.2f}×, measured {found['measured']:.2f}×"
+        lines.append(f"{auto}; {drafted}")
+        if found["speedup"] < 1:
+            lines.append(f"the draft model loses here: {found['tree']} promises {found['speedup']:.2f}× plain decoding")
+    else:
+        lines.append(f"{auto}; there is no draft, lookup alone is tuned")
+    if found["auto"] < 1:
+        lines.append(f"speculation loses here: on these texts auto is {found['auto']:.2f}× as fast as plain decoding")
+    return lines

@@ -1,0 +1,95 @@
+"""Texts decoded one by one, whoever drafts: where the time of rounds went, and what would have come true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from statistics import median
+
+from ...runtime import Engine, RunStats, SamplingParams
+from ...runtime.draft import ModelDrafter
+from ...runtime.loop import Loop
+from ...runtime.policy import Policy
+from ...runtime.sequence import Sequence
+from ...runtime.tree import BEST_DEPTH, TreeSpec
+from .chances import Record, Replay
+
+OFF, AUTO = "off", "auto"
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A text, and its rounds after the first token."""
+
+    text: Sequence
+    stats: RunStats
+
+    def of(self, part: str) -> float:
+        """Seconds of a round: in all ("total"), or of "draft", "verify", "loop"."""
+        return float(getattr(self.stats, part)) / self.stats.rounds
+
+
+Texts = Seq[Mapping[str, Decoded]]  # of each prompt, by what drafted
+
+
+def drafted(texts: Texts) -> list[str]:
+    """What did, smaller trees first; the same for each prompt."""
+    return [name for name in texts[0] if name != OFF]
+
+
+def seconds(texts: Texts, name: str, part: str) -> float:
+    """Of a round's part: the median, by plain rounds of the same prompt, so that what slows some matters less."""
+    alone = median(each[OFF].of("total") for each in texts)
+    return alone * median(each[name].of(part) / each[OFF].of("total") for each in texts)
+
+
+class Decoder:
+    """Decodes prompts with an engine that does nothing else, in its first slot."""
+
+    def __init__(self, engine: Engine, loop: Loop, new_tokens: int) -> None:
+        """`loop`: the engine's own. Texts end with the round that brings the last of `new_tokens`."""
+        self._engine, self._loop, self._new_tokens = engine, loop, new_tokens
+        most = new_tokens + BEST_DEPTH  # so that no round is cut short
+        self._params = SamplingParams(max_new_tokens=most, seed=0, ignore_eos=True)
+
+    def decode(
+        self, prompt: list[int], speculation: str, temperature: float = 0.0, policy: Policy | None = None
+    ) -> Decoded:
+        """Plainly ("off"), with a fixed tree of the model alone, or with a policy and all drafters ("auto")."""
+        text, whole = self._request(prompt, speculation, temperature), self._loop
+        if policy:
+            text.tree, text.outlook = TreeSpec.parse(policy.costs.widest), policy.outlook(temperature)
+        executor = whole.draft_executor
+        drafter = ModelDrafter(executor, whole.chunk) if executor and not policy else whole.drafter
+        loop = Loop(whole.target, drafter, whole.chunk, whole.eos)
+        loop.reuses = False
+        while not (text.output or text.error):
+            loop.round([text])
+        before = replace(loop.stats)
+        while not text.finish_reason and (speculation == OFF or len(text.output) < self._new_tokens):
+            loop.round([text])
+        stats = loop.stats.since(before)
+        loop.release(0)
+        if text.error:
+            raise text.error
+        return Decoded(text, stats)
+
+    def replay(self, decoded: Decoded, tree: str, every: bool) -> list[Record]:
+        """What would have come true of such trees in a text that was decoded plainly; see `Replay`."""
+        text, executor = decoded.text, self._loop.draft_executor
+        if not executor:
+            return []
+        prompt = text.tokens[: text.metrics.num_prompt_tokens]
+        sequence = self._request(prompt, tree, text.params.temperature)
+        sequence.emit(text.output[0], frozenset())
+        drafter = Replay(executor, self._loop.chunk)
+        records = drafter.records(sequence, text.output[1:], every)
+        drafter.release(0)
+        return records
+
+    def _request(self, prompt: list[int], speculation: str, temperature: float) -> Sequence:
+        params = replace(self._params, temperature=temperature, speculation=speculation)
+        (request,), _ = self._engine.requests([prompt], params, "raise")
+        request.slot, request.outlook = 0, None
+        return request

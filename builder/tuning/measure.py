@@ -1,0 +1,163 @@
+"""What is measured for tuning: steps, drafts that come true, and what speculation is worth."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...runtime import Bundle, Engine, SamplingParams
+from ...runtime.bundle import Manifest
+from ...runtime.costs import SCHEMA, Costs, Times, machine
+from ...runtime.engine import cores
+from ...runtime.errors import OptionError
+from ...runtime.policy import Policy
+from ...runtime.roofline import Steps
+from ...runtime.tree import BEST_DEPTH
+from ..bench.measure import prepare
+from ..cli.prompts import Request, read
+from . import times, trees
+from .chances import Record, begun
+from .decode import AUTO, OFF, Decoded, Decoder
+
+LEAST, WIDEST = 8, 32  # nodes of a tree that the policy may grow: twice the best size's, which costs little more
+TEMPERATURE = 0.8  # of sampled calibration
+ROOM = 2 * BEST_DEPTH  # tokens that have to come after a prompt
+SHORTEST = 2 * ROOM  # longest text of a bundle that can be tuned
+FEWEST = 3  # prompts, whatever time they take
+TURNS = 3  # of each batch's steps; one sequence's have one more for each prompt
+PROMPTS = Path(__file__).with_name("prompts.jsonl")  # our own
+Progress = Callable[[str], None]
+Found = tuple[dict[str, Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is asked for: prompts, our own where none are given, tokens after each, and batch sizes, all by default.
+
+    `seconds`: after which no further prompt is begun, a few being enough.
+    """
+
+    prompts: Sequence[Request] = ()
+    new_tokens: int = 64
+    batch_sizes: Sequence[int] = ()
+    threads: int | None = None
+    seconds: float = math.inf
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of the prompts, one entry for each."""
+
+    probes: list[dict[str, Decoded]] = field(default_factory=list)  # greedy: plain, and by some trees
+    fixed: list[dict[str, Decoded]] = field(default_factory=list)  # again, plain and by every tree
+    sampled: list[Decoded] = field(default_factory=list)  # plain
+    records: list[list[Record]] = field(default_factory=list)  # of the largest trees at every token of the greedy text
+    sampled_records: list[list[Record]] = field(default_factory=list)  # where rounds of them begin in the sampled one
+
+
+def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None) -> Found:
+    """The cost table of a bundle, and what its report says of it; see `tune`."""
+    manifest = Bundle.open(folder).manifest
+    if reason := untunable(manifest):
+        raise OptionError(f"{folder} {reason}")
+    largest, found = manifest.buckets[-1] - 1, dict[int, Any]()
+    drafts = "draft" in manifest.models
+    for batch in sorted({1, *(asked.batch_sizes or map(int, manifest.models["target"].graphs))}, reverse=True):
+        engine = Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False)
+        with engine, engine.scheduler.exclusive() as loop:
+            prompts, decoder = _prompts(engine, asked), Decoder(engine, loop, asked.new_tokens)
+            progress(f"steps of batch {batch}")
+            steps = times.steps_of(loop, largest + 1, manifest.max_seq_len)
+            for _ in range(TURNS):
+                steps.turn()
+            if batch == 1:
+                progress("texts")
+                seen = _look(decoder, prompts, largest if drafts else 0, steps, asked.seconds)
+            found[batch] = times.pairs(steps)
+            if batch == 1:
+                table, report = _conclude(found, seen, largest, machine(asked.threads or cores()))
+                progress("auto")
+                turns = _in_time(prompts, asked.seconds / 3)
+                policy = Policy(Costs.of(table, largest + 1), drafts)
+                auto = [_take_turns(decoder, each, [OFF, AUTO], number, policy) for number, each in turns]
+    return table, report | {"new_tokens": asked.new_tokens, AUTO: trees.overall(auto, AUTO)}
+
+
+def _conclude(found: dict[int, Any], seen: Seen, largest: int, here: dict[str, Any]) -> Found:
+    """The cost table, and the report as far as it follows."""
+    nodes = min(trees.SIZES[-1], largest)
+    greedy = Record.sum(record for each in seen.records for record in begun(each, nodes))
+    sampled = Record.sum(record for each in seen.sampled_records for record in each)
+    times_table = times.times_of(found, seen.probes, float(np.mean(greedy.depths or 1)))
+    chances = {"greedy": greedy.chances(each[OFF].text for each in seen.probes)}
+    chances["sampled"] = sampled.chances(each.text for each in seen.sampled)
+    report: dict[str, Any] = {"machine": here, "prompts": len(seen.probes), "trees": []}
+    report |= {"greedy": greedy.trust(), "sampled": sampled.trust()}
+    widest = WIDEST
+    if seen.records:
+        promised = trees.promises(seen.probes, seen.records, Times.of(times_table["1"], largest + 1), largest)
+        report["trees"] = [tree | {"measured": trees.measured(seen.fixed, tree["tree"])} for tree in promised]
+        best = max(report["trees"], key=lambda tree: tree["speedup"])
+        report |= {name: best[name] for name in ("tree", "speedup", "measured")}
+        widest = max(2 * best["nodes"], LEAST)
+    table = {"schema": SCHEMA, "machine": here, "widest": f"best:{min(widest, largest)}"}
+    return table | {"times": times_table, "chances": chances}, report
+
+
+def untunable(manifest: Manifest) -> str | None:
+    """Why a bundle cannot be tuned."""
+    if manifest.backend != "onnxruntime":
+        return f"runs on {manifest.backend}: only bundles that run on a CPU can be tuned yet"
+    if manifest.max_seq_len < SHORTEST:
+        return f"has texts of {manifest.max_seq_len} tokens at most: too short to tune it by them"
+    return None
+
+
+def _prompts(engine: Engine, asked: Tuning) -> list[list[int]]:
+    """In tokens; ours are cut where texts are short. Raises PromptError and OptionError for those that do not fit."""
+    longest = engine.manifest.max_seq_len
+    if not asked.prompts:
+        return [engine.tokenizer.encode(each.prompt)[: longest // 2] for each in read(str(PROMPTS), {})]
+    cases = prepare(engine, [replace(each, params=SamplingParams()) for each in asked.prompts])
+    for request, case in zip(asked.prompts, cases, strict=True):
+        if longest - len(case.tokens) < ROOM:
+            raise OptionError(f"{request.where}: leaves no room for {ROOM} tokens in {longest}: give a shorter one")
+    return [case.tokens for case in cases]
+
+
+def _look(decoder: Decoder, prompts: Sequence[list[int]], largest: int, steps: Steps, seconds: float) -> Seen:
+    """All that is wanted of the prompts, and a turn of the steps after each. `largest`: of trees, 0: nobody drafts."""
+    seen = Seen()
+    probes, every = (trees.names(sizes, largest) if largest else [] for sizes in (trees.PROBES, trees.SIZES))
+    for number, prompt in _in_time(prompts, seconds):
+        seen.probes.append({name: decoder.decode(prompt, name) for name in (OFF, *probes)})
+        seen.fixed.append(_take_turns(decoder, prompt, [OFF, *every], number))
+        seen.sampled.append(decoder.decode(prompt, OFF, TEMPERATURE))
+        for tree in probes[-1:]:  # at every token of the greedy text, by which all sizes' rounds are told
+            seen.records.append(decoder.replay(seen.probes[-1][OFF], tree, every=True))
+            seen.sampled_records.append(decoder.replay(seen.sampled[-1], tree, every=False))
+        steps.turn()
+    return seen
+
+
+def _take_turns(
+    decoder: Decoder, prompt: list[int], contenders: Sequence[str], number: int, policy: Policy | None = None
+) -> dict[str, Decoded]:
+    """A prompt's text by each contender; each prompt begins with another of them."""
+    first = number % len(contenders)
+    order = [*contenders[first:], *contenders[:first]]
+    return {name: decoder.decode(prompt, name, policy=policy if name == AUTO else None) for name in order}
+
+
+def _in_time(prompts: Sequence[list[int]], seconds: float) -> Iterator[tuple[int, list[int]]]:
+    """The prompts, numbered, until the time is up, a few in any case."""
+    started = time.perf_counter()
+    for number, prompt in enumerate(prompts):
+        if number < FEWEST or time.perf_counter() - started < seconds:
+            yield number, prompt
