@@ -15,11 +15,11 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE_BUDGET, CLI_BUDGET, BENCH_BUDGET, DEVICE_BUDGET, CUDA_BUDGET, SHIM_BUDGET = 6000, 1100, 950, 2720, 2000, 700
+CORE_BUDGET, CLI_BUDGET, BENCH_BUDGET, DEVICE_BUDGET, CUDA_BUDGET, SHIM_BUDGET = 6000, 1100, 1180, 2720, 2000, 700
 FILE_LIMIT = 300
 PARTS = {  # of the Python code, by how their paths begin; all else is the core
     "command line": ("builder/cli/",),
-    "measuring": ("builder/bench/", "builder/tuning/"),
+    "measuring": ("builder/bench/", "builder/tuning/", "builder/products.py", "runtime/roofline.py"),
     "devices": ("runtime/backends/", "runtime/device/", "runtime/kernels.py"),
 }
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

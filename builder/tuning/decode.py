@@ -10,12 +10,13 @@ from statistics import median
 from ...runtime import Engine, RunStats, SamplingParams
 from ...runtime.draft import ModelDrafter
 from ...runtime.loop import Loop
+from ...runtime.mixed import MixedDrafter
 from ...runtime.policy import Policy
 from ...runtime.sequence import Sequence
 from ...runtime.tree import BEST_DEPTH, TreeSpec
 from .chances import Record, Replay
 
-OFF, AUTO = "off", "auto"
+OFF, AUTO, AHEAD = "off", "auto", "auto, drafting ahead"
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,22 @@ class Decoder:
     def __init__(self, engine: Engine, loop: Loop, new_tokens: int) -> None:
         """`loop`: the engine's own. Texts end with the round that brings the last of `new_tokens`."""
         self._engine, self._loop, self._new_tokens = engine, loop, new_tokens
+        executor = loop.draft_executor
+        self._ahead = ModelDrafter(executor, loop.chunk, overlap=True) if executor else None
         most = new_tokens + BEST_DEPTH  # so that no round is cut short
         self._params = SamplingParams(max_new_tokens=most, seed=0, ignore_eos=True)
 
     def decode(
         self, prompt: list[int], speculation: str, temperature: float = 0.0, policy: Policy | None = None
     ) -> Decoded:
-        """Plainly ("off"), with a fixed tree of the model alone, or with a policy and all drafters ("auto")."""
+        """Plainly (OFF), with a fixed tree of the model alone, or with a policy and all drafters (AUTO, AHEAD)."""
         text, whole = self._request(prompt, speculation, temperature), self._loop
         if policy:
             text.tree, text.outlook = TreeSpec.parse(policy.costs.widest), policy.outlook(temperature)
         executor = whole.draft_executor
         drafter = ModelDrafter(executor, whole.chunk) if executor and not policy else whole.drafter
+        if self._ahead and speculation == AHEAD:
+            drafter = MixedDrafter(self._ahead)
         loop = Loop(whole.target, drafter, whole.chunk, whole.eos)
         loop.reuses = False
         while not (text.output or text.error):
@@ -74,6 +79,11 @@ class Decoder:
         if text.error:
             raise text.error
         return Decoded(text, stats)
+
+    @property
+    def hit_rate(self) -> float:
+        """How many of the trees that were drafted ahead were those that were wanted."""
+        return self._ahead.hit / max(self._ahead.guessed, 1) if self._ahead else 0.0
 
     def replay(self, decoded: Decoded, tree: str, every: bool) -> list[Record]:
         """What would have come true of such trees in a text that was decoded plainly; see `Replay`."""
@@ -89,7 +99,8 @@ class Decoder:
         return records
 
     def _request(self, prompt: list[int], speculation: str, temperature: float) -> Sequence:
-        params = replace(self._params, temperature=temperature, speculation=speculation)
+        asked = AUTO if speculation == AHEAD else speculation
+        params = replace(self._params, temperature=temperature, speculation=asked)
         (request,), _ = self._engine.requests([prompt], params, "raise")
         request.slot, request.outlook = 0, None
         return request

@@ -23,9 +23,10 @@ from ..bench.measure import prepare
 from ..cli.prompts import Request, read
 from . import times, trees
 from .chances import Record, begun
-from .decode import AUTO, OFF, Decoded, Decoder
+from .decode import AHEAD, AUTO, OFF, Decoded, Decoder
 
 LEAST, WIDEST = 8, 32  # nodes of a tree that the policy may grow: twice the best size's, which costs little more
+GAIN = 1.02  # of drafting ahead, for which it is worth a thread
 TEMPERATURE = 0.8  # of sampled calibration
 ROOM = 2 * BEST_DEPTH  # tokens that have to come after a prompt
 SHORTEST = 2 * ROOM  # longest text of a bundle that can be tuned
@@ -69,7 +70,7 @@ def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None
     largest, found = manifest.buckets[-1] - 1, dict[int, Any]()
     drafts = "draft" in manifest.models
     for batch in sorted({1, *(asked.batch_sizes or map(int, manifest.models["target"].graphs))}, reverse=True):
-        engine = Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False)
+        engine = Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False, overlap=False)
         with engine, engine.scheduler.exclusive() as loop:
             prompts, decoder = _prompts(engine, asked), Decoder(engine, loop, asked.new_tokens)
             progress(f"steps of batch {batch}")
@@ -85,8 +86,14 @@ def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None
                 progress("auto")
                 turns = _in_time(prompts, asked.seconds / 3)
                 policy = Policy(Costs.of(table, largest + 1), drafts)
-                auto = [_take_turns(decoder, each, [OFF, AUTO], number, policy) for number, each in turns]
-    return table, report | {"new_tokens": asked.new_tokens, AUTO: trees.overall(auto, AUTO)}
+                contenders = [OFF, AUTO, AHEAD] if drafts else [OFF, AUTO]
+                auto = [_take_turns(decoder, each, contenders, number, policy) for number, each in turns]
+    report |= {"new_tokens": asked.new_tokens, AUTO: trees.overall(auto, AUTO)}
+    if drafts:
+        gain = trees.overall(auto, AHEAD) / report[AUTO]
+        table["overlap"] = gain > GAIN
+        report["overlap"] = {"gain": gain, "hit_rate": decoder.hit_rate, "on": table["overlap"]}
+    return table, report
 
 
 def _conclude(found: dict[int, Any], seen: Seen, largest: int, here: dict[str, Any]) -> Found:
@@ -152,7 +159,7 @@ def _take_turns(
     """A prompt's text by each contender; each prompt begins with another of them."""
     first = number % len(contenders)
     order = [*contenders[first:], *contenders[:first]]
-    return {name: decoder.decode(prompt, name, policy=policy if name == AUTO else None) for name in order}
+    return {name: decoder.decode(prompt, name, policy=policy if name in (AUTO, AHEAD) else None) for name in order}
 
 
 def _in_time(prompts: Sequence[list[int]], seconds: float) -> Iterator[tuple[int, list[int]]]:
