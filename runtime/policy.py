@@ -150,9 +150,10 @@ class Outlook:
 
         A token's chance is `ratio` times the calibrated one.
         """
-        reach, tokens, rate = self.chances.reach, 1.0, best.rate
+        reach, tokens, reached, rate = self.chances.reach, 1.0, SURE, best.rate
         for levels in range(1, min(len(reach) - 1, room) + 1 if self.drafts else 1):
-            tokens += (reach[levels] - reach[levels - 1]) * ratio**levels
+            reached = min((reach[levels] - reach[levels - 1]) * ratio**levels, reached)
+            tokens += reached
             nodes = min(2 * levels, room)
             seconds = self._seconds(levels, nodes)
             if tokens > rate * seconds:
