@@ -37,11 +37,13 @@ def times_of(found: Mapping[int, Mapping[str, Pairs]], texts: Texts, levels: flo
     The loop's own times grow with the batch.
     """
     factor, table = _in_rounds(found[1]["verify"], texts), dict[str, Any]()
+    drafts = _draft_in_rounds(found[1]["draft"], texts, levels)
     host = host_times([seconds(texts, name, "loop") for name in (OFF, *drafted(texts))], levels)
     for batch, steps in sorted(found.items()):
         verify = [[nodes, took * factor(nodes)] for nodes, took in steps["verify"]]
         own = {name: took * batch for name, took in host.items()}
-        table[str(batch)] = {"verify": verify, "draft": steps["draft"], **own}
+        draft = [[nodes, took * drafts] for nodes, took in steps["draft"]]
+        table[str(batch)] = {"verify": verify, "draft": draft, **own}
     return table
 
 
@@ -52,6 +54,15 @@ def _in_rounds(steps: Pairs, texts: Texts) -> Callable[[float], float]:
     alone = np.interp(list(looked_at), sizes, took)
     ratios = np.array([seconds(texts, name, "verify") for name in looked_at.values()]) / alone
     return lambda nodes: float(np.interp(np.log2(nodes), np.log2(list(looked_at)), ratios))
+
+
+def _draft_in_rounds(steps: Pairs, texts: Texts, levels: float) -> float:
+    """The same of the draft's steps, after the target: by the largest trees, which have so many levels on average."""
+    if not drafted(texts):
+        return 1.0
+    largest, (sizes, took) = drafted(texts)[-1], np.array(steps).T
+    first, other = np.interp([2, TreeSpec.parse(largest).expand], sizes, took)  # it has to catch up by a token or two
+    return seconds(texts, largest, "draft") / float(first + (levels - 1) * other)
 
 
 def host_times(loop: list[float], levels: float) -> dict[str, float]:
