@@ -32,7 +32,7 @@ kernels: $(VENV)/.ready
 	$(BIN)/python scripts/kernels_report.py
 
 bench: $(BUNDLE)/manifest.json
-	$(BIN)/python benchmarks/speed.py --out benchmarks/out
+	$(BIN)/specbuild bench $(BUNDLE) --max-new-tokens 128 --ignore-eos --trees best:5
 	$(BIN)/python benchmarks/memory.py --out benchmarks/out
 	$(BIN)/python benchmarks/graphs.py --out benchmarks/out
 

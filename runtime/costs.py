@@ -34,10 +34,14 @@ class Times:
     level: float  # of each level that the draft grows
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], nodes: int) -> Times:
-        """From JSON, up to `nodes`: pairs of nodes and seconds, between which cost grows evenly, and never falls."""
+    def of(cls, record: Mapping[str, Any], nodes: int, sampled: bool = False) -> Times:
+        """From JSON, up to `nodes`: pairs of nodes and seconds, between which cost grows evenly, and never falls.
+
+        sampled: the loop's own times are those of sampled rounds, where the table has them.
+        """
         verify, draft = (_filled(record[name], nodes) for name in ("verify", "draft"))
-        return cls(verify, draft, *(float(record[name]) for name in ("plain", "round", "level")))
+        own = record.get("sampled", record) if sampled else record
+        return cls(verify, draft, *(float(own[name]) for name in ("plain", "round", "level")))
 
     @property
     def node(self) -> float:
@@ -88,7 +92,8 @@ class Costs:
 
     machine: Mapping[str, Any]
     widest: str  # the tree that a round may grow at most
-    times: Mapping[int, Times]  # by batch size
+    times: Mapping[int, Times]  # by batch size, greedy
+    sampled_times: Mapping[int, Times]
     greedy: Chances
     sampled: Chances
     overlap: bool = False  # whether drafting ahead pays
@@ -99,18 +104,20 @@ class Costs:
         try:
             if record["schema"] != SCHEMA:
                 raise BundleError(f"{FILE} is of schema {record['schema']}, this specbuild reads {SCHEMA}: tune again")
-            times = {int(batch): Times.of(each, nodes) for batch, each in record["times"].items()}
-            if not times:
+            by_size = sorted((int(batch), each) for batch, each in record["times"].items())
+            if not by_size:
                 raise ValueError("no batch size")
+            times, others = ({size: Times.of(each, nodes, how) for size, each in by_size} for how in (False, True))
             greedy, sampled = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
-            times, overlap = dict(sorted(times.items())), record.get("overlap", False) is True
-            return cls(record["machine"], record["widest"], times, greedy, sampled, overlap)
+            overlap = record.get("overlap", False) is True
+            return cls(record["machine"], record["widest"], times, others, greedy, sampled, overlap)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise BundleError(f"{FILE} is not a cost table ({error}): run specbuild tune") from None
 
-    def at(self, batch: int) -> Times:
+    def at(self, batch: int, temperature: float = 0.0) -> Times:
         """The times of the smallest measured batch size that holds `batch` sequences, else of the largest."""
-        return next((times for size, times in self.times.items() if size >= batch), list(self.times.values())[-1])
+        times = self.sampled_times if temperature > 0 else self.times
+        return next((each for size, each in times.items() if size >= batch), list(times.values())[-1])
 
     def chances(self, temperature: float) -> Chances:
         """Those of a request's temperature."""

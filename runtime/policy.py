@@ -25,8 +25,10 @@ MEMORY, SESSION_MEMORY = 0.95, 0.98  # what is left of a round a round later
 SURPRISE, LEFT = 0.005, 2.0  # failures in a row less likely than that: all is forgotten but doubt, of so many trials
 DOUBTED = 0.1
 SURE = 0.98  # no token is likelier
+MARGIN = 1.15  # what has to be promised over plain decoding: tables, chances and this policy's own time are inexact
 HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
 PROBES = (16, 256)  # rounds until a draft that does not pay is tried again: the first time, and at most
+UNLIKELY, SHALLOW = 0.05, 2  # tokens that no continuation is made longer for; levels that are weighed in any case
 LONGEST = 24  # tokens of the text's continuation at most
 Kind = Literal["plain", "lookup", "model", "probe"]
 
@@ -100,6 +102,7 @@ class Outlook:
 
     costs: Costs
     chances: Chances
+    temperature: float
     drafts: bool  # whether there is a model to draft with
     session: Session
     limits: Limits = NO_LIMITS
@@ -109,23 +112,31 @@ class Outlook:
     guess: int = -1  # the first token of the text's continuation, where there is one
     below: list[float] = field(default_factory=list)  # by node of the round's tree: that a child comes true, calibrated
     _times: Times = field(init=False)
+    _verify: list[float] = field(init=False)  # the table's
     _rate: float = 0.0  # λ
     _continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
 
     def __post_init__(self) -> None:
         self.model = Trust(PRIOR * min(self.session.model.ratio, 1.0))
+        self._times = self.costs.at(1, self.temperature)
+        self._verify = self._times.verify.tolist()
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
-        self._times = times = self.costs.at(batch)
+        times = self.costs.at(batch, self.temperature)
+        if times is not self._times:
+            self._times, self._verify = times, times.verify.tolist()
         room = self.limits.most(batch, min(room, len(times.verify) - 2))
         plain = Option("plain", 0, 1.0, times.alone)
         self._continued = self._continuation(matched, min(room, LONGEST)) if matched else []
         best = self._lookup(self._tree(self.model.ratio, room, plain))
-        least = plain.rate * self.limits.min_expected_speedup
+        least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
         self.now, self._rate = best if best.rate >= least else plain, best.rate
-        if self.now is plain and self._tree(HOPE, room, plain).rate > least and self.session.may_probe():
-            self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1))
+        if self.drafts and self.now is plain and self.session.may_probe():
+            if self._tree(HOPE, room, plain).rate > least:
+                self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1))
+            else:
+                self.session.probed(0)
         self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
         return self.now
 
@@ -136,11 +147,13 @@ class Outlook:
 
     def _lookup(self, best: Option) -> Option:
         """The text's continuation at its best length, where it promises more than another option."""
-        tokens, reached, ratio, rate, verify = 1.0, 1.0, self.lookup.ratio, best.rate, self._times.verify.tolist()
+        tokens, reached, ratio, rate, around = 1.0, 1.0, self.lookup.ratio, best.rate, self._times.round
         for count, chance in enumerate(self._continued, 1):
             reached *= min(chance * ratio, SURE)
+            if reached < UNLIKELY:
+                break
             tokens += reached
-            seconds = verify[count + 1] + self._times.round
+            seconds = self._verify[count + 1] + around
             if tokens > rate * seconds:
                 best, rate = Option("lookup", count, tokens, seconds), tokens / seconds
         return best
@@ -158,11 +171,13 @@ class Outlook:
             seconds = self._seconds(levels, nodes)
             if tokens > rate * seconds:
                 best, rate = Option("model", nodes, tokens, seconds), tokens / seconds
+            elif levels > SHALLOW:
+                break
         return best
 
     def _seconds(self, levels: int, nodes: int) -> float:
         times = self._times
-        return levels * (float(times.draft[1]) + times.level) + float(times.verify[nodes + 1]) + times.round
+        return levels * (float(times.draft[1]) + times.level) + self._verify[nodes + 1] + times.round
 
     def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
         """The logarithms of children's chances, where their parent comes true, by those of their likelihoods."""
@@ -229,5 +244,5 @@ class Policy:
 
     def outlook(self, temperature: float) -> Outlook:
         """A sequence's own, that begins with what was seen of the model in others."""
-        session = self._sessions[temperature > 0]
-        return Outlook(self.costs, self.costs.chances(temperature), self.drafts, session, self.limits)
+        chances, session = self.costs.chances(temperature), self._sessions[temperature > 0]
+        return Outlook(self.costs, chances, temperature, self.drafts, session, self.limits)

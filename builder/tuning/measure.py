@@ -57,7 +57,7 @@ class Seen:
 
     probes: list[dict[str, Decoded]] = field(default_factory=list)  # greedy: plain, and by some trees
     fixed: list[dict[str, Decoded]] = field(default_factory=list)  # again, plain and by every tree
-    sampled: list[Decoded] = field(default_factory=list)  # plain
+    sampled: list[dict[str, Decoded]] = field(default_factory=list)  # as the probes
     records: list[list[Record]] = field(default_factory=list)  # of the largest trees at every token of the greedy text
     sampled_records: list[list[Record]] = field(default_factory=list)  # where rounds of them begin in the sampled one
 
@@ -101,9 +101,9 @@ def _conclude(found: dict[int, Any], seen: Seen, largest: int, here: dict[str, A
     nodes = min(trees.SIZES[-1], largest)
     greedy = Record.sum(record for each in seen.records for record in begun(each, nodes))
     sampled = Record.sum(record for each in seen.sampled_records for record in each)
-    times_table = times.times_of(found, seen.probes, float(np.mean(greedy.depths or 1)))
+    times_table = times.times_of(found, seen.probes, seen.sampled, float(np.mean(greedy.depths or 1)))
     chances = {"greedy": greedy.chances(each[OFF].text for each in seen.probes)}
-    chances["sampled"] = sampled.chances(each.text for each in seen.sampled)
+    chances["sampled"] = sampled.chances(each[OFF].text for each in seen.sampled)
     report: dict[str, Any] = {"machine": here, "prompts": len(seen.probes), "trees": []}
     report |= {"greedy": greedy.trust(), "sampled": sampled.trust()}
     widest = WIDEST
@@ -145,10 +145,10 @@ def _look(decoder: Decoder, prompts: Sequence[list[int]], largest: int, steps: S
     for number, prompt in _in_time(prompts, seconds):
         seen.probes.append({name: decoder.decode(prompt, name) for name in (OFF, *probes)})
         seen.fixed.append(_take_turns(decoder, prompt, [OFF, *every], number))
-        seen.sampled.append(decoder.decode(prompt, OFF, TEMPERATURE))
+        seen.sampled.append({name: decoder.decode(prompt, name, TEMPERATURE) for name in (OFF, *probes)})
         for tree in probes[-1:]:  # at every token of the greedy text, by which all sizes' rounds are told
             seen.records.append(decoder.replay(seen.probes[-1][OFF], tree, every=True))
-            seen.sampled_records.append(decoder.replay(seen.sampled[-1], tree, every=False))
+            seen.sampled_records.append(decoder.replay(seen.sampled[-1][OFF], tree, every=False))
         steps.turn()
     return seen
 

@@ -31,19 +31,21 @@ def pairs(steps: Steps) -> dict[str, Pairs]:
     return {name: [[n, each[m, n]] for m, n in each if m == model] for name, (model, each) in found.items()}
 
 
-def times_of(found: Mapping[int, Mapping[str, Pairs]], texts: Texts, levels: float) -> dict[str, Any]:
+def times_of(found: Mapping[int, Mapping[str, Pairs]], texts: Texts, sampled: Texts, levels: float) -> dict[str, Any]:
     """The table by batch, of steps by batch and of texts one by one, the largest trees having `levels` on average.
 
     The loop's own times grow with the batch.
     """
     factor, table = _in_rounds(found[1]["verify"], texts), dict[str, Any]()
     drafts = _draft_in_rounds(found[1]["draft"], texts, levels)
-    host = host_times([seconds(texts, name, "loop") for name in (OFF, *drafted(texts))], levels)
+    greedy, other = (
+        host_times([seconds(each, name, "loop") for name in (OFF, *drafted(each))], levels) for each in (texts, sampled)
+    )
     for batch, steps in sorted(found.items()):
         verify = [[nodes, took * factor(nodes)] for nodes, took in steps["verify"]]
-        own = {name: took * batch for name, took in host.items()}
+        own, others = ({name: took * batch for name, took in host.items()} for host in (greedy, other))
         draft = [[nodes, took * drafts] for nodes, took in steps["draft"]]
-        table[str(batch)] = {"verify": verify, "draft": draft, **own}
+        table[str(batch)] = {"verify": verify, "draft": draft, **own, "sampled": others}
     return table
 
 
@@ -72,4 +74,4 @@ def host_times(loop: list[float], levels: float) -> dict[str, float]:
     """
     plain, short, long = loop[0], loop[min(1, len(loop) - 1)], loop[-1]
     level = max(long - short, 0.0) / max(levels - 1, 1.0)
-    return {"plain": plain, "round": max(short - level, 0.0), "level": level}
+    return {"plain": plain, "round": max(short - level, plain), "level": level}

@@ -230,7 +230,7 @@ def test_a_level_is_worth_its_draft_and_its_verification() -> None:
         return outlook.expands(scores)
 
     assert levels() > 0
-    assert levels(level=9.0) == 0
+    assert levels(level=15.0) == 0
     assert levels(verify=[[1, 12.0], [64, 700.0]]) == 0
 
 
