@@ -183,6 +183,7 @@ class ModelDrafter:
                 first = Growth(ONE, Tree(tokens[-1:]), tokens)
                 guesses.append(Text(slot, [*sequence.tokens, *tokens], sequence.sampler, first))
         self._grow(guesses)
+        self._guesses = {guess.slot: guess for guess in guesses}
         guesses = [guess for guess in guesses if len(guess.growth.pool) > 1]
         for guess in guesses:
             sequence, bonus = drafted[guess.slot], guess.growth.pool.tokens[1]
@@ -191,7 +192,6 @@ class ModelDrafter:
             guess.growth = Growth(sequence.shape or ONE, Tree([bonus]), before, outlook=sequence.outlook)
         self._grow(guesses)
         self.guessed += len(guesses)
-        self._guesses = {guess.slot: guess for guess in guesses}
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """Keep the rows of the accepted nodes that were run; the root's is in place. See `Drafter.commit`."""
@@ -200,11 +200,16 @@ class ModelDrafter:
         if guess is None:
             self._move(slot, [growth.rows[growth.kept[node]] for node in path[1:]])
             return
-        known = guess.tokens[: self._cached[slot]]
-        pairs = enumerate(zip(known, sequence.tokens, strict=False))
-        same = next((n for n, (one, other) in pairs if one != other), min(len(known), len(sequence.tokens)))
-        self._cached[slot] = same
-        self.executor.commit(slot, (), same + (guess.growth.run if guess.tokens == sequence.tokens else 0))
+        before = guess.growth.before
+        same = len(guess.tokens) - len(before)  # what is guessed comes after that
+        emitted = sequence.tokens[same:]
+        for one, other in zip(before, emitted, strict=False):
+            if one != other:
+                break
+            same += 1
+        self._cached[slot] = min(same, self._cached[slot])
+        ready = guess.growth.run if before == emitted else 0  # rows of the tree that is there already
+        self.executor.commit(slot, (), self._cached[slot] + ready)
 
     def _move(self, slot: int, rows: Seq[int]) -> None:
         """Move rows, counted from the committed ones, up to these; −1 where there is none."""

@@ -112,27 +112,22 @@ class Outlook:
     guess: int = -1  # the first token of the text's continuation, where there is one
     below: list[float] = field(default_factory=list)  # by node of the round's tree: that a child comes true, calibrated
     _times: Times = field(init=False)
-    _verify: list[float] = field(init=False)  # the table's
     _rate: float = 0.0  # λ
     _continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
 
     def __post_init__(self) -> None:
         self.model = Trust(PRIOR * min(self.session.model.ratio, 1.0))
-        self._times = self.costs.at(1, self.temperature)
-        self._verify = self._times.verify.tolist()
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
-        times = self.costs.at(batch, self.temperature)
-        if times is not self._times:
-            self._times, self._verify = times, times.verify.tolist()
+        self._times = times = self.costs.at(batch, self.temperature)
         room = self.limits.most(batch, min(room, len(times.verify) - 2))
         plain = Option("plain", 0, 1.0, times.alone)
         self._continued = self._continuation(matched, min(room, LONGEST)) if matched else []
         best = self._lookup(self._tree(self.model.ratio, room, plain))
         least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
         self.now, self._rate = best if best.rate >= least else plain, best.rate
-        if self.drafts and self.now is plain and self.session.may_probe():
+        if self.now is plain and self.session.may_probe():
             if self._tree(HOPE, room, plain).rate > least:
                 self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1))
             else:
@@ -147,13 +142,13 @@ class Outlook:
 
     def _lookup(self, best: Option) -> Option:
         """The text's continuation at its best length, where it promises more than another option."""
-        tokens, reached, ratio, rate, around = 1.0, 1.0, self.lookup.ratio, best.rate, self._times.round
+        tokens, reached, ratio, rate, times = 1.0, 1.0, self.lookup.ratio, best.rate, self._times
         for count, chance in enumerate(self._continued, 1):
             reached *= min(chance * ratio, SURE)
             if reached < UNLIKELY:
                 break
             tokens += reached
-            seconds = self._verify[count + 1] + around
+            seconds = times.verify.item(count + 1) + times.round
             if tokens > rate * seconds:
                 best, rate = Option("lookup", count, tokens, seconds), tokens / seconds
         return best
@@ -177,7 +172,7 @@ class Outlook:
 
     def _seconds(self, levels: int, nodes: int) -> float:
         times = self._times
-        return levels * (float(times.draft[1]) + times.level) + self._verify[nodes + 1] + times.round
+        return levels * (times.draft.item(1) + times.level) + times.verify.item(nodes + 1) + times.round
 
     def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
         """The logarithms of children's chances, where their parent comes true, by those of their likelihoods."""

@@ -178,6 +178,25 @@ def hash_model() -> type[HashModel]:
 
 
 @pytest.fixture(scope="session")
+def plain() -> Callable[..., list[int]]:
+    """`plain(model, prompt, params)`: what such a model emits, token by token, with no loop and no cache."""
+
+    def decode(
+        model: HashModel, prompt: list[int], params: SamplingParams, eos: frozenset[int] = frozenset()
+    ) -> list[int]:
+        sampler, tokens = Sampler(params, params.seed or 0, prompt, VOCAB), list(prompt)
+        while len(tokens) < len(prompt) + params.max_new_tokens:
+            token = sampler.choose(model(tokens), len(tokens) - 1, ())
+            tokens.append(token)
+            sampler.emit(token, len(tokens) - 1)
+            if token in eos:
+                break
+        return tokens[len(prompt) :]
+
+    return decode
+
+
+@pytest.fixture(scope="session")
 def hash_executor() -> Callable[..., HashExecutor]:
     """`hash_executor(model, batch_size)`: runs such a model as the loop asks for it."""
 

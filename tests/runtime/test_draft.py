@@ -308,3 +308,23 @@ def test_a_draft_catches_up_with_what_it_did_not_see(hash_model: Any, hash_execu
     fresh = request_of([4, 5, 6], SamplingParams(speculation="chain:3"), slot=0)
     (tree,) = drafter.propose([fresh])
     assert tree.tokens[1] == int(hash_model(5)([4, 5, 6]).argmax())
+
+
+def test_a_guess_that_finds_no_bonus_leaves_the_rows_of_the_text(
+    hash_model: Any, hash_executor: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut-offs may leave the draft nothing after the guessed leaf; the path's rows have been moved by then."""
+    drafter = ModelDrafter(hash_executor(hash_model(6, error=0.4)), 8, overlap=True)
+    best = drafter._best
+
+    def nothing(text: Any, logits: Any) -> Any:
+        tokens, likely = best(text, logits)
+        return tokens, np.full_like(likely, -np.inf) if text.growth.before else likely
+
+    monkeypatch.setattr(drafter, "_best", nothing)
+    loop = Loop(hash_executor(hash_model(6)), drafter, 8, frozenset())
+    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="best:5"))
+    while not sequence.finish_reason:
+        loop.round([sequence])
+    assert (sequence.error, len(sequence.output), drafter.guessed) == (None, 60, 0)
+    loop.close()

@@ -11,7 +11,7 @@ from specbuild.runtime.draft import Drafter, ModelDrafter
 from specbuild.runtime.loop import Loop
 from specbuild.runtime.mixed import MixedDrafter
 from specbuild.runtime.ngram import NgramDrafter
-from specbuild.runtime.sampling import Sampler, SamplingParams
+from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.sequence import Sequence
 
 VOCAB = 12
@@ -25,17 +25,6 @@ PARAMS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.5, "frequency_penalty": 0.6, "presence_penalty": 0.4},
     {"temperature": 1.0, "frequency_penalty": 0.6, "logit_bias": {3: 2.0, 5: -100.0}},
 ]
-
-
-def plain(model: Any, prompt: list[int], params: SamplingParams, eos: frozenset[int] = frozenset()) -> list[int]:
-    sampler, tokens = Sampler(params, params.seed or 0, prompt, VOCAB), list(prompt)
-    while len(tokens) < len(prompt) + params.max_new_tokens:
-        token = sampler.choose(model(tokens), len(tokens) - 1, ())
-        tokens.append(token)
-        sampler.emit(token, len(tokens) - 1)
-        if token in eos:
-            break
-    return tokens[len(prompt) :]
 
 
 def run(loop: Loop, waiting: list[Sequence]) -> None:
@@ -69,7 +58,13 @@ def drafter_of(name: str, executor: Any) -> Drafter | None:
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("order", [0, 2])
 def test_tokens_are_those_of_plain_decoding(
-    hash_model: Any, hash_executor: Any, request_of: Any, drafter: str, batch_size: int, order: int
+    hash_model: Any,
+    hash_executor: Any,
+    request_of: Any,
+    drafter: str,
+    batch_size: int,
+    order: int,
+    plain: Any,
 ) -> None:
     target, draft = hash_model(1, order=order), hash_model(1, error=0.3, order=order)  # of two tokens: it loops
     proposing = drafter_of(drafter, hash_executor(draft, batch_size))
@@ -97,7 +92,14 @@ def test_tokens_are_those_of_plain_decoding(
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), seed=st.integers(0, 1000), error=st.floats(0, 2), tree=st.sampled_from(TREES))
 def test_tokens_do_not_depend_on_draft_or_batch(
-    hash_model: Any, hash_executor: Any, request_of: Any, data: st.DataObject, seed: int, error: float, tree: str
+    hash_model: Any,
+    hash_executor: Any,
+    request_of: Any,
+    data: st.DataObject,
+    seed: int,
+    error: float,
+    tree: str,
+    plain: Any,
 ) -> None:
     target, draft = hash_model(seed), hash_model(seed, error)
     eos = frozenset({4})
@@ -121,7 +123,11 @@ def test_tokens_do_not_depend_on_draft_or_batch(
 
 @pytest.mark.parametrize("tree", ["off", "chain:4", "topk:2,3"])
 def test_end_of_sequence_inside_an_accepted_path(
-    hash_model: Any, hash_executor: Any, request_of: Any, tree: str
+    hash_model: Any,
+    hash_executor: Any,
+    request_of: Any,
+    tree: str,
+    plain: Any,
 ) -> None:
     model, prompt, params = hash_model(2), [1, 2], SamplingParams(max_new_tokens=40, speculation=tree)
     text = plain(model, prompt, params)
@@ -138,7 +144,9 @@ def test_end_of_sequence_inside_an_accepted_path(
 
 
 @pytest.mark.parametrize("tree", ["off", "chain:4", "topk:2,3", "best:5"])
-def test_a_stop_string_inside_an_accepted_path(hash_model: Any, hash_executor: Any, request_of: Any, tree: str) -> None:
+def test_a_stop_string_inside_an_accepted_path(
+    hash_model: Any, hash_executor: Any, request_of: Any, tree: str, plain: Any
+) -> None:
     model, prompt = hash_model(2), [1, 2]
     letters = "".join(chr(97 + token) for token in plain(model, prompt, SamplingParams(max_new_tokens=40)))
     for at in range(10):
@@ -206,7 +214,12 @@ SYSTEM = [5, 1, 4, 2, 8, 5, 7, 1, 9, 3, 6, 0, 2, 2, 1, 7]
 @pytest.mark.parametrize("drafter", ["none", "model", "ngram", "mixed"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_prompts_are_read_from_where_a_cache_has_them(
-    hash_model: Any, hash_executor: Any, request_of: Any, drafter: str, batch_size: int
+    hash_model: Any,
+    hash_executor: Any,
+    request_of: Any,
+    drafter: str,
+    batch_size: int,
+    plain: Any,
 ) -> None:
     """Texts that are continued, and texts with a common beginning: the same tokens, and fewer rounds."""
     model, previous, requests = hash_model(1), list[int](), list[Sequence]()
@@ -229,7 +242,9 @@ def test_prompts_are_read_from_where_a_cache_has_them(
         assert all(histogram[-1] and sum(histogram[:-1]) <= 1 for histogram in accepted), accepted
 
 
-def test_rows_are_copied_from_a_slot_that_decodes(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+def test_rows_are_copied_from_a_slot_that_decodes(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any
+) -> None:
     model, params = hash_model(1), SamplingParams(max_new_tokens=9, speculation="chain:2")
     loop = Loop(hash_executor(model, 2), drafter_of("model", hash_executor(model, 2)), CHUNK, frozenset())
     first, second = (request_of([*SYSTEM, *more], params, slot=slot) for slot, more in enumerate(([], [4, 4])))

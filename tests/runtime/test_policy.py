@@ -12,7 +12,7 @@ from specbuild.runtime.limits import Limits
 from specbuild.runtime.loop import Loop
 from specbuild.runtime.mixed import MixedDrafter
 from specbuild.runtime.policy import CAUTION, Option, Policy, Trust
-from specbuild.runtime.sampling import Sampler, SamplingParams
+from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.sequence import Sequence
 
 VOCAB = 12
@@ -78,19 +78,16 @@ def metered(hash_executor: Any, request_of: Any) -> Any:
     return lambda target, draft, times: Meter(target, draft, hash_executor, request_of, times)
 
 
-def plain(model: Any, prompt: list[int], params: SamplingParams) -> list[int]:
-    sampler, tokens = Sampler(params, params.seed or 0, prompt, VOCAB), list(prompt)
-    while len(tokens) < len(prompt) + params.max_new_tokens:
-        tokens.append(sampler.choose(model(tokens), len(tokens) - 1, ()))
-        sampler.emit(tokens[-1], len(tokens) - 1)
-    return tokens[len(prompt) :]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("error", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("times", [LARGE, SMALL])
 def test_tokens_are_plain_decodings(
-    hash_model: Any, metered: Any, times: dict[str, Any], error: float, temperature: float
+    hash_model: Any,
+    metered: Any,
+    times: dict[str, Any],
+    error: float,
+    temperature: float,
+    plain: Any,
 ) -> None:
     model = hash_model(3)
     done = metered(model, hash_model(3, error=error), times).run([1, 2, 3], 60, temperature=temperature, seed=5)
@@ -123,7 +120,10 @@ def test_a_hostile_draft_costs_next_to_nothing(
 
 @pytest.mark.parametrize("times", [LARGE, SMALL])
 def test_a_draft_that_turns_bad_is_left_and_taken_up_again(
-    hash_model: Any, metered: Any, times: dict[str, Any]
+    hash_model: Any,
+    metered: Any,
+    times: dict[str, Any],
+    plain: Any,
 ) -> None:
     """From token 80 on it likes best what the target likes least, from token 180 on it is its own again."""
     good = hash_model(7, error=0.2)
