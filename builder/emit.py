@@ -39,9 +39,9 @@ class Emitted:
 
 def lowering(config: BuildConfig) -> ModuleType:
     """The module that lowers for the asked backend."""
-    module = BACKENDS[config.backend].module
+    module = BACKENDS[config.backend]
     if config.backend == "tensorrt" and not config.engine.plugin(config.backend):
-        module = BACKENDS["tensorrt-rtx"].module
+        module = BACKENDS["tensorrt-rtx"]
     return importlib.import_module(f".lower{module}", __package__)
 
 
@@ -63,7 +63,7 @@ def emit(
     if config.backend == "onnxruntime":
         return _lanes(folder, name, graph, config, capacity)
     caches = (scales, config.engine.block_size) if config.engine.plugin(config.backend) else ()
-    lowered = lowering(config).lower(graph, config.precision_of(name), capacity, *caches)
+    lowered = lowering(config).lower(graph, config.dtype_of(name), capacity, *caches)
     census, profiles = passes.census(lowered), profiles_of(config, max_seq_len)
     activations = max(activation_bytes(lowered, {d: most for d, (_, _, most) in p.sizes.items()}) for p in profiles)
     layers = sum(str(value.name).startswith("past_key") for value in lowered.graph.inputs)

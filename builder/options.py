@@ -14,6 +14,7 @@ from .kernels import split_names
 HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
 ATTENTIONS = ("plugin", "native")
 KV_CACHE_DTYPES = ("auto", "fp8")
+FP8_FROM = 89  # the first architecture with products in E4M3
 _TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only of the flavour that times kernels
 
 
@@ -84,6 +85,14 @@ class EngineOptions:
         timed = [name for name in given if name in _TIMED]
         if backend == "tensorrt-rtx" and timed:
             raise OptionError(f"tensorrt-rtx has no --{_flag(timed[0])}: drop it, or use --backend tensorrt")
+
+    def check_fp8(self, backend: str) -> None:
+        """Raises OptionError where weights and activations in FP8 cannot be computed with: below sm_89."""
+        if backend == "tensorrt-rtx" and not self.targets:
+            raise OptionError("portable engines also run where there is no FP8: give --arch 89 or later, or use int8")
+        lacking = [name for name in self.targets if int(name) < FP8_FROM]
+        if lacking:
+            raise OptionError(f"sm_{lacking[0]} has no FP8: give --arch {FP8_FROM} or later, or use int8")
 
 
 _ENGINES = " or ".join(f"--backend {name}" for name in MODULES)

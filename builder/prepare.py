@@ -15,8 +15,11 @@ from . import kernels
 from .checkpoint import Checkpoint
 from .compile import profiles_of
 from .config import LONGEST_DEFAULT, BuildConfig
-from .layout import Layout, probe
+from .layout import Layout, empty, probe
 from .output import check_output
+from .quantize.linears import Names
+from .quantize.options import assign, check_patterns
+from .quantize.scheme import Scheme
 
 CUBINS_BYTES = 2 << 20  # of one architecture, at most
 PROFILE_BYTES = 6 << 20  # of code, in an engine
@@ -32,6 +35,8 @@ class Sources:
     draft: Checkpoint | None
     max_seq_len: int
     layouts: dict[str, Layout]
+    names: dict[str, Names]  # of the weights
+    schemes: dict[str, dict[str, Scheme]]  # of each weight, by model; under "auto" of those that were asked for
     shapes: list[kernels.Shape]  # of TreeAttention, where its kernels are asked for
     bundle_bytes: int  # at most
     memory_bytes: int  # of the build at its peak, an estimate
@@ -55,12 +60,18 @@ class Sources:
 def prepare(config: BuildConfig) -> Sources:
     """Find the checkpoints and ask them; raises CheckpointError and OptionError."""
     target = checkpoints.find(config.target)
-    draft = checkpoints.find(config.draft) if config.draft else None
-    if draft:
+    draft = target if config.own_draft else checkpoints.find(config.draft) if config.draft else None
+    if draft and not config.own_draft:
         checkpoints.check_pair(target, draft)
     max_seq_len = _max_seq_len(config, target, draft)
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
+    names = {name: Names.of(empty(checkpoint.config)[1]) for name, checkpoint in models.items()}
+    check_patterns(config.quantize, names)
+    schemes = {
+        name: assign(config.quantize, name, config.precision_of(name), config.backend, each)
+        for name, each in names.items()
+    }
     for name, layout in layouts.items():
         _check_head(config, name, models[name], layout.head_dim)
     alone = config.backend == "onnxruntime" and config.architectures  # all kernels, without an engine that has its own
@@ -74,6 +85,8 @@ def prepare(config: BuildConfig) -> Sources:
         draft=draft,
         max_seq_len=max_seq_len,
         layouts=layouts,
+        names=names,
+        schemes=schemes,
         shapes=shapes,
         bundle_bytes=2 * sum(weights) + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
         memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[engines] * max(parameters),
@@ -87,7 +100,7 @@ def _check_head(config: BuildConfig, name: str, model: Checkpoint, size: int) ->
             kernels.Shape(size, "F16", "F16")
         except OptionError as error:
             raise OptionError(f"the {name} has no plugin, {error}: use --attention native") from None
-    elif config.backend in MODULES and config.precision_of(name) != "fp32" and size % 8:
+    elif config.backend in MODULES and config.dtype_of(name) != "fp32" and size % 8:
         raise OptionError(
             f"the {name} has heads of {size}, TensorRT's attention in 16 bits takes multiples of 8: use fp32"
         )

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from .bundle import Manifest, ModelRecord
 from .errors import OptionError
 
-ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4}  # of a number in a cache, by the model's precision
+_ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 GRAPH_BYTES = 1 << 20  # of a captured graph: an allowance
 
 
@@ -38,6 +38,11 @@ class MemoryPlan:
     def to_dict(self) -> dict[str, int]:
         """For report.json."""
         return asdict(self) | {"total": self.total}
+
+
+def item_bytes(precision: str) -> int:
+    """Of a number in a cache: of what a model computes in, which a quantized one's precision ends with, on GPUs."""
+    return _ITEM_BYTES.get(precision.rpartition("/")[2], _ITEM_BYTES["fp32"])
 
 
 def block_size(manifest: Manifest) -> int:
@@ -152,7 +157,7 @@ def _plans(manifest: Manifest, record: ModelRecord) -> list[str]:
 def cache_item_bytes(manifest: Manifest, record: ModelRecord) -> int:
     """Of a number in a model's caches: one where they are FP8."""
     fp8 = any(manifest.engines[name].kv_cache_dtype == "fp8" for name in _plans(manifest, record))
-    return 1 if fp8 else ITEM_BYTES[record.precision]
+    return 1 if fp8 else item_bytes(record.precision)
 
 
 def _row_bytes(manifest: Manifest, record: ModelRecord) -> int:

@@ -9,6 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes as passes
 
+TRANSPOSED = ".T"  # ends the name of an initializer that is a weight turned round
+
 
 class FusionPass(passes.InPlacePass):
     """Rewrites nodes one by one; `matched` counts them. A subclass implements `rewrite`."""
