@@ -8,12 +8,12 @@ the last cache row the lane writes.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from ..passes import clean
-from ..passes.pattern import dims, initializer, insert, replace
+from ..passes.pattern import constant, dims, initializer, insert, replace
 from .lanes import cache_width, lower_attention, make_lanes, window_of
-from .quantized import scaled_product
 from .standard import batch_of_tokens, swiglu
 
 _MS = "com.microsoft"
@@ -105,6 +105,15 @@ def _block_gather(node: ir.Node) -> list[ir.Value]:
     return list(insert(node, "GatherBlockQuantized", [rows, data, scales, *zeros], _MS, attributes).outputs)
 
 
+def _scaled_product(node: ir.Node) -> list[ir.Value]:
+    """Integers by integers, the inputs' without a sign: of two signed ones this kernel is ten times slower on x86."""
+    x, weight, scales, input_scale = node.inputs
+    zero = constant(node.graph, "zero_uint8", np.array(128, dtype=np.uint8))  # type: ignore[arg-type]
+    rounded = insert(node, "QuantizeLinear", [x, input_scale, zero]).outputs[0]
+    inputs = [rounded, weight, input_scale, scales, zero]
+    return list(insert(node, "MatMulIntegerToFloat", inputs, _MS).outputs)
+
+
 def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
     """Packed codes `[N, blocks, bytes]` as `[N, blocks · bytes]` of the same bytes, for the lookup."""
     stored, name = weight.const_value, f"{weight.name}_rows"
@@ -133,5 +142,5 @@ _LOWERED = {
     "MatMulNT": _transposed_product,
     "BlockMatMul": _block_product,
     "BlockGather": _block_gather,
-    "ScaledMatMul": scaled_product,
+    "ScaledMatMul": _scaled_product,
 }

@@ -10,13 +10,14 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from ..passes.pattern import initializer, insert
+from ..passes.pattern import constant, initializer, insert
 
 
 def scaled_product(node: ir.Node) -> list[ir.Value]:
     """`ScaledMatMul`: input and weight rounded to one narrow type, the input by a scale that was calibrated."""
     x, weight, scales, input_scale = node.inputs
-    zero = _zero(node, weight.dtype)  # type: ignore[union-attr, arg-type]
+    dtype = weight.dtype  # type: ignore[union-attr]
+    zero = constant(node.graph, f"zero_{dtype.name.lower()}", np.zeros((), dtype=dtype.numpy()))  # type: ignore
     rounded = insert(node, "QuantizeLinear", [x, input_scale, zero]).outputs[0]
     restored = insert(node, "DequantizeLinear", [rounded, input_scale, zero]).outputs[0]
     restored.type = x.type  # type: ignore[union-attr]
@@ -50,12 +51,3 @@ def _signed(packed: np.ndarray, bits: int) -> np.ndarray:
         return (packed.astype(np.int16) - 128).astype(np.int8)
     codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
     return (codes.astype(np.int8) - 8).astype(ml_dtypes.int4)
-
-
-def _zero(node: ir.Node, dtype: ir.DataType) -> ir.Value:
-    """The zero point that says what is rounded to."""
-    name, graph = f"zero_{dtype.name.lower()}", node.graph
-    assert graph is not None
-    if name in graph.initializers:
-        return graph.initializers[name]
-    return initializer(graph, ir.tensor(np.zeros((), dtype=dtype.numpy()), name=name))
