@@ -19,6 +19,7 @@ from ..kernels import ARCHITECTURES
 from ..lower import BACKENDS
 from ..options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
 from ..quantize.options import BOUND, QuantizeOptions
+from . import quality
 from .tuned import in_words
 
 _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
@@ -238,6 +239,8 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
     if cache := report["fp8_caches"]:
         mean, most = cache["kl_nats_per_token"], cache["largest_kl_nats"]
         click.echo(f"  FP8 caches alone, in float32: {mean:.1e} nats a token to Hugging Face, {most:.1e} at most")
+    for line in quality.in_words(report["quality"]):
+        click.echo(f"  {line}")
     for line in in_words(report["tuning"]):
         click.echo(f"  {line}")
     if "not_run" in exactness:

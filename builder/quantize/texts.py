@@ -1,4 +1,4 @@
-"""Texts to calibrate with, and others, held out, to say what it cost: the user's, or our own source."""
+"""Texts to calibrate with, and others, held out, to say what it cost: the user's, or ours, English and code."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...runtime.errors import OptionError
 LENGTH = 256  # tokens of a text, at most
 SHORTEST = 8
 HELD_OUT = 4  # every so many texts, one is held out
-_OURS = Path(__file__).parent.parent.parent  # specbuild's own Python files: code, and English in their docstrings
+OURS = Path(__file__).with_name("texts.jsonl")  # of specbuild's own documentation and source
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Token ids. `source`: a file, or our own; `sha256` of what was read."""
+    """Token ids. `source`: a file, or "ours"; `sha256` of what is used."""
 
     calibration: list[list[int]]
     held_out: list[list[int]]
@@ -38,11 +38,7 @@ def read(path: Path | None, tokenizer: Any, length: int, size: int, seed: int) -
 
     path: JSON lines with `text`, `prompt`, `turns` or a chat's `messages`; other fields do not matter.
     """
-    if path is None:
-        files = sorted(each for folder in ("builder", "runtime") for each in (_OURS / folder).rglob("*.py"))
-        lines, source = [each.read_text(encoding="utf-8") for each in files], "specbuild's own source"
-    else:
-        lines, source = list(_lines(path, tokenizer)), str(path)
+    lines, source = list(_lines(path or OURS, tokenizer)), str(path or "ours")
     ids = (tokenizer(line)["input_ids"] for line in lines)
     longest = min(length, LENGTH)
     pieces = [each[at : at + longest] for each in ids for at in range(0, len(each), longest)]
