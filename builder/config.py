@@ -72,6 +72,8 @@ class BuildConfig:
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")
 
     def _check_precisions(self) -> None:
+        for name in ("target", "draft"):
+            self.scheme_of(name)
         if self.draft_precision and not self.draft:
             raise OptionError("--draft-precision needs a draft: give one with --draft, or drop it")
         if self.own_draft and self.draft_precision:

@@ -11,10 +11,9 @@ import json
 import platform
 import resource
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
-from transformers import PreTrainedModel
 
 from ..runtime import Engine, memory
 from ..runtime.backends import ON_GPU
@@ -48,6 +47,9 @@ from .reference import greedy, text_logits
 from .rounding import DTYPES, measure
 from .tuning.tune import tune_build
 from .work import Detail, Progress, Work
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 KERNELS = "kernels"
 
@@ -170,7 +172,7 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint) -> None:
         precision = _rewrite(work, name, graph)
         work.products[name] = asdict(count(graph, memory.item_bytes(precision)))
         sizes = work.capacity, work.source.max_seq_len
-        emitted = emit(work.folder, name, graph, work.config, *sizes, work.detail, scales)
+        emitted = emit(work.folder, name, graph, work.config, *sizes, work.detail, scales, work.stored)
         work.operators[name]["lowered"] = emitted.lowered
         work.engines |= emitted.engines
         if emitted.report:

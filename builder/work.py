@@ -17,6 +17,7 @@ from ..runtime.bundle import EngineRecord, FileRecord, KernelRecord, ModelRecord
 from .calibrate import Scales
 from .compile import capacity_of
 from .config import BuildConfig
+from .emit import Stored
 from .lower import BOUND
 from .lower.lanes import cache_width
 from .prepare import Sources
@@ -43,6 +44,7 @@ class Work:
     check_tokens: int = 0  # of output, per prompt of the check
     texts: Texts | None = None  # to calibrate with, and held out, where anything is quantized
     quantized: dict[str, Quantization] = field(default_factory=dict)  # by model
+    stored: Stored = field(default_factory=dict)  # tensors that are in the bundle, where models share them
     scales: dict[str, Scales] = field(default_factory=dict)  # of FP8 caches, by model
     fp8_caches: dict[str, Any] | None = None  # what they change in the target
     references: list[Reference] = field(default_factory=list)

@@ -86,7 +86,7 @@ def plan(
     return MemoryPlan(
         batch_size=batch_size,
         seq_len=length,
-        weights=sum(_weights(manifest, record) for record in records),
+        weights=_weights(manifest, records),
         caches=sum(_row_bytes(manifest, record) * cached for record in records),
         activations=max((manifest.engines[p].activations for r in records for p in _plans(manifest, r)), default=0),
         buffers=sum(_buffers(record, batch_size, nodes, rows, chunk) for record in records),
@@ -106,7 +106,7 @@ def check(
 
     tokens: as in `plan`. weights: the part of the target's that is on the device, None for all.
     """
-    streamed = int(_weights(manifest, manifest.models["target"]) * (0 if weights is None else 1 - weights))
+    streamed = int(_weights(manifest, [manifest.models["target"]]) * (0 if weights is None else 1 - weights))
     room = free + streamed
 
     def total(batch: int, length: int | None = None) -> int:
@@ -144,9 +144,9 @@ def _longest(most: int, fits: Callable[[int], bool]) -> int:
     return 64 * low
 
 
-def _weights(manifest: Manifest, record: ModelRecord) -> int:
-    """Everything in the folders of a model's graphs, once however many graphs share it."""
-    folders = {graph.rpartition("/")[0] + "/" for graph in record.graphs.values()}
+def _weights(manifest: Manifest, records: Iterable[ModelRecord]) -> int:
+    """Everything in the folders of the models' graphs, once however many graphs share it."""
+    folders = {graph.rpartition("/")[0] + "/" for record in records for graph in record.graphs.values()}
     return sum(file.bytes for name, file in manifest.files.items() if name.startswith(tuple(folders)))
 
 

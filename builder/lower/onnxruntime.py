@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..passes import clean
-from ..passes.pattern import constant, dims, initializer, insert, replace
+from ..passes.pattern import constant, dims, initializer, insert, renamed, replace
 from .lanes import cache_width, lower_attention, make_lanes, window_of
 from .standard import batch_of_tokens, swiglu
 
@@ -120,15 +120,7 @@ def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
     rows, blocks, size = (int(dim) for dim in dims(weight) or ())
     shape = ir.Shape([rows, blocks * size])
     if isinstance(stored, ir.ExternalTensor):
-        tensor: ir.TensorProtocol = ir.ExternalTensor(
-            stored.location,
-            stored.offset,
-            stored.length,
-            stored.dtype,
-            shape=shape,
-            name=name,
-            base_dir=stored.base_dir,
-        )
+        tensor: ir.TensorProtocol = renamed(stored, name, shape)
     else:
         tensor = ir.tensor(stored.numpy().reshape(shape.numpy()), name=name)  # type: ignore[union-attr]
     return initializer(graph, tensor)

@@ -63,6 +63,12 @@ def initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     return value
 
 
+def renamed(stored: ir.ExternalTensor, name: str, shape: ir.Shape | None = None) -> ir.ExternalTensor:
+    """The same bytes of a file under another name, or in another shape."""
+    place = stored.location, stored.offset, stored.length, stored.dtype
+    return ir.ExternalTensor(*place, shape=shape or stored.shape, name=name, base_dir=stored.base_dir)
+
+
 def insert(
     before: ir.Node,
     op_type: str,
