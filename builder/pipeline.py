@@ -10,6 +10,7 @@ import gc
 import json
 import platform
 import resource
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def stages(config: BuildConfig) -> int:
     """How many stages a build announces."""
     models = len(config.models)
     fp8 = models if config.engine.kv_cache_dtype == "fp8" else 0
-    quantized = 1 + models if config.quantizes else 0
+    quantized = 1 + models * (2 if config.backend == "onnxruntime" else 1) if config.quantizes else 0
     return 4 + 3 * models + fp8 + quantized + bool(config.architectures) + (config.backend in ON_GPU) + config.tune
 
 
@@ -90,7 +91,8 @@ def _run(work: Work) -> dict[str, Any]:
         size = asked.calib_size, asked.calib_seed
         work.texts = texts.read(asked.calibration, tokenizer, work.source.max_seq_len, *size)
     for name, checkpoint in work.source.models.items():
-        _compile(work, name, checkpoint)
+        with ExitStack() as scratch:
+            _compile(work, name, checkpoint, scratch)
     template = save_tokenizer(work)
     manifest = write_manifest(work, template)
     exactness = _check(work, manifest, template)
@@ -143,7 +145,7 @@ def _check(work: Work, manifest: Manifest, template: str | None) -> dict[str, An
     return exactness
 
 
-def _compile(work: Work, name: str, checkpoint: Checkpoint) -> None:
+def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) -> None:
     """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
     layout, lowered_by = work.source.layouts[name], lowering(work.config)
     with work.stage(f"{name}: load"):
@@ -168,7 +170,7 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint) -> None:
     with work.stage(f"{name}: fuse and lower"):
         work.matched[name] = passes.run_portable(graph)
         work.operators[name]["fused"] = passes.census(graph)
-        plain = graph.clone() if work.config.quantizes and work.config.backend == "onnxruntime" else None
+        plain = scratch.enter_context(plain_graph(graph, work.capacity)) if work.times_steps(name) else None
         precision = _rewrite(work, name, graph)
         work.products[name] = asdict(count(graph, memory.item_bytes(precision)))
         sizes = work.capacity, work.source.max_seq_len
@@ -177,15 +179,15 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint) -> None:
         work.engines |= emitted.engines
         if emitted.report:
             work.engine_reports[name] = emitted.report
-    if plain and work.quantized[name].found:
-        with work.stage(f"{name}: steps"), plain_graph(plain, work.capacity) as file:
-            each = {"quantized": work.folder / emitted.graphs["1"], "float32": file}
-            work.quantized[name].measured["steps"] = step_times(each, work.spec(name), work.config.buckets[-1])
     if name == "target" and work.config.backend in ON_GPU:
         with work.stage("target: graph against Hugging Face"):
             _check_graph(work, graph, model, scales)
     del model, graph
     gc.collect()
+    if plain:
+        with work.stage(f"{name}: steps"):
+            each = {"quantized": work.folder / emitted.graphs["1"], "float32": plain}
+            work.quantized[name].measured["steps"] = step_times(each, work.spec(name), work.config.buckets[-1])
     work.models[name] = ModelRecord(
         source=checkpoint.source,
         source_sha256=checkpoint.sha256(),

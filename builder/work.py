@@ -69,6 +69,10 @@ class Work:
         """A model's quantized weights by name, so far."""
         return self.quantized[model].found if model in self.quantized else {}
 
+    def times_steps(self, model: str) -> bool:
+        """Whether a model's steps are timed next to float32's: where it is quantized, and runs here."""
+        return bool(self.found(model)) and self.config.backend == "onnxruntime"
+
     def spec(self, model: str) -> ModelSpec:
         """Of a model as it is emitted for a CPU."""
         layout, vocabulary = self.source.layouts[model], self.source.target.vocab_size

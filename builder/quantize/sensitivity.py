@@ -22,7 +22,7 @@ from .numbers import Quantized
 from .quality import Before, acceptance
 
 Progress = Callable[[str, float], None]
-TEXTS = 2  # of the held-out ones: enough to tell layers apart
+TEXTS = 1  # of the held-out ones: enough to tell layers apart
 LEAST_ACCEPTANCE = 0.98  # of a draft's acceptance length, below which it is not made narrower
 
 
