@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from specbuild.builder.quantize.scheme import ACTIVATIONS, BLOCKS, DTYPES, KINDS, METHODS, Scheme, parse
 from specbuild.runtime.errors import OptionError
@@ -124,6 +124,7 @@ def test_refused(text: str, backend: str, message: str | None) -> None:
     assert "\n" not in str(caught.value)
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     backend=st.sampled_from([CPU, GPU, "tensorrt-rtx"]),
     kind=st.sampled_from(["int8", "int4", "fp8"]),
@@ -139,6 +140,7 @@ def test_what_a_scheme_is_called_is_that_scheme(backend: str, kind: str, options
     assert (scheme.block in (0, *BLOCKS), scheme.quantized) == (True, True)
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.text(alphabet=st.sampled_from("int48fp:,/asymgqrw6321²٣ \n\0"), max_size=20) | st.text(max_size=10))
 def test_any_words_are_a_scheme_or_refused(text: str) -> None:
     for words in (text, f"int8:{text}", f"int8/{text}"):
