@@ -59,7 +59,9 @@ def test_long_texts_are_cut_and_short_pieces_dropped(tmp_path: Path) -> None:
     path = lines(tmp_path / "t", {"text": "".join(map(chr, range(1000, 1000 + 2 * LENGTH + 7)))}, {"text": "short"})
     found = read(path, Bytes(), 4096, 32, 0)
     assert sorted(map(len, found.calibration + found.held_out)) == [LENGTH, LENGTH]
-    assert sorted(sum(found.calibration + found.held_out, [])) == list(range(1000, 1000 + 2 * LENGTH))
+    assert sorted(t for each in found.calibration + found.held_out for t in each) == list(
+        range(1000, 1000 + 2 * LENGTH)
+    )
     cut = read(path, Bytes(), 20, 4096, 0)
     assert {len(each) for each in cut.calibration + cut.held_out} == {20, 2 * LENGTH + 7 - 20 * (519 // 20)}
 
@@ -167,5 +169,5 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot be read"):
         read(tmp_path, Bytes(), 256, 32, 0)
     (tmp_path / "latin").write_bytes('{"text": "Zwölf Boxkämpfer"}'.encode("latin-1"))
-    with pytest.raises(OptionError, match="latin is not UTF-8 .*: give a file of JSON lines"):
+    with pytest.raises(OptionError, match=r"latin is not UTF-8 .*: give a file of JSON lines"):
         read(tmp_path / "latin", Bytes(), 256, 32, 0)
