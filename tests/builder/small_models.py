@@ -38,7 +38,7 @@ def random_model(model_type: str, **fields: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     size = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-    size |= {"max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    size |= {"max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": None}
     wide = {"opt": {"ffn_dim": 96, "word_embed_proj_dim": 64}, "gpt2": {"n_inner": 96}, "gptj": {"rotary_dim": 8}}
     llama = {"intermediate_size": 96, "num_key_value_heads": 2}
     config = AutoConfig.for_model(model_type, **size | wide.get(model_type, llama) | fields)
