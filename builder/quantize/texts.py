@@ -54,7 +54,7 @@ def read(path: Path | None, tokenizer: Any, length: int, size: int, seed: int) -
     pieces = pieces[:size]
     if len(pieces) == 1:  # nothing else to hold out: its second half
         middle = len(pieces[0]) // 2
-        pieces = [pieces[0][:middle], pieces[0][middle:]]
+        pieces = [pieces[0][:middle] or pieces[0], pieces[0][middle:]]
     held_out = pieces[::HELD_OUT]
     kept = [piece for number, piece in enumerate(pieces) if number % HELD_OUT]
     return Texts(kept, held_out, source, hashlib.sha256(json.dumps(pieces).encode()).hexdigest())
