@@ -105,6 +105,11 @@ def test_one_short_text_is_halved(tmp_path: Path) -> None:
     assert (len(found.calibration), len(found.held_out)) == (1, 1)
 
 
+def test_one_token_is_not_halved(tmp_path: Path) -> None:
+    found = read(lines(tmp_path / "t", {"text": "aaaaaaaa"}), Bytes(), 1, 32, 0)
+    assert words(found) == ["a", "a"]
+
+
 def test_models_of_few_positions_get_shorter_texts(tmp_path: Path) -> None:
     found = read(lines(tmp_path / "t", {"text": "abcdefgh"}), Bytes(), 4, 32, 0)
     assert words(found) == ["abcd", "efgh"]
