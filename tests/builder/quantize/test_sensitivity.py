@@ -292,3 +292,26 @@ def test_a_tied_weights_numbers_are_shared_where_they_are_equal(precision: str, 
     case = Case(tie_word_embeddings=True)
     found = quantized(case, precision).found
     assert (found["lm_head"] is found["model.embed_tokens"]) is shared
+
+
+def test_units_are_widened_where_a_byte_helps_most(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The larger unit costs a little more, and far more a byte."""
+    small, large = ["model.layers.0.self_attn.o_proj"], ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"]
+    kls = {(4, *small): 0.4, (4, *large): 0.5, (8, *small): 0.01, (8, *large): 0.01}
+
+    def known(model: Any, found: Found, split: Any, *_: Any) -> list[Cost]:
+        units = [unit for unit in split if unit[0] in found]
+        return [Cost(unit, "", 0, kls[(found[unit[0]].scheme.bits, *unit)], 1.0) for unit in units]
+
+    monkeypatch.setattr(sensitivity, "costs", known)
+    monkeypatch.setattr(sensitivity, "_all_kl", lambda *_: np.zeros(1))
+    rungs = [{name: found[name] for name in small + large} for found in (case.narrow, case.wide)]
+
+    def bits(bound: float) -> list[int]:
+        found = within(case.model, rungs, [small, large], case.before, bound)
+        return [found[unit[0]].scheme.bits if unit[0] in found else 32 for unit in (small, large)]
+
+    assert bits(0.9) == [4, 4]
+    assert bits(0.6) == [8, 4]
+    assert bits(0.05) == [8, 8]
+    assert bits(0.015) == [32, 8]
