@@ -89,7 +89,7 @@ def _run(work: Work) -> dict[str, Any]:
     if work.config.quantizes:
         asked, tokenizer = work.config.quantize, work.source.target.tokenizer
         size = asked.calib_size, asked.calib_seed
-        work.texts = texts.read(asked.calibration, tokenizer, work.source.max_seq_len, *size)
+        work.texts = texts.read(asked.calibration, tokenizer, work.source.max_seq_len - 1, *size)  # room for one more
     for name, checkpoint in work.source.models.items():
         with ExitStack() as scratch:
             _compile(work, name, checkpoint, scratch)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...runtime.errors import OptionError
+from ...runtime.errors import OptionError, OutputError, one_line
 from .linears import decoder_layers, groups, no_grad, rows, simulated
 from .numbers import SPAN, Inputs, Quantized, fit, quantize
 from .scheme import Scheme
@@ -141,7 +141,7 @@ def _run(
 
 
 class _At:
-    """What goes into the layer that runs (None: what arrives), and what came out."""
+    """What the layer before the one that runs made of a text, and what this one makes of it."""
 
     hidden: Any = None
     result: Any = None
@@ -149,21 +149,15 @@ class _At:
 
 @contextmanager
 def _alone(layers: Sequence[nn.Module], index: int) -> Iterator[_At]:
-    """Layers before this one do nothing; it computes from `hidden` and ends the pass. The model around them runs."""
+    """Layers before this one all give `hidden`; it computes, and ends the pass. The model around them runs."""
     at = _At()
     with ExitStack() as undo:
         for number, layer in enumerate(layers):
             run, forward = number == index, layer.forward
-            last = index == len(layers) and number == index - 1  # hands over to what comes after the layers
 
-            def replaced(*args: Any, run: bool = run, last: bool = last, forward: Any = forward, **kwargs: Any) -> Any:
-                if last:
-                    return at.hidden
+            def replaced(*args: Any, run: bool = run, forward: Any = forward, **kwargs: Any) -> Any:
                 if not run:
-                    return args[0] if args else kwargs["hidden_states"]
-                if at.hidden is not None:
-                    state = at.hidden[0] if isinstance(at.hidden, tuple) else at.hidden
-                    args, kwargs = ((state, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": state})
+                    return at.hidden
                 at.result = forward(*args, **kwargs)
                 raise _Stop
 
@@ -182,11 +176,11 @@ class Keep:
         """A layer's, None where it is not there, or damaged."""
         try:
             with safe_open(self._file(index), framework="pt") as file:
-                described = json.loads(file.metadata()["specbuild"])
+                said, sha256 = (file.metadata()[key] for key in ("specbuild", "sha256"))
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, TypeError, KeyError, ValueError):
+        except (OSError, SafetensorError, TypeError, KeyError):
             return None
-        if sorted(described) != sorted(names):
+        if _sha256(said, tensors) != sha256 or sorted(described := json.loads(said)) != sorted(names):
             return None
         found = Found()
         for name, (scheme, input_scale) in described.items():
@@ -195,21 +189,33 @@ class Keep:
         return found
 
     def save(self, index: int, found: Found) -> None:
-        """A layer's, whole or not at all."""
+        """A layer's, whole or not at all. Raises OutputError."""
         tensors = {
-            f"{name}/{f.name}": value.contiguous()
+            f"{name}/{f.name}": value.clone(memory_format=torch.contiguous_format)  # products share what divides them
             for name, each in found.items()
             for f in fields(Quantized)
             if f.name not in _SAID and (value := getattr(each, f.name)) is not None
         }
-        said = {name: (asdict(each.scheme), each.input_scale) for name, each in found.items()}
-        self.folder.mkdir(parents=True, exist_ok=True)
+        said = json.dumps({name: (asdict(each.scheme), each.input_scale) for name, each in found.items()})
         part = self._file(index).with_suffix(".part")
-        save_file(tensors, part, metadata={"specbuild": json.dumps(said)})
-        part.replace(self._file(index))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, part, metadata={"specbuild": said, "sha256": _sha256(said, tensors)})
+            part.replace(self._file(index))
+        except (OSError, SafetensorError) as error:
+            reason = f"cannot keep what was calibrated ({one_line(error)})"
+            raise OutputError(f"{self.folder.parent}: {reason}: give another --calibration-cache") from None
 
     def _file(self, index: int) -> Path:
         return self.folder / f"layer{index}.safetensors"
+
+
+def _sha256(said: str, tensors: Mapping[str, Tensor]) -> str:
+    found = hashlib.sha256(said.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 _SAID = ("scheme", "input_scale")

@@ -103,7 +103,8 @@ def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None =
 def _in_dtype(scales: Tensor, scheme: Scheme) -> Tensor:
     """Scales as they are stored: in the type that is computed in, never 0 in it."""
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[scheme.dtype]
-    return scales.to(dtype).clamp(min=torch.finfo(dtype).tiny).float()
+    least = 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny  # scales of INT8 are subnormal in fp16
+    return scales.to(dtype).clamp(min=least).float()
 
 
 def _grid(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.errors import OptionError
-from .scheme import Scheme, parse
+from .scheme import DTYPES, Scheme, parse
 
 if TYPE_CHECKING:
     from .linears import Names
@@ -71,9 +71,10 @@ class QuantizeOptions:
 def assign(options: QuantizeOptions, model: str, precision: str, backend: str, names: Names) -> dict[str, Scheme]:
     """The scheme of every weight of the "target" or "draft", by name; with precision "auto" only of those asked for.
 
-    The last pattern that matches counts. Raises OptionError.
+    The last pattern that matches counts. All compute in the precision's type. Raises OptionError.
     """
     schemes = dict[str, Scheme]()
+    dtype = DTYPES[backend][0] if precision == AUTO else parse(precision, backend).dtype
     if precision != AUTO:
         schemes = dict.fromkeys(names.weights, parse(precision, backend))
         if names.head:
@@ -82,16 +83,25 @@ def assign(options: QuantizeOptions, model: str, precision: str, backend: str, n
     for name in names.weights:
         for pattern, scheme in options.types:
             if matches(pattern, model, name):
-                schemes[name] = parse(scheme, backend)
+                schemes[name] = _parse(scheme, backend, dtype)
     if options.output_tensor_type and names.head:
-        schemes[names.head] = parse(options.output_tensor_type, backend)
+        schemes[names.head] = _parse(options.output_tensor_type, backend, dtype)
         if names.tied and not options.token_embedding_type:
             schemes[names.embedding] = schemes[names.head]
     if options.token_embedding_type:
-        schemes[names.embedding] = parse(options.token_embedding_type, backend)
+        schemes[names.embedding] = _parse(options.token_embedding_type, backend, dtype)
     if names.embedding in schemes:
         schemes[names.embedding] = _of_embedding(schemes[names.embedding], backend, options)
     return schemes
+
+
+def _parse(text: str, backend: str, dtype: str) -> Scheme:
+    """Some weights' scheme, in the type that the model computes in."""
+    scheme = parse(text, backend)
+    if scheme.dtype != dtype and (not scheme.quantized or "/" in text):
+        instead = text.partition("/")[0] if scheme.quantized else dtype
+        raise OptionError(f"{text!r}: this model computes in {dtype}: use {instead}, or another --precision")
+    return replace(scheme, dtype=dtype)
 
 
 def _of_head(scheme: Scheme, backend: str, tied: bool) -> Scheme:
@@ -99,7 +109,7 @@ def _of_head(scheme: Scheme, backend: str, tied: bool) -> Scheme:
     if backend != "onnxruntime" and (tied or scheme.kind == "fp8" or scheme.activations == "static"):
         return Scheme(scheme.dtype, scheme.dtype)
     if scheme.kind == "int4" or scheme.activations == "static":
-        return parse("int8", backend)
+        return replace(parse("int8", backend), dtype=scheme.dtype)
     return scheme
 
 

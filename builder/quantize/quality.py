@@ -78,12 +78,14 @@ def _cosine(a: Logits, b: Logits) -> NDArray[np.float64]:
     return np.asarray((a * b).sum(1) / np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-30))
 
 
-def _perplexity(texts: Sequence[Sequence[int]], logits: Sequence[Logits]) -> float:
+def _perplexity(texts: Sequence[Sequence[int]], logits: Sequence[Logits]) -> float | None:
+    """None where no token follows another."""
     each = [
         log_softmax(rows[:-1])[np.arange(len(text) - 1), list(text[1:])]
         for text, rows in zip(texts, logits, strict=True)
     ]
-    return float(np.exp(-np.concatenate(each).mean()))
+    of_tokens = np.concatenate(each)
+    return float(np.exp(-of_tokens.mean())) if len(of_tokens) else None
 
 
 def _first_divergence(reference: Reference, logits: Logits) -> int | None:

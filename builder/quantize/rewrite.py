@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...runtime.errors import OptionError
-from ..passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, replace
+from ..passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, producer, replace
 from .linears import Names
 from .numbers import Quantized
 
@@ -33,7 +33,6 @@ class Quantize(FusionPass):
         super().__init__()
         self.found, self.names = found, names
         self._made: dict[tuple[int, ...], list[ir.Value]] = {}
-        self._divided: dict[tuple[ir.Value, int], ir.Value] = {}
 
     def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
         """See the class."""
@@ -48,7 +47,7 @@ class Quantize(FusionPass):
         scheme = parts[0].scheme
         if not inputs:
             made = _block_weight if parts[0].input_scale is None else _scaled_weight
-            inputs += made(graph, weight, parts)
+            inputs += made(graph, f"{weight.name}{'_lookup' if lookup else ''}", parts)
         attributes: dict[str, object] = {"columns": parts[0].codes[0].numel()}
         if parts[0].input_scale is None:
             operator = "BlockGather" if lookup else "BlockMatMul"
@@ -78,7 +77,8 @@ class Quantize(FusionPass):
             return x
         norm, kernel = x.producer(), node.inputs[1]
         assert kernel is not None
-        if norm is not None and norm.op_type in _NORMS and len(x.uses()) == 1 and not x.is_graph_output():
+        alone = len(x.uses()) == 1 and not x.is_graph_output()
+        if norm is not None and norm.op_type in _NORMS and x is norm.outputs[0] and alone:
             at = _NORMS[norm.op_type]
             weight = norm.inputs[at]
             if weight is not None and weight.const_value is not None and len(dims(weight) or ()) == 1:
@@ -102,18 +102,25 @@ def _weight(node: ir.Node) -> tuple[ir.Value, ir.Value, bool] | None:
     x, weight = node.inputs[1 if lookup else 0], node.inputs[0 if lookup else 1]
     if x is None or weight is None or not weight.is_initializer() or len(dims(weight) or ()) != 2:
         return None
-    return None if lookup and x.name != "input_ids" else (x, weight, lookup)
+    return None if lookup and not _tokens(x) else (x, weight, lookup)
 
 
-def _block_weight(graph: ir.Graph, weight: ir.Value, parts: Sequence[Quantized]) -> list[ir.Value]:
+def _tokens(x: ir.Value) -> bool:
+    """Whether these are the tokens, which some models reshape."""
+    while (node := producer(x, "Reshape")) and node.inputs[0] is not None:
+        x = node.inputs[0]
+    return x.name == "input_ids"
+
+
+def _block_weight(graph: ir.Graph, name: str, parts: Sequence[Quantized]) -> list[ir.Value]:
     arrays = {"codes": pack(_joined([p.codes for p in parts]), parts[0].scheme.bits)}
     arrays["scales"] = _joined([p.scales for p in parts])
     if parts[0].zeros is not None:
         arrays["zeros"] = pack(_joined([p.zeros for p in parts if p.zeros is not None]), parts[0].scheme.bits)
-    return [initializer(graph, ir.tensor(each, name=f"{weight.name}_{name}")) for name, each in arrays.items()]
+    return [initializer(graph, ir.tensor(each, name=f"{name}_{part}")) for part, each in arrays.items()]
 
 
-def _scaled_weight(graph: ir.Graph, weight: ir.Value, parts: Sequence[Quantized]) -> list[ir.Value]:
+def _scaled_weight(graph: ir.Graph, name: str, parts: Sequence[Quantized]) -> list[ir.Value]:
     codes = torch.cat([part.codes for part in parts]).flatten(1).T.contiguous()
     if codes.dtype == torch.uint8:
         numbers = (codes.short() - 128).to(torch.int8).numpy()
@@ -121,7 +128,7 @@ def _scaled_weight(graph: ir.Graph, weight: ir.Value, parts: Sequence[Quantized]
         numbers = codes.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
     scale = np.array(parts[0].input_scale, dtype=np.float32)
     arrays = {"numbers": numbers, "scales": _joined([part.scales for part in parts])[:, 0], "input_scale": scale}
-    return [initializer(graph, ir.tensor(each, name=f"{weight.name}_{name}")) for name, each in arrays.items()]
+    return [initializer(graph, ir.tensor(each, name=f"{name}_{part}")) for part, each in arrays.items()]
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> NDArray[Any]:

@@ -78,7 +78,7 @@ def parse(text: str, backend: str) -> Scheme:
     scheme = _DEFAULTS[kind, cpu]
     chosen = list[str]()
     for option in options.split(",") if options else ():
-        if option.isdigit():
+        if option.isascii() and option.isdigit() and len(option) < 9:
             scheme = replace(scheme, block=int(option))
         elif option in ("channel", "tensor"):
             scheme = replace(scheme, block=0, per_tensor=option == "tensor")

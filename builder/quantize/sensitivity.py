@@ -50,12 +50,13 @@ def units(model: PreTrainedModel, names: Names, wanted: Sequence[str]) -> list[l
 
 def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequence[str]) -> int:
     """Bytes of a unit's weights: each once, scales and zeros too; those that are not found in the model's own."""
-    total, seen = 0.0, set[int]()
+    total, seen = 0.0, set[tuple[int, int]]()  # a tied weight may be two
     for name in unit:
         each, weight = found.get(name), rows(model.get_submodule(name))
-        if weight.data_ptr() in seen:
+        key = weight.data_ptr(), id(each)
+        if key in seen:
             continue
-        seen.add(weight.data_ptr())
+        seen.add(key)
         if each is None:
             total += weight.numel() * weight.element_size()
         else:
@@ -143,6 +144,8 @@ def within(
                 "ask for less, or raise --max-kl"
             )
         budget *= min(0.9, 0.9 * bound / moved)
+        if not sum(kls[rung][unit] for unit, rung in enumerate(at)) > 0:  # nothing is left to tell them apart by
+            at = [len(rungs) - 1] * len(split)
 
 
 def _all_kl(model: PreTrainedModel, before: Before) -> np.ndarray:

@@ -82,7 +82,7 @@ def quantize_model(
         if request.model == "target":
             found = within(model, rungs, free, before, options.max_kl or BOUND, progress)
         else:
-            found = narrowest(model, rungs, judged_by)
+            found = narrowest(model, rungs, judged_by) or numbers(asked)
     else:
         found = numbers(asked)
     wanted = [weight for weight, scheme in asked.items() if scheme.quantized]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import OptionError
+from ...runtime.errors import OptionError, one_line
 
 LENGTH = 256  # tokens of a text, at most
 SHORTEST = 8
@@ -43,13 +43,14 @@ def read(path: Path | None, tokenizer: Any, length: int, size: int, seed: int) -
     longest = min(length, LENGTH)
     pieces = [each[at : at + longest] for each in ids for at in range(0, len(each), longest)]
     pieces = [piece for piece in pieces if len(piece) >= min(SHORTEST, longest)]
+    pieces = [list(piece) for piece in dict.fromkeys(map(tuple, pieces))]  # none calibrates and is held out
     if not pieces:
         raise OptionError(f'{source} has no text of {SHORTEST} tokens or more: give lines like {{"text": "…"}}')
     random.Random(seed).shuffle(pieces)
     pieces = pieces[:size]
     if len(pieces) == 1:  # nothing else to hold out: its second half
         middle = len(pieces[0]) // 2
-        pieces = [pieces[0][:middle], pieces[0][middle:]]
+        pieces = [pieces[0][:middle] or pieces[0], pieces[0][middle:]]
     held_out = pieces[::HELD_OUT]
     kept = [piece for number, piece in enumerate(pieces) if number % HELD_OUT]
     return Texts(kept, held_out, source, hashlib.sha256(json.dumps(pieces).encode()).hexdigest())
@@ -66,7 +67,7 @@ def _lines(path: Path, tokenizer: Any) -> Iterator[str]:
         if line.strip():
             try:
                 yield from _texts(json.loads(line), tokenizer)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise OptionError(f"{path}:{number}: {error}") from None
 
 
@@ -80,9 +81,12 @@ def _texts(fields: Any, tokenizer: Any) -> Iterator[str]:
     value = fields[given[0]]
     if given[0] == "messages":
         try:
-            yield tokenizer.apply_chat_template(value, tokenize=False)
+            rendered = tokenizer.apply_chat_template(value, tokenize=False)
         except Exception as error:  # jinja2 and the templates raise what they like
-            raise ValueError(f"its messages cannot be rendered: {error}") from None
+            raise ValueError(f"its messages cannot be rendered: {one_line(error)}") from None
+        if not isinstance(rendered, str):
+            raise ValueError("its messages are not those of one chat")
+        yield rendered
         return
     parts = value if given[0] == "turns" else [value]
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
