@@ -55,18 +55,21 @@ class Quantized:
         return (codes * self.scales[..., None]).flatten(1)
 
     def seen(self, x: Tensor) -> Tensor:
-        """Inputs `[…, K]` as the smoothed weight is multiplied with."""
+        """Inputs `[…, K]` as the smoothed weight is multiplied with, in the type that they have."""
+        dtype, x = x.dtype, x.float()
         x = x if self.smooth is None else x / self.smooth
         if self.scheme.activations == "dynamic":
             blocks = x.reshape(*x.shape[:-1], -1, self.codes.shape[2])
             steps = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / 127
-            return ((blocks / steps).round() * steps).reshape(x.shape)
-        if self.input_scale is None:
-            return x
-        scaled = x / self.input_scale
-        if self.scheme.kind == "fp8":
-            return scaled.to(torch.float8_e4m3fn).float() * self.input_scale  # which saturates
-        return scaled.round().clamp(-128, 127) * self.input_scale
+            x = ((blocks / steps).round() * steps).reshape(x.shape)
+        elif self.input_scale is not None:
+            scaled = x / self.input_scale
+            if self.scheme.kind == "fp8":
+                scaled = scaled.to(torch.float8_e4m3fn).float()  # which saturates
+            else:
+                scaled = scaled.round().clamp(-128, 127)
+            x = scaled * self.input_scale
+        return x.to(dtype)
 
 
 def fit(scheme: Scheme, columns: int) -> Scheme:
