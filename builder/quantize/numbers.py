@@ -88,10 +88,14 @@ def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None =
     if scheme.method == "gptq":
         return {name: _gptq(weight, scheme, inputs.moments) for name, weight in weights.items()}
     together = torch.cat(list(weights.values()))
-    smooth = _awq(together, scheme, inputs.moments) if scheme.method == "awq" else None
-    input_scale = None
+    smooth, input_scale = None, None
+    if scheme.method == "awq":
+        smooth = _awq(together, scheme, inputs.moments)
+    elif scheme.activations == "static" and scheme.kind == "int8":
+        smooth = _smoothing(together, inputs.largest)
+    if smooth is not None:
+        smooth = 1 / _in_dtype(1 / smooth, scheme)  # its inverse is what is stored
     if scheme.activations == "static":
-        smooth = _smoothing(together, inputs.largest) if scheme.kind == "int8" else None
         largest = inputs.largest if smooth is None else inputs.largest / smooth
         levels = E4M3_LARGEST if scheme.kind == "fp8" else 127
         input_scale = _in_dtype(largest.max().clamp(min=1e-8) / levels, scheme).item()
