@@ -6,7 +6,7 @@ written, which is what a graph is checked by where there is no GPU. Scales have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +23,7 @@ def scaled_product(node: ir.Node) -> list[ir.Value]:
     rounded = _then(node, "QuantizeLinear", [x, input_scale, zero], weight)
     restored = _then(node, "DequantizeLinear", [rounded, input_scale, zero], weight, "input")
     restored.type = x.type  # type: ignore[union-attr]
-    kernel = _then(node, "DequantizeLinear", [weight, scales], weight, axis=1)
+    kernel = _then(node, "DequantizeLinear", [weight, scales], weight, attributes={"axis": 1})
     kernel.type = scales.type  # type: ignore[union-attr]
     return list(insert(node, "MatMul", [restored, kernel]).outputs)
 
@@ -42,13 +42,18 @@ def block_product(node: ir.Node) -> list[ir.Value]:
         attributes, factors = {"axis": 1}, factors[0]
     turned = (codes, numbers), (scales, factors)
     values = [initializer(graph, ir.tensor(np.ascontiguousarray(a), name=f"{v.name}_turned")) for v, a in turned]
-    kernel = _then(node, "DequantizeLinear", values, codes, **attributes)
+    kernel = _then(node, "DequantizeLinear", values, codes, attributes=attributes)
     kernel.type = scales.type
     return list(insert(node, "MatMul", [x, kernel]).outputs)
 
 
 def _then(
-    node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], weight: ir.Value, of: str = "", **attributes: int
+    node: ir.Node,
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    weight: ir.Value,
+    of: str = "",
+    attributes: Mapping[str, int] | None = None,
 ) -> ir.Value:
     """A new operator's output, named by the weight that it belongs to: a compiler's messages and layers go by that."""
     new = insert(node, op_type, inputs, attributes=attributes)
