@@ -59,13 +59,17 @@ SCHEMES = {
     "fp8": (F8, True, False),
     "fp8:tensor/bf16": (F8, True, False),
 }
+_PORTABLE = dict[str, ir.Model]()
 needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
 
 
 def quantized(model: Any, precision: str, **options: Any) -> tuple[ir.Model, dict[str, Quantized]]:
     """A model's portable graph with quantized weights, and their numbers."""
-    graph, names = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY), Names.of(model)
-    passes.run_portable(graph)
+    key, names = model.config.to_json_string(), Names.of(model)  # a random model is its configuration's
+    if key not in _PORTABLE:
+        _PORTABLE[key] = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
+        passes.run_portable(_PORTABLE[key])
+    graph = _PORTABLE[key].clone()
     found = calibrate(model, assign(QuantizeOptions(**options), "target", precision, BACKEND, names), TEXTS)
     Quantize(found, names)(graph)
     passes.clean(graph)
