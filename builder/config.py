@@ -81,8 +81,7 @@ class BuildConfig:
         if self.own_draft and (scheme := self.scheme_of("draft")) and not scheme.quantized:
             raise OptionError(f"--draft {self.draft} is no smaller than the target: use self:int4 or self:int8")
         self.quantize.check(self.quantizes)
-        if self.fp8:
-            self.engine.check_fp8(self.backend)
+        self.engine.check_types(self.backend, self.types)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -97,10 +96,16 @@ class BuildConfig:
         return any(scheme is None or scheme.quantized for scheme in schemes)
 
     @property
+    def types(self) -> set[str]:
+        """Types that weights may have, and what else is computed in: "int4", "fp16"."""
+        schemes = [*map(self.scheme_of, self.models), *(parse(each, self.backend) for each in self.quantize.all_types)]
+        narrow = {scheme.kind if scheme else "int4" for scheme in schemes}  # auto may choose that
+        return narrow | set(map(self.dtype_of, self.models))
+
+    @property
     def fp8(self) -> bool:
         """Whether any weight is to be in FP8."""
-        schemes = [*map(self.scheme_of, self.models), *(parse(each, self.backend) for each in self.quantize.all_types)]
-        return any(scheme is not None and scheme.kind == "fp8" for scheme in schemes)
+        return "fp8" in self.types
 
     @property
     def own_draft(self) -> bool:

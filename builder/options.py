@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -15,6 +15,7 @@ HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPU
 ATTENTIONS = ("plugin", "native")
 KV_CACHE_DTYPES = ("auto", "fp8")
 FP8_FROM = 89  # the first architecture with products in E4M3
+_FIRST = {"fp8": (FP8_FROM, "int8"), "int4": (80, "int8"), "bf16": (80, "fp16")}  # that has a type; what to use instead
 _TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only of the flavour that times kernels
 
 
@@ -86,13 +87,16 @@ class EngineOptions:
         if backend == "tensorrt-rtx" and timed:
             raise OptionError(f"tensorrt-rtx has no --{_flag(timed[0])}: drop it, or use --backend tensorrt")
 
-    def check_fp8(self, backend: str) -> None:
-        """Raises OptionError where weights and activations in FP8 cannot be computed with: below sm_89."""
-        if backend == "tensorrt-rtx" and not self.targets:
+    def check_types(self, backend: str, types: Collection[str]) -> None:
+        """Raises OptionError for types that what `arch` says has not: TensorRT-RTX itself says so after minutes."""
+        if backend == "tensorrt-rtx" and not self.targets and "fp8" in types:
             raise OptionError("portable engines also run where there is no FP8: give --arch 89 or later, or use int8")
-        lacking = [name for name in self.targets if int(name) < FP8_FROM]
-        if lacking:
-            raise OptionError(f"sm_{lacking[0]} has no FP8: give --arch {FP8_FROM} or later, or use int8")
+        for each, (first, instead) in _FIRST.items():
+            lacking = [name for name in self.targets if int(name) < first]
+            if each in types and lacking:
+                raise OptionError(
+                    f"sm_{lacking[0]} has no {each.upper()}: give --arch {first} or later, or use {instead}"
+                )
 
 
 _ENGINES = " or ".join(f"--backend {name}" for name in MODULES)

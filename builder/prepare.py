@@ -24,7 +24,7 @@ from .quantize.scheme import Scheme
 CUBINS_BYTES = 2 << 20  # of one architecture, at most
 PROFILE_BYTES = 6 << 20  # of code, in an engine
 # A build's memory, measured: the same for every model, and per parameter of the larger one.
-BASE_BYTES, PARAMETER_BYTES = {False: 600 << 20, True: 950 << 20}, {False: 5, True: 11}  # True: of engines
+BASE_BYTES, PARAMETER_BYTES = {False: 600 << 20, True: 950 << 20}, {False: 5, True: 11}  # True: of engines, quantized
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def prepare(config: BuildConfig) -> Sources:
         schemes=schemes,
         shapes=shapes,
         bundle_bytes=2 * sum(weights) + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
-        memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[engines] * max(parameters),
+        memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[engines or config.quantizes] * max(parameters),
     )
 
 

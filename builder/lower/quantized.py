@@ -6,22 +6,25 @@ written, which is what a graph is checked by where there is no GPU. Scales have 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from ..passes.pattern import constant, initializer, insert
+from ..passes.pattern import TRANSPOSED, constant, initializer, insert
 
 
 def scaled_product(node: ir.Node) -> list[ir.Value]:
     """`ScaledMatMul`: input and weight rounded to one narrow type, the input by a scale that was calibrated."""
     x, weight, scales, input_scale = node.inputs
-    dtype = weight.dtype  # type: ignore[union-attr]
+    assert weight is not None
+    dtype = weight.dtype
     zero = constant(node.graph, f"zero_{dtype.name.lower()}", np.zeros((), dtype=dtype.numpy()))  # type: ignore
-    rounded = insert(node, "QuantizeLinear", [x, input_scale, zero]).outputs[0]
-    restored = insert(node, "DequantizeLinear", [rounded, input_scale, zero]).outputs[0]
+    rounded = _then(node, "QuantizeLinear", [x, input_scale, zero], weight)
+    restored = _then(node, "DequantizeLinear", [rounded, input_scale, zero], weight, "input")
     restored.type = x.type  # type: ignore[union-attr]
-    kernel = insert(node, "DequantizeLinear", [weight, scales], attributes={"axis": 1}).outputs[0]
+    kernel = _then(node, "DequantizeLinear", [weight, scales], weight, attributes={"axis": 1})
     kernel.type = scales.type  # type: ignore[union-attr]
     return list(insert(node, "MatMul", [restored, kernel]).outputs)
 
@@ -40,9 +43,24 @@ def block_product(node: ir.Node) -> list[ir.Value]:
         attributes, factors = {"axis": 1}, factors[0]
     turned = (codes, numbers), (scales, factors)
     values = [initializer(graph, ir.tensor(np.ascontiguousarray(a), name=f"{v.name}_turned")) for v, a in turned]
-    kernel = insert(node, "DequantizeLinear", values, attributes=attributes).outputs[0]
+    kernel = _then(node, "DequantizeLinear", values, codes, attributes=attributes)
     kernel.type = scales.type
     return list(insert(node, "MatMul", [x, kernel]).outputs)
+
+
+def _then(
+    node: ir.Node,
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    weight: ir.Value,
+    of: str = "",
+    attributes: Mapping[str, int] | None = None,
+) -> ir.Value:
+    """A new operator's output, named by the weight that it belongs to: a compiler's messages and layers go by that."""
+    new = insert(node, op_type, inputs, attributes=attributes)
+    whose = str(weight.name).rpartition("_")[0].replace(TRANSPOSED, "")
+    new.name = " ".join(filter(None, (op_type.removesuffix("Linear").lower(), of, whose)))
+    return new.outputs[0]
 
 
 def _signed(packed: np.ndarray, bits: int) -> np.ndarray:

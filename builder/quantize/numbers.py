@@ -17,6 +17,7 @@ E4M3_LARGEST = 448.0
 SPAN = 4096  # columns whose second moments are looked at together; more would take memory and time by its cube
 DAMPING = 0.01  # of the mean of a Hessian's diagonal
 ALPHA = 0.7  # SmoothQuant's migration strength: more suits the calibration's texts alone
+_MOST_SMOOTH = 2.0**14  # and its inverse: what a column that was never seen may ask for fits fp16
 _STEP = 128  # columns that GPTQ corrects at once
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -55,18 +56,21 @@ class Quantized:
         return (codes * self.scales[..., None]).flatten(1)
 
     def seen(self, x: Tensor) -> Tensor:
-        """Inputs `[…, K]` as the smoothed weight is multiplied with."""
+        """Inputs `[…, K]` as the smoothed weight is multiplied with, in the type that they have."""
+        dtype, x = x.dtype, x.float()
         x = x if self.smooth is None else x / self.smooth
         if self.scheme.activations == "dynamic":
             blocks = x.reshape(*x.shape[:-1], -1, self.codes.shape[2])
             steps = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / 127
-            return ((blocks / steps).round() * steps).reshape(x.shape)
-        if self.input_scale is None:
-            return x
-        scaled = x / self.input_scale
-        if self.scheme.kind == "fp8":
-            return scaled.to(torch.float8_e4m3fn).float() * self.input_scale  # which saturates
-        return scaled.round().clamp(-128, 127) * self.input_scale
+            x = ((blocks / steps).round() * steps).reshape(x.shape)
+        elif self.input_scale is not None:
+            scaled = x / self.input_scale
+            if self.scheme.kind == "fp8":
+                scaled = scaled.to(torch.float8_e4m3fn).float()  # which saturates
+            else:
+                scaled = scaled.round().clamp(-128, 127)
+            x = scaled * self.input_scale
+        return x.to(dtype)
 
 
 def fit(scheme: Scheme, columns: int) -> Scheme:
@@ -85,10 +89,14 @@ def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None =
     if scheme.method == "gptq":
         return {name: _gptq(weight, scheme, inputs.moments) for name, weight in weights.items()}
     together = torch.cat(list(weights.values()))
-    smooth = _awq(together, scheme, inputs.moments) if scheme.method == "awq" else None
-    input_scale = None
+    smooth, input_scale = None, None
+    if scheme.method == "awq":
+        smooth = _awq(together, scheme, inputs.moments)
+    elif scheme.activations == "static" and scheme.kind == "int8":
+        smooth = _smoothing(together, inputs.largest)
+    if smooth is not None:
+        smooth = 1 / _in_dtype(1 / smooth.clamp(1 / _MOST_SMOOTH, _MOST_SMOOTH), scheme)  # the inverse is stored
     if scheme.activations == "static":
-        smooth = _smoothing(together, inputs.largest) if scheme.kind == "int8" else None
         largest = inputs.largest if smooth is None else inputs.largest / smooth
         levels = E4M3_LARGEST if scheme.kind == "fp8" else 127
         input_scale = _in_dtype(largest.max().clamp(min=1e-8) / levels, scheme).item()

@@ -106,7 +106,7 @@ def test_a_small_bundle_near_the_large_one(int8_bundle: Path, bundle: Path, prom
 
 def test_the_report_tells_what_it_cost(int8_bundle: Path) -> None:
     quality = report(int8_bundle)["quality"]
-    assert quality["texts"]["source"] == "specbuild's own source"
+    assert quality["texts"]["source"] == "ours"
     for name in ("target", "draft"):
         told = quality["models"][name]
         assert 0 < told["kl_nats_per_token"] < 5e-3

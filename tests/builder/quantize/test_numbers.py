@@ -287,7 +287,8 @@ def test_smoothing_helps_where_an_input_is_an_outlier(monkeypatch: pytest.Monkey
     assert smoothed < 0.02
 
 
-def test_smoothing_evens_out_inputs_and_weights() -> None:
+def test_smoothing_evens_out_inputs_and_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers, "ALPHA", 0.5)
     weight, x = normal(32, 128), biased(256, 128)
     found = one(weight, STATIC, seen(x))
     assert found.smooth is not None

@@ -115,9 +115,9 @@ def test_models_of_few_positions_get_shorter_texts(tmp_path: Path) -> None:
     assert words(found) == ["abcd", "efgh"]
 
 
-def test_without_a_file_it_is_our_own_source() -> None:
+def test_without_a_file_it_is_ours() -> None:
     found = read(None, Bytes(), 4096, 16, 0)
-    assert found.source == "specbuild's own source"
+    assert found.source == "ours"
     assert len(found.calibration + found.held_out) == 16
     assert all(len(each) <= LENGTH for each in found.calibration)
     told = found.to_dict()
