@@ -41,7 +41,7 @@ from .quantize.linears import simulated
 from .quantize.options import AUTO
 from .quantize.options import BOUND as BUDGET
 from .quantize.quality import Before, moved
-from .quantize.rewrite import Quantize
+from .quantize.rewrite import Quantize, check_products
 from .quantize.stage import Request, quantize_model
 from .quantize.steps import plain_graph, step_times
 from .reference import greedy, text_logits
@@ -157,9 +157,6 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
             prompts, work.check_tokens = tokenize(checkpoint.tokenizer, work.source.max_seq_len)
             work.references = greedy(model, prompts, work.check_tokens, checkpoint.eos_token_ids())
             work.reference_logits = [text_logits(model, reference.text) for reference in work.references]
-    if work.config.quantizes:
-        with work.stage(f"{name}: quantize"):
-            _quantize(work, name, model, checkpoint)
     if work.config.engine.kv_cache_dtype == "fp8":
         with work.stage(f"{name}: calibrate"):
             work.scales[name] = calibrate(model, [reference.text for reference in work.references])
@@ -167,9 +164,13 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
     with work.stage(f"{name}: export"):
         graph = export(model, layout, work.source.max_seq_len, work.capacity)
         work.operators[name] = {"exported": passes.census(graph)}
-    with work.stage(f"{name}: fuse and lower"):
         work.matched[name] = passes.run_portable(graph)
         work.operators[name]["fused"] = passes.census(graph)
+    if work.config.quantizes:
+        check_products(graph, work.source.schemes[name])
+        with work.stage(f"{name}: quantize"):
+            _quantize(work, name, model, checkpoint)
+    with work.stage(f"{name}: lower"):
         plain = scratch.enter_context(plain_graph(graph, work.capacity)) if work.times_steps(name) else None
         precision = _rewrite(work, name, graph)
         work.products[name] = asdict(count(graph, memory.item_bytes(precision)))

@@ -22,6 +22,7 @@ from ...runtime.errors import OptionError
 from ..passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, producer, replace
 from .linears import Names
 from .numbers import Quantized
+from .scheme import Scheme
 
 _NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # which input is the weight
 
@@ -63,12 +64,12 @@ class Quantize(FusionPass):
 
     def _parts(self, weight: ir.Value, lookup: bool) -> list[Quantized]:
         """What was found for a weight, or for each of those that were made one; none where it is to stay."""
-        names = [name.removesuffix(TRANSPOSED).removesuffix(".weight") for name in str(weight.name).split("+")]
+        names = _parts_of(weight)
         if self.names.tied and names[0] in (self.names.embedding, self.names.head):
             names = [self.names.embedding if lookup else str(self.names.head)]
         parts = [self.found.get(name) for name in names]
         if len({part and (part.scheme, part.codes.shape[2]) for part in parts}) > 1:
-            raise OptionError(f"{', '.join(names)} are one product: give them one precision")
+            raise _several(names)
         return [part for part in parts if part]
 
     def _divide(self, graph: ir.Graph, node: ir.Node, x: ir.Value, smooth: torch.Tensor | None) -> ir.Value:
@@ -92,6 +93,22 @@ class Quantize(FusionPass):
         product = insert(node, "Mul", [x, factors]).outputs[0]
         product.shape, product.type = x.shape, x.type
         return product
+
+
+def check_products(graph: ir.Model, schemes: Mapping[str, Scheme]) -> None:
+    """Before anything is calibrated: raises OptionError where weights that were made one are to have two precisions."""
+    for value in graph.graph.initializers.values():
+        if len({schemes.get(name) for name in _parts_of(value)}) > 1:
+            raise _several(_parts_of(value))
+
+
+def _parts_of(weight: ir.Value) -> list[str]:
+    """The names of the model's weights that one of the graph is made of."""
+    return [name.removesuffix(TRANSPOSED).removesuffix(".weight") for name in str(weight.name).split("+")]
+
+
+def _several(names: Sequence[str]) -> OptionError:
+    return OptionError(f"{', '.join(names)} are one product: give them one precision")
 
 
 def _weight(node: ir.Node) -> tuple[ir.Value, ir.Value, bool] | None:

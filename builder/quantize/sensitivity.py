@@ -22,7 +22,7 @@ from .numbers import Quantized
 from .quality import Before, acceptance
 
 Progress = Callable[[str, float], None]
-TEXTS = 1  # of the held-out ones: enough to tell layers apart
+TEXTS = 1  # the longest of the held-out ones: enough to tell layers apart
 LEAST_ACCEPTANCE = 0.98  # of a draft's acceptance length, below which it is not made narrower
 
 
@@ -75,7 +75,7 @@ def costs(
         alone = {name: found[name] for name in unit if name in found}
         if alone:
             with _cosines(model, alone) as cosines:
-                moved = _kl(model, before)
+                moved = _kl(model, before, TEXTS)
             cosine = min((float(np.mean(each)) for each in cosines.values()), default=1.0)
             schemes = ", ".join(dict.fromkeys(str(each.scheme) for each in alone.values()))
             measured.append(Cost(list(unit), schemes, stored(found, model, unit), moved, cosine))
@@ -93,8 +93,9 @@ def _cosines(model: PreTrainedModel, alone: Found) -> Iterator[dict[str, list[fl
         yield seen
 
 
-def _kl(model: PreTrainedModel, before: Before) -> float:
-    texts = list(zip(before.texts, before.logits, strict=True))[:TEXTS]
+def _kl(model: PreTrainedModel, before: Before, most: int | None = None) -> float:
+    """Nats a token from before, on all held-out texts, or on the longest ones."""
+    texts = sorted(zip(before.texts, before.logits, strict=True), key=lambda pair: -len(pair[0]))[:most]
     with no_grad(model):
         return float(np.concatenate([kl(logits, text_logits(model, text)) for text, logits in texts]).mean())
 
@@ -135,7 +136,7 @@ def within(
         for names, rung in zip(split, at, strict=True):
             chosen |= {name: rungs[rung][name] for name in names if name in rungs[rung]}
         with simulated(model, chosen):
-            moved = float(np.concatenate([_all_kl(model, before)]).mean())
+            moved = _kl(model, before)
         if moved <= bound:
             return chosen
         if all(rung == len(rungs) - 1 for rung in at):
@@ -146,12 +147,6 @@ def within(
         budget *= min(0.9, 0.9 * bound / moved)
         if not sum(kls[rung][unit] for unit, rung in enumerate(at)) > 0:  # nothing is left to tell them apart by
             at = [len(rungs) - 1] * len(split)
-
-
-def _all_kl(model: PreTrainedModel, before: Before) -> np.ndarray:
-    with no_grad(model):
-        each = [kl(a, text_logits(model, text)) for text, a in zip(before.texts, before.logits, strict=True)]
-    return np.concatenate(each)
 
 
 def narrowest(model: PreTrainedModel, rungs: Sequence[Found], texts: Sequence[Reference]) -> Found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -69,7 +70,7 @@ def quantize_model(
     def numbers(schemes: Mapping[str, Scheme]) -> Found:
         told = {weight: str(scheme) for weight, scheme in schemes.items()}
         folder = options.calibration_cache
-        keep = Keep(folder, identity, request.texts.sha256, told) if folder else None
+        keep = Keep(folder, identity, version("specbuild-trt"), request.texts.sha256, told) if folder else None
         found = calibrate(model, schemes, request.texts.calibration, keep, progress)
         if names.tied and names.head and _shape(found, names.head) == _shape(found, names.embedding):
             found[names.embedding] = found[names.head]  # stored once
