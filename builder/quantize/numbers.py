@@ -14,7 +14,7 @@ from torch import Tensor
 from .scheme import BLOCKS, Scheme
 
 E4M3_LARGEST = 448.0
-SPAN = 4096  # columns whose second moments are looked at together; more would take memory and time by its cube
+SPAN = 2048  # columns whose second moments are looked at together; more would take memory and time by its cube
 DAMPING = 0.01  # of the mean of a Hessian's diagonal
 ALPHA = 0.7  # SmoothQuant's migration strength: more suits the calibration's texts alone
 _MOST_SMOOTH = 2.0**14  # and its inverse: what a column that was never seen may ask for fits fp16
