@@ -10,7 +10,7 @@ from ..runtime.tree import TreeSpec
 from . import kernels
 from .lower import BACKENDS
 from .options import EngineOptions
-from .quantize.options import AUTO, SELF, QuantizeOptions
+from .quantize.options import AUTO, AUTO_KL, MOST_KL, SELF, QuantizeOptions
 from .quantize.scheme import DTYPES, KINDS, Scheme, parse
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
@@ -78,9 +78,10 @@ class BuildConfig:
             raise OptionError("--draft-precision needs a draft: give one with --draft, or drop it")
         if self.own_draft and self.draft_precision:
             raise OptionError(f"--draft {self.draft} says its precision: drop --draft-precision")
-        if self.own_draft and (scheme := self.scheme_of("draft")) and not scheme.quantized:
-            raise OptionError(f"--draft {self.draft} is no smaller than the target: use self:int4 or self:int8")
-        self.quantize.check(self.quantizes)
+        target, draft = self.scheme_of("target"), self.scheme_of("draft")
+        if self.own_draft and target and draft and draft.bits >= target.bits:
+            raise OptionError(f"--draft {self.draft} is no smaller than the target: use self:int4")
+        self.quantize.check(self.quantizes, target is None or target.quantized or bool(self.quantize.all_types))
         self.engine.check_types(self.backend, self.types)
 
     @property
@@ -106,6 +107,11 @@ class BuildConfig:
     def fp8(self) -> bool:
         """Whether any weight is to be in FP8."""
         return "fp8" in self.types
+
+    @property
+    def max_kl(self) -> float:
+        """Nats a token that a quantized target may move, and what "auto" spends."""
+        return self.quantize.max_kl or (AUTO_KL if self.precision_of("target") == AUTO else MOST_KL)
 
     @property
     def own_draft(self) -> bool:

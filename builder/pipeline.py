@@ -23,7 +23,7 @@ from ..runtime.errors import ExecutionError
 from . import checkpoint as checkpoints
 from . import kernels, passes
 from .calibrate import Scales, calibrate
-from .check import check, graph_difference, inspected, rounding, standard_chain, tokenize, unrunnable
+from .check import MOST_DIVERGENCE, check, graph_difference, inspected, rounding, standard_chain, tokenize, unrunnable
 from .checkpoint import Checkpoint
 from .compile import check_machine
 from .config import BuildConfig
@@ -37,9 +37,8 @@ from .output import check_output, staging
 from .prepare import prepare
 from .products import count
 from .quantize import texts
-from .quantize.linears import simulated
-from .quantize.options import AUTO
-from .quantize.options import BOUND as BUDGET
+from .quantize.linears import Names, simulated
+from .quantize.options import AUTO, assign
 from .quantize.quality import Before, moved
 from .quantize.rewrite import Quantize, check_products
 from .quantize.stage import Request, quantize_model
@@ -136,7 +135,7 @@ def _check(work: Work, manifest: Manifest, template: str | None) -> dict[str, An
         if missing:
             exactness: dict[str, Any] = {"bound": work.bound, "cases": [], "not_run": missing}
         else:
-            limit = work.config.quantize.max_kl
+            limit = max(MOST_DIVERGENCE, work.config.max_kl) if work.config.quantizes else MOST_DIVERGENCE
             exactness = check(work.folder, work.references, work.reference_logits, work.check_tokens, limit)
             for name, layers in inspected(work.folder, manifest).items():
                 work.engine_reports[name]["inspector"] = layers
@@ -167,9 +166,8 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
         work.matched[name] = passes.run_portable(graph)
         work.operators[name]["fused"] = passes.census(graph)
     if work.config.quantizes:
-        check_products(graph, work.source.schemes[name])
         with work.stage(f"{name}: quantize"):
-            _quantize(work, name, model, checkpoint)
+            _quantize(work, name, model, checkpoint, graph)
     with work.stage(f"{name}: lower"):
         plain = scratch.enter_context(plain_graph(graph, work.capacity)) if work.times_steps(name) else None
         precision = _rewrite(work, name, graph)
@@ -208,24 +206,28 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
     )
 
 
-def _quantize(work: Work, name: str, model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+def _quantize(work: Work, name: str, model: PreTrainedModel, checkpoint: Checkpoint, graph: ir.Model) -> None:
     """A model's numbers, and what it computed on held-out texts without them."""
     assert work.texts is not None
+    work.names[name] = names = Names.of(model)  # loaded, it may be tied otherwise than its configuration says
+    asked, precision = work.config.quantize, work.config.precision_of(name)
+    schemes = assign(asked, name, precision, work.config.backend, names)
+    check_products(graph, schemes)
     eos, longest = checkpoint.eos_token_ids(), work.source.max_seq_len
     before = Before.of(model, work.texts.held_out, eos, longest)
     judged_by = work.quantized["target"].before if name == "draft" else before
-    names, schemes, identity = work.source.names[name], work.source.schemes[name], checkpoint.sha256()
-    request = Request(name, work.config.precision_of(name), work.config.backend, work.config.quantize, work.texts)
-    each = model, request, names, schemes, before, judged_by.greedy, identity, work.detail
-    work.quantized[name] = quantize_model(*each)
+    item = memory.item_bytes(work.config.dtype_of(name))
+    request = Request(name, precision, work.config.backend, asked, work.texts, work.config.max_kl, item)
+    each = names, schemes, before, judged_by.greedy, checkpoint.sha256(), work.detail
+    work.quantized[name] = quantize_model(model, request, *each)
 
 
 def _rewrite(work: Work, name: str, graph: ir.Model) -> str:
-    """Put a model's numbers into its graph; returns what its precision is called. Steps are timed where they run."""
+    """Put a model's numbers into its graph; returns what its precision is called."""
     dtype, found = work.config.dtype_of(name), work.found(name)
     if not found:
         return dtype
-    quantizer = Quantize(found, work.source.names[name])
+    quantizer = Quantize(found, work.names[name])
     quantizer(graph)
     work.matched[name][type(quantizer).__name__] = quantizer.matched
     passes.clean(graph)
@@ -258,13 +260,11 @@ def _quality(work: Work) -> dict[str, Any]:
         with Engine.load(work.folder, prefix_caching=False) as engine:
             work.quantized["target"].measured |= moved(work.quantized["target"].before, engine.text_logits)
     told = {name: each.to_dict() for name, each in work.quantized.items()}
-    cost, most = told["target"].get("kl_nats_per_token", 0.0), work.config.quantize.max_kl
-    if work.config.precision_of("target") == AUTO:
-        most = most or BUDGET
-    if most and not cost <= most:
+    cost, most = told["target"].get("kl_nats_per_token", 0.0), work.config.max_kl
+    if not cost <= most:  # NaN is more than anything
         raise ExecutionError(
             f"the target moved by {cost:.2g} nats a token, more than --max-kl {most:g}: nothing was written, use a "
-            "wider --precision, or auto"
+            "wider --precision, or allow more"
         )
     return {"texts": work.texts.to_dict(), "models": told}
 

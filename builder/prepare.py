@@ -19,12 +19,12 @@ from .layout import Layout, empty, probe
 from .output import check_output
 from .quantize.linears import Names
 from .quantize.options import assign, check_patterns
-from .quantize.scheme import Scheme
 
 CUBINS_BYTES = 2 << 20  # of one architecture, at most
 PROFILE_BYTES = 6 << 20  # of code, in an engine
 # A build's memory, measured: the same for every model, and per parameter of the larger one.
-BASE_BYTES, PARAMETER_BYTES = {False: 600 << 20, True: 950 << 20}, {False: 5, True: 11}  # True: of engines, quantized
+BASE_BYTES = {False: 600 << 20, True: 950 << 20}  # by whether engines are compiled
+PARAMETER_BYTES = {False: 5, True: 11}  # by whether they are, or weights are quantized
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,6 @@ class Sources:
     draft: Checkpoint | None
     max_seq_len: int
     layouts: dict[str, Layout]
-    names: dict[str, Names]  # of the weights
-    schemes: dict[str, dict[str, Scheme]]  # of each weight, by model; under "auto" of those that were asked for
     shapes: list[kernels.Shape]  # of TreeAttention, where its kernels are asked for
     bundle_bytes: int  # at most
     memory_bytes: int  # of the build at its peak, an estimate
@@ -67,11 +65,13 @@ def prepare(config: BuildConfig) -> Sources:
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
     names = {name: Names.of(empty(checkpoint.config)[1]) for name, checkpoint in models.items()}
-    check_patterns(config.quantize, names)
-    schemes = {
-        name: assign(config.quantize, name, config.precision_of(name), config.backend, each)
-        for name, each in names.items()
-    }
+    calibrated = False
+    check_patterns(config.quantize, names, config.backend)
+    for name, each in names.items():
+        asked = assign(config.quantize, name, config.precision_of(name), config.backend, each).values()
+        calibrated = calibrated or config.scheme_of(name) is None or any(scheme.calibrated for scheme in asked)
+    if config.quantize.calibration_cache and not calibrated:
+        raise OptionError("these precisions are not calibrated, there is nothing to keep: drop --calibration-cache")
     for name, layout in layouts.items():
         _check_head(config, name, models[name], layout.head_dim)
     alone = config.backend == "onnxruntime" and config.architectures  # all kernels, without an engine that has its own
@@ -85,8 +85,6 @@ def prepare(config: BuildConfig) -> Sources:
         draft=draft,
         max_seq_len=max_seq_len,
         layouts=layouts,
-        names=names,
-        schemes=schemes,
         shapes=shapes,
         bundle_bytes=2 * sum(weights) + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
         memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[engines or config.quantizes] * max(parameters),

@@ -22,6 +22,7 @@ from .lower import BOUND
 from .lower.lanes import cache_width
 from .prepare import Sources
 from .quantize.calibrate import Found
+from .quantize.linears import Names
 from .quantize.stage import Quantization
 from .quantize.texts import Texts
 from .reference import Reference
@@ -43,6 +44,7 @@ class Work:
     graph_difference: float | None = None  # of the target's logits, for GPUs
     check_tokens: int = 0  # of output, per prompt of the check
     texts: Texts | None = None  # to calibrate with, and held out, where anything is quantized
+    names: dict[str, Names] = field(default_factory=dict)  # of the weights, where anything is quantized
     quantized: dict[str, Quantization] = field(default_factory=dict)  # by model
     stored: Stored = field(default_factory=dict)  # tensors that are in the bundle, where models share them
     scales: dict[str, Scales] = field(default_factory=dict)  # of FP8 caches, by model

@@ -18,7 +18,7 @@ from ..config import BUCKETS, DEFAULT_TREE, BuildConfig
 from ..kernels import ARCHITECTURES
 from ..lower import BACKENDS
 from ..options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
-from ..quantize.options import BOUND, QuantizeOptions
+from ..quantize.options import AUTO_KL, MOST_KL, QuantizeOptions
 from . import quality
 from .tuned import in_words
 
@@ -97,7 +97,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     "--max-kl",
     type=float,
     metavar="NATS",
-    help=f"Fail where the target moved further, in nats a token; what auto may cost, {BOUND} by default.",
+    help=f"Fail where the target moved further, in nats a token: {MOST_KL} by default, {AUTO_KL} with auto.",
 )
 @click.option("--max-seq-len", type=int, metavar="N", help="Most tokens of a text, prompt included.")
 @click.option("--max-batch-size", type=int, default=4, show_default=True, metavar="B", help="Most sequences in a step.")

@@ -59,7 +59,7 @@ def _rows(model: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows += [
             ("KL to float32", f"{model['kl_nats_per_token']:.2e} ± {error:.0e} nats a token, {most:.1e} at most"),
             ("cosine of logits", f"{model['logit_cosine']:.5f}"),
-            ("perplexity", " → ".join(f"{each:.3f}" for each in model["perplexity"])),
+            ("perplexity", " → ".join("–" if each is None else f"{each:.3f}" for each in model["perplexity"])),
             ("same first choice", f"{model['top1_agreement']:.2%} of tokens"),
             ("greedy texts", greedy + (f", half of those before token {median(parted):.0f}" if parted else "")),
         ]

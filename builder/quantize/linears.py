@@ -34,7 +34,7 @@ class Names:
         named = {id(module): name for name, module in modules.items()}
         linear = [name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)]
         names = [named[id(embedding)], *linear]
-        tied = head is not None and bool(model.config.get_text_config().tie_word_embeddings)
+        tied = head is not None and head.weight is embedding.weight  # whatever the configuration says
         return cls(list(dict.fromkeys(names)), named[id(embedding)], named.get(id(head)), tied)
 
 
@@ -59,8 +59,6 @@ def simulated(model: PreTrainedModel, found: Mapping[str, Quantized], watch: Wat
 def _replace(module: nn.Module, name: str, found: Quantized, watch: Watch | None, undo: ExitStack) -> None:
     exact, weight = module._parameters["weight"], found.restored()
     assert exact is not None
-    if isinstance(module, nn.Embedding):  # looks up, and divides nothing
-        weight = weight if found.smooth is None else weight / found.smooth
     numbers = weight.T.contiguous() if isinstance(module, Conv1D) else weight
     module._parameters["weight"] = nn.Parameter(numbers, requires_grad=False)
     undo.callback(module._parameters.__setitem__, "weight", exact)

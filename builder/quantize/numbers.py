@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .scheme import BLOCKS, Scheme
+from .scheme import BLOCKS, LEAST_GPU_BLOCK, Scheme
 
 E4M3_LARGEST = 448.0
 SPAN = 2048  # columns whose second moments are looked at together; more would take memory and time by its cube
@@ -77,7 +77,8 @@ def fit(scheme: Scheme, columns: int) -> Scheme:
     """The scheme for a weight of so many columns: with a smaller block where it must be, or not quantized."""
     if not scheme.block or columns % scheme.block == 0:
         return scheme
-    size = next((size for size in BLOCKS if size < scheme.block and columns % size == 0), 0)
+    least = 0 if scheme.dtype == "fp32" else LEAST_GPU_BLOCK
+    size = next((size for size in BLOCKS if least <= size < scheme.block and columns % size == 0), 0)
     return replace(scheme, block=size) if size else Scheme(scheme.dtype, scheme.dtype)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 SELF = "self:"  # begins a draft that is the target's own weights in another precision
-BOUND = 0.01  # nats a token that `auto` may cost, where nothing else is asked
+AUTO_KL, MOST_KL = 0.01, 0.05  # nats a token that `auto`, and anything else, may cost where nothing else is asked
 _SHOWN = 3  # names in a message
 
 
@@ -61,8 +61,10 @@ class QuantizeOptions:
         asked = [*(scheme for _, scheme in self.types), self.output_tensor_type, self.token_embedding_type]
         return [scheme for scheme in asked if scheme]
 
-    def check(self, quantizes: bool) -> None:
-        """Raises OptionError for what would be ignored."""
+    def check(self, quantizes: bool, target: bool = True) -> None:
+        """Raises OptionError for what would be ignored. `target`: whether any of its weights may be quantized."""
+        if self.max_kl and quantizes and not target:
+            raise OptionError("--max-kl is of the target, which is not quantized: drop it, or give --precision int8")
         given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
         if given and not quantizes:
             raise OptionError(f"nothing is quantized: drop --{given[0].replace('_', '-')}, or give --precision int8")
@@ -80,16 +82,17 @@ def assign(options: QuantizeOptions, model: str, precision: str, backend: str, n
         if names.head:
             schemes[names.head] = _of_head(schemes[names.head], backend, names.tied)
         schemes[names.embedding] = schemes.get(names.head or "", schemes[names.embedding])
+    given = dict[str, str]()
     for name in names.weights:
-        for pattern, scheme in options.types:
-            if matches(pattern, model, name):
-                schemes[name] = _parse(scheme, backend, dtype)
+        asked = [scheme for pattern, scheme in options.types if matches(pattern, model, name)]
+        given |= {name: asked[-1]} if asked else {}
     if options.output_tensor_type and names.head:
-        schemes[names.head] = _parse(options.output_tensor_type, backend, dtype)
-        if names.tied and not options.token_embedding_type:
-            schemes[names.embedding] = schemes[names.head]
+        given[names.head] = options.output_tensor_type
     if options.token_embedding_type:
-        schemes[names.embedding] = _parse(options.token_embedding_type, backend, dtype)
+        given[names.embedding] = options.token_embedding_type
+    schemes |= {name: _parse(scheme, backend, dtype) for name, scheme in given.items()}
+    if names.tied and names.head in given and names.embedding not in given:
+        schemes[names.embedding] = schemes[str(names.head)]
     if names.embedding in schemes:
         schemes[names.embedding] = _of_embedding(schemes[names.embedding], backend, options)
     return schemes
@@ -110,7 +113,7 @@ def _of_head(scheme: Scheme, backend: str, tied: bool) -> Scheme:
         return Scheme(scheme.dtype, scheme.dtype)
     if scheme.kind == "int4" or scheme.activations == "static":
         return replace(parse("int8", backend), dtype=scheme.dtype)
-    return scheme
+    return replace(scheme, method="rtn") if tied else scheme  # as the lookup's, to be stored once
 
 
 def _of_embedding(scheme: Scheme, backend: str, options: QuantizeOptions) -> Scheme:
@@ -134,10 +137,13 @@ def matches(pattern: str, model: str, name: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
-def check_patterns(options: QuantizeOptions, names: Mapping[str, Names]) -> None:
-    """Raises OptionError for a pattern that is no weight's, of any model by its name."""
+def check_patterns(options: QuantizeOptions, names: Mapping[str, Names], backend: str) -> None:
+    """Raises OptionError for a pattern that is no weight's, of any model by its name, or one's that stays as it is."""
     for pattern, _ in options.types:
-        if not any(matches(pattern, model, name) for model, each in names.items() for name in each.weights):
+        matched = [(of, name) for model, of in names.items() for name in of.weights if matches(pattern, model, name)]
+        if matched and backend != "onnxruntime" and all(name == of.embedding for of, name in matched):
+            raise OptionError(f"backend {backend} looks up embeddings in 16 bits: drop --tensor-type {pattern!r}")
+        if not matched:
             weights: Sequence[str] = next(iter(names.values())).weights
             some = ", ".join(weights[:_SHOWN])
             raise OptionError(f"--tensor-type {pattern!r} matches no weight: the target's {len(weights)} are {some}, …")

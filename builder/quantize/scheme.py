@@ -20,6 +20,7 @@ from ...runtime.errors import OptionError
 
 FLOATS = ("fp32", "fp16", "bf16")
 BLOCKS = (128, 64, 32, 16)
+LEAST_GPU_BLOCK = 32
 METHODS = ("rtn", "gptq", "awq")
 ACTIVATIONS = ("dynamic", "weight-only", "static")
 BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4}
@@ -64,20 +65,25 @@ class Scheme:
 def parse(text: str, backend: str) -> Scheme:
     """A scheme in words, the rest as the backend has it by default. Raises OptionError."""
     kinds, dtypes = KINDS[backend], DTYPES[backend]
-    words, _, dtype = text.partition("/")
-    kind, _, options = words.partition(":")
+    words, slash, dtype = text.partition("/")
+    kind, colon, options = words.partition(":")
     if kind not in kinds:
         raise OptionError(f"backend {backend} has no precision {kind!r}: use {', '.join(kinds)}")
     if kind in FLOATS:
-        if options or dtype:
+        if options or slash:
             raise OptionError(f"{text!r}: {kind} takes no options")
         return Scheme(kind, kind)
-    if dtype and dtype not in dtypes:
+    if slash and dtype not in dtypes:
         raise OptionError(f"{text!r}: {backend} computes in {', '.join(dtypes)}, not in {dtype!r}")
+    if colon and not options:
+        raise OptionError(f"{text!r}: no option follows the colon, {_HELP}")
     cpu = backend == "onnxruntime"
     scheme = _DEFAULTS[kind, cpu]
     chosen = list[str]()
     for option in options.split(",") if options else ():
+        twice = next((kind for kind in _KINDS_OF_OPTIONS if option in kind and not kind.isdisjoint(chosen)), None)
+        if twice or (option.isdigit() and any(each.isdigit() for each in chosen)):
+            raise OptionError(f"{text!r}: {option} contradicts an option before it: give one of them")
         if option.isascii() and option.isdigit() and len(option) < 9:
             scheme = replace(scheme, block=int(option))
         elif option in ("channel", "tensor"):
@@ -121,9 +127,12 @@ def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
         return "INT8 for this backend is in blocks: use static for channels" if not block and not static else None
     if scheme.activations == "dynamic" or not scheme.symmetric:
         return "TensorRT takes symmetric weights, with activations weight-only or static"
+    if kind == "int4" and block < LEAST_GPU_BLOCK:
+        return f"TensorRT's INT4 has blocks of {LEAST_GPU_BLOCK} columns or more"
     return "TensorRT's INT8 has a scale for each row: use channel" if kind == "int8" and block else None
 
 
+_KINDS_OF_OPTIONS = {"channel", "tensor"}, {"sym", "asym"}, set(METHODS), set(ACTIVATIONS)
 _HELP = f"use a block of {', '.join(map(str, BLOCKS))}, channel, tensor, sym, asym, {', '.join(METHODS + ACTIVATIONS)}"
 _TENSORRT = ("fp16", "bf16", "fp32", "int8", "int4", "fp8")
 KINDS = {  # by backend, the default one first

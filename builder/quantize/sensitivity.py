@@ -48,8 +48,8 @@ def units(model: PreTrainedModel, names: Names, wanted: Sequence[str]) -> list[l
     return [*found, *([embedding] if embedding else [])]
 
 
-def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequence[str]) -> int:
-    """Bytes of a unit's weights: each once, scales and zeros too; those that are not found in the model's own."""
+def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequence[str], item: int = 4) -> int:
+    """Bytes of a unit's weights, each once, scales and zeros too. `item`: bytes of a number that is not quantized."""
     total, seen = 0.0, set[tuple[int, int]]()  # a tied weight may be two
     for name in unit:
         each, weight = found.get(name), rows(model.get_submodule(name))
@@ -58,27 +58,33 @@ def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequenc
             continue
         seen.add(key)
         if each is None:
-            total += weight.numel() * weight.element_size()
+            total += weight.numel() * item
         else:
             zeros = 0 if each.zeros is None else each.zeros.numel()
-            total += (each.codes.numel() + zeros) * each.scheme.bits / 8 + each.scales.numel() * 4
+            total += (each.codes.numel() + zeros) * each.scheme.bits / 8 + each.scales.numel() * item
     return math.ceil(total)
+
+
+def _item(found: Found) -> int:
+    """Bytes of a number of what the quantized weights compute in."""
+    return 4 if any(each.scheme.dtype == "fp32" for each in found.values()) else 2
 
 
 def costs(
     model: PreTrainedModel, found: Found, split: Sequence[Sequence[str]], before: Before, progress: Progress
 ) -> list[Cost]:
-    """Each unit's, in the model's order."""
-    measured = []
+    """Each unit's, in the model's order; one that is not quantized costs nothing."""
+    measured, item = [], _item(found)
     for number, unit in enumerate(split):
         progress("what each layer costs", number / len(split))
         alone = {name: found[name] for name in unit if name in found}
+        moved, cosine, schemes = 0.0, 1.0, ["fp32" if item == 4 else "16 bits"]
         if alone:
             with _cosines(model, alone) as cosines:
                 moved = _kl(model, before, TEXTS)
             cosine = min((float(np.mean(each)) for each in cosines.values()), default=1.0)
-            schemes = ", ".join(dict.fromkeys(str(each.scheme) for each in alone.values()))
-            measured.append(Cost(list(unit), schemes, stored(found, model, unit), moved, cosine))
+            schemes = list(dict.fromkeys(str(each.scheme) for each in alone.values()))
+        measured.append(Cost(list(unit), ", ".join(schemes), stored(found, model, unit, item), moved, cosine))
     return measured
 
 
@@ -119,7 +125,7 @@ def within(
     for found in rungs:
         each = {tuple(c.names): c.kl for c in costs(model, found, split, before, progress)} if split else {}
         kls.append([each.get(tuple(names), 0.0) for names in split])
-        sizes.append([stored(found, model, names) for names in split])
+        sizes.append([stored(found, model, names, _item(rungs[0])) for names in split])
     at, budget = [0] * len(split), bound
     while True:
         while sum(kls[rung][unit] for unit, rung in enumerate(at)) > budget:

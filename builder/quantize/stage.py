@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..reference import Reference, text_logits
 from .calibrate import Found, Keep, calibrate
 from .linears import Names, simulated
-from .options import AUTO, BOUND, QuantizeOptions, assign
+from .options import AUTO, AUTO_KL, QuantizeOptions, assign
 from .quality import Before, acceptance, moved
 from .scheme import Scheme
 from .sensitivity import Cost, costs, narrowest, stored, units, within
@@ -41,13 +41,18 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of the "target" or "draft": `precision` as it was written, and the build's options and texts."""
+    """What is asked of the "target" or "draft": `precision` as it was written, and the build's options and texts.
+
+    `max_kl`: what "auto" may spend, nats a token.
+    """
 
     model: str
     precision: str
     backend: str
     options: QuantizeOptions
     texts: Texts
+    max_kl: float = AUTO_KL
+    item: int = 4  # bytes of a number that is not quantized
 
 
 def quantize_model(
@@ -81,13 +86,15 @@ def quantize_model(
         rungs = [numbers(assign(options, request.model, kind, request.backend, names)) for kind in RUNGS]
         free = [unit for unit in split if not any(each in asked for each in unit)]
         if request.model == "target":
-            found = within(model, rungs, free, before, options.max_kl or BOUND, progress)
+            found = within(model, rungs, free, before, request.max_kl, progress)
         else:
             found = narrowest(model, rungs, judged_by) or numbers(asked)
     else:
         found = numbers(asked)
     wanted = [weight for weight, scheme in asked.items() if scheme.quantized]
-    measured: dict[str, Any] = {"weight_bytes": stored(found, model, names.weights)}
+    if request.precision == AUTO and found:  # a weight that no block divides is not found however wide
+        wanted += [weight for weight in rungs[0].keys() ^ set(names.weights) if weight not in wanted]
+    measured: dict[str, Any] = {"weight_bytes": stored(found, model, names.weights, request.item)}
     measured["weight_bytes_before"] = stored({}, model, names.weights)
     if request.model == "draft":  # the target's comes from what will run
         with simulated(model, found):
@@ -95,7 +102,7 @@ def quantize_model(
     return Quantization(
         found=found,
         before=before,
-        costs=costs(model, found, split, before, progress),
+        costs=costs(model, found, split, before, progress) if found else [],
         left=[weight for weight in wanted if weight not in found],
         acceptance=acceptance(model, found, judged_by) if request.model == "draft" else None,
         measured=measured,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import onnx_ir as ir
@@ -30,8 +30,11 @@ def plain_graph(graph: ir.Model, capacity: int) -> Iterator[Path]:
 
 def step_times(graphs: Mapping[str, Path], spec: ModelSpec, largest: int) -> dict[str, dict[str, float]]:
     """Milliseconds by graph and number of nodes, the shortest; all take turns, so whatever else runs meets all."""
-    executors = {name: load("onnxruntime", file, spec, 1, threads=cores()) for name, file in graphs.items()}
-    try:
+    with ExitStack() as close:
+        executors = {}
+        for name, file in graphs.items():
+            executors[name] = load("onnxruntime", file, spec, 1, threads=cores())
+            close.callback(executors[name].close)
         rows = min(ROWS, spec.capacity - largest)
         sizes = [nodes for nodes in NODES if nodes <= largest]
         steps = {(name, n): timed_step(each, n, rows) for name, each in executors.items() for n in sizes}
@@ -40,7 +43,4 @@ def step_times(graphs: Mapping[str, Path], spec: ModelSpec, largest: int) -> dic
             for key, step in steps.items():
                 step()  # the other graph has been through the caches
                 seconds[key].append(step())
-    finally:
-        for executor in executors.values():
-            executor.close()
     return {name: {str(n): round(1e3 * min(seconds[name, n]), 4) for n in sizes} for name in graphs}

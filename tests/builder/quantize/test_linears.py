@@ -128,22 +128,6 @@ def test_inputs_are_rounded_and_divided_as_they_will_be(family: str) -> None:
         torch.testing.assert_close(module(x), expected, rtol=0, atol=0.2)
 
 
-def test_a_lookup_is_divided_by_nothing() -> None:
-    model = random_model("llama", num_hidden_layers=1)
-    name = "model.embed_tokens"
-    plain = quantize({name: rows(model.get_submodule(name))}, Scheme("int4", "fp32", 16))[name]
-    smooth = torch.linspace(0.5, 2, 64)
-    divided = quantize({name: rows(model.get_submodule(name)) * smooth}, Scheme("int8", "fp32", 16))[name]
-    ids = torch.tensor([[3, 5]])
-    with torch.no_grad(), simulated(model, {name: plain}):
-        torch.testing.assert_close(model.get_submodule(name)(ids)[0], plain.restored()[[3, 5]])
-    smoothed = Quantized(divided.scheme, divided.codes, divided.scales, smooth=smooth)
-    with torch.no_grad(), simulated(model, {name: smoothed}):
-        expected = rows(model.get_submodule(name))[ids]
-        torch.testing.assert_close(model.get_submodule(name)(ids), expected)
-    torch.testing.assert_close(expected[0], rows(model.get_submodule(name))[[3, 5]], rtol=0, atol=0.02)
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 def test_a_watch_is_told_both_outputs_of_one_input(family: str) -> None:
     model = random_model(family)

@@ -360,8 +360,11 @@ def test_one_scale_for_all_products_of_one_input() -> None:
     [(128, 256, 128), (128, 192, 64), (128, 96, 32), (128, 48, 16), (32, 48, 16), (128, 40, None), (16, 24, None)],
 )
 def test_blocks_that_fit(block: int, columns: int, fitted: int | None) -> None:
-    scheme = fit(Scheme("int4", "bf16", block), columns)
-    assert scheme == (Scheme("bf16", "bf16") if fitted is None else Scheme("int4", "bf16", fitted))
+    """On a GPU none of less than 32."""
+    scheme = fit(Scheme("int4", "fp32", block), columns)
+    assert scheme == (Scheme("fp32", "fp32") if fitted is None else Scheme("int4", "fp32", fitted))
+    if fitted == 16:
+        assert fit(Scheme("int4", "bf16", block), columns) == Scheme("bf16", "bf16")
 
 
 def test_rows_always_fit() -> None:

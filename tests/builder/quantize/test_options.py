@@ -94,14 +94,14 @@ def test_a_name_fits_from_any_of_its_dots(parts: list[str], start: int) -> None:
 
 def test_a_pattern_that_fits_nothing_is_refused_with_names_that_would() -> None:
     names = {"target": NAMES, "draft": TIED}
-    check_patterns(QuantizeOptions(tensor_type=("down_proj=int8", "draft:lm_head=int8")), names)
+    check_patterns(QuantizeOptions(tensor_type=("down_proj=int8", "draft:lm_head=int8")), names, "onnxruntime")
     with pytest.raises(OptionError) as caught:
-        check_patterns(QuantizeOptions(tensor_type=("down_proj=int8", "dwn_proj=int4")), names)
+        check_patterns(QuantizeOptions(tensor_type=("down_proj=int8", "dwn_proj=int4")), names, "onnxruntime")
     assert str(caught.value) == (
         f"--tensor-type 'dwn_proj' matches no weight: the target's 38 are {EMBEDDING}, {INSIDE[0]}, {INSIDE[1]}, …"
     )
     with pytest.raises(OptionError, match="'draft:down_proj' matches no weight"):
-        check_patterns(QuantizeOptions(tensor_type=("draft:down_proj=int8",)), {"target": NAMES})
+        check_patterns(QuantizeOptions(tensor_type=("draft:down_proj=int8",)), {"target": NAMES}, "onnxruntime")
 
 
 def test_int4_leaves_head_and_embedding_in_int8() -> None:

@@ -127,7 +127,8 @@ def test_a_cost_is_what_one_unit_alone_changes(case: Case, monkeypatch: pytest.M
     (cost,) = costs(case.model, case.narrow, [unit], case.before, no_progress)
     assert cost == Cost(unit, str(INT4), stored(case.narrow, case.model, unit), cost.kl, cost.cosine)
     assert cost.kl == pytest.approx(case.moved(alone))
-    assert costs(case.model, {}, [unit], case.before, no_progress) == []
+    (exact,) = costs(case.model, {}, [unit], case.before, no_progress)
+    assert (exact.kl, exact.cosine) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2, 0.6])
@@ -176,14 +177,14 @@ def test_what_was_asked_for_stays(case: Case) -> None:
 @pytest.fixture
 def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends a search that does not end."""
-    calls, real = [0], sensitivity._all_kl
+    calls, real = [0], sensitivity._kl
 
     def counted(*args: Any) -> Any:
         calls[0] += 1
         assert calls[0] < 300, "the search does not end"
         return real(*args)
 
-    monkeypatch.setattr(sensitivity, "_all_kl", counted)
+    monkeypatch.setattr(sensitivity, "_kl", counted)
 
 
 @pytest.mark.usefixtures("bounded")
@@ -243,12 +244,12 @@ def test_a_draft_is_as_narrow_as_its_acceptance_lets_it(case: Case, monkeypatch:
 
 
 def quantized(case: Case, precision: str, model: str = "target", **options: Any) -> Any:
-    from specbuild.builder.quantize.options import assign
+    from specbuild.builder.quantize.options import AUTO_KL, assign
 
     asked = QuantizeOptions(**options)
     texts = Texts(random_texts(4, 24, seed=5), TEXTS, "here", "hash")
     schemes = assign(asked, model, precision, "onnxruntime", case.names)
-    request = Request(model, precision, "onnxruntime", asked, texts)
+    request = Request(model, precision, "onnxruntime", asked, texts, asked.max_kl or AUTO_KL)
     references = greedy(case.model, TEXTS, 24, [])
     return quantize_model(case.model, request, case.names, schemes, case.before, references, "id", no_progress)
 
@@ -287,11 +288,24 @@ def test_weights_without_a_block_are_named() -> None:
     assert found.left == [f"model.layers.{layer}.self_attn.o_proj" for layer in range(3)]
 
 
-@pytest.mark.parametrize(("precision", "shared"), [("int8", True), ("int4", True), ("int8:gptq", False)])
-def test_a_tied_weights_numbers_are_shared_where_they_are_equal(precision: str, shared: bool) -> None:
+@pytest.mark.parametrize("precision", ["int8", "int4", "int8:gptq"])
+def test_a_tied_weights_numbers_are_stored_once(precision: str) -> None:
     case = Case(tie_word_embeddings=True)
     found = quantized(case, precision).found
-    assert (found["lm_head"] is found["model.embed_tokens"]) is shared
+    assert found["lm_head"] is found["model.embed_tokens"]
+
+
+def test_weights_that_are_not_tied_whatever_the_configuration_says() -> None:
+    case = Case(tie_word_embeddings=True)
+    case.model.lm_head.weight = torch.nn.Parameter(1 + case.model.lm_head.weight.detach())
+    assert not Names.of(case.model).tied
+
+
+def test_what_is_kept_wide_is_in_the_report(case: Case) -> None:
+    told = quantized(case, "int8", tensor_type=("layers.0.mlp.down_proj=fp32",)).to_dict()
+    (kept,) = (layer for layer in told["layers"] if layer["precision"] == "fp32")
+    assert kept["names"] == ["model.layers.0.mlp.down_proj"]
+    assert (kept["kl"], kept["cosine"]) == (0.0, 1.0)
 
 
 def test_units_are_widened_where_a_byte_helps_most(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +318,7 @@ def test_units_are_widened_where_a_byte_helps_most(case: Case, monkeypatch: pyte
         return [Cost(unit, "", 0, kls[(found[unit[0]].scheme.bits, *unit)], 1.0) for unit in units]
 
     monkeypatch.setattr(sensitivity, "costs", known)
-    monkeypatch.setattr(sensitivity, "_all_kl", lambda *_: np.zeros(1))
+    monkeypatch.setattr(sensitivity, "_kl", lambda *_: 0.0)
     rungs = [{name: found[name] for name in small + large} for found in (case.narrow, case.wide)]
 
     def bits(bound: float) -> list[int]:
