@@ -1,14 +1,16 @@
-"""What the passes and INT8 are worth: the time of a step, as ratios in one run, and what INT8 costs in accuracy.
+"""What the passes and narrow weights are worth: the time of a step, as ratios in one run, and what they cost.
 
 python benchmarks/graphs.py [--out DIR]
 
 All cores, batch 1, over 256 committed rows. "unfused" is the exported graph, lowered without any pass and run as it is;
-"unfused_optimized" leaves it to ONNX Runtime's own optimizations. Every number is the median of steps, taken in turns.
-The divergence is KL(float32 ‖ INT8) per token of the prompts' own text.
+"unfused_optimized" leaves it to ONNX Runtime's own optimizations. Times of the passes are medians of steps, taken in
+turns; those of precisions are their reports'.
+The divergence is KL(float32 ‖ quantized) per token of the prompts' own text, which nothing was calibrated on.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -28,6 +30,7 @@ from specbuild.runtime.backends import Executor, ModelSpec, Share, load, ort
 
 COMMITTED, CAPACITY, NODES = 256, 512, (1, 2, 6, 12, 16, 64)
 TURNS, STEPS, WARM = 15, 20, 5
+PRECISIONS = ("int8", "int8:static", "int4")
 
 
 def medians(executors: dict[str, Executor], share: Share) -> dict[str, float]:
@@ -77,27 +80,17 @@ def fusion() -> dict[str, Any]:
     return {"operators": counts, "nodes": rows}
 
 
-def int8(out: Path, name: str, target: Path) -> dict[str, Any]:
-    """A bundle in float32 and in INT8: size, divergence, plain decoding and the default speculation."""
-    small = out / f"{name}-int8.bundle"
+def narrow(out: Path, name: str, target: Path, precision: str) -> dict[str, Any]:
+    """A bundle in float32 and in another precision: size, divergence, steps, plain decoding, default speculation."""
+    small = out / f"{name}-{precision.replace(':', '-')}.bundle"
     if not small.is_dir():
-        common.specbuild(
-            "build",
-            "--target",
-            target,
-            "--draft",
-            common.PAIR / "draft",
-            "-o",
-            small,
-            "--precision",
-            "int8",
-            "--no-tune",
-        )
+        pair = "--target", target, "--draft", common.PAIR / "draft"
+        common.specbuild("build", *pair, "-o", small, "--precision", precision, "--no-tune")
     large = out / f"{name}.bundle"
     size = {path: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for path in (large, small)}
     texts, rates, rows = common.prompts(), {}, []
     with Engine.load(large, prefix_caching=False) as full, Engine.load(small, prefix_caching=False) as quantized:
-        engines = {"fp32": full, "int8": quantized}
+        engines = {"fp32": full, precision: quantized}
         for text in texts:
             tokens = full.tokenizer.encode(text)[:400]
             rows.append(kl(full.text_logits(tokens), quantized.text_logits(tokens)))
@@ -109,12 +102,13 @@ def int8(out: Path, name: str, target: Path) -> dict[str, Any]:
                     metrics = engine.generate(text, params)[0].metrics
                     seconds[key] += metrics.e2el - metrics.ttft
             rates[speculation] = {key: round(63 * 10 / value, 1) for key, value in seconds.items()}
-            rates[speculation]["speedup"] = round(seconds["fp32"] / seconds["int8"], 2)
-    divergence = np.concatenate(rows)
+            rates[speculation]["speedup"] = round(seconds["fp32"] / seconds[precision], 2)
+    divergence, report = np.concatenate(rows), json.loads((small / "report.json").read_text(encoding="utf-8"))
     return {
-        "bytes": {"fp32": size[large], "int8": size[small], "ratio": round(size[small] / size[large], 3)},
+        "bytes": {"fp32": size[large], precision: size[small], "ratio": round(size[small] / size[large], 3)},
         "kl_nats_per_token": float(f"{divergence.mean():.3g}"),
         "kl_tokens": len(divergence),
+        "step_ms": report["quality"]["models"]["target"]["steps"],
         "decode_tokens_per_s": {"plain": rates["off"], "default": rates["auto"]},
     }
 
@@ -123,11 +117,9 @@ def main() -> None:
     """Measure and save."""
     out = common.arguments(__doc__).out
     common.bundles(out)
-    result = {
-        "fusion": fusion(),
-        "int8": {"pycode": int8(out, "pycode", common.PAIR / "target"), "wide": int8(out, "wide", out / "wide")},
-    }
-    common.save(out, "graphs", result)
+    targets = {"pycode": common.PAIR / "target", "wide": out / "wide"}
+    found = {p: {name: narrow(out, name, target, p) for name, target in targets.items()} for p in PRECISIONS}
+    common.save(out, "graphs", {"fusion": fusion(), "precisions": found})
 
 
 if __name__ == "__main__":

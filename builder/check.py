@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from ..runtime.errors import ExecutionError, SpecbuildError
 from ..runtime.logprobs import log_softmax
 from ..runtime.verify import Case, compare, plain
 from .lower import standard
+from .quantize.options import MOST_KL
 from .reference import Reference
 
 NEW_TOKENS = 32
-MOST_DIVERGENCE = 0.05  # nats a token, in any precision: more is another model
+MOST_DIVERGENCE = MOST_KL  # nats a token, in any precision: more is another model
 FP8_CACHE = "an FP8 cache"
 INSTEAD = {"fp16": "bf16 or fp32", FP8_CACHE: "--kv-cache-dtype auto"}  # otherwise fp32
+ROUNDING_DIVERGENCE = 1e-3  # nats a token, between two ways of computing with inputs that are rounded
 LOGIT_TOLERANCE = 1e-3  # relative to the largest logit; rounding stays two orders below
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog, and then",
@@ -74,23 +77,40 @@ def inspected(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return found
 
 
-def graph_difference(
-    graph: ir.Model, references: Sequence[Reference], logits: Sequence[NDArray[np.float32]], capacity: int
-) -> float:
-    """The fused graph in standard operators and float32, run by ONNX Runtime on this CPU: the logits' largest distance.
+@contextmanager
+def standard_chain(graph: ir.Model, capacity: int) -> Iterator[Callable[[Sequence[int]], NDArray[np.float32]]]:
+    """The fused graph in standard operators and float32, on this CPU: a text's logits, `float32[T, V]`.
 
-    What can be checked of a graph whose engine cannot be run here. `logits`: Hugging Face's, of each reference's text.
-    Raises ExecutionError where they really differ.
+    What can be checked of a graph whose engine cannot be run here. Quantized products are computed as they are written.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         ir.save(standard.lower(graph, "fp32", capacity), path, external_data="weights.bin")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # it says of every step that the cache is copied
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        pairs = zip(references, logits, strict=True)
-        gap = max(float(np.abs(_chain(session, each.text) - exact).max()) for each, exact in pairs)
-    _raise_far(gap, logits)
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        # It would take a Relu in front of QuantizeLinear away, as if E4M3 had no negative numbers.
+        wrong = ["ReluQuantRewrite"]
+        session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"], disabled_optimizers=wrong)
+        yield lambda text: _chain(session, text)
+
+
+def graph_difference(
+    compute: Callable[[Sequence[int]], NDArray[np.float32]],
+    references: Sequence[Reference],
+    logits: Sequence[NDArray[np.float32]],
+    rounds: bool = False,
+) -> float:
+    """The logits' largest distance from what a `standard_chain` computes. Raises ExecutionError where they differ.
+
+    `logits`: PyTorch's, of each reference's text. `rounds`: inputs are rounded, so that a last bit may turn a whole
+    step; the divergence counts then.
+    """
+    ours = [compute(each.text) for each in references]
+    gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))
+    divergence = float(np.concatenate([kl(b, a) for a, b in zip(ours, logits, strict=True)]).mean())
+    if not rounds or divergence > ROUNDING_DIVERGENCE:
+        _raise_far(gap, logits)
     return gap
 
 
@@ -117,12 +137,17 @@ def rounding(folder: Path, references: Sequence[Reference]) -> float:
 
 
 def check(
-    folder: Path, references: Sequence[Reference], logits: Sequence[NDArray[np.float32]], new_tokens: int
+    folder: Path,
+    references: Sequence[Reference],
+    logits: Sequence[NDArray[np.float32]],
+    new_tokens: int,
+    most: float,
 ) -> dict[str, Any]:
     """Hold the logits against Hugging Face's, decode with and without speculation, greedy and sampled.
 
     `logits`: Hugging Face's, of each reference's text. Raises ExecutionError where tokens really differ; in a precision
-    that changes them the Kullback-Leibler divergence is held against a limit instead of plain decoding's tokens.
+    that changes them the Kullback-Leibler divergence is held against `most`, nats a token, instead of plain decoding's
+    tokens.
     """
     prompts = [reference.prompt for reference in references]
     greedy = SamplingParams(max_new_tokens=new_tokens, seed=0)
@@ -143,7 +168,7 @@ def check(
     _raise_real(cases)
     if precision == "fp32":
         _raise_far(gap, logits)
-    divergence = check_divergence(precision, ours, logits)
+    divergence = check_divergence(precision, ours, logits, most)
     return {
         "bound": bound,
         "largest_logit_difference": gap,
@@ -153,14 +178,17 @@ def check(
 
 
 def check_divergence(
-    rounding: str, ours: Sequence[NDArray[np.float32]], logits: Sequence[NDArray[np.float32]]
+    rounding: str,
+    ours: Sequence[NDArray[np.float32]],
+    logits: Sequence[NDArray[np.float32]],
+    most: float = MOST_DIVERGENCE,
 ) -> float:
     """Nats a token from Hugging Face's float32 logits; raises ExecutionError where that is another model.
 
     `rounding`: a precision, or FP8_CACHE.
     """
     divergence = float(np.concatenate([kl(b, a) for a, b in zip(ours, logits, strict=True)]).mean())
-    if not divergence <= MOST_DIVERGENCE:  # NaN is more than anything
+    if not divergence <= most:  # NaN is more than anything
         by, wider = f"by {divergence:.2g} nats a token", INSTEAD.get(rounding, "fp32")
         raise ExecutionError(f"{rounding} changes this model too much, {by}: nothing was written, use {wider}")
     return divergence

@@ -18,7 +18,7 @@ from ..runtime.backends.plan import load_plugin, logger
 from ..runtime.bundle import MODULES
 from ..runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
 from .config import BuildConfig
-from .options import HARDWARE, EngineOptions
+from .options import FP8_FROM, HARDWARE, EngineOptions
 from .output import write
 
 Progress = Callable[[str, float], None]
@@ -93,8 +93,11 @@ def capacity_of(config: BuildConfig, max_seq_len: int) -> int:
     return -(-rows // unit) * unit if config.backend in MODULES else rows
 
 
-def check_machine(backend: str, options: EngineOptions) -> None:
-    """Before minutes are spent: is TensorRT here, and a GPU where it needs one? Raises OptionError."""
+def check_machine(backend: str, options: EngineOptions, fp8: bool = False) -> None:
+    """Before minutes are spent: is TensorRT here, and a GPU where it needs one? Raises OptionError.
+
+    fp8: weights and activations are to be in FP8.
+    """
     if backend == "tensorrt" or options.refit:
         from ..runtime.backends.cuda import check_driver
 
@@ -106,6 +109,8 @@ def check_machine(backend: str, options: EngineOptions) -> None:
                 f"{asked} needs a GPU to build, and here {error}; --backend tensorrt-rtx alone needs none"
             ) from None
     flavour(backend)
+    if fp8 and any(int(name) < FP8_FROM for name in built_on(backend)):
+        raise OptionError(f"this machine's sm_{built_on(backend)[0]} has no FP8: use int8")
     if options.timing_cache and not options.timing_cache.absolute().parent.is_dir():
         raise OptionError(f"{options.timing_cache} cannot be written, its folder is missing: make it, or give another")
 

@@ -10,6 +10,8 @@ from ..runtime.tree import TreeSpec
 from . import kernels
 from .lower import BACKENDS
 from .options import EngineOptions
+from .quantize.options import AUTO, AUTO_KL, MOST_KL, SELF, QuantizeOptions
+from .quantize.scheme import DTYPES, KINDS, Scheme, parse
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
 MAX_BATCH_SIZE = 64
@@ -21,7 +23,8 @@ DEFAULT_TREE = "best:5"  # six nodes: on a CPU the most that cost little more th
 class BuildConfig:
     """One build. `target` and `draft`: a folder or a hub id; `max_seq_len` None: what both take, at most 4096.
 
-    `precision` None: the backend's first; `draft_precision` None: the target's. `cuda_arch`: what to compile kernels
+    `draft` "self:PRECISION": the target's own weights. `precision`: a scheme as `quantize.scheme.parse` reads it, or
+    "auto"; None: the backend's first; `draft_precision` None: the target's. `cuda_arch`: what to compile kernels
     for, as `kernels.architectures` takes it, or "none". `engine`: how engines are compiled.
     `tune`: it is tuned here, as by `specbuild tune`; one that runs on a CPU alone can be.
     """
@@ -38,6 +41,7 @@ class BuildConfig:
     tree: str = DEFAULT_TREE
     cuda_arch: tuple[str, ...] = ()
     engine: EngineOptions = field(default_factory=EngineOptions)
+    quantize: QuantizeOptions = field(default_factory=QuantizeOptions)
     tune: bool = False
     force: bool = False
 
@@ -45,12 +49,7 @@ class BuildConfig:
         """Raises OptionError and OutputError."""
         if self.backend not in BACKENDS:
             raise OptionError(f"unknown backend {self.backend!r}: use {', '.join(BACKENDS)}")
-        precisions, asked = BACKENDS[self.backend].precisions, [self.precision_of(name) for name in ("target", "draft")]
-        for precision in asked:
-            if precision not in precisions:
-                raise OptionError(f"backend {self.backend} has no precision {precision!r}: use {', '.join(precisions)}")
-        if self.draft_precision and not self.draft:
-            raise OptionError("--draft-precision needs a draft: give one with --draft, or drop it")
+        self._check_precisions()
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise OptionError(f"max-seq-len must be at least 2, not {self.max_seq_len}")
         if not 1 <= self.max_batch_size <= MAX_BATCH_SIZE:
@@ -63,7 +62,7 @@ class BuildConfig:
         if self.cuda_arch != ("none",):
             kernels.architectures(self.cuda_arch)
         self.engine.check(self.backend)
-        if self.engine.plugin(self.backend) and "fp32" in asked:
+        if self.engine.plugin(self.backend) and "fp32" in map(self.dtype_of, self.models):
             linear = self.engine.kv_cache_dtype == "auto" and not self.engine.block_size
             native = ", or --attention native" if linear else ""
             raise OptionError(f"TreeAttention computes in 16 bits: use fp16 or bf16{native}")
@@ -72,10 +71,71 @@ class BuildConfig:
         if self.output.name in ("", ".", ".."):
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")
 
+    def _check_precisions(self) -> None:
+        for name in ("target", "draft"):
+            self.scheme_of(name)
+        if self.draft_precision and not self.draft:
+            raise OptionError("--draft-precision needs a draft: give one with --draft, or drop it")
+        if self.own_draft and self.draft_precision:
+            raise OptionError(f"--draft {self.draft} says its precision: drop --draft-precision")
+        target, draft = self.scheme_of("target"), self.scheme_of("draft")
+        if self.own_draft and target and draft and draft.bits >= target.bits:
+            raise OptionError(f"--draft {self.draft} is no smaller than the target: use self:int4")
+        self.quantize.check(self.quantizes, target is None or target.quantized or bool(self.quantize.all_types))
+        self.engine.check_types(self.backend, self.types)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Target and, where there is one, draft."""
+        return ("target", "draft") if self.draft else ("target",)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether any weight is to be quantized."""
+        schemes = [self.scheme_of(name) for name in self.models]
+        schemes += [parse(scheme, self.backend) for scheme in self.quantize.all_types]
+        return any(scheme is None or scheme.quantized for scheme in schemes)
+
+    @property
+    def types(self) -> set[str]:
+        """Types that weights may have, and what else is computed in: "int4", "fp16"."""
+        schemes = [*map(self.scheme_of, self.models), *(parse(each, self.backend) for each in self.quantize.all_types)]
+        narrow = {scheme.kind if scheme else "int4" for scheme in schemes}  # auto may choose that
+        return narrow | set(map(self.dtype_of, self.models))
+
+    @property
+    def fp8(self) -> bool:
+        """Whether any weight is to be in FP8."""
+        return "fp8" in self.types
+
+    @property
+    def max_kl(self) -> float:
+        """Nats a token that a quantized target may move, and what "auto" spends."""
+        return self.quantize.max_kl or (AUTO_KL if self.precision_of("target") == AUTO else MOST_KL)
+
+    @property
+    def own_draft(self) -> bool:
+        """Whether the draft is the target's own weights."""
+        return bool(self.draft) and str(self.draft).startswith(SELF)
+
     def precision_of(self, model: str) -> str:
-        """The precision of "target" or "draft"."""
+        """The precision of "target" or "draft" as it was asked for."""
         asked = self.draft_precision if model == "draft" else None
-        return asked or self.precision or BACKENDS[self.backend].precisions[0]
+        if model == "draft" and self.own_draft:
+            asked = str(self.draft).removeprefix(SELF)
+        return asked or self.precision or KINDS[self.backend][0]
+
+    def scheme_of(self, model: str) -> Scheme | None:
+        """The scheme of a model's weights, of which some may have another; None for "auto". Raises OptionError."""
+        precision = self.precision_of(model)
+        if precision == AUTO and self.backend != "onnxruntime-cuda":
+            return None
+        return parse(precision, self.backend)
+
+    def dtype_of(self, model: str) -> str:
+        """What a model computes in where it is not quantized: fp32, fp16 or bf16."""
+        scheme = self.scheme_of(model)
+        return scheme.dtype if scheme else DTYPES[self.backend][0]
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -20,11 +21,12 @@ from .compile import built_on, compile_engine, profiles_of
 from .config import BuildConfig
 from .layers import describe
 from .lower import BACKENDS
-from .passes.pattern import dims
+from .passes.pattern import dims, renamed
 
 WEIGHTS, GRAPH, PLAN = "weights.bin", "model.onnx", "model.plan"
 INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 Progress = Callable[[str, float], None]
+Stored = dict[str, ir.ExternalTensor]  # by content
 
 
 @dataclass
@@ -39,9 +41,9 @@ class Emitted:
 
 def lowering(config: BuildConfig) -> ModuleType:
     """The module that lowers for the asked backend."""
-    module = BACKENDS[config.backend].module
+    module = BACKENDS[config.backend]
     if config.backend == "tensorrt" and not config.engine.plugin(config.backend):
-        module = BACKENDS["tensorrt-rtx"].module
+        module = BACKENDS["tensorrt-rtx"]
     return importlib.import_module(f".lower{module}", __package__)
 
 
@@ -54,16 +56,17 @@ def emit(
     max_seq_len: int,
     progress: Progress = lambda phase, share: None,
     scales: Scales | None = None,
+    stored: Stored | None = None,
 ) -> Emitted:
     """Write one model to `folder / name`, with `scales` over FP8 caches, which the plugin alone has.
 
-    Raises OptionError and ExecutionError as `compile_engine` does.
+    stored: tensors of the models before it. Raises OptionError and ExecutionError as `compile_engine` does.
     """
-    (folder / name).mkdir(parents=True)
     if config.backend == "onnxruntime":
-        return _lanes(folder, name, graph, config, capacity)
+        return _lanes(folder, name, graph, config, capacity, {} if stored is None else stored)
+    (folder / name).mkdir(parents=True)
     caches = (scales, config.engine.block_size) if config.engine.plugin(config.backend) else ()
-    lowered = lowering(config).lower(graph, config.precision_of(name), capacity, *caches)
+    lowered = lowering(config).lower(graph, config.dtype_of(name), capacity, *caches)
     census, profiles = passes.census(lowered), profiles_of(config, max_seq_len)
     activations = max(activation_bytes(lowered, {d: most for d, (_, _, most) in p.sizes.items()}) for p in profiles)
     layers = sum(str(value.name).startswith("past_key") for value in lowered.graph.inputs)
@@ -111,18 +114,37 @@ def activation_bytes(graph: ir.Model, sizes: Mapping[str, int]) -> int:
     return 2 * max(sum(map(bytes_of, {*node.inputs, *node.outputs})) for node in graph.graph)
 
 
-def _lanes(folder: Path, name: str, graph: ir.Model, config: BuildConfig, capacity: int) -> Emitted:
-    """ONNX Runtime on a CPU: one graph file per batch size beside one file of weights."""
+def _lanes(folder: Path, name: str, graph: ir.Model, config: BuildConfig, capacity: int, stored: Stored) -> Emitted:
+    """ONNX Runtime on a CPU: one graph file per batch size beside one file of weights.
+
+    A draft that is the target's own weights lies in the target's folder, beyond which no graph may read, and what both
+    have is stored once.
+    """
+    own = config.own_draft and name == "draft"
+    place, prefix, weights = ("target", "draft-", f"draft-{WEIGHTS}") if own else (name, "", WEIGHTS)
+    (folder / place).mkdir(parents=True, exist_ok=own)
     large = [v for v in graph.graph.initializers.values() if v.const_value and v.const_value.nbytes >= INLINE_BYTES]
-    values = [v.const_value for v in large]
-    stored = ir.external_data.convert_tensors_to_external(values, folder / name, WEIGHTS)  # type: ignore[arg-type]
-    for value, tensor in zip(large, stored, strict=True):
+    keys = {v: _content(v.const_value) for v in large} if config.own_draft else {}  # type: ignore[arg-type]
+    new = [v for v in large if keys.get(v) not in stored]
+    values = [v.const_value for v in new]
+    written = ir.external_data.convert_tensors_to_external(values, folder / place, weights)  # type: ignore[arg-type]
+    for value, tensor in zip(new, written, strict=True):
         value.const_value = tensor
+        if keys:
+            stored[keys[value]] = tensor
+    for value in large:
+        if value not in new:
+            value.const_value = renamed(stored[keys[value]], str(value.name))
     emitted = Emitted({}, {})
     for batch_size in config.batch_sizes:
-        file = f"{name}/batch{batch_size}.onnx"
+        file = f"{place}/{prefix}batch{batch_size}.onnx"
         lowered = lowering(config).lower(graph, batch_size, capacity)
         emitted.lowered = emitted.lowered or passes.census(lowered)
         ir.save(lowered, folder / file)
         emitted.graphs[str(batch_size)] = file
     return emitted
+
+
+def _content(tensor: ir.TensorProtocol) -> str:
+    """What tells tensors apart: type, shape and bytes."""
+    return hashlib.sha256(f"{tensor.dtype} {tensor.shape}".encode() + tensor.tobytes()).hexdigest()

@@ -31,6 +31,7 @@ from ..runtime.errors import CheckpointError
 from . import rotary
 from .layout import Layout, refuse_options, set_experts
 from .ops import OPSET, TRANSLATIONS
+from .passes.pattern import TRANSPOSED
 
 ATTENTION = "specbuild"
 
@@ -159,8 +160,18 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
             verbose=False,
         )
         assert program is not None
+        _name_weights(program.model.graph)
         optimize_ir(program.model, should_fold=_should_fold)  # nothing is fused here: the passes do, and report it
     return program.model
+
+
+def _name_weights(graph: ir.Graph) -> None:
+    """Weights are named as the model names them; one that is turned round, and so made anew, as that and TRANSPOSED."""
+    for value in list(graph.initializers.values()):
+        value.name = str(value.name).removeprefix("model.")
+        for use in value.uses():
+            if use.node.op_type == "Transpose":
+                use.node.outputs[0].name = f"{value.name}{TRANSPOSED}"
 
 
 def _should_fold(node: ir.Node) -> bool | None:

@@ -30,10 +30,16 @@ def describe(layers: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
 
 
 def in_words(engine: dict[str, Any]) -> str:
-    """ "574 layers; of the model's 6: attention in 6, KV-cache update in 6, rotary embedding in 6"."""
+    """ "574 layers; of the model's 6: attention in 6, KV-cache update in 6, rotary embedding in 6".
+
+    Where there are quantized weights, also how many: each has a DEQUANTIZE, and each quantized input a pair.
+    """
     of = engine["model_layers"]
     found = {
         role.replace("_", " ").replace("kv cache", "KV-cache"): sum(bool(each[role]) for each in of) for role in ROLES
     }
     roles = ", ".join(f"{role} in {count}" for role, count in found.items())
-    return f"{len(engine['layers'])} layers; of the model's {len(of)}: {roles}"
+    inputs, restored = (engine["layer_types"].get(kind, 0) for kind in ("QUANTIZE", "DEQUANTIZE"))
+    quantized = f"; {restored - inputs} quantized weights" if restored else ""
+    rounded = f", {inputs} quantized inputs" if inputs else ""
+    return f"{len(engine['layers'])} layers; of the model's {len(of)}: {roles}{quantized}{rounded}"

@@ -59,7 +59,7 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     global _positions
     _positions = positions
     _layers.clear()
-    name, model = _empty(config)
+    name, model = empty(config)
     try:
         with torch.no_grad():
             rotary.check(model, positions)
@@ -87,7 +87,7 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     return Layout(layers[0].kv_heads, layers[0].head_dim, windows)
 
 
-def _empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
+def empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
     """The model without weights, and its class's name."""
     config = copy.deepcopy(config)
     others = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - _LAYER_TYPES)

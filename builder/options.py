@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from .kernels import split_names
 HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
 ATTENTIONS = ("plugin", "native")
 KV_CACHE_DTYPES = ("auto", "fp8")
+FP8_FROM = 89  # the first architecture with products in E4M3
+_FIRST = {"fp8": (FP8_FROM, "int8"), "int4": (80, "int8"), "bf16": (80, "fp16")}  # that has a type; what to use instead
 _TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only of the flavour that times kernels
 
 
@@ -84,6 +86,17 @@ class EngineOptions:
         timed = [name for name in given if name in _TIMED]
         if backend == "tensorrt-rtx" and timed:
             raise OptionError(f"tensorrt-rtx has no --{_flag(timed[0])}: drop it, or use --backend tensorrt")
+
+    def check_types(self, backend: str, types: Collection[str]) -> None:
+        """Raises OptionError for types that what `arch` says has not: TensorRT-RTX itself says so after minutes."""
+        if backend == "tensorrt-rtx" and not self.targets and "fp8" in types:
+            raise OptionError("portable engines also run where there is no FP8: give --arch 89 or later, or use int8")
+        for each, (first, instead) in _FIRST.items():
+            lacking = [name for name in self.targets if int(name) < first]
+            if each in types and lacking:
+                raise OptionError(
+                    f"sm_{lacking[0]} has no {each.upper()}: give --arch {first} or later, or use {instead}"
+                )
 
 
 _ENGINES = " or ".join(f"--backend {name}" for name in MODULES)

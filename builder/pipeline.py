@@ -1,4 +1,4 @@
-"""The build: checkpoints → portable graphs → passes → lowering → bundle → check.
+"""The build: checkpoints → portable graphs → passes → quantization → lowering → bundle → check.
 
 Everything is written to a hidden folder beside the output, which is renamed when all is done; whatever stops the
 build, the hidden folder goes and an older bundle stays as it was.
@@ -10,104 +10,56 @@ import gc
 import json
 import platform
 import resource
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+import onnx_ir as ir
 
-from ..runtime import memory
+from ..runtime import Engine, memory
 from ..runtime.backends import ON_GPU
-from ..runtime.bundle import (
-    MANIFEST,
-    MODULES,
-    REPORT,
-    SCHEMA_VERSION,
-    EngineRecord,
-    FileRecord,
-    KernelRecord,
-    Manifest,
-    ModelRecord,
-    file_record,
-)
+from ..runtime.bundle import MODULES, REPORT, KernelRecord, Manifest, ModelRecord
+from ..runtime.errors import ExecutionError
 from . import checkpoint as checkpoints
 from . import kernels, passes
 from .calibrate import Scales, calibrate
-from .check import check, graph_difference, inspected, rounding, tokenize, unrunnable
+from .check import MOST_DIVERGENCE, check, graph_difference, inspected, rounding, standard_chain, tokenize, unrunnable
 from .checkpoint import Checkpoint
-from .compile import capacity_of, check_machine
+from .compile import check_machine
 from .config import BuildConfig
 from .emit import emit, lowering
 from .export import export
 from .lower import BOUND
 from .lower.lanes import cache_width
 from .lower.plugin import PAGED
+from .manifest import memory_plans, save_tokenizer, write_manifest
 from .output import check_output, staging
-from .prepare import Sources, prepare
+from .prepare import prepare
 from .products import count
-from .quantize import QUANTIZERS
-from .reference import Reference, greedy, text_logits
+from .quantize import texts
+from .quantize.linears import Names, simulated
+from .quantize.options import AUTO, assign
+from .quantize.quality import Before, moved
+from .quantize.rewrite import Quantize, check_products
+from .quantize.stage import Request, quantize_model
+from .quantize.steps import plain_graph, step_times
+from .reference import greedy, text_logits
 from .rounding import DTYPES, measure
 from .tuning.tune import tune_build
+from .work import Detail, Progress, Work
 
-TOKENIZER, CHAT_TEMPLATE = "tokenizer.json", "chat_template.jinja"
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 KERNELS = "kernels"
-LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")
-Progress = Callable[[str], None]
-Detail = Callable[[str, float], None]
-
-
-@dataclass
-class _Build:
-    """One build under way."""
-
-    config: BuildConfig
-    folder: Path
-    progress: Progress
-    detail: Detail
-    source: Sources
-    bound: float = BOUND
-    graph_difference: float | None = None  # of the target's logits, for GPUs
-    check_tokens: int = 0  # of output, per prompt of the check
-    scales: dict[str, Scales] = field(default_factory=dict)  # of FP8 caches, by model
-    fp8_caches: dict[str, Any] | None = None  # what they change in the target
-    references: list[Reference] = field(default_factory=list)
-    reference_logits: list[NDArray[np.float32]] = field(default_factory=list)
-    models: dict[str, ModelRecord] = field(default_factory=dict)
-    kernels: dict[str, KernelRecord] = field(default_factory=dict)
-    engines: dict[str, EngineRecord] = field(default_factory=dict)
-    engine_reports: dict[str, Any] = field(default_factory=dict)  # by model
-    kernel_report: dict[str, Any] | None = None
-    matched: dict[str, dict[str, int]] = field(default_factory=dict)
-    operators: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # per model and stage, how many
-    products: dict[str, Any] = field(default_factory=dict)  # by model, what `specbuild profile` computes with
-    seconds: dict[str, float] = field(default_factory=dict)
-    files: dict[str, FileRecord] = field(default_factory=dict)  # hashed so far; nothing is written twice
-
-    @property
-    def capacity(self) -> int:
-        """Cache rows of a slot; see `capacity_of`."""
-        return capacity_of(self.config, self.source.max_seq_len)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Announce a stage, and note how long it took."""
-        self.progress(name)
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - started, 3)
 
 
 def stages(config: BuildConfig) -> int:
     """How many stages a build announces."""
-    models = 2 if config.draft else 1
+    models = len(config.models)
     fp8 = models if config.engine.kv_cache_dtype == "fp8" else 0
-    return 4 + 3 * models + fp8 + bool(config.architectures) + (config.backend in ON_GPU) + config.tune
+    quantized = 1 + models * (2 if config.backend == "onnxruntime" else 1) if config.quantizes else 0
+    return 4 + 3 * models + fp8 + quantized + bool(config.architectures) + (config.backend in ON_GPU) + config.tune
 
 
 def build(
@@ -115,41 +67,38 @@ def build(
 ) -> dict[str, Any]:
     """Build a bundle at `config.output`; returns its report. Raises SpecbuildError, and leaves nothing then.
 
-    progress: told each stage as it begins. detail: told what a compiler does meanwhile, and its share that is done.
+    progress: told each stage as it begins. detail: told what goes on meanwhile, and its share that is done.
     """
     check_output(config)
     if config.backend in MODULES:
-        check_machine(config.backend, config.engine)
+        check_machine(config.backend, config.engine, config.fp8)
     if config.architectures:
         kernels.check_compiler(config.architectures)
     progress("checkpoints")
     source = prepare(config)
     progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
     with staging(config.output, source.bundle_bytes) as folder:
-        return _run(_Build(config, folder, progress, detail, source))
+        return _run(Work(config, folder, progress, detail, source))
 
 
-def _run(work: _Build) -> dict[str, Any]:
+def _run(work: Work) -> dict[str, Any]:
     if work.config.architectures:
         with work.stage("kernels"):
             _save_kernels(work)
+    if work.config.quantizes:
+        asked, tokenizer = work.config.quantize, work.source.target.tokenizer
+        size = asked.calib_size, asked.calib_seed
+        work.texts = texts.read(asked.calibration, tokenizer, work.source.max_seq_len - 1, *size)  # room for one more
     for name, checkpoint in work.source.models.items():
-        _compile(work, name, checkpoint)
-    template = _save_tokenizer(work)
-    manifest = _write_manifest(work, template)
-    with work.stage("check"):
-        if work.config.precision_of("target") in QUANTIZERS:  # rounding grows: activations are rounded too
-            work.bound = max(work.bound, 2 * rounding(work.folder, work.references))
-            _write_manifest(work, template)
-        missing = unrunnable(manifest) if work.config.backend in ON_GPU else None
-        if missing:
-            exactness = {"bound": work.bound, "cases": [], "not_run": missing}
-        else:
-            exactness = check(work.folder, work.references, work.reference_logits, work.check_tokens)
-            for name, layers in inspected(work.folder, manifest).items():
-                work.engine_reports[name]["inspector"] = layers
-        if work.graph_difference is not None:
-            exactness["graph_logit_difference"] = work.graph_difference
+        with ExitStack() as scratch:
+            _compile(work, name, checkpoint, scratch)
+    template = save_tokenizer(work)
+    manifest = write_manifest(work, template)
+    exactness = _check(work, manifest, template)
+    found = None
+    if work.config.quantizes:
+        with work.stage("quality"):
+            found = _quality(work)
     tuning = None
     if work.config.tune:
         with work.stage("tune"):
@@ -165,19 +114,39 @@ def _run(work: _Build) -> dict[str, Any]:
         "engines": work.engine_reports,
         "fp8_caches": work.fp8_caches
         and work.fp8_caches | {"scales": {n: s.to_dict() for n, s in work.scales.items()}},
-        "memory": _memory(manifest, work.config),
+        "memory": memory_plans(manifest, work.config),
         "exactness": exactness,
+        "quality": found,
         "tuning": tuning,
         "machine": {"platform": platform.platform(), "python": platform.python_version()},
     }
     (work.folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    _write_manifest(work, template)
+    write_manifest(work, template)
     return report
 
 
-def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
+def _check(work: Work, manifest: Manifest, template: str | None) -> dict[str, Any]:
+    """The bundle against Hugging Face and itself; for GPUs, what can be checked here."""
+    with work.stage("check"):
+        if work.config.backend == "onnxruntime" and work.found("target"):
+            work.bound = max(work.bound, 2 * rounding(work.folder, work.references))  # activations are rounded too
+            write_manifest(work, template)
+        missing = unrunnable(manifest) if work.config.backend in ON_GPU else None
+        if missing:
+            exactness: dict[str, Any] = {"bound": work.bound, "cases": [], "not_run": missing}
+        else:
+            limit = max(MOST_DIVERGENCE, work.config.max_kl) if work.config.quantizes else MOST_DIVERGENCE
+            exactness = check(work.folder, work.references, work.reference_logits, work.check_tokens, limit)
+            for name, layers in inspected(work.folder, manifest).items():
+                work.engine_reports[name]["inspector"] = layers
+        if work.graph_difference is not None:
+            exactness["graph_logit_difference"] = work.graph_difference
+    return exactness
+
+
+def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) -> None:
     """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
-    layout, precision, lowered_by = work.source.layouts[name], work.config.precision_of(name), lowering(work.config)
+    layout, lowered_by = work.source.layouts[name], lowering(work.config)
     with work.stage(f"{name}: load"):
         model = checkpoints.load(checkpoint, "eager")
         parameters = model.num_parameters()
@@ -194,30 +163,30 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
     with work.stage(f"{name}: export"):
         graph = export(model, layout, work.source.max_seq_len, work.capacity)
         work.operators[name] = {"exported": passes.census(graph)}
-    with work.stage(f"{name}: fuse and lower"):
         work.matched[name] = passes.run_portable(graph)
         work.operators[name]["fused"] = passes.census(graph)
-        if precision in QUANTIZERS:
-            quantizer = QUANTIZERS[precision]()
-            quantizer(graph)
-            work.matched[name][type(quantizer).__name__] = quantizer.matched
-            passes.clean(graph)
-        work.products[name] = asdict(count(graph, memory.ITEM_BYTES[precision]))
+    if work.config.quantizes:
+        with work.stage(f"{name}: quantize"):
+            _quantize(work, name, model, checkpoint, graph)
+    with work.stage(f"{name}: lower"):
+        plain = scratch.enter_context(plain_graph(graph, work.capacity)) if work.times_steps(name) else None
+        precision = _rewrite(work, name, graph)
+        work.products[name] = asdict(count(graph, memory.item_bytes(precision)))
         sizes = work.capacity, work.source.max_seq_len
-        emitted = emit(work.folder, name, graph, work.config, *sizes, work.detail, scales)
+        emitted = emit(work.folder, name, graph, work.config, *sizes, work.detail, scales, work.stored)
         work.operators[name]["lowered"] = emitted.lowered
         work.engines |= emitted.engines
         if emitted.report:
             work.engine_reports[name] = emitted.report
     if name == "target" and work.config.backend in ON_GPU:
         with work.stage("target: graph against Hugging Face"):
-            each = work.references, work.reference_logits
-            work.graph_difference = graph_difference(graph, *each, work.capacity)
-    if name == "target" and precision in DTYPES:
-        found = measure(model, precision, work.references, work.reference_logits, scales)
-        work.bound, work.fp8_caches = max(BOUND, 2 * found.gap), found.fp8_caches
+            _check_graph(work, graph, model, scales)
     del model, graph
     gc.collect()
+    if plain:
+        with work.stage(f"{name}: steps"):
+            each = {"quantized": work.folder / emitted.graphs["1"], "float32": plain}
+            work.quantized[name].measured["steps"] = step_times(each, work.spec(name), work.config.buckets[-1])
     work.models[name] = ModelRecord(
         source=checkpoint.source,
         source_sha256=checkpoint.sha256(),
@@ -237,7 +206,70 @@ def _compile(work: _Build, name: str, checkpoint: Checkpoint) -> None:
     )
 
 
-def _save_kernels(work: _Build) -> None:
+def _quantize(work: Work, name: str, model: PreTrainedModel, checkpoint: Checkpoint, graph: ir.Model) -> None:
+    """A model's numbers, and what it computed on held-out texts without them."""
+    assert work.texts is not None
+    work.names[name] = names = Names.of(model)  # loaded, it may be tied otherwise than its configuration says
+    asked, precision = work.config.quantize, work.config.precision_of(name)
+    schemes = assign(asked, name, precision, work.config.backend, names)
+    check_products(graph, schemes)
+    eos, longest = checkpoint.eos_token_ids(), work.source.max_seq_len
+    before = Before.of(model, work.texts.held_out, eos, longest)
+    judged_by = work.quantized["target"].before if name == "draft" else before
+    item = memory.item_bytes(work.config.dtype_of(name))
+    request = Request(name, precision, work.config.backend, asked, work.texts, work.config.max_kl, item)
+    each = names, schemes, before, judged_by.greedy, checkpoint.sha256(), work.detail
+    work.quantized[name] = quantize_model(model, request, *each)
+
+
+def _rewrite(work: Work, name: str, graph: ir.Model) -> str:
+    """Put a model's numbers into its graph; returns what its precision is called."""
+    dtype, found = work.config.dtype_of(name), work.found(name)
+    if not found:
+        return dtype
+    quantizer = Quantize(found, work.names[name])
+    quantizer(graph)
+    work.matched[name][type(quantizer).__name__] = quantizer.matched
+    passes.clean(graph)
+    asked = work.config.precision_of(name)
+    called = asked if asked == AUTO or work.config.scheme_of(name).quantized else "mixed"  # type: ignore[union-attr]
+    return called if dtype == "fp32" or "/" in called else f"{called}/{dtype}"
+
+
+def _check_graph(work: Work, graph: ir.Model, model: PreTrainedModel, scales: Scales | None) -> None:
+    """The target's graph as ONNX Runtime computes it in float32 here, and how far 16 bits will be from that."""
+    found, dtype = work.found("target"), work.config.dtype_of("target")
+    with simulated(model, found):
+        logits = work.reference_logits
+        if found:
+            logits = [text_logits(model, reference.text) for reference in work.references]
+        with standard_chain(graph, work.capacity) as chain:
+            rounds = any(each.input_scale is not None for each in found.values())
+            work.graph_difference = graph_difference(chain, work.references, logits, rounds)
+            if found:
+                work.quantized["target"].measured |= moved(work.quantized["target"].before, chain)
+        if dtype in DTYPES:
+            rounded = measure(model, dtype, work.references, logits, scales)
+            work.bound, work.fp8_caches = max(BOUND, 2 * rounded.gap), rounded.fp8_caches
+
+
+def _quality(work: Work) -> dict[str, Any]:
+    """What quantization cost, by model; raises ExecutionError where that is more than was allowed."""
+    assert work.texts is not None
+    if work.config.backend == "onnxruntime" and work.found("target"):
+        with Engine.load(work.folder, prefix_caching=False) as engine:
+            work.quantized["target"].measured |= moved(work.quantized["target"].before, engine.text_logits)
+    told = {name: each.to_dict() for name, each in work.quantized.items()}
+    cost, most = told["target"].get("kl_nats_per_token", 0.0), work.config.max_kl
+    if not cost <= most:  # NaN is more than anything
+        raise ExecutionError(
+            f"the target moved by {cost:.2g} nats a token, more than --max-kl {most:g}: nothing was written, use a "
+            "wider --precision, or allow more"
+        )
+    return {"texts": work.texts.to_dict(), "models": told}
+
+
+def _save_kernels(work: Work) -> None:
     """A cubin per source, shape and architecture."""
     sources = None if work.source.shapes else kernels.sources(kernels.GLUE)
     cubins = kernels.compile_kernels(work.config.architectures, work.source.shapes, sources)
@@ -247,54 +279,3 @@ def _save_kernels(work: _Build) -> None:
         (work.folder / file).write_bytes(cubin.image)
         work.kernels[file] = KernelRecord(cubin.architecture, sorted(cubin.kernels))
     work.kernel_report = kernels.report(cubins)
-
-
-def _save_tokenizer(work: _Build) -> str | None:
-    """tokenizer.json as `transformers` uses it, and the chat template where there is one."""
-    tokenizer = work.source.target.tokenizer
-    (work.folder / TOKENIZER).write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if not template:
-        return None
-    (work.folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
-    return CHAT_TEMPLATE
-
-
-def _write_manifest(work: _Build, template: str | None) -> Manifest:
-    """The manifest of what lies in the folder; files are hashed the first time they are seen."""
-    config, tokenizer = work.config, work.source.target.tokenizer
-    names = [p.relative_to(work.folder).as_posix() for p in sorted(work.folder.rglob("*")) if p.is_file()]
-    work.files |= {n: file_record(work.folder / n) for n in names if n != MANIFEST and n not in work.files}
-    special = {key: str(value) for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        specbuild_version=version("specbuild-trt"),
-        libraries={name: version(name) for name in LIBRARIES},
-        backend=config.backend,
-        precision=config.precision_of("target"),
-        exactness_bound=work.bound,
-        max_seq_len=work.source.max_seq_len,
-        max_batch_size=config.max_batch_size,
-        buckets=list(config.buckets),
-        default_tree=config.tree,
-        eos_token_ids=work.source.target.eos_token_ids(),
-        special_tokens=special,
-        tokenizer=TOKENIZER,
-        chat_template=template,
-        models=work.models,
-        files=work.files,
-        kernels=work.kernels,
-        engines=work.engines,
-    )
-    (work.folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-    return manifest
-
-
-def _memory(manifest: Manifest, config: BuildConfig) -> dict[str, Any]:
-    """Bytes by what takes them when the bundle runs: for one text of the full length, and by batch and length."""
-    one, longest = memory.plan(manifest, 1), manifest.max_seq_len
-    lengths = sorted({length for length in (longest // 4, longest // 2, longest) if length})
-    plans = [memory.plan(manifest, batch, length).to_dict() for batch in config.batch_sizes for length in lengths]
-    return {"weights": one.weights, "caches_per_sequence": one.caches, "plans": plans}

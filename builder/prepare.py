@@ -15,13 +15,16 @@ from . import kernels
 from .checkpoint import Checkpoint
 from .compile import profiles_of
 from .config import LONGEST_DEFAULT, BuildConfig
-from .layout import Layout, probe
+from .layout import Layout, empty, probe
 from .output import check_output
+from .quantize.linears import Names
+from .quantize.options import assign, check_patterns
 
 CUBINS_BYTES = 2 << 20  # of one architecture, at most
 PROFILE_BYTES = 6 << 20  # of code, in an engine
 # A build's memory, measured: the same for every model, and per parameter of the larger one.
-BASE_BYTES, PARAMETER_BYTES = {False: 600 << 20, True: 950 << 20}, {False: 5, True: 11}  # True: of engines
+BASE_BYTES = {False: 600 << 20, True: 950 << 20}  # by whether engines are compiled
+PARAMETER_BYTES = {False: 5, True: 11}  # by whether they are, or weights are quantized
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,20 @@ class Sources:
 def prepare(config: BuildConfig) -> Sources:
     """Find the checkpoints and ask them; raises CheckpointError and OptionError."""
     target = checkpoints.find(config.target)
-    draft = checkpoints.find(config.draft) if config.draft else None
-    if draft:
+    draft = target if config.own_draft else checkpoints.find(config.draft) if config.draft else None
+    if draft and not config.own_draft:
         checkpoints.check_pair(target, draft)
     max_seq_len = _max_seq_len(config, target, draft)
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
+    names = {name: Names.of(empty(checkpoint.config)[1]) for name, checkpoint in models.items()}
+    calibrated = False
+    check_patterns(config.quantize, names, config.backend)
+    for name, each in names.items():
+        asked = assign(config.quantize, name, config.precision_of(name), config.backend, each).values()
+        calibrated = calibrated or config.scheme_of(name) is None or any(scheme.calibrated for scheme in asked)
+    if config.quantize.calibration_cache and not calibrated:
+        raise OptionError("these precisions are not calibrated, there is nothing to keep: drop --calibration-cache")
     for name, layout in layouts.items():
         _check_head(config, name, models[name], layout.head_dim)
     alone = config.backend == "onnxruntime" and config.architectures  # all kernels, without an engine that has its own
@@ -76,7 +87,7 @@ def prepare(config: BuildConfig) -> Sources:
         layouts=layouts,
         shapes=shapes,
         bundle_bytes=2 * sum(weights) + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
-        memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[engines] * max(parameters),
+        memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[engines or config.quantizes] * max(parameters),
     )
 
 
@@ -87,7 +98,7 @@ def _check_head(config: BuildConfig, name: str, model: Checkpoint, size: int) ->
             kernels.Shape(size, "F16", "F16")
         except OptionError as error:
             raise OptionError(f"the {name} has no plugin, {error}: use --attention native") from None
-    elif config.backend in MODULES and config.precision_of(name) != "fp32" and size % 8:
+    elif config.backend in MODULES and config.dtype_of(name) != "fp32" and size % 8:
         raise OptionError(
             f"the {name} has heads of {size}, TensorRT's attention in 16 bits takes multiples of 8: use fp32"
         )

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ..runtime.roofline import Attention, Experts, Products
 from .passes.pattern import dims
 
-_PRODUCTS = {"MatMul", "MatMulNT", "Gemm", "BlockMatMul"}
+_PRODUCTS = {"MatMul", "MatMulNT", "Gemm", "BlockMatMul", "ScaledMatMul"}
 _LOOKUPS = {"Gather", "GatherND", "BlockGather"}
 _VIEWS = {"Transpose", "Reshape", "Cast"}  # what may lie between a weight and its product
 _TABLES = 9  # TreeAttention's inputs from here on are rotary tables

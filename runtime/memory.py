@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from .bundle import Manifest, ModelRecord
 from .errors import OptionError
 
-ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 4}  # of a number in a cache, by the model's precision
+_ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 GRAPH_BYTES = 1 << 20  # of a captured graph: an allowance
 
 
@@ -38,6 +38,11 @@ class MemoryPlan:
     def to_dict(self) -> dict[str, int]:
         """For report.json."""
         return asdict(self) | {"total": self.total}
+
+
+def item_bytes(precision: str) -> int:
+    """Of a number in a cache: of what a model computes in, which a quantized one's precision ends with, on GPUs."""
+    return _ITEM_BYTES.get(precision.rpartition("/")[2], _ITEM_BYTES["fp32"])
 
 
 def block_size(manifest: Manifest) -> int:
@@ -81,7 +86,7 @@ def plan(
     return MemoryPlan(
         batch_size=batch_size,
         seq_len=length,
-        weights=sum(_weights(manifest, record) for record in records),
+        weights=_weights(manifest, records),
         caches=sum(_row_bytes(manifest, record) * cached for record in records),
         activations=max((manifest.engines[p].activations for r in records for p in _plans(manifest, r)), default=0),
         buffers=sum(_buffers(record, batch_size, nodes, rows, chunk) for record in records),
@@ -101,7 +106,7 @@ def check(
 
     tokens: as in `plan`. weights: the part of the target's that is on the device, None for all.
     """
-    streamed = int(_weights(manifest, manifest.models["target"]) * (0 if weights is None else 1 - weights))
+    streamed = int(_weights(manifest, [manifest.models["target"]]) * (0 if weights is None else 1 - weights))
     room = free + streamed
 
     def total(batch: int, length: int | None = None) -> int:
@@ -139,9 +144,9 @@ def _longest(most: int, fits: Callable[[int], bool]) -> int:
     return 64 * low
 
 
-def _weights(manifest: Manifest, record: ModelRecord) -> int:
-    """Everything in the folders of a model's graphs, once however many graphs share it."""
-    folders = {graph.rpartition("/")[0] + "/" for graph in record.graphs.values()}
+def _weights(manifest: Manifest, records: Iterable[ModelRecord]) -> int:
+    """Everything in the folders of the models' graphs, once however many graphs share it."""
+    folders = {graph.rpartition("/")[0] + "/" for record in records for graph in record.graphs.values()}
     return sum(file.bytes for name, file in manifest.files.items() if name.startswith(tuple(folders)))
 
 
@@ -152,7 +157,7 @@ def _plans(manifest: Manifest, record: ModelRecord) -> list[str]:
 def cache_item_bytes(manifest: Manifest, record: ModelRecord) -> int:
     """Of a number in a model's caches: one where they are FP8."""
     fp8 = any(manifest.engines[name].kv_cache_dtype == "fp8" for name in _plans(manifest, record))
-    return 1 if fp8 else ITEM_BYTES[record.precision]
+    return 1 if fp8 else item_bytes(record.precision)
 
 
 def _row_bytes(manifest: Manifest, record: ModelRecord) -> int:

@@ -22,7 +22,7 @@ from .backends.standard import StandardExecutor
 from .bundle import ModelRecord
 from .engine import cores
 from .loop import Loop
-from .memory import ITEM_BYTES
+from .memory import item_bytes
 
 _TIMES = 10  # of each measurement of the device; the best counts
 _WARM = 3e-3  # seconds of a step's repetition before it is timed
@@ -75,7 +75,7 @@ class Products:
         cache_bytes: of a number in the caches, None for the model's own type.
         """
         new = batch * nodes
-        row = 2 * record.kv_heads * record.head_dim * (cache_bytes or ITEM_BYTES[record.precision])
+        row = 2 * record.kv_heads * record.head_dim * (cache_bytes or item_bytes(record.precision))
         moved = self.bytes + new * (record.vocab_size * _LOGIT_BYTES + _NODE_BYTES)
         products = new * self.parameters
         for experts in self.experts:

@@ -18,6 +18,8 @@ from ..config import BUCKETS, DEFAULT_TREE, BuildConfig
 from ..kernels import ARCHITECTURES
 from ..lower import BACKENDS
 from ..options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
+from ..quantize.options import AUTO_KL, MOST_KL, QuantizeOptions
+from . import quality
 from .tuned import in_words
 
 _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
@@ -54,13 +56,49 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     help="A build written down, like those in engines/; options given here go before it.",
 )
 @click.option("--target", required=True, metavar="DIR", help="The model whose output counts: a folder, or a hub id.")
-@click.option("--draft", metavar="DIR", help="A small model with the same tokenizer; without it, n-gram lookup drafts.")
+@click.option(
+    "--draft",
+    metavar="DIR",
+    help="A small model with the same tokenizer, or self:int4, the target's own weights; without it lookup drafts.",
+)
 @click.option(
     "-o", "--output", required=True, metavar="BUNDLE", type=click.Path(path_type=Path), help="Folder to create."
 )
 @click.option("--backend", default="onnxruntime", show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
-@click.option("--precision", help="fp32 or int8 weights on a CPU, the former by default; fp16, bf16 or fp32 on GPUs.")
+@click.option(
+    "--precision",
+    help="fp32, int8 or int4 on a CPU; fp16, bf16, fp32, int8, int4 or fp8 on GPUs; the first by default; or auto. "
+    "Options after a colon, as in int4:64,sym: docs/quantization.md.",
+)
 @click.option("--draft-precision", metavar="PRECISION", help="The draft's; the target's by default.")
+@click.option(
+    "--tensor-type",
+    multiple=True,
+    metavar="PATTERN=PRECISION",
+    help="For weights whose name a glob matches, like 'layers.0.*=fp32', 'draft:down_proj=int8'; the last one counts.",
+)
+@click.option("--output-tensor-type", metavar="PRECISION", help="The LM head's.")
+@click.option("--token-embedding-type", metavar="PRECISION", help="The embedding's; a tied one's is the head's.")
+@click.option(
+    "--calibration",
+    metavar="FILE.jsonl",
+    type=click.Path(path_type=Path),
+    help="Your texts: lines with text, prompt or messages. A quarter is held out, to say what was lost.",
+)
+@click.option("--calib-size", type=int, default=32, show_default=True, metavar="N", help="Texts of 256 tokens used.")
+@click.option("--calib-seed", type=int, default=0, show_default=True, metavar="S", help="Which ones.")
+@click.option(
+    "--calibration-cache",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Keep each layer's numbers there, and go on after an interruption.",
+)
+@click.option(
+    "--max-kl",
+    type=float,
+    metavar="NATS",
+    help=f"Fail where the target moved further, in nats a token: {MOST_KL} by default, {AUTO_KL} with auto.",
+)
 @click.option("--max-seq-len", type=int, metavar="N", help="Most tokens of a text, prompt included.")
 @click.option("--max-batch-size", type=int, default=4, show_default=True, metavar="B", help="Most sequences in a step.")
 @click.option(
@@ -113,9 +151,10 @@ def command(output: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
     specbuild build --target engines/pycode/target --draft engines/pycode/draft -o pycode.bundle
     """
     engine = EngineOptions(**{f.name: options.pop(f.name) for f in fields(EngineOptions)})
+    quantize = QuantizeOptions(**{f.name: options.pop(f.name) for f in fields(QuantizeOptions)})
     if options["tune"] is None:
         options["tune"] = options["backend"] == "onnxruntime"
-    config = BuildConfig(output=output, engine=engine, **options)
+    config = BuildConfig(output=output, engine=engine, quantize=quantize, **options)
     if dry_run:
         _show_plan(config, as_json)
         return
@@ -200,6 +239,8 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
     if cache := report["fp8_caches"]:
         mean, most = cache["kl_nats_per_token"], cache["largest_kl_nats"]
         click.echo(f"  FP8 caches alone, in float32: {mean:.1e} nats a token to Hugging Face, {most:.1e} at most")
+    for line in quality.in_words(report["quality"]):
+        click.echo(f"  {line}")
     for line in in_words(report["tuning"]):
         click.echo(f"  {line}")
     if "not_run" in exactness:

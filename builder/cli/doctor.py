@@ -24,7 +24,8 @@ from ...runtime.errors import OptionError, SpecbuildError
 from ...runtime.library import PLUGIN, find_library
 from .. import kernels
 from ..compile import flavour
-from ..lower import BACKENDS, BackendInfo
+from ..lower import BACKENDS
+from ..quantize.scheme import KINDS
 
 _FLAVOURS = MODULES | {"tensorrt-lean": "tensorrt_lean"}
 
@@ -58,11 +59,11 @@ def examine() -> dict[str, Any]:
         "kernel library": str(library) if library else "not found: SPECBUILD_CUDA=1 pip install . compiles it",
         "CUDA kernels": _kernels(nvrtc, library),
         "build": f"no, missing {', '.join(build)}: pip install 'specbuild-trt[build]'" if build else "yes",
-        **{f"{name} bundles": _backend(name, info, build) for name, info in BACKENDS.items()},
+        **{f"{name} bundles": _backend(name, build) for name in BACKENDS},
     }
 
 
-def _backend(name: str, info: BackendInfo, lacking: list[str]) -> str:
+def _backend(name: str, lacking: list[str]) -> str:
     """What a backend takes, and what is in the way of building for it and of running it here."""
     driver = _fault(check_driver) if name in ON_GPU else None
     package = _fault(lambda: flavour(name)) if name in MODULES else None
@@ -73,7 +74,7 @@ def _backend(name: str, info: BackendInfo, lacking: list[str]) -> str:
     if name == "tensorrt" and not find_library(PLUGIN):
         runs = runs or "the plugin's library is missing (plugins/README.md), all but --attention native needs it"
     told = [f"{what} {f'no ({why})' if why else 'yes'}" for what, why in (("builds", builds), ("runs", runs))]
-    return f"{', '.join(info.precisions)}; {'; '.join(told)}"
+    return f"{', '.join(KINDS[name])}; {'; '.join(told)}"
 
 
 def _fault(check: Callable[[], object]) -> str | None:

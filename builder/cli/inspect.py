@@ -13,15 +13,17 @@ from ...runtime.backends import ON_GPU
 from ...runtime.bundle import REPORT
 from ...runtime.errors import OptionError
 from .. import layers
+from . import quality as of_quality
 from .tuned import in_words
 
 
 @click.command(name="inspect")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--graph", is_flag=True, help="Show the operators of each model before and after the passes.")
+@click.option("--quality", is_flag=True, help="Show what quantization cost, layer by layer and end to end.")
 @click.option("--device-loop", is_flag=True, help="Show, as JSON, the graph of one round on a device.")
 @click.option("--json", "as_json", is_flag=True, help="Print manifest and report as JSON.")
-def command(bundle: Path, graph: bool, device_loop: bool, as_json: bool) -> None:
+def command(bundle: Path, graph: bool, quality: bool, device_loop: bool, as_json: bool) -> None:
     """Show what a bundle holds, after checking every file's hash."""
     opened = Bundle.open(bundle)
     opened.verify()
@@ -34,7 +36,11 @@ def command(bundle: Path, graph: bool, device_loop: bool, as_json: bool) -> None
         return
     manifest = json.loads(opened.manifest.to_json())
     report = json.loads(opened.path(REPORT).read_text(encoding="utf-8"))
-    if as_json:
+    if as_json and quality:
+        click.echo(json.dumps(report.get("quality")))
+    elif quality:
+        of_quality.show(report.get("quality"))
+    elif as_json:
         click.echo(json.dumps({"manifest": manifest, "report": report}, ensure_ascii=False))
     elif graph:
         _show_graphs(report)
@@ -83,6 +89,8 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
     for each in memory["plans"]:
         size = f"{each['batch_size']} × {each['seq_len']} tokens"
         table.add_row("", f"{each['total'] / 1e6:.1f} MB in all for {size}, if built for them")
+    for line in of_quality.in_words(report.get("quality")):
+        table.add_row("quantized", line)
     for line in in_words(report.get("tuning")):
         table.add_row("tuned", line)
     if "not_run" in report["exactness"]:

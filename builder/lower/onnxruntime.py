@@ -8,10 +8,11 @@ the last cache row the lane writes.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from ..passes import clean
-from ..passes.pattern import dims, initializer, insert, replace
+from ..passes.pattern import constant, dims, initializer, insert, renamed, replace
 from .lanes import cache_width, lower_attention, make_lanes, window_of
 from .standard import batch_of_tokens, swiglu
 
@@ -88,35 +89,38 @@ def _transposed_product(node: ir.Node) -> list[ir.Value]:
 
 
 def _block_product(node: ir.Node) -> list[ir.Value]:
-    """Activations are quantized too, per block and row: without that this kernel is slower than float32."""
-    rows, blocks, size = dims(node.inputs[1])  # type: ignore[misc]
-    attributes = {"K": int(blocks) * int(size), "N": int(rows), "bits": 8, "block_size": int(size), "accuracy_level": 4}
-    return list(insert(node, "MatMulNBits", node.inputs, _MS, attributes).outputs)
+    """Activations are quantized too, per block and row, unless the weights alone are to be: of those INT8 is slow."""
+    x, codes, scales, *zeros = node.inputs
+    columns, bits, size, exact = (node.attributes[name].as_int() for name in ("columns", "bits", "block", "exact"))
+    attributes = {"K": columns, "N": int(dims(codes)[0]), "bits": bits, "block_size": size}  # type: ignore[index]
+    attributes["accuracy_level"] = 1 if exact else 4
+    return list(insert(node, "MatMulNBits", [x, codes, scales, *zeros], _MS, attributes).outputs)
 
 
 def _block_gather(node: ir.Node) -> list[ir.Value]:
-    data, weight, scales = node.inputs
-    size = int(dims(weight)[2])  # type: ignore[index]
-    attributes = {"bits": 8, "block_size": size, "gather_axis": 0, "quantize_axis": 1}
+    data, weight, scales, *zeros = node.inputs
+    attributes = {"bits": node.attributes["bits"].as_int(), "block_size": node.attributes["block"].as_int()}
+    attributes |= {"gather_axis": 0, "quantize_axis": 1}
     rows = _as_rows(node.graph, weight)  # type: ignore[arg-type]
-    return list(insert(node, "GatherBlockQuantized", [rows, data, scales], _MS, attributes).outputs)
+    return list(insert(node, "GatherBlockQuantized", [rows, data, scales, *zeros], _MS, attributes).outputs)
+
+
+def _scaled_product(node: ir.Node) -> list[ir.Value]:
+    """Integers by integers, the inputs' without a sign: of two signed ones this kernel is ten times slower on x86."""
+    x, weight, scales, input_scale = node.inputs
+    zero = constant(node.graph, "zero_uint8", np.array(128, dtype=np.uint8))  # type: ignore[arg-type]
+    rounded = insert(node, "QuantizeLinear", [x, input_scale, zero]).outputs[0]
+    inputs = [rounded, weight, input_scale, scales, zero]
+    return list(insert(node, "MatMulIntegerToFloat", inputs, _MS).outputs)
 
 
 def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
-    """A block weight `[N, blocks, size]` as `[N, K]` of the same bytes, for the lookup."""
+    """Packed codes `[N, blocks, bytes]` as `[N, blocks · bytes]` of the same bytes, for the lookup."""
     stored, name = weight.const_value, f"{weight.name}_rows"
     rows, blocks, size = (int(dim) for dim in dims(weight) or ())
     shape = ir.Shape([rows, blocks * size])
     if isinstance(stored, ir.ExternalTensor):
-        tensor: ir.TensorProtocol = ir.ExternalTensor(
-            stored.location,
-            stored.offset,
-            stored.length,
-            stored.dtype,
-            shape=shape,
-            name=name,
-            base_dir=stored.base_dir,
-        )
+        tensor: ir.TensorProtocol = renamed(stored, name, shape)
     else:
         tensor = ir.tensor(stored.numpy().reshape(shape.numpy()), name=name)  # type: ignore[union-attr]
     return initializer(graph, tensor)
@@ -130,4 +134,5 @@ _LOWERED = {
     "MatMulNT": _transposed_product,
     "BlockMatMul": _block_product,
     "BlockGather": _block_gather,
+    "ScaledMatMul": _scaled_product,
 }

@@ -18,6 +18,7 @@ from ...runtime.errors import OptionError
 from ..passes import clean
 from ..passes.pattern import constant, dims, insert, replace
 from .lanes import window_of
+from .quantized import block_product, scaled_product
 
 OPSET = 24
 INPUTS = {
@@ -206,4 +207,6 @@ _LOWERED = {
     "AddRMSNorm": _residual_norm,
     "SwiGLU": swiglu,
     "MatMulNT": _transposed_product,
+    "BlockMatMul": block_product,
+    "ScaledMatMul": scaled_product,
 }

@@ -9,6 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes as passes
 
+TRANSPOSED = ".T"  # ends the name of an initializer that is a weight turned round
+
 
 class FusionPass(passes.InPlacePass):
     """Rewrites nodes one by one; `matched` counts them. A subclass implements `rewrite`."""
@@ -59,6 +61,12 @@ def initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     value = ir.Value(name=tensor.name, type=kind, shape=shape, const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def renamed(stored: ir.ExternalTensor, name: str, shape: ir.Shape | None = None) -> ir.ExternalTensor:
+    """The same bytes of a file under another name, or in another shape."""
+    place = stored.location, stored.offset, stored.length, stored.dtype
+    return ir.ExternalTensor(*place, shape=shape or stored.shape, name=name, base_dir=stored.base_dir)
 
 
 def insert(

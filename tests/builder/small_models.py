@@ -31,3 +31,28 @@ def branching(seed: int, nodes: int) -> Tree:
     while len(tree) < nodes:
         tree.add(int(rng.integers(97)), int(rng.integers(len(tree))))
     return tree
+
+
+def random_model(model_type: str, **fields: Any) -> Any:
+    """A random float32 model of a family, of 97 tokens and 3 layers; norms and biases random too."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    size = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    size |= {"max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": None}
+    wide = {"opt": {"ffn_dim": 96, "word_embed_proj_dim": 64}, "gpt2": {"n_inner": 96}, "gptj": {"rotary_dim": 8}}
+    llama = {"intermediate_size": 96, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(model_type, **size | wide.get(model_type, llama) | fields)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            centre = weight.mean().round() if weight.ndim == 1 else 0.0  # of a norm: 0 or 1
+            scale = 0.2 if weight.ndim == 1 else 2.0 * weight.shape[-1] ** -0.5
+            weight.copy_(centre + scale * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+def random_texts(count: int = 4, length: int = 24, seed: int = 1) -> list[list[int]]:
+    """Texts of the random models' tokens, of several lengths."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, 97, length - each).tolist() for each in range(count)]

@@ -12,7 +12,10 @@ from specbuild.builder import passes
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.products import count
-from specbuild.builder.quantize import QuantizeInt8
+from specbuild.builder.quantize.calibrate import calibrate
+from specbuild.builder.quantize.linears import Names
+from specbuild.builder.quantize.rewrite import Quantize
+from specbuild.builder.quantize.scheme import parse
 from specbuild.runtime.roofline import Attention, Experts
 from transformers import MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM
 
@@ -46,9 +49,11 @@ def test_half_the_bytes_in_16_bits(make_model: Callable[..., Any]) -> None:
 
 
 def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callable[..., Any]) -> None:
-    graph = fused(make_model(tie_word_embeddings=True))
+    model = make_model(tie_word_embeddings=True)
+    graph, names = fused(model), Names.of(model)
     before = count(graph, 4)
-    QuantizeInt8()(graph)
+    found = calibrate(model, dict.fromkeys(names.weights, parse("int8", "onnxruntime")), [])
+    Quantize(found | {names.embedding: found[str(names.head)]}, names)(graph)
     passes.clean(graph)
     after = count(graph, 4)
     assert after.parameters == before.parameters

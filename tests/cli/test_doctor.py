@@ -22,7 +22,7 @@ def test_facts(specbuild: Command) -> None:
     assert found["ONNX Runtime"] == onnxruntime.__version__
     assert found["ONNX Runtime providers"] == onnxruntime.get_available_providers()
     assert found["build"] == "yes"
-    assert found["onnxruntime bundles"] == "fp32, int8; builds yes; runs yes"
+    assert found["onnxruntime bundles"] == "fp32, int8, int4; builds yes; runs yes"
     assert ("runs no" in found["tensorrt-rtx bundles"]) == (found["CUDA driver"] == "not found")
     assert isinstance(found["GPUs"], list)
     assert isinstance(found["TensorRT flavours"], list)

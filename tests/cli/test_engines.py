@@ -134,7 +134,17 @@ def test_a_plan_without_a_record(specbuild: Command, engines: Path, tmp_path: Pa
     [
         (("--backend", "tensorrt-rtx", "--arch", "90"), "TensorRT-RTX has no sm_90: use 75, 80, 86, 89, 120, 121"),
         (("--backend", "tensorrt-rtx", "--arch", "ada"), "has no sm_ada"),
-        (("--backend", "tensorrt-rtx", "--precision", "int8"), "has no precision 'int8': use fp16, bf16, fp32"),
+        (("--backend", "tensorrt-rtx", "--precision", "fp8", "--arch", "80"), "sm_80 has no FP8: give --arch 89 or"),
+        (("--backend", "tensorrt-rtx", "--precision", "fp8"), "portable engines also run where there is no FP8"),
+        (("--backend", "tensorrt-rtx", "--tensor-type", "*=fp8", "--arch", "86,89"), "sm_86 has no FP8"),
+        (("--backend", "tensorrt-rtx", "--precision", "auto", "--arch", "75"), "sm_75 has no INT4: give --arch 80 or"),
+        (("--backend", "tensorrt-rtx", "--precision", "bf16", "--arch", "75"), "sm_75 has no BF16: give --arch 80 or"),
+        (("--backend", "tensorrt-rtx", "--precision", "int4:asym"), "TensorRT takes symmetric weights"),
+        (
+            ("--backend", "tensorrt-rtx", "--precision", "int8", "--token-embedding-type", "int8"),
+            "tensorrt-rtx looks up embeddings in 16 bits: drop --token-embedding-type",
+        ),
+        (("--precision", "fp8"), "backend onnxruntime has no precision 'fp8': use fp32, int8, int4"),
         (("--arch", "89"), "backend onnxruntime compiles no engine: drop --arch"),
         (("--backend", "tensorrt-rtx", "--timing-cache", "x"), "has no --timing-cache"),
         (("--backend", "tensorrt-rtx", "--buckets", "1,4"), "give a bucket of 2"),

@@ -70,3 +70,22 @@ def test_no_bundle(specbuild: Command, tmp_path: Path) -> None:
     assert "not a folder" in specbuild("inspect", tmp_path / "none").refusal()
     assert "manifest.json" in specbuild("inspect", tmp_path).refusal()
     assert "--bogus" in specbuild("inspect", tmp_path, "--bogus").refusal()
+
+
+def test_what_quantization_cost(specbuild: Command, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """In words for a person, as JSON for a machine, and a clear line where nothing was quantized."""
+    model = make_checkpoint(tmp_path / "model", num_hidden_layers=1)
+    options = "--precision", "int8", "--draft-precision", "int4", "--max-batch-size", 1, "--max-kl", 9, "--no-tune"
+    built = specbuild("build", "--target", model, "--draft", model, "-o", tmp_path / "b", *options)
+    assert (built.status, built.err) == (0, "")
+    assert "target: 0." in built.out
+    shown = specbuild("inspect", tmp_path / "b", "--quality")
+    assert (shown.status, shown.err) == (0, "")
+    for word in ("nats a token", "perplexity", "acceptance length", "step of 8", "down_proj", "int8:", "int4:"):
+        assert word in shown.out
+    told = json.loads(specbuild("inspect", tmp_path / "b", "--quality", "--json").out)
+    assert told == json.loads((tmp_path / "b" / "report.json").read_text(encoding="utf-8"))["quality"]
+
+
+def test_nothing_was_quantized(specbuild: Command, bundle: Path) -> None:
+    assert "nothing is quantized in this bundle" in specbuild("inspect", bundle, "--quality").refusal()

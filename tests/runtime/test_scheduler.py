@@ -174,8 +174,11 @@ def test_more_prompts_than_the_queue_holds(hash_engine: Any, monkeypatch: pytest
 
 def test_a_free_slot_that_holds_the_beginning_is_taken(hash_engine: Any) -> None:
     """Else the one that has been free for longest; a text in use is copied."""
-    engine, texts = hash_engine(batch_size=3), [[index] * 10 for index in range(3)]
-    engine.generate(texts, SHORT)
+    engine, texts = hash_engine(batch_size=3, gated=True), [[index] * 10 for index in range(3)]
+    handles = [engine.submit(text, SHORT) for text in texts]  # none ends before the last one has its slot
+    engine.gate.open()
+    for handle in handles:
+        handle.result()
     for index in (2, 1, 2, 0):
         (result,) = engine.generate([*texts[index], 8], SHORT)
         assert result.metrics.num_cached_tokens == 10

@@ -1,4 +1,4 @@
-"""INT8: what is quantized, how close it stays, that it is stored once, and a bundle of it end to end."""
+"""Quantized bundles end to end: small, near the exact one, told of in the report, and exact against themselves."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
+from small_models import random_model, random_texts
 from specbuild.builder.check import kl
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.export import export
@@ -22,68 +19,40 @@ from specbuild.builder.layout import probe
 from specbuild.builder.lower.onnxruntime import lower
 from specbuild.builder.passes import census, clean, run_portable
 from specbuild.builder.pipeline import build
-from specbuild.builder.quantize import QuantizeInt8, to_blocks
+from specbuild.builder.quantize.calibrate import calibrate
+from specbuild.builder.quantize.linears import Names
+from specbuild.builder.quantize.options import QuantizeOptions, assign
+from specbuild.builder.quantize.rewrite import Quantize
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.backends import ModelSpec, Share, load
+from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.verify import compare, plain
 
-Make = Callable[..., Any]
 CAPACITY = 40
-PROMPT = [5, 17, 3, 88, 42, 9, 9, 61]
 
 
-def quantized(model: Any) -> ir.Model:
+def quantized(model: Any, precision: str = "int8") -> ir.Model:
     graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
     run_portable(graph)
-    QuantizeInt8()(graph)
+    names = Names.of(model)
+    schemes = assign(QuantizeOptions(), "target", precision, "onnxruntime", names)
+    found = calibrate(model, schemes, random_texts())
+    if names.tied:
+        found[names.embedding] = found[str(names.head)]
+    Quantize(found, names)(graph)
     clean(graph)
     return graph
 
 
-def run(model: Any, graph: ir.Model, path: Path) -> np.ndarray:
-    ir.save(lower(graph, 1, CAPACITY), path)
-    layout = probe(model.config, CAPACITY)
-    spec = ModelSpec("t", layout.layers, layout.kv_heads, layout.head_dim, model.config.vocab_size, CAPACITY, 16)
-    executor = load("onnxruntime", path, spec, 1, threads=1)
-    (rows,) = executor.step([Share(0, 0, 0, PROMPT, range(len(PROMPT)), None, len(PROMPT))])
-    logits = rows.copy()
-    executor.close()
-    return logits
-
-
-@given(arrays(np.float32, (3, 64), elements=st.floats(-1e4, 1e4, width=32)), st.sampled_from([16, 32, 64]))
-def test_blocks_are_within_half_a_step(rows: np.ndarray, size: int) -> None:
-    codes, scales = to_blocks(rows, size)
-    assert codes.shape == (3, 64 // size, size)
-    assert scales.shape == (3, 64 // size)
-    restored = (codes.astype(np.float64) - 128) * scales[..., None]
-    off = np.abs(restored.reshape(3, 64) - rows)
-    assert (off <= np.repeat(scales, size, axis=1) * 0.5001 + 1e-30).all()
-
-
-def test_what_is_quantized(make_model: Make) -> None:
-    """Every weight matrix and the embedding; not the norms, and not the tables of positions."""
-    graph = quantized(make_model())
-    assert census(graph)["BlockMatMul"] == 9
-    assert census(graph)["BlockGather"] == 1
-    assert "MatMul" not in census(graph)
-    floats = [
-        v.name for v in graph.graph.initializers.values() if v.dtype == ir.DataType.FLOAT and len(v.shape or ()) == 2
-    ]
-    assert all("rotary" in str(name) or "scales" in str(name) for name in floats)
-
-
-def test_rows_no_block_divides_stay_in_float32(make_model: Make) -> None:
+def test_rows_no_block_divides_stay_in_float32() -> None:
     odd = {"hidden_size": 39, "num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 53}
-    graph = quantized(make_model(num_hidden_layers=1, **odd))
+    graph = quantized(random_model("llama", num_hidden_layers=1, head_dim=16, **odd))
     assert census(graph)["MatMul"] == 4
     assert census(graph)["BlockMatMul"] == 1  # the attention's output, 3 heads of 16
+    assert "BlockGather" not in census(graph)
 
 
-def test_a_tied_weight_is_stored_once(make_model: Make, tmp_path: Path) -> None:
-    model = make_model(num_hidden_layers=1, tie_word_embeddings=True)
-    graph = quantized(model)
-    assert sum(v.shape == (97, 1, 32) for v in graph.graph.initializers.values()) == 1
+def test_a_tied_weights_lookup_and_product_read_the_same_bytes(tmp_path: Path) -> None:
+    graph = quantized(random_model("llama", num_hidden_layers=1, tie_word_embeddings=True))
     large = [v for v in graph.graph.initializers.values() if v.const_value is not None and v.const_value.nbytes > 1000]
     stored = ir.external_data.convert_tensors_to_external([v.const_value for v in large], tmp_path, "weights.bin")
     for value, tensor in zip(large, stored, strict=True):
@@ -94,32 +63,12 @@ def test_a_tied_weight_is_stored_once(make_model: Make, tmp_path: Path) -> None:
         for v in lowered.graph.initializers.values()
         if isinstance(v.const_value, ir.ExternalTensor)
     }
-    rows = [name for name in offsets if str(name).endswith("_int8_rows")]
+    rows = [name for name in offsets if str(name).endswith("_codes_rows")]
     assert len(rows) == 1
     assert offsets[rows[0]] == offsets[str(rows[0]).removesuffix("_rows")]
-    assert run(model, graph, tmp_path / "graph.onnx").shape == (len(PROMPT), 97)
 
 
-@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True, "attention_bias": True}])
-def test_logits_are_near_those_of_the_rounded_weights(make_model: Make, tmp_path: Path, fields: dict[str, Any]) -> None:
-    model = make_model(hidden_size=64, **fields)
-    logits = run(model, quantized(model), tmp_path / "graph.onnx")
-    with torch.no_grad():
-        exact = model(input_ids=torch.tensor([PROMPT])).logits[0].numpy()
-        for module in model.modules():
-            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-                weight = module.weight.numpy()
-                codes, scales = to_blocks(
-                    weight, next(size for size in (128, 64, 32, 16) if weight.shape[1] % size == 0)
-                )
-                rounded = (codes.astype(np.float32) - 128) * scales[..., None]
-                module.weight.copy_(torch.from_numpy(rounded.reshape(weight.shape)))
-        expected = model(input_ids=torch.tensor([PROMPT])).logits[0].numpy()
-    assert np.linalg.norm(logits - expected) < 0.08 * np.linalg.norm(expected)
-    assert 0 < np.linalg.norm(logits - exact) < 0.08 * np.linalg.norm(exact)
-
-
-def test_kl_is_scipys(make_model: Make) -> None:
+def test_kl_is_as_it_is_defined() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.normal(0, 3, (4, 11)).astype(np.float32) for _ in range(2))
     p, q = (np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(1, keepdims=True) for x in (a, b))
@@ -130,7 +79,8 @@ def test_kl_is_scipys(make_model: Make) -> None:
 @pytest.fixture(scope="module")
 def int8_bundle(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("int8") / "int8.bundle"
-    build(BuildConfig(str(pair / "target"), path, draft=str(pair / "draft"), precision="int8"))
+    options = QuantizeOptions(calib_size=8)
+    build(BuildConfig(str(pair / "target"), path, draft=str(pair / "draft"), precision="int8", quantize=options))
     return path
 
 
@@ -138,16 +88,37 @@ def size(bundle: Path) -> int:
     return sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
 
 
+def report(bundle: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((bundle / "report.json").read_text(encoding="utf-8"))
+    return found
+
+
 def test_a_small_bundle_near_the_large_one(int8_bundle: Path, bundle: Path, prompts: list[str]) -> None:
     assert size(int8_bundle) <= 0.35 * size(bundle)
-    report = json.loads((int8_bundle / "report.json").read_text(encoding="utf-8"))
-    assert report["exactness"]["kl_nats_per_token"] < 2e-3
+    assert report(int8_bundle)["exactness"]["kl_nats_per_token"] < 2e-3
     rows = []
     with Engine.load(int8_bundle) as small, Engine.load(bundle) as large:
         for prompt in prompts[:12]:
             tokens = small.tokenizer.encode(prompt)[:200]
             rows.append(kl(large.text_logits(tokens), small.text_logits(tokens)))
     assert 0 < np.concatenate(rows).mean() < 2e-3
+
+
+def test_the_report_tells_what_it_cost(int8_bundle: Path) -> None:
+    quality = report(int8_bundle)["quality"]
+    assert quality["texts"]["source"] == "ours"
+    for name in ("target", "draft"):
+        told = quality["models"][name]
+        assert 0 < told["kl_nats_per_token"] < 5e-3
+        assert told["logit_cosine"] > 0.99
+        assert told["perplexity"][1] == pytest.approx(told["perplexity"][0], rel=0.02)
+        assert 0.24 < told["weight_bytes"] / told["weight_bytes_before"] < 0.3
+        assert told["not_quantized"] == []
+        assert set(told["steps"]) == {"quantized", "float32"}
+        assert all(cost["kl"] < 5e-3 and cost["cosine"] > 0.99 for cost in told["layers"])
+        assert len(told["layers"]) >= 4
+    assert min(quality["models"]["draft"]["acceptance_length"]) > 1
+    assert "acceptance_length" not in quality["models"]["target"]
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -167,7 +138,8 @@ def test_speculation_is_plain_decoding(int8_bundle: Path, prompts: list[str], ba
 def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """An INT8 draft changes no token, only how many are accepted."""
     model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
-    build(BuildConfig(model, tmp_path / "b", draft=model, draft_precision="int8", max_batch_size=1))
+    options = QuantizeOptions(calib_size=4)
+    build(BuildConfig(model, tmp_path / "b", draft=model, draft_precision="int8", max_batch_size=1, quantize=options))
     manifest = json.loads((tmp_path / "b" / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["precision"], manifest["exactness_bound"]) == ("fp32", 1e-4)
     assert {name: model["precision"] for name, model in manifest["models"].items()} == {
@@ -180,3 +152,24 @@ def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: P
         case = compare(engine, "int8 draft", [prompt], [params], plain(engine, [prompt], [params]))
     assert case.exact
     assert case.mean_acceptance_length > 1.5
+
+
+def test_the_targets_own_weights_in_int4_are_its_draft(
+    make_sharp_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
+    options = QuantizeOptions(calib_size=4, calibration_cache=tmp_path / "cache")
+    build(BuildConfig(model, tmp_path / "b", draft="self:int4", max_batch_size=1, quantize=options))
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["models"]["draft"]["precision"] == "int4"
+    assert manifest["models"]["draft"]["source_sha256"] == manifest["models"]["target"]["source_sha256"]
+    assert len(list((tmp_path / "cache").rglob("*.safetensors"))) == 1
+    assert report(tmp_path / "b")["quality"]["models"]["draft"]["acceptance_length"][1] > 1.5
+
+
+def test_more_than_was_allowed_is_refused(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
+    options = QuantizeOptions(calib_size=4, max_kl=1e-9)
+    with pytest.raises(ExecutionError, match="more than --max-kl 1e-09: nothing was written, use a wider --precision"):
+        build(BuildConfig(model, tmp_path / "b", precision="int8", max_batch_size=1, quantize=options))
+    assert not (tmp_path / "b").exists()

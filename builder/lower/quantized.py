@@ -1,0 +1,71 @@
+"""Quantized products in ONNX's own QuantizeLinear and DequantizeLinear, as TensorRT takes them.
+
+A compiler fuses the pairs into products of the narrow types; ONNX Runtime does for INT8, and computes the rest as
+written, which is what a graph is checked by where there is no GPU. Scales have the type that is computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from ..passes.pattern import TRANSPOSED, constant, initializer, insert
+
+
+def scaled_product(node: ir.Node) -> list[ir.Value]:
+    """`ScaledMatMul`: input and weight rounded to one narrow type, the input by a scale that was calibrated."""
+    x, weight, scales, input_scale = node.inputs
+    assert weight is not None
+    dtype = weight.dtype
+    zero = constant(node.graph, f"zero_{dtype.name.lower()}", np.zeros((), dtype=dtype.numpy()))  # type: ignore
+    rounded = _then(node, "QuantizeLinear", [x, input_scale, zero], weight)
+    restored = _then(node, "DequantizeLinear", [rounded, input_scale, zero], weight, "input")
+    restored.type = x.type  # type: ignore[union-attr]
+    kernel = _then(node, "DequantizeLinear", [weight, scales], weight, attributes={"axis": 1})
+    kernel.type = scales.type  # type: ignore[union-attr]
+    return list(insert(node, "MatMul", [restored, kernel]).outputs)
+
+
+def block_product(node: ir.Node) -> list[ir.Value]:
+    """`BlockMatMul` of symmetric weights, which alone are quantized: `[K, N]`, a scale for each block of a column."""
+    (x, codes, scales), graph = node.inputs, node.graph
+    assert codes is not None
+    assert scales is not None
+    assert graph is not None
+    bits, size = node.attributes["bits"].as_int(), node.attributes["block"].as_int()
+    packed, factors = codes.const_value.numpy(), scales.const_value.numpy()  # type: ignore[union-attr]
+    numbers, factors = _signed(packed.reshape(len(packed), -1), bits).T, factors.T
+    attributes = {"axis": 0, "block_size": size}
+    if len(factors) == 1:
+        attributes, factors = {"axis": 1}, factors[0]
+    turned = (codes, numbers), (scales, factors)
+    values = [initializer(graph, ir.tensor(np.ascontiguousarray(a), name=f"{v.name}_turned")) for v, a in turned]
+    kernel = _then(node, "DequantizeLinear", values, codes, attributes=attributes)
+    kernel.type = scales.type
+    return list(insert(node, "MatMul", [x, kernel]).outputs)
+
+
+def _then(
+    node: ir.Node,
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    weight: ir.Value,
+    of: str = "",
+    attributes: Mapping[str, int] | None = None,
+) -> ir.Value:
+    """A new operator's output, named by the weight that it belongs to: a compiler's messages and layers go by that."""
+    new = insert(node, op_type, inputs, attributes=attributes)
+    whose = str(weight.name).rpartition("_")[0].replace(TRANSPOSED, "")
+    new.name = " ".join(filter(None, (op_type.removesuffix("Linear").lower(), of, whose)))
+    return new.outputs[0]
+
+
+def _signed(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Codes around the middle as signed numbers of as many bits."""
+    if bits == 8:
+        return (packed.astype(np.int16) - 128).astype(np.int8)
+    codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+    return (codes.astype(np.int8) - 8).astype(ml_dtypes.int4)

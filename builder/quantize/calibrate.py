@@ -1,0 +1,221 @@
+"""Calibration, layer by layer: a layer sees what the layers before it make of the texts, quantized as they are.
+
+Only the texts' hidden states, one layer's statistics and what is found are held beside the model. With a folder, each
+layer's numbers are kept there when they are found, and a build that was interrupted goes on after the last one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...runtime.errors import OptionError, OutputError, one_line
+from .linears import decoder_layers, groups, no_grad, rows, simulated
+from .numbers import SPAN, Inputs, Quantized, fit, quantize
+from .scheme import Scheme
+
+Progress = Callable[[str, float], None]
+Found = dict[str, Quantized]
+
+
+class _Stop(Exception):  # noqa: N818
+    """Raised when a forward pass has seen what it was for."""
+
+
+def calibrate(
+    model: PreTrainedModel,
+    schemes: Mapping[str, Scheme],
+    texts: Sequence[Sequence[int]],
+    keep: Keep | None = None,
+    progress: Progress = lambda phase, share: None,
+) -> Found:
+    """The numbers of every weight with a scheme that quantizes, by name; those without a fitting block are left out.
+
+    model: float32, as it was afterwards. texts: token ids, of which calibrated schemes have at least one.
+    """
+    schemes = {name: fit(each, rows(model.get_submodule(name)).shape[1]) for name, each in schemes.items()}
+    schemes = {name: each for name, each in schemes.items() if each.quantized}
+    layers, found = decoder_layers(model), Found()
+    inside = [[n for n in _names(model, layer) if n in schemes] for layer in layers]
+    outside = [name for name in schemes if not any(name in names for names in inside)]
+    if not any(each.calibrated for each in schemes.values()):
+        for name, each in schemes.items():
+            found |= quantize({name: rows(model.get_submodule(name))}, each)
+        return found
+    readers = groups(model, [name for name in schemes if not isinstance(model.get_submodule(name), nn.Embedding)])
+    with no_grad(model):
+        hidden: list[Any] = [None] * len(texts)
+        for index, names in enumerate(inside):
+            progress("layers", index / len(layers))
+            kept = keep.load(index, names) if keep else None
+            run = partial(_run, model, layers, index, texts, hidden)
+            of_layer = kept or _quantized(model, names, readers, schemes, run)
+            if keep and kept is None:
+                keep.save(index, of_layer)
+            found |= of_layer
+            with simulated(model, of_layer):
+                hidden = _run(model, layers, index, texts, hidden)
+        rest = partial(_run, model, layers, len(layers), texts, hidden)
+        found |= _quantized(model, outside, readers, schemes, rest)
+    return found
+
+
+def _names(model: PreTrainedModel, layer: nn.Module) -> list[str]:
+    inside = {id(module) for module in layer.modules()}
+    return [name for name, module in model.named_modules() if id(module) in inside]
+
+
+def _quantized(
+    model: PreTrainedModel,
+    names: Sequence[str],
+    readers: Sequence[Sequence[str]],
+    schemes: Mapping[str, Scheme],
+    run: Callable[[], Any],
+) -> Found:
+    """Some weights' numbers; `run` passes the texts through their products, of which `readers` read one tensor."""
+    found = Found()
+    calibrated = [[n for n in group if n in names and schemes[n].calibrated] for group in readers]
+    for group, inputs in _watched(model, [group for group in calibrated if group], schemes, run):
+        for scheme in {schemes[name] for name in group}:
+            weights = {n: rows(model.get_submodule(n)) for n in group if schemes[n] == scheme}
+            found |= quantize(weights, scheme, inputs)
+    for name in names:
+        if name not in found:
+            if schemes[name].calibrated:
+                raise OptionError(f"no text reaches {name}, so it cannot be calibrated: give it another precision")
+            found |= quantize({name: rows(model.get_submodule(name))}, schemes[name])
+    return {name: found[name] for name in names}
+
+
+def _watched(
+    model: PreTrainedModel, readers: Sequence[Sequence[str]], schemes: Mapping[str, Scheme], run: Callable[[], Any]
+) -> list[tuple[Sequence[str], Inputs]]:
+    """What was seen of each tensor that some products read."""
+    seen: dict[str, Inputs] = {}
+
+    def note(x: Tensor, name: str, wanted: bool) -> None:
+        flat = x.reshape(-1, x.shape[-1]).float()
+        moments, largest = [part.T @ part for part in torch.split(flat, SPAN, 1)] if wanted else [], flat.abs().amax(0)
+        if name in seen:
+            largest = torch.maximum(largest, seen[name].largest)
+            moments = [a + b for a, b in zip(seen[name].moments, moments, strict=True)]
+        seen[name] = Inputs(largest, moments)
+
+    with ExitStack() as undo:
+        for group in readers:
+            wanted = any(schemes[name].method != "rtn" for name in group)
+
+            def hook(_: nn.Module, inputs: tuple[Any, ...], name: str = group[0], wanted: bool = wanted) -> None:
+                note(inputs[0], name, wanted)
+
+            undo.callback(model.get_submodule(group[0]).register_forward_pre_hook(hook).remove)
+        if readers:
+            run()
+    return [(group, seen[group[0]]) for group in readers if group[0] in seen]
+
+
+def _run(
+    model: PreTrainedModel, layers: Sequence[nn.Module], index: int, texts: Sequence[Sequence[int]], hidden: list[Any]
+) -> list[Any]:
+    """Each text through one layer, from its hidden states: what comes out. Beyond the last one, through the rest."""
+    results = []
+    with _alone(layers, index) as at:
+        for text, each in zip(texts, hidden, strict=True):
+            at.hidden, at.result = each, None
+            with suppress(_Stop):
+                model(input_ids=torch.tensor([list(text)]), use_cache=False)
+            results.append(at.result)
+    return results
+
+
+class _At:
+    """What the layer before the one that runs made of a text, and what this one makes of it."""
+
+    hidden: Any = None
+    result: Any = None
+
+
+@contextmanager
+def _alone(layers: Sequence[nn.Module], index: int) -> Iterator[_At]:
+    """Layers before this one all give `hidden`; it computes, and ends the pass. The model around them runs."""
+    at = _At()
+    with ExitStack() as undo:
+        for number, layer in enumerate(layers):
+            run, forward = number == index, layer.forward
+
+            def replaced(*args: Any, run: bool = run, forward: Any = forward, **kwargs: Any) -> Any:
+                if not run:
+                    return at.hidden
+                at.result = forward(*args, **kwargs)
+                raise _Stop
+
+            layer.forward = replaced
+            undo.callback(layer.__dict__.pop, "forward", None)
+        yield at
+
+
+class Keep:
+    """A folder with the numbers of the layers that are done, of one model, one set of schemes and texts."""
+
+    def __init__(self, folder: Path, *identity: Any) -> None:
+        self.folder = folder / hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:16]
+
+    def load(self, index: int, names: Sequence[str]) -> Found | None:
+        """A layer's, None where it is not there, or damaged."""
+        try:
+            with safe_open(self._file(index), framework="pt") as file:
+                said, sha256 = (file.metadata()[key] for key in ("specbuild", "sha256"))
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError, TypeError, KeyError):
+            return None
+        if _sha256(said, tensors) != sha256 or sorted(described := json.loads(said)) != sorted(names):
+            return None
+        found = Found()
+        for name, (scheme, input_scale) in described.items():
+            parts = {f.name: tensors.get(f"{name}/{f.name}") for f in fields(Quantized) if f.name not in _SAID}
+            found[name] = Quantized(scheme=Scheme(**scheme), input_scale=input_scale, **parts)  # type: ignore[arg-type]
+        return found
+
+    def save(self, index: int, found: Found) -> None:
+        """A layer's, whole or not at all. Raises OutputError."""
+        tensors = {
+            f"{name}/{f.name}": value.clone(memory_format=torch.contiguous_format)  # products share what divides them
+            for name, each in found.items()
+            for f in fields(Quantized)
+            if f.name not in _SAID and (value := getattr(each, f.name)) is not None
+        }
+        said = json.dumps({name: (asdict(each.scheme), each.input_scale) for name, each in found.items()})
+        part = self._file(index).with_suffix(".part")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, part, metadata={"specbuild": said, "sha256": _sha256(said, tensors)})
+            part.replace(self._file(index))
+        except (OSError, SafetensorError) as error:
+            reason = f"cannot keep what was calibrated ({one_line(error)})"
+            raise OutputError(f"{self.folder.parent}: {reason}: give another --calibration-cache") from None
+
+    def _file(self, index: int) -> Path:
+        return self.folder / f"layer{index}.safetensors"
+
+
+def _sha256(said: str, tensors: Mapping[str, Tensor]) -> str:
+    found = hashlib.sha256(said.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+_SAID = ("scheme", "input_scale")

@@ -1,0 +1,201 @@
+"""A weight's numbers: rounded to the nearest, or so that what is computed changes least (GPTQ, AWQ, SmoothQuant).
+
+A weight is `[N, K]`, a row for each output. GPTQ is Frantar et al., arXiv 2210.17323; AWQ is Lin et al., arXiv
+2306.00978, its scales searched for against the inputs' second moments; SmoothQuant is Xiao et al., arXiv 2211.10438.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .scheme import BLOCKS, LEAST_GPU_BLOCK, Scheme
+
+E4M3_LARGEST = 448.0
+SPAN = 2048  # columns whose second moments are looked at together; more would take memory and time by its cube
+DAMPING = 0.01  # of the mean of a Hessian's diagonal
+ALPHA = 0.7  # SmoothQuant's migration strength: more suits the calibration's texts alone
+_MOST_SMOOTH = 2.0**14  # and its inverse: what a column that was never seen may ask for fits fp16
+_STEP = 128  # columns that GPTQ corrects at once
+_TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What was seen of the inputs `[…, K]` of some products: the largest of each column, and `Σ xᵀx` by span.
+
+    `largest` float32`[K]`; `moments` float32 `[span, span]` for each SPAN of columns, none where nothing asks for them.
+    """
+
+    largest: Tensor
+    moments: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A weight `[N, K]` in blocks: `w · smooth ≈ scales · (codes − zeros)`, and inputs are divided by `smooth`.
+
+    `codes` uint8 or E4M3 `[N, blocks, size]`; `scales` float32 `[N, blocks]`; `zeros` uint8 `[N, blocks]`, None where
+    they are the middle; `smooth` float32 `[K]`; `input_scale`: of static activations.
+    """
+
+    scheme: Scheme
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    smooth: Tensor | None = None
+    input_scale: float | None = None
+
+    def restored(self) -> Tensor:
+        """The smoothed weight as it is computed with: float32 `[N, K]`."""
+        codes = self.codes.float()
+        if self.scheme.kind != "fp8":
+            codes = codes - (1 << self.scheme.bits - 1 if self.zeros is None else self.zeros[..., None].float())
+        return (codes * self.scales[..., None]).flatten(1)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Inputs `[…, K]` as the smoothed weight is multiplied with, in the type that they have."""
+        dtype, x = x.dtype, x.float()
+        x = x if self.smooth is None else x / self.smooth
+        if self.scheme.activations == "dynamic":
+            blocks = x.reshape(*x.shape[:-1], -1, self.codes.shape[2])
+            steps = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / 127
+            x = ((blocks / steps).round() * steps).reshape(x.shape)
+        elif self.input_scale is not None:
+            scaled = x / self.input_scale
+            if self.scheme.kind == "fp8":
+                scaled = scaled.to(torch.float8_e4m3fn).float()  # which saturates
+            else:
+                scaled = scaled.round().clamp(-128, 127)
+            x = scaled * self.input_scale
+        return x.to(dtype)
+
+
+def fit(scheme: Scheme, columns: int) -> Scheme:
+    """The scheme for a weight of so many columns: with a smaller block where it must be, or not quantized."""
+    if not scheme.block or columns % scheme.block == 0:
+        return scheme
+    least = 0 if scheme.dtype == "fp32" else LEAST_GPU_BLOCK
+    size = next((size for size in BLOCKS if least <= size < scheme.block and columns % size == 0), 0)
+    return replace(scheme, block=size) if size else Scheme(scheme.dtype, scheme.dtype)
+
+
+def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None = None) -> dict[str, Quantized]:
+    """Weights `[N, K]` of products of one input, which share what belongs to it. `inputs`: where it is calibrated."""
+    if not scheme.calibrated:
+        return {name: _rounded(weight, scheme) for name, weight in weights.items()}
+    assert inputs is not None
+    if scheme.method == "gptq":
+        return {name: _gptq(weight, scheme, inputs.moments) for name, weight in weights.items()}
+    together = torch.cat(list(weights.values()))
+    smooth, input_scale = None, None
+    if scheme.method == "awq":
+        smooth = _awq(together, scheme, inputs.moments)
+    elif scheme.activations == "static" and scheme.kind == "int8":
+        smooth = _smoothing(together, inputs.largest)
+    if smooth is not None:
+        smooth = 1 / _in_dtype(1 / smooth.clamp(1 / _MOST_SMOOTH, _MOST_SMOOTH), scheme)  # the inverse is stored
+    if scheme.activations == "static":
+        largest = inputs.largest if smooth is None else inputs.largest / smooth
+        levels = E4M3_LARGEST if scheme.kind == "fp8" else 127
+        input_scale = _in_dtype(largest.max().clamp(min=1e-8) / levels, scheme).item()
+    scale = _in_dtype(together.abs().max().clamp(min=_TINY) / E4M3_LARGEST, scheme) if scheme.per_tensor else None
+    found = {}
+    for name, weight in weights.items():
+        rounded = _rounded(weight if smooth is None else weight * smooth, scheme, scale)
+        found[name] = replace(rounded, smooth=smooth, input_scale=input_scale)
+    return found
+
+
+def _in_dtype(scales: Tensor, scheme: Scheme) -> Tensor:
+    """Scales as they are stored: in the type that is computed in, never 0 in it."""
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[scheme.dtype]
+    least = 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny  # scales of INT8 are subnormal in fp16
+    return scales.to(dtype).clamp(min=least).float()
+
+
+def _grid(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
+    """Scale and zero of blocks `[…, size]`, `[…]` each; the zero is None for the middle."""
+    levels = (1 << scheme.bits) - 1
+    if scheme.symmetric:
+        return _in_dtype(blocks.abs().amax(-1) / (levels // 2), scheme), None
+    least, most = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
+    scales = _in_dtype((most - least) / levels, scheme)
+    return scales, (-least / scales).round().clamp(0, levels)
+
+
+def _codes(blocks: Tensor, scheme: Scheme, scales: Tensor, zeros: Tensor | None) -> Tensor:
+    """The numbers of `_grid` nearest to blocks `[…, size]`."""
+    middle = float(1 << scheme.bits - 1) if zeros is None else zeros[..., None]
+    return ((blocks / scales[..., None]).round() + middle).clamp(0, (1 << scheme.bits) - 1)
+
+
+def _rounded(weight: Tensor, scheme: Scheme, scale: Tensor | None = None) -> Quantized:
+    """To the nearest. `scale`: of all rows of E4M3, None for one each."""
+    blocks = weight.reshape(len(weight), -1, scheme.block or weight.shape[1])
+    if scheme.kind == "fp8":
+        scales = _in_dtype(blocks.abs().amax(-1) / E4M3_LARGEST, scheme) if scale is None else scale
+        scales = scales.expand(blocks.shape[:2]).contiguous()
+        return Quantized(scheme, (blocks / scales[..., None]).to(torch.float8_e4m3fn), scales)
+    scales, zeros = _grid(blocks, scheme)
+    codes = _codes(blocks, scheme, scales, zeros)
+    return Quantized(scheme, codes.byte(), scales, None if zeros is None else zeros.byte())
+
+
+def _gptq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Quantized:
+    """Column by column, each one's rounding made up for by those that are not rounded yet (algorithm 1)."""
+    size, parts = scheme.block, list[Quantized]()
+    for columns, moment in zip(torch.split(weight, SPAN, 1), moments, strict=True):
+        left, factor = columns.clone(), _inverse_factor(moment)
+        codes, scales, zeros = torch.empty_like(left), [], []
+        for start in range(0, left.shape[1], _STEP):
+            stop = min(start + _STEP, left.shape[1])
+            errors = torch.empty_like(left[:, start:stop])
+            for k in range(start, stop):
+                if k % size == 0:
+                    scale, zero = _grid(left[:, k : k + size], scheme)
+                    scales.append(scale)
+                    zeros.append(zero)
+                codes[:, k] = _codes(left[:, k : k + 1], scheme, scale, zero)[:, 0]
+                middle = float(1 << scheme.bits - 1) if zero is None else zero
+                errors[:, k - start] = (left[:, k] - (codes[:, k] - middle) * scale) / factor[k, k]
+                left[:, k:stop] -= errors[:, k - start, None] * factor[k, k:stop]
+            left[:, stop:] -= errors @ factor[start:stop, stop:]
+        zero_points = None if scheme.symmetric else torch.stack(zeros, 1).byte()  # type: ignore[arg-type]
+        blocks = codes.byte().reshape(len(codes), -1, size)
+        parts.append(Quantized(scheme, blocks, torch.stack(scales, 1), zero_points))
+    zeros_of = None if scheme.symmetric else torch.cat([part.zeros for part in parts], 1)  # type: ignore[misc]
+    return Quantized(scheme, torch.cat([p.codes for p in parts], 1), torch.cat([p.scales for p in parts], 1), zeros_of)
+
+
+def _inverse_factor(moment: Tensor) -> Tensor:
+    """The upper Cholesky factor of a damped Hessian's inverse, float32; a column that is always 0 weighs nothing."""
+    hessian = moment.double()
+    mean = hessian.diagonal().mean().clamp(min=1e-8)
+    hessian = hessian + torch.eye(len(hessian), dtype=torch.float64) * (DAMPING * mean)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
+    factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor.float()
+
+
+def _awq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Tensor:
+    """The power of the inputs' sizes by which columns are scaled so that the outputs change least."""
+    sizes = torch.cat([moment.diagonal() for moment in moments]).sqrt().clamp(min=1e-8)
+    best, least = torch.ones_like(sizes), float("inf")
+    for step in range(20):
+        smooth = sizes ** (step / 20)
+        smooth = smooth / (smooth.max() * smooth.min()).sqrt()
+        change = _rounded(weight * smooth, scheme).restored() / smooth - weight
+        spans = zip(torch.split(change, SPAN, 1), moments, strict=True)
+        error = sum(float(((part @ moment) * part).sum()) for part, moment in spans)
+        if error < least:
+            best, least = smooth, error
+    return best
+
+
+def _smoothing(weight: Tensor, largest: Tensor) -> Tensor:
+    """SmoothQuant's: by how much inputs are divided and weights multiplied, so that both have like ranges."""
+    smooth = largest.clamp(min=1e-5) ** ALPHA / weight.abs().amax(0).clamp(min=1e-5) ** (1 - ALPHA)
+    return smooth.clamp(min=1e-5)

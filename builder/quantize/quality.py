@@ -1,0 +1,115 @@
+"""What quantization cost: how far a model moved on texts that it was not calibrated with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from ...runtime.logprobs import log_softmax
+from ..check import kl
+from ..reference import Reference, greedy, text_logits
+from .linears import no_grad, simulated
+from .numbers import Quantized
+
+Logits = NDArray[np.float32]
+Compute = Callable[[Sequence[int]], Logits]
+MOST_LOGITS = 1 << 26  # numbers that are held at once
+BEGINNING, NEW_TOKENS = 32, 64  # of held-out texts, which are continued; both at most
+DEPTH = 4  # of the chain by which a draft is judged
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a model computes in float32: the logits of held-out texts, and greedy continuations of their beginnings."""
+
+    texts: list[list[int]]
+    logits: list[Logits]
+    greedy: list[Reference]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, texts: Sequence[Sequence[int]], eos: Sequence[int], positions: int) -> Before:
+        """positions: the longest text. Of a large vocabulary fewer texts are held."""
+        most = max(1, MOST_LOGITS // model.config.get_text_config().vocab_size)
+        kept, tokens = list[list[int]](), 0
+        for text in texts:
+            if kept and tokens + len(text) > most:
+                break
+            kept.append(list(text[:most]))
+            tokens += len(text)
+        with no_grad(model):
+            logits = [text_logits(model, text) for text in kept]
+        new = min(NEW_TOKENS, positions // 2)
+        prompts = [text[: min(BEGINNING, positions - new)] for text in kept]
+        return cls(kept, logits, greedy(model, prompts, new, eos))
+
+
+def moved(before: Before, compute: Compute) -> dict[str, Any]:
+    """How far `compute`, text to logits `[T, V]`, is from before; all but perplexity by token of the held-out texts.
+
+    `first_divergence`: after how many tokens greedy texts part, None where they do not. Found without decoding: up to
+    there both have written the same.
+    """
+    after = [compute(text) for text in before.texts]
+    divergence = np.concatenate([kl(a, b) for a, b in zip(before.logits, after, strict=True)])
+    pairs = list(zip(before.logits, after, strict=True))
+    agreed = np.concatenate([a.argmax(1) == b.argmax(1) for a, b in pairs])
+    parted = [_first_divergence(reference, compute(reference.text)) for reference in before.greedy]
+    return {
+        "tokens": len(divergence),
+        "kl_nats_per_token": float(divergence.mean()),
+        "kl_standard_error": float(divergence.std() / len(divergence) ** 0.5),
+        "kl_largest": float(divergence.max()),
+        "logit_cosine": float(np.concatenate([_cosine(a, b) for a, b in pairs]).mean()),
+        "perplexity": [_perplexity(before.texts, before.logits), _perplexity(before.texts, after)],
+        "top1_agreement": float(agreed.mean()),
+        "first_divergence": parted,
+        "greedy_tokens": [len(reference.tokens) for reference in before.greedy],
+    }
+
+
+def _cosine(a: Logits, b: Logits) -> NDArray[np.float64]:
+    """Of rows, which are centred: a softmax does not see what all have in common."""
+    a, b = (x.astype(np.float64) - x.mean(1, keepdims=True, dtype=np.float64) for x in (a, b))
+    return np.asarray((a * b).sum(1) / np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-30))
+
+
+def _perplexity(texts: Sequence[Sequence[int]], logits: Sequence[Logits]) -> float | None:
+    """None where no token follows another."""
+    each = [
+        log_softmax(rows[:-1])[np.arange(len(text) - 1), list(text[1:])]
+        for text, rows in zip(texts, logits, strict=True)
+    ]
+    of_tokens = np.concatenate(each)
+    return float(np.exp(-of_tokens.mean())) if len(of_tokens) else None
+
+
+def _first_divergence(reference: Reference, logits: Logits) -> int | None:
+    chosen = logits[len(reference.prompt) - 1 :].argmax(1)
+    different = np.flatnonzero(chosen != np.array(reference.tokens))
+    return int(different[0]) if len(different) else None
+
+
+def acceptance(model: PreTrainedModel, found: Mapping[str, Quantized], texts: Sequence[Reference]) -> list[float]:
+    """A draft's acceptance length before and after, by chains of DEPTH along what the target writes."""
+    with no_grad(model):
+        before = _acceptance_length(model, texts)
+        with simulated(model, found):
+            return [before, _acceptance_length(model, texts)]
+
+
+def _acceptance_length(model: PreTrainedModel, texts: Sequence[Reference]) -> float:
+    """Tokens a round: a chain that the target accepts is one it would have written, so the text says how long it is."""
+    tokens = rounds = 0
+    for reference in texts:
+        chosen = text_logits(model, reference.text)[len(reference.prompt) - 1 :].argmax(1)
+        right, at = chosen == np.array(reference.tokens), 1  # the first token comes from the prompt
+        while at < len(right):
+            wrong = np.flatnonzero(~right[at : at + DEPTH])
+            accepted = int(wrong[0]) if len(wrong) else min(DEPTH, len(right) - at)
+            at, rounds, tokens = at + accepted + 1, rounds + 1, tokens + accepted + 1
+    return tokens / max(1, rounds)

@@ -1,0 +1,162 @@
+"""Quantized weights put into the portable graph.
+
+`MatMul(x, w)` and `MatMulNT(x, w)` become `specbuild::BlockMatMul(x, codes, scales[, zeros])`, codes `uint8[N, blocks,
+size · bits / 8]`, two of 4 bits in a byte, the first one low; or, where inputs are rounded by a scale of their own,
+`specbuild::ScaledMatMul(x, weight, scales, input_scale)`, weight `int8` or `E4M3 [K, N]`, scales `[N]`. The token
+lookup becomes `BlockGather`. Zeros of 4 bits are packed as codes are. What an input is divided by goes into the norm in
+front, or into a Mul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+
+from ...runtime.errors import OptionError
+from ..passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, producer, replace
+from .linears import Names
+from .numbers import Quantized
+from .scheme import Scheme
+
+_NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # which input is the weight
+
+
+class Quantize(FusionPass):
+    """See the module. Weights that are not in `found`, by name, stay. Raises OptionError where one product has two."""
+
+    def __init__(self, found: Mapping[str, Quantized], names: Names) -> None:
+        super().__init__()
+        self.found, self.names = found, names
+        self._made: dict[tuple[int, ...], list[ir.Value]] = {}
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+        """See the class."""
+        matched = _weight(node)
+        if matched is None:
+            return False
+        x, weight, lookup = matched
+        parts = self._parts(weight, lookup)
+        if not parts:
+            return False
+        inputs = self._made.setdefault(tuple(map(id, parts)), [])
+        scheme = parts[0].scheme
+        if not inputs:
+            made = _block_weight if parts[0].input_scale is None else _scaled_weight
+            inputs += made(graph, f"{weight.name}{'_lookup' if lookup else ''}", parts)
+        attributes: dict[str, object] = {"columns": parts[0].codes[0].numel()}
+        if parts[0].input_scale is None:
+            operator = "BlockGather" if lookup else "BlockMatMul"
+            attributes |= {"bits": scheme.bits, "block": parts[0].codes.shape[2]}
+            attributes |= {"exact": int(scheme.activations == "weight-only")}
+        else:
+            operator = "ScaledMatMul"
+        x = self._divide(graph, node, x, parts[0].smooth)
+        new = insert(node, operator, [x, *inputs], "specbuild", attributes)
+        replace(node.outputs[0], new.outputs[0])
+        graph.remove(node, safe=True)
+        return True
+
+    def _parts(self, weight: ir.Value, lookup: bool) -> list[Quantized]:
+        """What was found for a weight, or for each of those that were made one; none where it is to stay."""
+        names = _parts_of(weight)
+        if self.names.tied and names[0] in (self.names.embedding, self.names.head):
+            names = [self.names.embedding if lookup else str(self.names.head)]
+        parts = [self.found.get(name) for name in names]
+        if len({part and (part.scheme, part.codes.shape[2]) for part in parts}) > 1:
+            raise _several(names)
+        return [part for part in parts if part]
+
+    def _divide(self, graph: ir.Graph, node: ir.Node, x: ir.Value, smooth: torch.Tensor | None) -> ir.Value:
+        """The input divided by what its weight was multiplied by: in the norm's weight where nothing else reads it."""
+        if smooth is None:
+            return x
+        norm, kernel = x.producer(), node.inputs[1]
+        assert kernel is not None
+        alone = len(x.uses()) == 1 and not x.is_graph_output()
+        if norm is not None and norm.op_type in _NORMS and x is norm.outputs[0] and alone:
+            at = _NORMS[norm.op_type]
+            weight = norm.inputs[at]
+            if weight is not None and weight.const_value is not None and len(dims(weight) or ()) == 1:
+                exact = weight.const_value.numpy()
+                name = f"{weight.name}/{kernel.name}"
+                divided = ir.tensor((exact / smooth.numpy()).astype(exact.dtype), name=name)
+                norm.replace_input_with(at, initializer(graph, divided))
+                return x
+        name = f"{kernel.name}_divided"
+        factors = initializer(graph, ir.tensor((1 / smooth).numpy(), name=name))
+        product = insert(node, "Mul", [x, factors]).outputs[0]
+        product.shape, product.type = x.shape, x.type
+        return product
+
+
+def check_products(graph: ir.Model, schemes: Mapping[str, Scheme]) -> None:
+    """Before anything is calibrated: raises OptionError where weights that were made one are to have two precisions."""
+    for value in graph.graph.initializers.values():
+        if len({schemes.get(name) for name in _parts_of(value)}) > 1:
+            raise _several(_parts_of(value))
+
+
+def _parts_of(weight: ir.Value) -> list[str]:
+    """The names of the model's weights that one of the graph is made of."""
+    return [name.removesuffix(TRANSPOSED).removesuffix(".weight") for name in str(weight.name).split("+")]
+
+
+def _several(names: Sequence[str]) -> OptionError:
+    return OptionError(f"{', '.join(names)} are one product: give them one precision")
+
+
+def _weight(node: ir.Node) -> tuple[ir.Value, ir.Value, bool] | None:
+    """A product's or the token lookup's data and weight, and which of the two it is."""
+    lookup = node.op_type == "Gather"
+    if node.op_type not in ("MatMul", "MatMulNT", "Gather"):
+        return None
+    x, weight = node.inputs[1 if lookup else 0], node.inputs[0 if lookup else 1]
+    if x is None or weight is None or not weight.is_initializer() or len(dims(weight) or ()) != 2:
+        return None
+    return None if lookup and not _tokens(x) else (x, weight, lookup)
+
+
+def _tokens(x: ir.Value) -> bool:
+    """Whether these are the tokens, which some models reshape."""
+    while (node := producer(x, "Reshape")) and node.inputs[0] is not None:
+        x = node.inputs[0]
+    return x.name == "input_ids"
+
+
+def _block_weight(graph: ir.Graph, name: str, parts: Sequence[Quantized]) -> list[ir.Value]:
+    arrays = {"codes": pack(_joined([p.codes for p in parts]), parts[0].scheme.bits)}
+    arrays["scales"] = _joined([p.scales for p in parts])
+    if parts[0].zeros is not None:
+        arrays["zeros"] = pack(_joined([p.zeros for p in parts if p.zeros is not None]), parts[0].scheme.bits)
+    return [initializer(graph, ir.tensor(each, name=f"{name}_{part}")) for part, each in arrays.items()]
+
+
+def _scaled_weight(graph: ir.Graph, name: str, parts: Sequence[Quantized]) -> list[ir.Value]:
+    codes = torch.cat([part.codes for part in parts]).flatten(1).T.contiguous()
+    if codes.dtype == torch.uint8:
+        numbers = (codes.short() - 128).to(torch.int8).numpy()
+    else:
+        numbers = codes.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    scale = np.array(parts[0].input_scale, dtype=np.float32)
+    arrays = {"numbers": numbers, "scales": _joined([part.scales for part in parts])[:, 0], "input_scale": scale}
+    return [initializer(graph, ir.tensor(each, name=f"{name}_{part}")) for part, each in arrays.items()]
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> NDArray[Any]:
+    joined: NDArray[Any] = torch.cat(list(tensors)).contiguous().numpy()
+    return joined
+
+
+def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Codes along the last axis, two of 4 bits in a byte, an odd one out with a 0."""
+    if bits == 8:
+        return codes
+    if codes.shape[-1] % 2:
+        codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], axis=-1)
+    return np.asarray(codes[..., 0::2] | codes[..., 1::2] << 4, dtype=np.uint8)

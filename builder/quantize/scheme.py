@@ -1,0 +1,150 @@
+"""How one weight is stored and computed with, written `KIND[:OPTION,…][/DTYPE]`: `int4:64,asym`, `fp8:tensor/bf16`.
+
+| kind | weights | options, the default first |
+| --- | --- | --- |
+| fp32, fp16, bf16 | as they are | |
+| int8 | 8 bits | a block's columns; sym, asym; rtn, gptq; how activations are |
+| int4 | 4 bits | a block's columns; asym or sym; gptq, rtn, awq; how activations are |
+| fp8 | E4M3 | channel, tensor: rows that share a scale |
+
+Activations: `dynamic`, rounded to 8 bits by block and row of what is computed; `weight-only`, not rounded; `static`, by
+one calibrated scale, after SmoothQuant. DTYPE: of whatever is not quantized.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...runtime.bundle import MODULES
+from ...runtime.errors import OptionError
+
+FLOATS = ("fp32", "fp16", "bf16")
+BLOCKS = (128, 64, 32, 16)
+LEAST_GPU_BLOCK = 32
+METHODS = ("rtn", "gptq", "awq")
+ACTIVATIONS = ("dynamic", "weight-only", "static")
+BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One weight's. `block`: columns that share a scale, 0 for all of a row; `per_tensor`: all rows share one too."""
+
+    kind: str
+    dtype: str
+    block: int = 0
+    symmetric: bool = True
+    method: str = "rtn"
+    activations: str = "weight-only"
+    per_tensor: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Of a number of the weight."""
+        return BITS[self.kind]
+
+    @property
+    def quantized(self) -> bool:
+        """Whether there is anything to do."""
+        return self.kind not in FLOATS
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it depends on what the layers' inputs look like."""
+        return self.method != "rtn" or self.activations == "static"
+
+    def __str__(self) -> str:
+        if not self.quantized:
+            return self.kind
+        how = ["tensor" if self.per_tensor else "channel" if not self.block else str(self.block)]
+        if self.kind != "fp8":
+            how += ["sym" if self.symmetric else "asym", self.method, self.activations]
+        return f"{self.kind}:{','.join(how)}" + ("" if self.dtype == "fp32" else f"/{self.dtype}")
+
+
+def parse(text: str, backend: str) -> Scheme:
+    """A scheme in words, the rest as the backend has it by default. Raises OptionError."""
+    kinds, dtypes = KINDS[backend], DTYPES[backend]
+    words, slash, dtype = text.partition("/")
+    kind, colon, options = words.partition(":")
+    if kind not in kinds:
+        raise OptionError(f"backend {backend} has no precision {kind!r}: use {', '.join(kinds)}")
+    if kind in FLOATS:
+        if options or slash:
+            raise OptionError(f"{text!r}: {kind} takes no options")
+        return Scheme(kind, kind)
+    if slash and dtype not in dtypes:
+        raise OptionError(f"{text!r}: {backend} computes in {', '.join(dtypes)}, not in {dtype!r}")
+    if colon and not options:
+        raise OptionError(f"{text!r}: no option follows the colon, {_HELP}")
+    cpu = backend == "onnxruntime"
+    scheme = _DEFAULTS[kind, cpu]
+    chosen = list[str]()
+    for option in options.split(",") if options else ():
+        twice = next((kind for kind in _KINDS_OF_OPTIONS if option in kind and not kind.isdisjoint(chosen)), None)
+        if twice or (option.isdigit() and any(each.isdigit() for each in chosen)):
+            raise OptionError(f"{text!r}: {option} contradicts an option before it: give one of them")
+        if option.isascii() and option.isdigit() and len(option) < 9:
+            scheme = replace(scheme, block=int(option))
+        elif option in ("channel", "tensor"):
+            scheme = replace(scheme, block=0, per_tensor=option == "tensor")
+        elif option in ("sym", "asym"):
+            scheme = replace(scheme, symmetric=option == "sym")
+        elif option in METHODS:
+            scheme = replace(scheme, method=option)
+        elif option in ACTIVATIONS:
+            scheme = replace(scheme, activations=option)
+        else:
+            raise OptionError(f"{text!r}: unknown option {option!r}, {_HELP}")
+        chosen.append(option)
+    if scheme.activations == "static" and kind == "int8":
+        given = [option for option in chosen if option not in ("static", "channel", "sym", "rtn")]
+        if given:
+            raise OptionError(f"{text!r}: static INT8 has a scale for each row, symmetric, rounded: drop {given[0]}")
+        scheme = replace(scheme, block=0)
+    scheme = replace(scheme, dtype=dtype or dtypes[0])
+    if reason := _unsupported(scheme, cpu):
+        raise OptionError(f"{text!r}: {reason}")
+    return scheme
+
+
+def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
+    """Why a backend cannot compute like this."""
+    kind, block = scheme.kind, scheme.block
+    if kind == "fp8":
+        plain = scheme.symmetric and scheme.method == "rtn" and scheme.activations == "static" and not block
+        return None if plain else "FP8 takes channel or tensor alone"
+    if not block and scheme.method != "rtn":
+        return f"{scheme.method} is for weights in blocks"
+    if scheme.per_tensor:
+        return "only FP8 has one scale for a tensor"
+    if block not in (0, *BLOCKS):
+        return f"a block has {', '.join(map(str, BLOCKS))} columns, not {block}"
+    if kind == "int4" and (not block or scheme.activations == "static"):
+        return "INT4 is in blocks, its activations weight-only or dynamic"
+    if cpu:
+        static = scheme.activations == "static"
+        return "INT8 for this backend is in blocks: use static for channels" if not block and not static else None
+    if scheme.activations == "dynamic" or not scheme.symmetric:
+        return "TensorRT takes symmetric weights, with activations weight-only or static"
+    if kind == "int4" and block < LEAST_GPU_BLOCK:
+        return f"TensorRT's INT4 has blocks of {LEAST_GPU_BLOCK} columns or more"
+    return "TensorRT's INT8 has a scale for each row: use channel" if kind == "int8" and block else None
+
+
+_KINDS_OF_OPTIONS = {"channel", "tensor"}, {"sym", "asym"}, set(METHODS), set(ACTIVATIONS)
+_HELP = f"use a block of {', '.join(map(str, BLOCKS))}, channel, tensor, sym, asym, {', '.join(METHODS + ACTIVATIONS)}"
+_TENSORRT = ("fp16", "bf16", "fp32", "int8", "int4", "fp8")
+KINDS = {  # by backend, the default one first
+    "onnxruntime": ("fp32", "int8", "int4"),
+    "onnxruntime-cuda": ("fp16", "bf16", "fp32"),
+    **dict.fromkeys(MODULES, _TENSORRT),
+}
+DTYPES = {"onnxruntime": ("fp32",), "onnxruntime-cuda": ("fp16",), **dict.fromkeys(MODULES, ("fp16", "bf16"))}
+_DEFAULTS = {  # by kind, and whether it is for a CPU
+    ("int8", True): Scheme("int8", "fp32", 128, activations="dynamic"),
+    ("int8", False): Scheme("int8", "fp16"),
+    ("int4", True): Scheme("int4", "fp32", 32, symmetric=False, method="gptq", activations="dynamic"),
+    ("int4", False): Scheme("int4", "fp16", 128, method="gptq"),
+    ("fp8", False): Scheme("fp8", "fp16", activations="static"),
+}

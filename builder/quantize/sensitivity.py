@@ -1,0 +1,164 @@
+"""What each layer's quantization costs by itself; and `auto`, which gives the bits to those that need them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...runtime.errors import ExecutionError
+from ..check import kl
+from ..reference import Reference, text_logits
+from .calibrate import Found
+from .linears import Names, groups, no_grad, rows, simulated
+from .numbers import Quantized
+from .quality import Before, acceptance
+
+Progress = Callable[[str, float], None]
+TEXTS = 1  # the longest of the held-out ones: enough to tell layers apart
+LEAST_ACCEPTANCE = 0.98  # of a draft's acceptance length, below which it is not made narrower
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of the products of one input, alone quantized: KL in nats a token, and the least cosine of their outputs."""
+
+    names: list[str]
+    precision: str
+    bytes: int
+    kl: float
+    cosine: float
+
+
+def units(model: PreTrainedModel, names: Names, wanted: Sequence[str]) -> list[list[str]]:
+    """Weights that have one precision together: products of one input; a tied head and embedding."""
+    embedding = [names.embedding] if names.embedding in wanted else []
+    found = groups(model, [name for name in wanted if name != names.embedding])
+    for unit in found if names.tied else ():
+        if names.head in unit:
+            unit += embedding
+            embedding = []
+    return [*found, *([embedding] if embedding else [])]
+
+
+def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequence[str], item: int = 4) -> int:
+    """Bytes of a unit's weights, each once, scales and zeros too. `item`: bytes of a number that is not quantized."""
+    total, seen = 0.0, set[tuple[int, int]]()  # a tied weight may be two
+    for name in unit:
+        each, weight = found.get(name), rows(model.get_submodule(name))
+        key = weight.data_ptr(), id(each)
+        if key in seen:
+            continue
+        seen.add(key)
+        if each is None:
+            total += weight.numel() * item
+        else:
+            zeros = 0 if each.zeros is None else each.zeros.numel()
+            total += (each.codes.numel() + zeros) * each.scheme.bits / 8 + each.scales.numel() * item
+    return math.ceil(total)
+
+
+def _item(found: Found) -> int:
+    """Bytes of a number of what the quantized weights compute in."""
+    return 4 if any(each.scheme.dtype == "fp32" for each in found.values()) else 2
+
+
+def costs(
+    model: PreTrainedModel, found: Found, split: Sequence[Sequence[str]], before: Before, progress: Progress
+) -> list[Cost]:
+    """Each unit's, in the model's order; one that is not quantized costs nothing."""
+    measured, item = [], _item(found)
+    for number, unit in enumerate(split):
+        progress("what each layer costs", number / len(split))
+        alone = {name: found[name] for name in unit if name in found}
+        moved, cosine, schemes = 0.0, 1.0, ["fp32" if item == 4 else "16 bits"]
+        if alone:
+            with _cosines(model, alone) as cosines:
+                moved = _kl(model, before, TEXTS)
+            cosine = min((float(np.mean(each)) for each in cosines.values()), default=1.0)
+            schemes = list(dict.fromkeys(str(each.scheme) for each in alone.values()))
+        measured.append(Cost(list(unit), ", ".join(schemes), stored(found, model, unit, item), moved, cosine))
+    return measured
+
+
+@contextmanager
+def _cosines(model: PreTrainedModel, alone: Found) -> Iterator[dict[str, list[float]]]:
+    seen = defaultdict[str, list[float]](list)
+
+    def watch(name: str, output: Tensor, exact: Tensor) -> None:
+        seen[name].append(torch.cosine_similarity(output.flatten(0, -2), exact.flatten(0, -2), dim=-1).mean().item())
+
+    with no_grad(model), simulated(model, alone, watch):
+        yield seen
+
+
+def _kl(model: PreTrainedModel, before: Before, most: int | None = None) -> float:
+    """Nats a token from before, on all held-out texts, or on the longest ones."""
+    texts = sorted(zip(before.texts, before.logits, strict=True), key=lambda pair: -len(pair[0]))[:most]
+    with no_grad(model):
+        return float(np.concatenate([kl(logits, text_logits(model, text)) for text, logits in texts]).mean())
+
+
+def within(
+    model: PreTrainedModel,
+    rungs: Sequence[Found],
+    split: Sequence[Sequence[str]],
+    before: Before,
+    bound: float,
+    progress: Progress = lambda phase, share: None,
+) -> Found:
+    """The narrowest numbers whose divergence stays below `bound`, nats a token; raises ExecutionError where none does.
+
+    rungs: numbers of the whole model, ever wider; a weight that one has not is not quantized there. Units are widened
+    where a byte helps most, as if what each costs added up, until all together hold.
+    """
+    rungs = [*rungs, {name: each for name, each in rungs[-1].items() if not any(name in unit for unit in split)}]
+    split = [unit for unit in split if any(name in rungs[0] for name in unit)]
+    kls, sizes = [], []
+    for found in rungs:
+        each = {tuple(c.names): c.kl for c in costs(model, found, split, before, progress)} if split else {}
+        kls.append([each.get(tuple(names), 0.0) for names in split])
+        sizes.append([stored(found, model, names, _item(rungs[0])) for names in split])
+    at, budget = [0] * len(split), bound
+    while True:
+        while sum(kls[rung][unit] for unit, rung in enumerate(at)) > budget:
+            gains = {}
+            for unit, rung in enumerate(at):
+                for wider in range(rung + 1, len(rungs)):
+                    more = max(1, sizes[wider][unit] - sizes[rung][unit])
+                    gains[unit, wider] = (kls[rung][unit] - kls[wider][unit]) / more
+            best = max(gains, key=lambda key: gains[key], default=None)
+            if best is None or gains[best] <= 0:
+                break
+            at[best[0]] = best[1]
+        chosen = dict(rungs[-1])
+        for names, rung in zip(split, at, strict=True):
+            chosen |= {name: rungs[rung][name] for name in names if name in rungs[rung]}
+        with simulated(model, chosen):
+            moved = _kl(model, before)
+        if moved <= bound:
+            return chosen
+        if all(rung == len(rungs) - 1 for rung in at):
+            raise ExecutionError(
+                f"auto cannot stay below {bound:g} nats a token: what --tensor-type asks for costs {moved:.2g}, "
+                "ask for less, or raise --max-kl"
+            )
+        budget *= min(0.9, 0.9 * bound / moved)
+        if not sum(kls[rung][unit] for unit, rung in enumerate(at)) > 0:  # nothing is left to tell them apart by
+            at = [len(rungs) - 1] * len(split)
+
+
+def narrowest(model: PreTrainedModel, rungs: Sequence[Found], texts: Sequence[Reference]) -> Found:
+    """A draft's narrowest numbers that keep LEAST_ACCEPTANCE of its acceptance length; none where all lose more."""
+    for found in rungs:
+        before, after = acceptance(model, found, texts)
+        if after >= LEAST_ACCEPTANCE * before:
+            return found
+    return {}

@@ -1,0 +1,46 @@
+"""What steps of a quantized model take on this machine, next to the model's own in float32."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ...runtime.backends import ModelSpec, load
+from ...runtime.engine import cores
+from ...runtime.roofline import timed_step
+from ..lower import onnxruntime
+
+NODES = (1, 8, 32)
+ROWS = 128  # that a step's nodes see, at most
+TURNS = 15
+
+
+@contextmanager
+def plain_graph(graph: ir.Model, capacity: int) -> Iterator[Path]:
+    """A portable graph lowered for one sequence, in a file for as long as it is needed."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "plain.onnx"
+        ir.save(onnxruntime.lower(graph, 1, capacity), file, external_data="weights.bin")
+        yield file
+
+
+def step_times(graphs: Mapping[str, Path], spec: ModelSpec, largest: int) -> dict[str, dict[str, float]]:
+    """Milliseconds by graph and number of nodes, the shortest; all take turns, so whatever else runs meets all."""
+    with ExitStack() as close:
+        executors = {}
+        for name, file in graphs.items():
+            executors[name] = load("onnxruntime", file, spec, 1, threads=cores())
+            close.callback(executors[name].close)
+        rows = min(ROWS, spec.capacity - largest)
+        sizes = [nodes for nodes in NODES if nodes <= largest]
+        steps = {(name, n): timed_step(each, n, rows) for name, each in executors.items() for n in sizes}
+        seconds: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
+        for _ in range(TURNS):
+            for key, step in steps.items():
+                step()  # the other graph has been through the caches
+                seconds[key].append(step())
+    return {name: {str(n): round(1e3 * min(seconds[name, n]), 4) for n in sizes} for name in graphs}

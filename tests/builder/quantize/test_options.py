@@ -1,0 +1,259 @@
+"""Which weight gets which scheme: patterns, head and embedding, tied ones, and what would be ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specbuild.builder.quantize.linears import Names
+from specbuild.builder.quantize.options import AUTO, QuantizeOptions, assign, check_patterns, matches
+from specbuild.builder.quantize.scheme import parse
+from specbuild.runtime.errors import OptionError
+
+CPU, GPU = "onnxruntime", "tensorrt"
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+LAYER = ["self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"]
+INSIDE = [f"model.layers.{layer}.{name}" for layer in range(12) for name in LAYER]
+NAMES = Names([EMBEDDING, *INSIDE, HEAD], EMBEDDING, HEAD, tied=False)
+TIED = Names(NAMES.weights, EMBEDDING, HEAD, tied=True)
+
+
+def schemes(
+    precision: str, backend: str = CPU, names: Names = NAMES, model: str = "target", **options: Any
+) -> dict[str, str]:
+    return {n: str(s) for n, s in assign(QuantizeOptions(**options), model, precision, backend, names).items()}
+
+
+def full(text: str, backend: str = CPU) -> str:
+    return str(parse(text, backend))
+
+
+def test_everything_in_one_precision() -> None:
+    assert schemes("int8") == dict.fromkeys(NAMES.weights, full("int8"))
+    assert schemes("fp32") == dict.fromkeys(NAMES.weights, "fp32")
+
+
+def test_the_last_pattern_counts() -> None:
+    found = schemes("int4", tensor_type=("down_proj=int8", "layers.1.mlp.down_proj=fp32", "layers.3.*=int8:64"))
+    assert found["model.layers.0.mlp.down_proj"] == full("int8")
+    assert found["model.layers.1.mlp.down_proj"] == "fp32"
+    assert found["model.layers.3.mlp.down_proj"] == found["model.layers.3.self_attn.q_proj"] == full("int8:64")
+    assert found["model.layers.0.self_attn.q_proj"] == full("int4")
+    back = schemes("int4", tensor_type=("layers.1.mlp.down_proj=fp32", "down_proj=int8"))
+    assert back["model.layers.1.mlp.down_proj"] == full("int8")
+
+
+def test_one_models_patterns() -> None:
+    kinds = ("target:down_proj=int8", "draft:o_proj=fp32")
+    for model, name, other in (("target", INSIDE[2], INSIDE[1]), ("draft", INSIDE[1], INSIDE[2])):
+        found = schemes("int4", model=model, tensor_type=kinds)
+        assert found[name] == {"target": full("int8"), "draft": "fp32"}[model]
+        assert found[other] == full("int4")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "fits"),
+    [
+        ("down_proj", "model.layers.1.mlp.down_proj", True),
+        ("mlp.down_proj", "model.layers.1.mlp.down_proj", True),
+        ("own_proj", "model.layers.1.mlp.down_proj", False),
+        ("mlp", "model.layers.1.mlp.down_proj", False),
+        ("mlp.*", "model.layers.1.mlp.down_proj", True),
+        ("layers.1.*", "model.layers.1.mlp.down_proj", True),
+        ("layers.1.*", "model.layers.11.mlp.down_proj", False),
+        ("layers.[0-3].*", "model.layers.3.mlp.down_proj", True),
+        ("layers.?.*", "model.layers.11.mlp.down_proj", False),
+        ("*", "lm_head", True),
+        ("lm_head", "lm_head", True),
+        ("LM_HEAD", "lm_head", False),
+        ("target:lm_head", "lm_head", True),
+        ("draft:lm_head", "lm_head", False),
+        ("other:lm_head", "lm_head", False),
+    ],
+)
+def test_what_a_pattern_fits(pattern: str, name: str, fits: bool) -> None:
+    assert matches(pattern, "target", name) is fits
+
+
+part = st.text(alphabet="abc_01", min_size=1, max_size=4)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(part, min_size=1, max_size=5), st.integers(0, 5))
+def test_a_name_fits_from_any_of_its_dots(parts: list[str], start: int) -> None:
+    name, rest = ".".join(parts), ".".join(parts[min(start, len(parts) - 1) :])
+    assert matches(rest, "draft", name)
+    assert matches(f"draft:{rest}", "draft", name)
+    assert not matches(f"target:{rest}", "draft", name)
+    assert not matches(f"x{rest}", "draft", rest)
+    assert not matches(f"{rest}.x", "draft", name)
+
+
+def test_a_pattern_that_fits_nothing_is_refused_with_names_that_would() -> None:
+    names = {"target": NAMES, "draft": TIED}
+    check_patterns(QuantizeOptions(tensor_type=("down_proj=int8", "draft:lm_head=int8")), names, "onnxruntime")
+    with pytest.raises(OptionError) as caught:
+        check_patterns(QuantizeOptions(tensor_type=("down_proj=int8", "dwn_proj=int4")), names, "onnxruntime")
+    assert str(caught.value) == (
+        f"--tensor-type 'dwn_proj' matches no weight: the target's 38 are {EMBEDDING}, {INSIDE[0]}, {INSIDE[1]}, …"
+    )
+    with pytest.raises(OptionError, match="'draft:down_proj' matches no weight"):
+        check_patterns(QuantizeOptions(tensor_type=("draft:down_proj=int8",)), {"target": NAMES}, "onnxruntime")
+
+
+def test_int4_leaves_head_and_embedding_in_int8() -> None:
+    found = schemes("int4")
+    assert {found[name] for name in INSIDE} == {full("int4")}
+    assert found[HEAD] == found[EMBEDDING] == full("int8")
+
+
+def test_static_leaves_head_and_embedding_dynamic() -> None:
+    found = schemes("int8:static")
+    assert {found[name] for name in INSIDE} == {full("int8:static")}
+    assert found[HEAD] == found[EMBEDDING] == full("int8")
+
+
+def test_head_and_embedding_by_themselves() -> None:
+    found = schemes("int8", output_tensor_type="int4", token_embedding_type="fp32")
+    assert (found[HEAD], found[EMBEDDING]) == (full("int4"), "fp32")
+    assert schemes("int8", output_tensor_type="int4")[EMBEDDING] == full("int8")
+    assert schemes("int8", token_embedding_type="int4")[HEAD] == full("int8")
+    both = schemes("int8", tensor_type=("lm_head=fp32", "embed_tokens=fp32"), output_tensor_type="int4")
+    assert (both[HEAD], both[EMBEDDING]) == (full("int4"), "fp32")
+
+
+def test_a_lookup_is_rounded_to_the_nearest() -> None:
+    assert schemes("int8:gptq")[EMBEDDING] == full("int8")
+    assert schemes("int8:gptq")[HEAD] == full("int8:gptq")
+    assert schemes("int8", token_embedding_type="int4:awq")[EMBEDDING] == full("int4:rtn")
+    with pytest.raises(OptionError, match="an embedding is looked up, and has no activations: use int8 or int4"):
+        schemes("int8", token_embedding_type="int8:static")
+
+
+def test_a_tied_heads_precision_is_the_embeddings_too() -> None:
+    found = schemes("int8", names=TIED, output_tensor_type="int4:rtn")
+    assert found[HEAD] == found[EMBEDDING] == full("int4:rtn")
+    apart = schemes("int8", names=TIED, output_tensor_type="int4", token_embedding_type="int8")
+    assert (apart[HEAD], apart[EMBEDDING]) == (full("int4"), full("int8"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "names", "head"),
+    [
+        ("int8", NAMES, "int8"),
+        ("int4", NAMES, "int8"),
+        ("int8:static", NAMES, "fp16"),
+        ("fp8", NAMES, "fp16"),
+        ("int8", TIED, "fp16"),
+        ("int4", TIED, "fp16"),
+    ],
+)
+def test_on_gpus_embeddings_stay_and_heads_where_they_would_be_stored_twice(
+    precision: str, names: Names, head: str
+) -> None:
+    found = schemes(precision, GPU, names)
+    assert found[EMBEDDING] == "fp16"
+    assert found[HEAD] == full(head, GPU)
+    assert {found[name] for name in INSIDE} == {full(precision, GPU)}
+
+
+def test_on_gpus_an_embeddings_precision_is_refused() -> None:
+    with pytest.raises(OptionError, match="tensorrt looks up embeddings in 16 bits: drop --token-embedding-type"):
+        schemes("int8", GPU, token_embedding_type="int8")
+    assert schemes("int8", GPU, tensor_type=("*=int4",))[EMBEDDING] == "fp16"
+
+
+def test_all_of_a_model_computes_in_one_type() -> None:
+    """Scales are rounded to what is computed in, whatever the default of the head's or a pattern's scheme is."""
+    found = schemes("int4/bf16", GPU, tensor_type=("down_proj=int8",))
+    assert found[HEAD] == found[INSIDE[2]] == full("int8/bf16", GPU)
+    assert found[INSIDE[0]] == full("int4/bf16", GPU)
+    assert found[EMBEDDING] == "bf16"
+    assert schemes("int4/bf16", GPU, output_tensor_type="int8")[HEAD] == full("int8/bf16", GPU)
+    assert schemes("bf16", GPU, tensor_type=("down_proj=int8",))[INSIDE[2]] == full("int8/bf16", GPU)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scheme", "message"),
+    [
+        ("int4", "int8/bf16", "'int8/bf16': this model computes in fp16: use int8, or another --precision"),
+        ("int4/bf16", "int8/fp16", "'int8/fp16': this model computes in bf16: use int8, or another --precision"),
+        ("int8", "fp32", "'fp32': this model computes in fp16: use fp16, or another --precision"),
+        (AUTO, "bf16", "'bf16': this model computes in fp16: use fp16, or another --precision"),
+    ],
+)
+def test_a_weight_in_another_type_than_its_model_is_refused(precision: str, scheme: str, message: str) -> None:
+    for options in ({"tensor_type": (f"down_proj={scheme}",)}, {"output_tensor_type": scheme}):
+        with pytest.raises(OptionError) as caught:
+            schemes(precision, GPU, **options)
+        assert str(caught.value) == message
+
+
+def test_auto_has_only_what_was_asked_for() -> None:
+    assert schemes(AUTO) == {}
+    assert schemes(AUTO, tensor_type=("layers.0.mlp.down_proj=fp32",)) == {INSIDE[2]: "fp32"}
+    assert schemes(AUTO, names=TIED, output_tensor_type="int8") == dict.fromkeys((HEAD, EMBEDDING), full("int8"))
+    assert schemes(AUTO, token_embedding_type="int4") == {EMBEDDING: full("int4:rtn")}
+
+
+def test_a_model_without_a_head() -> None:
+    names = Names([EMBEDDING, *INSIDE], EMBEDDING, None, tied=False)
+    assert schemes("int4", names=names)[EMBEDDING] == full("int4:rtn")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_type": ("down_proj",)}, "--tensor-type 'down_proj': give PATTERN=PRECISION, like 'down_proj=int8'"),
+        ({"tensor_type": ("=int8",)}, "--tensor-type '=int8': give PATTERN=PRECISION"),
+        ({"tensor_type": ("down_proj=",)}, "--tensor-type 'down_proj=': give PATTERN=PRECISION"),
+        ({"calib_size": 1}, "calib-size must be 2…4096 texts, not 1"),
+        ({"calib_size": 4097}, "calib-size must be 2…4096 texts, not 4097"),
+        ({"calib_seed": -1}, "calib-seed must be 0…4294967295, not -1"),
+        ({"calib_seed": 1 << 32}, "calib-seed must be 0…4294967295, not 4294967296"),
+        ({"max_kl": 0.0}, "max-kl must be above 0 nats a token, not 0.0"),
+        ({"max_kl": float("nan")}, "max-kl must be above 0 nats a token, not nan"),
+        ({"max_kl": float("inf")}, "max-kl must be above 0 nats a token, not inf"),
+    ],
+)
+def test_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        QuantizeOptions(**options)
+    assert message in str(caught.value)
+
+
+def test_the_last_equals_sign_ends_a_pattern() -> None:
+    options = QuantizeOptions(tensor_type=("a=b=int8",), output_tensor_type="int4")
+    assert options.types == [("a=b", "int8")]
+    assert options.all_types == ["int8", "int4"]
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"calibration": Path("texts.jsonl")}, "--calibration"),
+        ({"calib_size": 8}, "--calib-size"),
+        ({"calib_seed": 1}, "--calib-seed"),
+        ({"calibration_cache": Path("cache")}, "--calibration-cache"),
+        ({"max_kl": 0.1}, "--max-kl"),
+        ({"tensor_type": ("down_proj=fp32",)}, "--tensor-type"),
+        ({"output_tensor_type": "fp32"}, "--output-tensor-type"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(options: dict[str, Any], flag: str) -> None:
+    with pytest.raises(OptionError, match=f"nothing is quantized: drop {flag}, or give --precision int8"):
+        QuantizeOptions(**options).check(quantizes=False)
+    QuantizeOptions(**options).check(quantizes=True)
+
+
+def test_no_options_are_ignored() -> None:
+    QuantizeOptions().check(quantizes=False)
+
+
+def test_schemes_are_refused_as_they_are_anywhere() -> None:
+    for options in ({"tensor_type": ("down_proj=int3",)}, {"output_tensor_type": "int3"}):
+        with pytest.raises(OptionError, match="no precision 'int3'"):
+            schemes("int8", **options)

@@ -1,0 +1,88 @@
+"""Steps of two graphs, timed in turns: which are timed, and that nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+from small_models import random_model
+from specbuild.builder.export import export
+from specbuild.builder.layout import probe
+from specbuild.builder.passes import run_portable
+from specbuild.builder.quantize import steps
+from specbuild.builder.quantize.steps import plain_graph, step_times
+from specbuild.runtime.backends import ModelSpec
+
+CAPACITY = 24
+
+
+class Fake:
+    """An executor of which each step takes as long as its graph's name says."""
+
+    made: list[Fake]
+
+    def __init__(self, graph: Path) -> None:
+        self.seconds, self.each, self.closed = 0.0, float(graph.name), False
+        self.batch_size, self.calls = 1, list[tuple[int, int]]()
+        Fake.made.append(self)
+
+    def step(self, shares: Any) -> None:
+        (share,) = shares
+        self.calls.append((len(share.tokens), share.start))
+        self.seconds += self.each * len(share.tokens)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Fake]]:
+    Fake.made = []
+    monkeypatch.setattr(steps, "load", lambda backend, graph, *args, **options: Fake(graph))
+    return lambda: Fake.made
+
+
+def spec(capacity: int) -> ModelSpec:
+    return ModelSpec("t", 1, 2, 16, 97, capacity, 64)
+
+
+@pytest.mark.parametrize(("largest", "sizes"), [(64, [1, 8, 32]), (8, [1, 8]), (1, [1]), (16, [1, 8])])
+def test_medians_by_graph_and_nodes(fakes: Callable[[], list[Fake]], largest: int, sizes: list[int]) -> None:
+    found = step_times({"a": Path("0.001"), "b": Path("0.25")}, spec(1000), largest)
+    assert found == {
+        "a": {str(n): pytest.approx(1.0 * n) for n in sizes},
+        "b": {str(n): pytest.approx(250.0 * n) for n in sizes},
+    }
+    assert all(each.closed for each in fakes())
+    assert {start for each in fakes() for _, start in each.calls} == {steps.ROWS}
+
+
+def test_steps_fit_small_caches(fakes: Callable[[], list[Fake]]) -> None:
+    step_times({"a": Path("1")}, spec(40), 32)
+    assert max(nodes + start for nodes, start in fakes()[0].calls) == 40
+
+
+def test_executors_are_closed_whatever_happens(
+    fakes: Callable[[], list[Fake]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "timed_step", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        step_times({"a": Path("1"), "b": Path("2")}, spec(40), 8)
+    assert [each.closed for each in fakes()] == [True, True]
+
+
+def test_a_real_graph_takes_its_time() -> None:
+    model = random_model("llama", num_hidden_layers=1)
+    layout = probe(model.config, CAPACITY)
+    graph = export(model, layout, CAPACITY, CAPACITY)
+    run_portable(graph)
+    with plain_graph(graph, CAPACITY) as file:
+        assert {node.op_type for node in ir.load(file).graph} >= {"MatMul", "GroupQueryAttention"}
+        real = ModelSpec("t", 1, layout.kv_heads, layout.head_dim, 97, CAPACITY, 8)
+        found = step_times({"float32": file}, real, 8)
+    assert not file.exists()
+    assert list(found["float32"]) == ["1", "8"]
+    assert all(each > 0 for each in found["float32"].values())

@@ -1,0 +1,212 @@
+"""Quantized products in QuantizeLinear and DequantizeLinear: types, what they compute, what TensorRT-RTX makes of them.
+
+Computed in float32 by ONNX Runtime, and with the plugin in NumPy, they give what PyTorch does with the same numbers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attention_oracle
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from small_models import reference
+from specbuild.builder import passes
+from specbuild.builder.calibrate import cached_logits
+from specbuild.builder.calibrate import calibrate as calibrate_caches
+from specbuild.builder.check import standard_chain
+from specbuild.builder.compile import Engine, compile_engine, make_profiles
+from specbuild.builder.export import export
+from specbuild.builder.layers import describe, in_words
+from specbuild.builder.layout import probe
+from specbuild.builder.lower import plugin
+from specbuild.builder.lower.standard import DTYPES, lower
+from specbuild.builder.options import EngineOptions
+from specbuild.builder.quantize.calibrate import calibrate
+from specbuild.builder.quantize.linears import Names, simulated
+from specbuild.builder.quantize.numbers import Quantized
+from specbuild.builder.quantize.options import QuantizeOptions, assign
+from specbuild.builder.quantize.rewrite import Quantize
+from specbuild.builder.quantize.scheme import parse
+from specbuild.runtime.errors import ExecutionError
+from specbuild.runtime.kernels import Dtype
+from specbuild.runtime.tree import Tree
+from test_lower_plugin import Session as PluginSession
+
+Make = Callable[..., Any]
+CAPACITY, BACKEND = 40, "tensorrt-rtx"
+TEXTS = [[5, 17, 3, 88, 42, 9, 9, 61, 8, 70, 33, 2], [61, 4, 4, 90, 12, 7, 55]]
+HELD_OUT = [11, 96, 4, 61, 5, 8, 42, 17]
+LAST = "model.layers.1.mlp.down_proj.weight"
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 64}
+I8, I4, F8 = ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT8E4M3FN
+# precision: numbers' type, whether inputs are rounded, and whether the head (not tied to the embedding) is quantized
+SCHEMES = {
+    "int8": (I8, False, True),
+    "int8/bf16": (I8, False, True),
+    "int8:static": (I8, True, False),
+    "int8:static/bf16": (I8, True, False),
+    "int4:32": (I4, False, True),
+    "int4:64,rtn/bf16": (I4, False, True),
+    "int4:32,awq": (I4, False, True),
+    "fp8": (F8, True, False),
+    "fp8:tensor/bf16": (F8, True, False),
+}
+_PORTABLE = dict[str, ir.Model]()
+needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
+
+
+def quantized(model: Any, precision: str, **options: Any) -> tuple[ir.Model, dict[str, Quantized]]:
+    """A model's portable graph with quantized weights, and their numbers."""
+    key, names = model.config.to_json_string(), Names.of(model)  # a random model is its configuration's
+    if key not in _PORTABLE:
+        _PORTABLE[key] = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
+        passes.run_portable(_PORTABLE[key])
+    graph = _PORTABLE[key].clone()
+    found = calibrate(model, assign(QuantizeOptions(**options), "target", precision, BACKEND, names), TEXTS)
+    Quantize(found, names)(graph)
+    passes.clean(graph)
+    return graph, found
+
+
+def exact(model: Any, found: dict[str, Quantized]) -> np.ndarray:
+    """PyTorch's logits of a text, with the same numbers."""
+    with simulated(model, found):
+        return reference(model, HELD_OUT)
+
+
+@pytest.mark.parametrize("precision", SCHEMES)
+def test_types_and_operators(make_model: Make, precision: str) -> None:
+    """In both lowerings; weights stay narrow, scales are of the type that is computed in."""
+    dtype, rounds, head = SCHEMES[precision]
+    model, computed = make_model(**SIZES), parse(precision, BACKEND).dtype
+    graph, _ = quantized(model, precision)
+    scales = calibrate_caches(model, TEXTS)
+    for lowered in (
+        lower(graph, computed, CAPACITY),
+        plugin.lower(graph, computed, CAPACITY),
+        plugin.lower(graph, computed, CAPACITY, scales),
+    ):
+        onnx.checker.check_model(ir.to_proto(lowered), full_check="bf16" not in precision)
+        census, products = passes.census(lowered), 8 + head * (dtype != I4)
+        assert census["MatMul"] == 9
+        narrow = {node.name: node for node in lowered.graph if node.op_type == "DequantizeLinear"}
+        weights = {name: n.inputs[0] for name, n in narrow.items() if n.inputs[0].is_initializer()}  # type: ignore[union-attr]
+        assert f"dequantize {LAST}" in narrow
+        assert census.get("QuantizeLinear", 0) == rounds * products
+        assert (len(weights), len(narrow)) == (8 + head, 8 + head + rounds * products)
+        kinds = Counter(value.dtype for value in weights.values())  # type: ignore[union-attr]
+        assert kinds == Counter({dtype: products}) + Counter({I8: 8 + head - products})
+        assert {node.inputs[1].dtype for node in narrow.values()} == {DTYPES[computed]}  # type: ignore[union-attr]
+        assert ir.DataType.UINT8 not in {v.dtype for v in lowered.graph.initializers.values()}
+
+
+@pytest.mark.parametrize("precision", SCHEMES)
+@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
+def test_logits_are_those_of_the_same_numbers(make_model: Make, precision: str, tied: bool) -> None:
+    model = make_model(**SIZES, tie_word_embeddings=tied)
+    graph, found = quantized(model, precision, output_tensor_type=precision)
+    wanted, before = exact(model, found), reference(model, HELD_OUT)
+    with standard_chain(graph, CAPACITY) as chain:
+        off = np.linalg.norm(chain(HELD_OUT) - wanted) / np.linalg.norm(wanted)
+    moved = np.linalg.norm(before - wanted) / np.linalg.norm(wanted)
+    assert off < (1e-5 if not SCHEMES[precision][1] else moved / 10)  # a last bit may turn a step of what is rounded
+    assert moved > 1e-3
+
+
+@pytest.mark.parametrize("precision", ["int8:static", "int4:32", "fp8"])
+@pytest.mark.parametrize("fp8_caches", [False, True], ids=["own type", "fp8 caches"])
+def test_logits_with_the_plugin(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch, precision: str, fp8_caches: bool
+) -> None:
+    monkeypatch.setitem(plugin.DTYPES, "fp32", ir.DataType.FLOAT)  # which the kernel has not, for comparisons
+    monkeypatch.setitem(attention_oracle.NUMPY, Dtype.F32, np.float32)
+    model = make_model(**SIZES)
+    graph, found = quantized(model, precision)
+    scales = calibrate_caches(model, TEXTS) if fp8_caches else None
+    lowered = plugin.lower(graph, "fp32", CAPACITY, scales)
+    with simulated(model, found):
+        wanted = cached_logits(model, [HELD_OUT], scales)[0]
+    session = PluginSession(lowered)
+    rows, _ = session.step([Tree.chain(HELD_OUT), Tree.chain(HELD_OUT[:2])], 0, CAPACITY)
+    off, moved = (np.linalg.norm(each - wanted) / np.linalg.norm(wanted) for each in (rows, reference(model, HELD_OUT)))
+    assert off < moved / 10
+    assert off < 1e-5 or SCHEMES[precision][1] or fp8_caches
+
+
+@pytest.mark.parametrize("precision", ["int8:static", "fp8"])
+def test_what_is_rounded_keeps_its_type(make_model: Make, precision: str) -> None:
+    """A build measures a quantized model's rounding in 16 bits."""
+    model = make_model(**SIZES)
+    _, found = quantized(model, precision)
+    wanted = exact(model, found)
+    with simulated(model, found), torch.no_grad():
+        logits = model.half()(input_ids=torch.tensor([HELD_OUT])).logits[0]
+    assert logits.dtype == torch.float16
+    assert np.linalg.norm(logits.float().numpy() - wanted) < 0.1 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("precision", ["int8:static/bf16", "int4:32,awq/bf16"])
+def test_what_inputs_are_divided_by_is_stored_as_it_is(make_model: Make, precision: str) -> None:
+    """Its inverse is, in 16 bits: what the codes were made with must be no other number."""
+    _, found = quantized(make_model(**SIZES), precision)
+    for each in found.values():
+        if each.smooth is not None:
+            inverse = 1 / each.smooth
+            torch.testing.assert_close(inverse, inverse.bfloat16().float(), rtol=1e-6, atol=0)
+
+
+WIDE = {"hidden_size": 128, "intermediate_size": 16384, "num_hidden_layers": 1}  # 12.8 MB of weights in 16 bits
+
+
+@pytest.fixture(scope="module")
+def plans(make_model: Make, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Engine, int]]:
+    """A precision's engine for sm_89 and sm_120, and the bytes of its graph's weights."""
+    model, folder, made = make_model(**WIDE), tmp_path_factory.mktemp("plans"), dict[str, tuple[Engine, int]]()
+
+    def plan(precision: str) -> tuple[Engine, int]:
+        if precision not in made:
+            lowered = lower(quantized(model, precision)[0], parse(precision, BACKEND).dtype, CAPACITY)
+            ir.save(lowered, folder / "model.onnx")
+            options = EngineOptions(arch=("89", "120"))
+            engine = compile_engine(folder / "model.onnx", BACKEND, make_profiles((1, 8), 2, 0), options)
+            made[precision] = engine, sum(v.const_value.nbytes for v in lowered.graph.initializers.values())  # type: ignore[union-attr]
+        return made[precision]
+
+    return plan
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    "precision", ["int8", "int8:static", "int4:128,rtn", "int4:64,rtn/bf16", "fp8", "fp8:tensor/bf16"]
+)
+def test_narrow_weights_make_a_narrow_plan(plans: Callable[[str], tuple[Engine, int]], precision: str) -> None:
+    """On a machine without a GPU; each weight has a DEQUANTIZE, each rounded input a pair."""
+    (engine, weights), (wide, wide_weights) = plans(precision), plans("fp16")
+    _, rounds, head = SCHEMES.get(precision, (None, False, True))
+    layers = Counter(kind for _, kind in engine.layers)
+    assert (layers["QUANTIZE"], layers["DEQUANTIZE"]) == (4 * rounds, 4 + head + 4 * rounds)
+    assert layers["MATRIX_MULTIPLY"] == 5
+    kinds = dict(engine.layers)
+    assert kinds["dequantize model.layers.0.mlp.down_proj.weight"] == "DEQUANTIZE"
+    assert kinds.get("quantize model.layers.0.mlp.down_proj.weight", "QUANTIZE") == "QUANTIZE"
+    assert weights < (0.3 if "int4" in precision else 0.52) * wide_weights
+    assert len(wide.plan) - len(engine.plan) > 0.8 * (wide_weights - weights)
+    told = in_words(describe(engine.layers, 1))
+    assert told.endswith("; 4 quantized weights, 4 quantized inputs" if rounds else "; 5 quantized weights")
+
+
+@needs_rtx
+def test_what_has_no_fp8_says_so(make_model: Make, tmp_path: Path) -> None:
+    """What a build refuses beforehand, so that a TensorRT-RTX that takes it is noticed."""
+    ir.save(lower(quantized(make_model(**SIZES), "fp8")[0], "fp16", CAPACITY), tmp_path / "model.onnx")
+    for name in ("80", "86"):
+        with pytest.raises(ExecutionError, match=rf"Cannot compile for target\(s\) sm{name}, .* datatypes: fp8_e4m3"):
+            compile_engine(tmp_path / "model.onnx", BACKEND, make_profiles((1,), 1, 0), EngineOptions(arch=(name,)))
