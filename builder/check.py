@@ -108,8 +108,7 @@ def graph_difference(
     """
     ours = [compute(each.text) for each in references]
     gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))
-    divergence = float(np.concatenate([kl(b, a) for a, b in zip(ours, logits, strict=True)]).mean())
-    if not rounds or divergence > ROUNDING_DIVERGENCE:
+    if not rounds or divergences(logits, ours).mean() > ROUNDING_DIVERGENCE:
         _raise_far(gap, logits)
     return gap
 
@@ -187,11 +186,18 @@ def check_divergence(
 
     `rounding`: a precision, or FP8_CACHE.
     """
-    divergence = float(np.concatenate([kl(b, a) for a, b in zip(ours, logits, strict=True)]).mean())
+    divergence = float(divergences(logits, ours).mean())
     if not divergence <= most:  # NaN is more than anything
         by, wider = f"by {divergence:.2g} nats a token", INSTEAD.get(rounding, "fp32")
         raise ExecutionError(f"{rounding} changes this model too much, {by}: nothing was written, use {wider}")
     return divergence
+
+
+def divergences(
+    references: Sequence[NDArray[np.float32]], logits: Sequence[NDArray[np.float32]]
+) -> NDArray[np.float64]:
+    """`kl` of all rows of several texts' logits, one after another."""
+    return np.concatenate([kl(exact, each) for exact, each in zip(references, logits, strict=True)])
 
 
 def kl(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> NDArray[np.float64]:

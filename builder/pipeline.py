@@ -218,8 +218,9 @@ def _quantize(work: Work, name: str, model: PreTrainedModel, checkpoint: Checkpo
     judged_by = work.quantized["target"].before if name == "draft" else before
     item = memory.item_bytes(work.config.dtype_of(name))
     request = Request(name, precision, work.config.backend, asked, work.texts, work.config.max_kl, item)
-    each = names, schemes, before, judged_by.greedy, checkpoint.sha256(), work.detail
-    work.quantized[name] = quantize_model(model, request, *each)
+    work.quantized[name] = quantize_model(
+        model, request, names, schemes, before, judged_by.greedy, checkpoint.sha256(), work.detail
+    )
 
 
 def _rewrite(work: Work, name: str, graph: ir.Model) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from .calibrate import Scales, cached_logits
-from .check import FP8_CACHE, check_divergence, kl
+from .check import FP8_CACHE, check_divergence, divergences
 from .reference import Reference
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -42,7 +42,7 @@ def measure(
     exact, moved = logits, None
     if scales is not None:
         exact = cached_logits(model, texts, scales)
-        each = np.concatenate([kl(b, a) for a, b in zip(exact, logits, strict=True)])
+        each = divergences(logits, exact)
         moved = {"kl_nats_per_token": check_divergence(FP8_CACHE, exact, logits), "largest_kl_nats": float(each.max())}
     rounded = cached_logits(model.to(DTYPES[precision]), texts, scales)
     gap = max(float(np.abs(a - b).max()) for a, b in zip(rounded, exact, strict=True))

@@ -48,12 +48,11 @@ def calibrate(
     schemes = {name: fit(each, rows(model.get_submodule(name)).shape[1]) for name, each in schemes.items()}
     schemes = {name: each for name, each in schemes.items() if each.quantized}
     layers, found = decoder_layers(model), Found()
-    inside = [[n for n in _names(model, layer) if n in schemes] for layer in layers]
+    parts = [set(layer.modules()) for layer in layers]
+    inside = [[name for name in schemes if model.get_submodule(name) in modules] for modules in parts]
     outside = [name for name in schemes if not any(name in names for names in inside)]
     if not any(each.calibrated for each in schemes.values()):
-        for name, each in schemes.items():
-            found |= quantize({name: rows(model.get_submodule(name))}, each)
-        return found
+        return _quantized(model, list(schemes), (), schemes, lambda: None)
     readers = groups(model, [name for name in schemes if not isinstance(model.get_submodule(name), nn.Embedding)])
     with no_grad(model):
         hidden: list[Any] = [None] * len(texts)
@@ -70,11 +69,6 @@ def calibrate(
         rest = partial(_run, model, layers, len(layers), texts, hidden)
         found |= _quantized(model, outside, readers, schemes, rest)
     return found
-
-
-def _names(model: PreTrainedModel, layer: nn.Module) -> list[str]:
-    inside = {id(module) for module in layer.modules()}
-    return [name for name, module in model.named_modules() if id(module) in inside]
 
 
 def _quantized(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from ...runtime.logprobs import log_softmax
-from ..check import kl
+from ..check import divergences
 from ..reference import Reference, greedy, text_logits
 from .linears import no_grad, simulated
 from .numbers import Quantized
@@ -55,7 +55,7 @@ def moved(before: Before, compute: Compute) -> dict[str, Any]:
     there both have written the same.
     """
     after = [compute(text) for text in before.texts]
-    divergence = np.concatenate([kl(a, b) for a, b in zip(before.logits, after, strict=True)])
+    divergence = divergences(before.logits, after)
     pairs = list(zip(before.logits, after, strict=True))
     agreed = np.concatenate([a.argmax(1) == b.argmax(1) for a, b in pairs])
     parted = [_first_divergence(reference, compute(reference.text)) for reference in before.greedy]

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...runtime.errors import ExecutionError
-from ..check import kl
+from ..check import divergences
 from ..reference import Reference, text_logits
 from .calibrate import Found
 from .linears import Names, groups, no_grad, rows, simulated
@@ -103,7 +103,8 @@ def _kl(model: PreTrainedModel, before: Before, most: int | None = None) -> floa
     """Nats a token from before, on all held-out texts, or on the longest ones."""
     texts = sorted(zip(before.texts, before.logits, strict=True), key=lambda pair: -len(pair[0]))[:most]
     with no_grad(model):
-        return float(np.concatenate([kl(logits, text_logits(model, text)) for text, logits in texts]).mean())
+        after = [text_logits(model, text) for text, _ in texts]
+    return float(divergences([logits for _, logits in texts], after).mean())
 
 
 def within(
