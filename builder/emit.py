@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ..runtime.backends.plan import PLUGIN_VERSION
-from ..runtime.bundle import MODULES, EngineRecord
+from ..runtime.manifest import MODULES, EngineRecord
 from . import passes
 from .calibrate import Scales
 from .compile import built_on, compile_engine, profiles_of

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..runtime.bundle import MANIFEST
 from ..runtime.errors import OutputError
+from ..runtime.manifest import MANIFEST
 from .config import BuildConfig
 
 

@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from ..runtime import Engine, memory
 from ..runtime.backends import ON_GPU
-from ..runtime.bundle import MODULES, REPORT, KernelRecord, Manifest, ModelRecord
 from ..runtime.errors import ExecutionError
+from ..runtime.manifest import MODULES, REPORT, KernelRecord, Manifest, ModelRecord
 from . import checkpoint as checkpoints
 from . import kernels, passes
 from .calibrate import Scales, calibrate

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..runtime.bundle import MODULES
 from ..runtime.errors import OptionError
+from ..runtime.manifest import MODULES
 from . import checkpoint as checkpoints
 from . import kernels
 from .checkpoint import Checkpoint

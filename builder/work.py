@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.backends import ModelSpec
-from ..runtime.bundle import EngineRecord, FileRecord, KernelRecord, ModelRecord
+from ..runtime.manifest import EngineRecord, FileRecord, KernelRecord, ModelRecord
 from .calibrate import Scales
 from .compile import capacity_of
 from .config import BuildConfig

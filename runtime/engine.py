@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import backends, memory
-from .bundle import Bundle, Manifest
+from .bundle import Bundle
 from .costs import FILE, Costs, machine
 from .draft import Drafter, DrafterName, ModelDrafter
 from .errors import BundleError, EngineClosedError, OptionError
@@ -26,6 +26,7 @@ from .handle import Handle
 from .intake import Errors, Intake, Params, Prompts, params_list
 from .limits import NO_LIMITS, Limits
 from .loop import Loop
+from .manifest import Manifest
 from .metrics import RunStats
 from .mixed import MixedDrafter
 from .ngram import NgramDrafter

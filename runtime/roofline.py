@@ -19,9 +19,9 @@ import numpy as np
 from .backends import Executor, Share
 from .backends.cuda import Cuda
 from .backends.standard import StandardExecutor
-from .bundle import ModelRecord
 from .engine import cores
 from .loop import Loop
+from .manifest import ModelRecord
 from .memory import item_bytes
 
 _TIMES = 10  # of each measurement of the device; the best counts

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ...runtime import Bundle, Engine, SamplingParams
-from ...runtime.bundle import Manifest
 from ...runtime.costs import SCHEMA, Costs, Times, machine
 from ...runtime.engine import cores
 from ...runtime.errors import OptionError
+from ...runtime.manifest import Manifest
 from ...runtime.policy import Policy
 from ...runtime.roofline import Steps
 from ...runtime.tree import BEST_DEPTH
