@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from . import backends, memory
 from .bundle import Bundle
 from .costs import FILE, Costs, machine
-from .draft import Drafter, DrafterName, ModelDrafter
+from .draft import Drafter, DrafterName
+from .drafters import drafter_of
 from .errors import BundleError, EngineClosedError, OptionError
 from .feed import Feed
 from .handle import Handle
@@ -144,7 +145,7 @@ class Engine:
                 overlap = policy is not None and policy.costs.overlap
             if drafts:
                 draft = _load_model(bundle, "draft", batch_size, draft_threads or 1)
-                model = ModelDrafter(draft, PROMPT_CHUNK, overlap)
+                model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
                 drafting = MixedDrafter(model, looks_up=drafter != "model")
         loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
         loop.reuses, loop.limits, loop.lone_chunk = prefix_caching, limits, max(chunk, PROMPT_CHUNK)
