@@ -28,6 +28,7 @@ from .checkpoint import Checkpoint
 from .compile import check_machine
 from .config import BuildConfig
 from .emit import emit, lowering
+from .eagle import load_head
 from .export import export
 from .lower import BOUND
 from .lower.lanes import cache_width
@@ -45,13 +46,15 @@ from .quantize.stage import Request, quantize_model
 from .quantize.steps import plain_graph, step_times
 from .reference import greedy, text_logits
 from .rounding import DTYPES, measure
+from .taps import Taps
 from .tuning.tune import tune_build
+from .vocabulary import fit
 from .work import Detail, Progress, Work
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-KERNELS = "kernels"
+KERNELS, TOKENS = "kernels", "draft_tokens.json"
 
 
 def stages(config: BuildConfig) -> int:
@@ -148,9 +151,7 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
     """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
     layout, lowered_by = work.source.layouts[name], lowering(work.config)
     with work.stage(f"{name}: load"):
-        model = checkpoints.load(checkpoint, "eager")
-        parameters = model.num_parameters()
-        checkpoints.fit_vocabulary(model, work.source.target.vocab_size)
+        model, parameters = _load(work, name)
     if name == "target":
         with work.stage("target: Hugging Face reference"):
             prompts, work.check_tokens = tokenize(checkpoint.tokenizer, work.source.max_seq_len)
@@ -161,7 +162,8 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
             work.scales[name] = calibrate(model, [reference.text for reference in work.references])
     scales = work.scales.get(name)
     with work.stage(f"{name}: export"):
-        graph = export(model, layout, work.source.max_seq_len, work.capacity)
+        taps = work.head and name == "target" and Taps(work.head.config.taps, work.head.fc)
+        graph = export(model, layout, work.source.max_seq_len, work.capacity, taps or None)
         work.operators[name] = {"exported": passes.census(graph)}
         work.matched[name] = passes.run_portable(graph)
         work.operators[name]["fused"] = passes.census(graph)
@@ -173,7 +175,8 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
         precision = _rewrite(work, name, graph)
         work.products[name] = asdict(count(graph, memory.item_bytes(precision)))
         sizes = work.capacity, work.source.max_seq_len
-        emitted = emit(work.folder, name, graph, work.config, *sizes, work.detail, scales, work.stored)
+        stored = work.stored if work.source.shares_weights else None
+        emitted = emit(work.folder, name, graph, work.config, *sizes, work.detail, scales, stored)
         work.operators[name]["lowered"] = emitted.lowered
         work.engines |= emitted.engines
         if emitted.report:
@@ -197,13 +200,40 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
         kv_heads=layout.kv_heads,
         head_dim=cache_width(layout.head_dim) if work.config.backend == "onnxruntime" else layout.head_dim,
         windows=sorted(set(layout.windows)),
-        vocab_size=work.source.target.vocab_size,
+        vocab_size=work.columns(name),
         capacity=work.capacity,
         max_positions=checkpoint.max_positions,
         graphs=emitted.graphs,
         inputs=lowered_by.INPUTS | (PAGED if work.config.engine.block_size else {}),
         outputs=lowered_by.OUTPUTS,
+        kind=work.source.kind if name == "draft" else "model",
+        hidden=work.head.config.hidden_size if work.head else 0,
+        mask_token=work.source.vocabulary.mask_token if name == "draft" and work.source.vocabulary else None,
+        tokens=_save_tokens(work) if name == "draft" else None,
     )
+
+
+def _load(work: Work, name: str) -> tuple[PreTrainedModel, int]:
+    """A model and its parameters' number; a draft takes the target's tokens, and a target's head is read with it."""
+    source, head = work.source, work.source.head
+    if name == "draft" and work.head:
+        return work.head, sum(p.numel() for p in work.head.parameters()) - work.head.embed_tokens.weight.numel()
+    model = checkpoints.load(source.models[name], "eager")
+    parameters = model.num_parameters()
+    if name == "target" and head:
+        work.head = load_head(head, model.get_input_embeddings().weight)  # type: ignore[arg-type]
+    elif source.vocabulary and name == "draft":
+        fit(model, source.vocabulary)
+    return model, parameters
+
+
+def _save_tokens(work: Work) -> str | None:
+    """The tokens of the draft's columns, where they are not their numbers."""
+    tokens = work.tokens
+    if tokens is None:
+        return None
+    (work.folder / TOKENS).write_text(json.dumps(tokens) + "\n", encoding="utf-8")
+    return TOKENS
 
 
 def _quantize(work: Work, name: str, model: PreTrainedModel, checkpoint: Checkpoint, graph: ir.Model) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runtime.backends import ModelSpec
+from ..runtime.backends import ON_GPU, ModelSpec
 from ..runtime.manifest import EngineRecord, FileRecord, KernelRecord, ModelRecord
 from .calibrate import Scales
 from .compile import capacity_of
 from .config import BuildConfig
+from .eagle import EagleHead
 from .emit import Stored
 from .lower import BOUND
 from .lower.lanes import cache_width
@@ -44,6 +45,7 @@ class Work:
     graph_difference: float | None = None  # of the target's logits, for GPUs
     check_tokens: int = 0  # of output, per prompt of the check
     texts: Texts | None = None  # to calibrate with, and held out, where anything is quantized
+    head: EagleHead | None = None  # the draft, where it is one, once the target is loaded
     names: dict[str, Names] = field(default_factory=dict)  # of the weights, where anything is quantized
     quantized: dict[str, Quantization] = field(default_factory=dict)  # by model
     stored: Stored = field(default_factory=dict)  # tensors that are in the bundle, where models share them
@@ -67,6 +69,21 @@ class Work:
         """Cache rows of a slot; see `capacity_of`."""
         return capacity_of(self.config, self.source.max_seq_len)
 
+    @property
+    def tokens(self) -> list[int] | None:
+        """The target's tokens that the draft's columns are; None where column i is token i."""
+        if self.head:
+            tokens: list[int] = self.head.tokens.tolist()
+            return None if tokens == list(range(self.source.target.vocab_size)) else tokens
+        vocabulary = self.source.vocabulary
+        return None if vocabulary is None or vocabulary.tokens is None else list(vocabulary.tokens)
+
+    def columns(self, model: str) -> int:
+        """Of a model's logits."""
+        if model == "target" or self.config.backend in ON_GPU:
+            return self.source.target.vocab_size
+        return len(self.tokens) if self.tokens else self.source.target.vocab_size
+
     def found(self, model: str) -> Found:
         """A model's quantized weights by name, so far."""
         return self.quantized[model].found if model in self.quantized else {}
@@ -77,9 +94,11 @@ class Work:
 
     def spec(self, model: str) -> ModelSpec:
         """Of a model as it is emitted for a CPU."""
-        layout, vocabulary = self.source.layouts[model], self.source.target.vocab_size
-        shape = layout.layers, layout.kv_heads, cache_width(layout.head_dim), vocabulary, self.capacity
-        return ModelSpec(model, *shape, self.config.buckets[-1], tuple(sorted(set(layout.windows))))
+        layout = self.source.layouts[model]
+        shape = layout.layers, layout.kv_heads, cache_width(layout.head_dim), self.columns(model), self.capacity
+        hidden = self.head.config.hidden_size if self.head else 0
+        windows, head = tuple(sorted(set(layout.windows))), bool(hidden) and model == "draft"
+        return ModelSpec(model, *shape, self.config.buckets[-1], windows, hidden=hidden, reads_hidden=head)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
