@@ -29,7 +29,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ..runtime.errors import CheckpointError, one_line
-from .checkpoint import Checkpoint, _folder, _read_json, _weights
+from .checkpoint import Checkpoint, locate, read_json, sha256_files, weight_files
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
@@ -141,6 +141,17 @@ class EagleCheckpoint:
     config: LlamaConfig
     weights: list[Path]
 
+    architecture = "EagleHead"
+
+    @property
+    def max_positions(self) -> int:
+        """Positions the head was made for."""
+        return int(self.config.max_position_embeddings)
+
+    def sha256(self) -> str:
+        """Identity of the weights."""
+        return sha256_files(self.weights)
+
     @property
     def taps(self) -> tuple[int, ...]:
         """The target's layers whose inputs the head reads; as many as it has layers: the last one's output."""
@@ -195,15 +206,15 @@ def _taps(ids: Any, layers: int) -> list[int]:
 
 def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:
     """Look at a head without loading it, and hold it against its target; raises CheckpointError."""
-    folder = _folder(source)
-    raw = _read_json(folder / "config.json")
+    folder = locate(source)
+    raw = read_json(folder / "config.json")
     if not is_eagle(raw):
         raise CheckpointError(f"{source} is no EAGLE-3 head, its config.json names none: give the folder of one")
     if not list(folder.glob("*.safetensors")) and list(folder.glob("*.bin")):
         raise CheckpointError(
             f"{source} has only pickled weights, which specbuild never reads: convert them to model.safetensors"
         )
-    weights = _weights(source, folder)
+    weights = weight_files(source, folder)
     shapes = _shapes(source, weights)
     try:
         config = head_config(raw, target.config, "fc.bias" in shapes)

@@ -144,9 +144,7 @@ def portable(
         yield PortableModel(model, layout, taps).eval()
 
 
-def export(
-    model: PreTrainedModel, layout: Layout, positions: int, capacity: int, taps: Taps | None = None
-) -> ir.Model:
+def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int, taps: Taps | None = None) -> ir.Model:
     """The portable graph for texts of `positions` tokens in caches of `capacity` rows; raises CheckpointError.
 
     taps: what an EAGLE-3 head reads of this target.

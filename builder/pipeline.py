@@ -27,8 +27,8 @@ from .check import MOST_DIVERGENCE, check, graph_difference, inspected, rounding
 from .checkpoint import Checkpoint
 from .compile import check_machine
 from .config import BuildConfig
+from .eagle import EagleCheckpoint, load_head
 from .emit import emit, lowering
-from .eagle import load_head
 from .export import export
 from .lower import BOUND
 from .lower.lanes import cache_width
@@ -147,15 +147,16 @@ def _check(work: Work, manifest: Manifest, template: str | None) -> dict[str, An
     return exactness
 
 
-def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) -> None:
+def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, scratch: ExitStack) -> None:
     """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
     layout, lowered_by = work.source.layouts[name], lowering(work.config)
     with work.stage(f"{name}: load"):
         model, parameters = _load(work, name)
     if name == "target":
         with work.stage("target: Hugging Face reference"):
-            prompts, work.check_tokens = tokenize(checkpoint.tokenizer, work.source.max_seq_len)
-            work.references = greedy(model, prompts, work.check_tokens, checkpoint.eos_token_ids())
+            target = work.source.target
+            prompts, work.check_tokens = tokenize(target.tokenizer, work.source.max_seq_len)
+            work.references = greedy(model, prompts, work.check_tokens, target.eos_token_ids())
             work.reference_logits = [text_logits(model, reference.text) for reference in work.references]
     if work.config.engine.kv_cache_dtype == "fp8":
         with work.stage(f"{name}: calibrate"):
@@ -167,7 +168,7 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
         work.operators[name] = {"exported": passes.census(graph)}
         work.matched[name] = passes.run_portable(graph)
         work.operators[name]["fused"] = passes.census(graph)
-    if work.config.quantizes:
+    if work.config.quantizes and isinstance(checkpoint, Checkpoint):
         with work.stage(f"{name}: quantize"):
             _quantize(work, name, model, checkpoint, graph)
     with work.stage(f"{name}: lower"):
@@ -218,7 +219,7 @@ def _load(work: Work, name: str) -> tuple[PreTrainedModel, int]:
     source, head = work.source, work.source.head
     if name == "draft" and work.head:
         return work.head, sum(p.numel() for p in work.head.parameters()) - work.head.embed_tokens.weight.numel()
-    model = checkpoints.load(source.models[name], "eager")
+    model = checkpoints.load(source.draft if name == "draft" and source.draft else source.target, "eager")
     parameters = model.num_parameters()
     if name == "target" and head:
         work.head = load_head(head, model.get_input_embeddings().weight)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from .quantize.linears import Names
 from .quantize.options import assign, check_patterns
 from .vocabulary import Vocabulary, reconcile
 
+HEAD = "an EAGLE-3 head"
 CUBINS_BYTES = 2 << 20  # of one architecture, at most
 PROFILE_BYTES = 6 << 20  # of code, in an engine
 # A build's memory, measured: the same for every model, and per parameter of the larger one.
@@ -78,7 +79,7 @@ def prepare(config: BuildConfig) -> Sources:
         draft = target
     elif config.draft and is_eagle(checkpoints.read_config(config.draft)):
         head = find_head(config.draft, target)
-        _check_kind(config, "an EAGLE-3 head")
+        _check_kind(config, HEAD)
     elif config.draft:
         draft = checkpoints.find(config.draft)
         vocabulary = reconcile(target, draft)
@@ -124,6 +125,9 @@ def _check_kind(config: BuildConfig, kind: str) -> None:
     """Raises OptionError for what drafts of some kinds cannot yet."""
     if config.backend != "onnxruntime":
         raise OptionError(f"{kind} runs on the onnxruntime backend alone yet: {config.draft} is one, drop --backend")
+    scheme = config.scheme_of("draft")
+    if kind == HEAD and (scheme is None or scheme.quantized):
+        raise OptionError(f"{kind} is not quantized yet: give --draft-precision fp32")
 
 
 def _check_head(config: BuildConfig, name: str, size: int) -> None:
