@@ -35,6 +35,7 @@ from .lower.lanes import cache_width
 from .lower.plugin import PAGED
 from .manifest import memory_plans, save_tokenizer, write_manifest
 from .output import check_output, staging
+from .passes.spread_logits import spread_logits
 from .prepare import prepare
 from .products import count
 from .quantize import texts
@@ -48,7 +49,7 @@ from .reference import greedy, text_logits
 from .rounding import DTYPES, measure
 from .taps import Taps
 from .tuning.tune import tune_build
-from .vocabulary import fit
+from .vocabulary import by_token, fit
 from .work import Detail, Progress, Work
 
 if TYPE_CHECKING:
@@ -168,8 +169,11 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
         work.operators[name] = {"exported": passes.census(graph)}
         work.matched[name] = passes.run_portable(graph)
         work.operators[name]["fused"] = passes.census(graph)
+        if name == "draft" and work.tokens and work.config.backend in ON_GPU:
+            spread_logits(graph.graph, work.tokens, work.columns(name))
     if work.config.quantizes and isinstance(checkpoint, Checkpoint):
-        with work.stage(f"{name}: quantize"):
+        tokens = work.tokens if name == "draft" else None
+        with work.stage(f"{name}: quantize"), by_token(model, tokens, work.source.target.vocab_size):
             _quantize(work, name, model, checkpoint, graph)
     with work.stage(f"{name}: lower"):
         plain = scratch.enter_context(plain_graph(graph, work.capacity)) if work.times_steps(name) else None
@@ -210,7 +214,7 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
         kind=work.source.kind if name == "draft" else "model",
         hidden=work.head.config.hidden_size if work.head else 0,
         mask_token=work.source.vocabulary.mask_token if name == "draft" and work.source.vocabulary else None,
-        tokens=_save_tokens(work) if name == "draft" else None,
+        tokens=_save_tokens(work) if name == "draft" and work.config.backend not in ON_GPU else None,
     )
 
 

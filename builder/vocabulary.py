@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -238,3 +239,21 @@ def _mask(
     token = mask if first <= mask < target.vocab_size else first
     pieces[token] = (mask,)
     return token, max(target.vocab_size, token + 1)
+
+
+@contextmanager
+def by_token(model: PreTrainedModel, tokens: Sequence[int] | None, vocab_size: int) -> Iterator[None]:
+    """While inside, a model whose head has but these tokens gives logits of all, −inf of the others."""
+
+    def hook(_: nn.Module, __: Any, output: Any) -> Any:
+        full = output.logits.new_full((*output.logits.shape[:-1], vocab_size), -torch.inf)
+        full[..., list(tokens or ())] = output.logits
+        output.logits = full
+        return output
+
+    handle = model.register_forward_hook(hook) if tokens else None
+    try:
+        yield
+    finally:
+        if handle:
+            handle.remove()
