@@ -49,7 +49,7 @@ class Vocabulary:
     kind: Kind
     rows: int
     columns: int
-    tokens: tuple[int, ...] | None
+    tokens: tuple[int, ...] | None = field(repr=False)
     shared: int
     mask_token: int | None = None
     pieces: Rows | None = field(default=None, repr=False)
