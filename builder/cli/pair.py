@@ -29,7 +29,7 @@ from .tune import MOST
     show_default=True,
     help="May be repeated; 0 is greedy.",
 )
-@click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
+@click.option("-t", "--threads", type=click.IntRange(1), help="Threads of the target; all cores by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     target: str,
@@ -87,13 +87,13 @@ def _show(report: dict[str, Any]) -> None:
     console.print(facts)
     depths = range(1, len(report["temperatures"][0]["accepted"]) + 1)
     accepted = Table("temperature", "accepted at depth", *map(str, depths), box=None)
-    speeds = Table("temperature", "tree", "accepted", "promised", "auto, measured", box=None)
+    speeds = Table("temperature", "tree", "accepted", "promised", "auto, measured", "without the draft", box=None)
     for each in report["temperatures"]:
         temperature = f"{each['temperature']:g}"
         accepted.add_row(temperature, "where reached", *(f"{share:.2f}" for share in each["accepted"]))
         accepted.add_row("", "of all", *(f"{share:.2f}" for share in each["accepted_cumulative"]))
-        promised, auto = f"{each['speedup']:.2f}×", f"{each['auto']:.2f}×"
-        speeds.add_row(temperature, each["tree"], f"{each['accepted_tokens']:.2f}", promised, auto)
+        gains = [f"{each[name]:.2f}×" for name in ("speedup", "auto", "lookup")]
+        speeds.add_row(temperature, each["tree"], f"{each['accepted_tokens']:.2f}", *gains)
     console.print(accepted)
     console.print(speeds)
     click.echo(report["verdict"])

@@ -21,7 +21,8 @@ from ..pipeline import build
 from ..tuning import measure as tuning
 from ..tuning import trees
 from ..tuning.chances import Record
-from ..tuning.decode import AUTO, OFF, Decoder
+from ..tuning.decode import AUTO, OFF, Decoded, Decoder
+from ..tuning.tune import SECONDS
 from ..vocabulary import reconcile
 from .verdict import judge, needed
 
@@ -53,9 +54,9 @@ def weigh(target: str, draft: str, asked: Asked, progress: tuning.Progress = lam
     with tempfile.TemporaryDirectory(prefix="specbuild-pair-") as folder:
         bundle = Path(folder) / "pair.bundle"
         build(BuildConfig(target=target, draft=draft, output=bundle, max_batch_size=1, tune=False), progress)
-        threads = asked.threads
-        table, report = tuning.measure(bundle, tuning.Tuning(asked.prompts, asked.new_tokens, (1,), threads), progress)
-        with Engine.load(bundle, batch_size=1, threads=threads, prefix_caching=False, overlap=False) as engine:
+        wanted = tuning.Tuning(asked.prompts, asked.new_tokens, (1,), asked.threads, SECONDS)
+        table, report = tuning.measure(bundle, wanted, progress)
+        with Engine.load(bundle, batch_size=1, threads=asked.threads, prefix_caching=False, overlap=False) as engine:
             longest = engine.manifest.max_seq_len - tuning.ROOM
             requests = asked.prompts or read(str(tuning.PROMPTS), {})
             prompts = [engine.tokenizer.encode(each.prompt)[:longest] for each in requests]
@@ -86,14 +87,16 @@ def weigh(target: str, draft: str, asked: Asked, progress: tuning.Progress = lam
 def _at(
     temperature: float, decoder: Decoder, prompts: Sequence[list[int]], table: dict[str, Any], largest: int
 ) -> dict[str, Any]:
-    """Acceptance by depth, the tree that promises most, and what `auto` brings, at a temperature."""
-    sampled, probes = temperature > 0, trees.names(trees.PROBES, largest)
-    policy = Policy(Costs.of(table, largest + 1), drafts=True)
-    texts, auto, records, chain = [], [], [], list[Record]()
+    """Acceptance by depth, the tree that promises most, and what `auto` brings with and without the draft."""
+    sampled, probes, costs = temperature > 0, trees.names(trees.PROBES, largest), Costs.of(table, largest + 1)
+    policies = {"auto": Policy(costs, drafts=True), "lookup": Policy(costs, drafts=False)}
+    texts, records, chain = [], [], list[Record]()
+    auto: dict[str, list[dict[str, Decoded]]] = {name: [] for name in policies}
     for prompt in prompts:
         texts.append({name: decoder.decode(prompt, name, temperature) for name in (OFF, *probes)})
         plain = texts[-1][OFF]
-        auto.append({OFF: plain, AUTO: decoder.decode(prompt, AUTO, temperature, policy)})
+        for name, policy in policies.items():
+            auto[name].append({OFF: plain, AUTO: decoder.decode(prompt, AUTO, temperature, policy)})
         records.append(decoder.replay(plain, probes[-1], every=True))
         chain += decoder.replay(plain, CHAIN, every=True)
     times = Times.of(table["times"]["1"], largest + 1, sampled)
@@ -107,5 +110,4 @@ def _at(
         "tree": best["tree"],
         "accepted_tokens": best["accepted"],
         "speedup": best["speedup"],
-        "auto": trees.overall(auto, AUTO),
-    }
+    } | {name: trees.overall(each, AUTO) for name, each in auto.items()}

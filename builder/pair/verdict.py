@@ -37,16 +37,22 @@ def judge(found: Mapping[str, Any]) -> dict[str, Any]:
     if good:
         which = " and ".join(f"{each['temperature']:g}" for each in good)
         verdict = "worth it on this machine" + ("" if len(good) == len(measured) else f" at temperature {which} alone")
-    promised = ", ".join(
-        f"{each['speedup']:.2f}× plain decoding with {each['tree']} at temperature {each['temperature']:g}"
-        for each in measured
-    )
-    reasons = [f"the draft's trees promise {promised}; less than {MARGIN:g}× is not drafted by auto"]
+    at = [f"at temperature {each['temperature']:g}" for each in measured]
+    every = list(zip(measured, at, strict=True))
+    trees = [f"{each['speedup']:.2f}× {where} ({each['tree']})" for each, where in every]
+    auto = [f"{each['auto']:.2f}× {where} ({each['lookup']:.2f}× without the draft)" for each, where in every]
+    reasons = [
+        f"its trees promise, over plain decoding, {', '.join(trees)}; {MARGIN:g}× is what makes auto draft",
+        f"auto, which also continues what a text repeats, was {', '.join(auto)}",
+    ]
     cost, least = f"a step of the draft costs {found['step_cost']:.2f} of the target's", found["needed"]
     if least is None:
-        return {"verdict": verdict, "reasons": [*reasons, f"{cost}: no acceptance would make up for that here"]}
-    first = ", ".join(f"{each['accepted'][0]:.0%} at temperature {each['temperature']:g}" for each in measured)
-    reasons.append(f"{cost}: more than {least:.0%} of its tokens have to come true for a gain, and {first} do")
+        reasons.append(f"{cost}: no acceptance would make up for that here")
+    else:
+        first = [f"{each['accepted'][0]:.0%} {where}" for each, where in every]
+        reasons.append(
+            f"{cost}: more than {least:.0%} of its tokens have to come true for a gain, {' and '.join(first)} do"
+        )
     if (covered := found["vocabulary"]["covered"]) < 1:
-        reasons.append(f"its vocabulary has {covered:.0%} of the prompts' tokens: others are never drafted")
+        reasons.append(f"its vocabulary has {covered:.0%} of the prompts' tokens, and drafts no others")
     return {"verdict": verdict, "reasons": reasons}
