@@ -15,6 +15,7 @@ from ...runtime.errors import SpecbuildError
 
 DEBUG = "SPECBUILD_DEBUG"  # set: an unexpected error shows its traceback
 _COMMANDS = {
+    "distill": "Train a draft for a target.",
     "build": "Compile a target and a draft into a bundle.",
     "inspect": "Show what a bundle holds.",
     "generate": "Generate text from a bundle.",
