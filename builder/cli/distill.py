@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.decorators import FC
 
 from ...runtime.errors import SpecbuildError
 from ..distill import options as defaults
@@ -17,16 +19,16 @@ from ..distill.options import DistillConfig
 _DEFAULTS = {name: getattr(DistillConfig(target="", output=Path("draft")), name) for name in DistillConfig.__slots__}
 
 
-def _option(name: str, text: str, **more: Any) -> Any:
+def _option(name: str, text: str, **more: Any) -> Callable[[FC], FC]:
     """An option of DistillConfig's, with its default."""
     return click.option(f"--{defaults.flag(name)}", name, default=_DEFAULTS[name], show_default=True, help=text, **more)
 
 
-def _number(name: str, text: str) -> Any:
+def _number(name: str, text: str) -> Callable[[FC], FC]:
     return _option(name, text, type=float if isinstance(_DEFAULTS[name], float) else int, metavar="N")
 
 
-def _choice(name: str, known: tuple[str, ...], text: str) -> Any:
+def _choice(name: str, known: tuple[str, ...], text: str) -> Callable[[FC], FC]:
     return _option(name, text, type=click.Choice(known))
 
 
@@ -96,15 +98,12 @@ def command(as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(report))
         return
-    size, known, before = (
-        report["parameters"] / 1e6,
-        report["draft_vocab_size"],
-        report["curve"][0]["acceptance_length"],
-    )
+    size, known = report["parameters"] / 1e6, report["draft_vocab_size"]
     click.echo(f"{config.output}: {size:.1f}M parameters, {known} tokens in its head, in {took:.0f} s")
     click.echo(
         f"  acceptance length {report['acceptance_length']:.2f} in chains of {config.depth} on held-out texts, "
-        f"{before:.2f} before; best after {report['best_step']} of {report['steps']} steps"
+        f"{report['curve'][0]['acceptance_length']:.2f} before; "
+        f" best after {report['best_step']} of {report['steps']} steps"
     )
     click.echo(f"  trained for {report['seconds']:.0f} s on {report['tokens'] / 1e6:.1f}M tokens")
     click.echo(f"  next: specbuild build --target {config.target} --draft {config.output} -o {config.output}.bundle")

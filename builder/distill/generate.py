@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 NEVER = 1 << 30  # a head that no text outgrows
 
 
-class Greedy(LogitsProcessor):
+class Greedy(LogitsProcessor):  # type: ignore[misc]
     """Leaves only the likeliest token once a text is as long as its head; ends a text, and begins the next.
 
     heads `int64[B]`: tokens of a row's every text that are sampled. A text begins after padding, or after a token of
@@ -35,7 +35,7 @@ class Greedy(LogitsProcessor):
         return torch.where((forced >= 0)[:, None], only, scores)
 
 
-class Spread(LogitsProcessor):
+class Spread(LogitsProcessor):  # type: ignore[misc]
     """The logits of a trimmed head as those of all tokens, the others impossible. tokens: `int64[n]`."""
 
     def __init__(self, tokens: Tensor, size: int) -> None:

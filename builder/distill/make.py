@@ -57,17 +57,17 @@ class Plan:
         checkpoints.check_pair(self.target, before)
         if before.vocab_size < self.target.vocab_size:
             raise CheckpointError(
-                f"{before.source} has {before.vocab_size} tokens, not {self.target.vocab_size}: give the target's own draft"
+                f"{before.source} has {before.vocab_size} tokens, not {self.target.vocab_size}: give a draft of its own"
             )
         fields = {
             "layers": "num_hidden_layers",
             "num_heads": "num_attention_heads",
             "num_kv_heads": "num_key_value_heads",
         }
-        for name, asked in self.config.shape.items():
+        for name, size in self.config.shape.items():
             has = getattr(before.config, fields.get(name, name), None)
-            if has != asked:
-                raise OptionError(f"{before.source} has --{flag(name)} {has}, not {asked}: drop it")
+            if has != size:
+                raise OptionError(f"{before.source} has --{flag(name)} {has}, not {size}: drop it")
         known, asked = self._known(before), self.config.draft_vocab_size
         if known is not None and asked and asked != len(known):
             raise OptionError(

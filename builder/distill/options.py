@@ -16,8 +16,11 @@ GENERATE = 400_000  # tokens that the target writes where no text is given
 LAYERS = 1
 LEAST_VOCABULARY = 2048  # of a draft's head, where the target's is larger; else a quarter of the target's
 _SHAPE = ("layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
-_COUNTS = (*_SHAPE, "draft_vocab_size", "depth", "steps", "batch_size", "grad_accum", "sequence_length", "patience")
-_COUNTS = (*_COUNTS, "eval_every", "save_every", "generate")
+_COUNTS = (
+    *_SHAPE,
+    *("draft_vocab_size", "depth", "steps", "batch_size", "grad_accum", "sequence_length", "patience"),
+    *("eval_every", "save_every", "generate"),
+)
 _FREE = ("output", "target", "text", "init", "resume", "force", "save_every", "compile")  # may differ when it goes on
 
 

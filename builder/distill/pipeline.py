@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...runtime.errors import OptionError
+from ...runtime.errors import CheckpointError, OptionError
 from .. import checkpoint as checkpoints
 from ..output import check_output, staging
 from . import texts
@@ -48,6 +48,26 @@ def distill(config: DistillConfig, progress: Progress = lambda what, done, total
     }
     work = Work.open(config.work, identity, config.resume, config.force)
     torch.set_num_threads(work.threads)
+    try:
+        report = _distilled(plan, given, identity, work, device, dtype, progress)
+    except (OptionError, CheckpointError):  # what cannot be done need not be kept
+        if not config.resume:
+            work.remove()
+        raise
+    work.remove()
+    return report
+
+
+def _distilled(
+    plan: Plan,
+    given: list[list[int]],
+    identity: dict[str, Any],
+    work: Work,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+) -> dict[str, Any]:
+    config, target = plan.config, plan.target
     progress("loading the target", 0, 1, "")
     model = checkpoints.load(target, "sdpa").to(device)
     narrow(model, dtype)
@@ -73,7 +93,6 @@ def distill(config: DistillConfig, progress: Progress = lambda what, done, total
         if (work.folder / RUNS).is_dir():
             shutil.copytree(work.folder / RUNS, folder / RUNS)
         (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    work.remove()
     return report
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +74,7 @@ def initialise(net: PreTrainedModel, model: PreTrainedModel) -> dict[str, int]:
     picked, counts = chosen(theirs.num_hidden_layers, ours.num_hidden_layers), {"target": 0, "narrowed": 0, "random": 0}
     of_target = dict(model.named_parameters(remove_duplicate=False))
     edges = [net.get_input_embeddings().weight, net.get_output_embeddings().weight]
-    inner = {name: getattr(config, "intermediate_size", None) for name, config in (("t", theirs), ("s", ours))}
+    inner = getattr(theirs, "intermediate_size", 0), getattr(ours, "intermediate_size", 0)
     kept: dict[int, Tensor] = {}
     for name, weight in net.named_parameters():
         layer = _layer(name)
@@ -90,9 +89,9 @@ def initialise(net: PreTrainedModel, model: PreTrainedModel) -> dict[str, int]:
             how = "narrowed"
         elif other is not None and layer is not None and ours.hidden_size == theirs.hidden_size:
             dims = [d for d, (a, b) in enumerate(zip(other.shape, weight.shape, strict=False)) if a != b]
-            if all((other.shape[d], weight.shape[d]) == (inner["t"], inner["s"]) for d in dims):
+            if all((other.shape[d], weight.shape[d]) == inner for d in dims):
                 if layer not in kept:
-                    kept[layer] = _channels(of_target, picked[layer], inner["t"], inner["s"])
+                    kept[layer] = _channels(of_target, picked[layer], *inner)
                 narrow = other
                 for d in dims:
                     narrow = narrow.index_select(d, kept[layer].to(other.device))
@@ -123,5 +122,5 @@ def _channels(weights: dict[str, nn.Parameter], layer: int, size: int, kept: int
 def _components(weight: Tensor, size: int) -> Tensor:
     """Rows along the first `size` of their principal components."""
     rows = weight.detach().double().cpu()
-    basis: Any = torch.linalg.eigh(rows.T @ rows).eigenvectors.flip(1)[:, :size]
+    basis: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors.flip(1)[:, :size]
     return rows @ basis

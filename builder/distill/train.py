@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...runtime.errors import OptionError, one_line
+from ...runtime.errors import ExecutionError, one_line
 from .chain import ChainStudent
 from .data import Corpus, Progress
 from .divergence import DIVERGENCES
@@ -108,7 +108,7 @@ class Trainer:
             lesson = self._continued(numbers, rng) if own else self.course.lesson(numbers)
             self._found.tokens += lesson.tokens.numel()
             loss = self._loss(lesson) / config.grad_accum
-            loss.backward()
+            torch.autograd.backward(loss)
             for name, parameter in self._parameters.items():
                 if parameter.grad is not None:
                     given, known = parameter.grad.float(), self._weights[name].grad
@@ -133,7 +133,9 @@ class Trainer:
         try:
             return self.student.loss(lesson, divergence)
         except torch._dynamo.exc.TorchDynamoException as error:
-            raise OptionError(f"torch.compile fails here ({one_line(error)[:200]}): drop --compile") from None
+            raise ExecutionError(
+                f"torch.compile fails here ({one_line(error)[:200]}): --resume without --compile"
+            ) from None
 
     def _continued(self, numbers: np.ndarray, rng: np.random.Generator) -> Lesson:
         """Rows that the student continues itself, and what the target makes of that."""

@@ -25,7 +25,7 @@ class Exam:
     def of(cls, corpus: Corpus, teacher: Teacher, batch: int) -> Exam:
         """batch: rows that are looked at together."""
         tokens = torch.from_numpy(corpus.exam.astype(np.int64))
-        return cls([teacher(part) for part in tokens.split(batch)], corpus.start, corpus.ends)
+        return cls([teacher(part) for part in torch.split(tokens, batch)], corpus.start, corpus.ends)
 
     def acceptance_length(self, student: Student, depth: int) -> float:
         """Tokens a round, the target's own included, of chains of `depth`; 1 where no text is long enough for one.
