@@ -102,7 +102,7 @@ def command(as_json: bool, **options: Any) -> None:
     click.echo(f"{config.output}: {size:.1f}M parameters, {known} tokens in its head, in {took:.0f} s")
     click.echo(
         f"  acceptance length {report['acceptance_length']:.2f} in chains of {config.depth} on held-out texts, "
-        f"{report['curve'][0]['acceptance_length']:.2f} before; "
+        f"{report['curve'][0]['acceptance_length']:.2f} before;"
         f" best after {report['best_step']} of {report['steps']} steps"
     )
     click.echo(f"  trained for {report['seconds']:.0f} s on {report['tokens'] / 1e6:.1f}M tokens")
