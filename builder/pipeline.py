@@ -73,7 +73,7 @@ def build(
 
     progress: told each stage as it begins. detail: told what goes on meanwhile, and its share that is done.
     """
-    check_output(config)
+    check_output(config.output, config.force)
     if config.backend in MODULES:
         check_machine(config.backend, config.engine, config.fp8)
     if config.architectures:

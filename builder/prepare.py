@@ -145,7 +145,7 @@ def _check_head(config: BuildConfig, name: str, size: int) -> None:
 
 def dry_run(config: BuildConfig) -> dict[str, Any]:
     """What `build` would make, as JSON; needs neither a GPU nor a compiler. Raises as `build` does before it begins."""
-    check_output(config)
+    check_output(config.output, config.force)
     sources = prepare(config)
     sources.check_memory()
     profiles = profiles_of(config, sources.max_seq_len) if config.backend in MODULES else []

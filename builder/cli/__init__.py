@@ -15,6 +15,7 @@ from ...runtime.errors import SpecbuildError
 
 DEBUG = "SPECBUILD_DEBUG"  # set: an unexpected error shows its traceback
 _COMMANDS = {
+    "distill": "Train a draft for a target.",
     "build": "Compile a target and a draft into a bundle.",
     "pair": "Say whether a draft can be used with a target, and what it is worth here.",
     "inspect": "Show what a bundle holds.",

@@ -39,8 +39,8 @@ class Student(Protocol):
     def agreement(self, lesson: Lesson, depth: int) -> Tensor:
         """Whether what it would draft greedily is what the text says: `bool[B, T, depth]`.
 
-        At [b, t, d]: drafting from a root at token t, when its first d drafted tokens are the text's, so is the next one,
-        token t + 1 + d. False past the end of the text.
+        At [b, t, d]: drafting from a root at token t, when its first d drafted tokens are the text's, so is the next
+        one, token t + 1 + d. False past the end of the text.
         """
         ...
 

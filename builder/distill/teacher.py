@@ -1,0 +1,85 @@
+"""What the target makes of texts: its likeliest next tokens, and its hidden states where they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .data import Corpus, Progress
+from .student import Lesson
+from .work import Work
+
+LIKELIEST = 64  # tokens that are remembered of a distribution
+MOST_RECORDED = 2 << 30  # bytes; of more text the target is asked anew at every step
+ROWS = 64  # of a file of the record
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model in evaluation mode. taps: which of its `hidden_states` a lesson holds, side by side."""
+
+    model: PreTrainedModel
+    taps: tuple[int, ...] = ()
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor) -> Lesson:
+        """`int64[B, T]` → the lesson, on the model's device."""
+        tokens = tokens.to(self.model.device)
+        found = self.model(input_ids=tokens, use_cache=False, output_hidden_states=bool(self.taps))
+        ids, probs = zip(*map(self._likeliest, found.logits), strict=True)
+        taps = torch.cat([found.hidden_states[tap] for tap in self.taps], -1) if self.taps else None
+        return Lesson(tokens, torch.stack(ids), torch.stack(probs), taps)
+
+    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.float()
+        best, ids = logits.topk(min(LIKELIEST, logits.shape[-1]), sorted=False)
+        return ids, (best - logits.logsumexp(-1, keepdim=True)).exp()
+
+
+@dataclass(frozen=True)
+class Course:
+    """Lessons by the numbers of rows: remembered where that fits, else made anew."""
+
+    teacher: Teacher
+    rows: NDArray[np.int32]
+    ids: NDArray[np.integer] | None = None  # [N, T, k]
+    probs: NDArray[np.float16] | None = None
+
+    @classmethod
+    def of(cls, teacher: Teacher, corpus: Corpus, work: Work, batch: int, progress: Progress) -> Course:
+        """Ask the target about all rows once, unless it has to be asked for hidden states, or rows are too many."""
+        rows, vocabulary = corpus.rows, teacher.model.config.get_text_config().vocab_size
+        kind = np.uint16 if vocabulary <= 1 << 16 else np.int32
+        shape = (*rows.shape, min(LIKELIEST, vocabulary))
+        if teacher.taps or np.prod(shape) * (kind().itemsize + 2) > MOST_RECORDED:
+            return cls(teacher, rows)
+        ids, probs = np.empty(shape, kind), np.empty(shape, np.float16)
+        for first in range(0, len(rows), ROWS):
+            progress("the target reads", first, len(rows), f"{first * rows.shape[1]} tokens")
+            part = slice(first, min(first + ROWS, len(rows)))
+
+            def read(part: slice = part) -> dict[str, NDArray]:
+                numbers = range(part.start, part.stop, batch)
+                lessons = [teacher(torch.from_numpy(rows[part][n - part.start :][:batch]).long()) for n in numbers]
+                return {
+                    "ids": np.concatenate([lesson.ids.cpu().numpy().astype(kind) for lesson in lessons]),
+                    "probs": np.concatenate([lesson.probs.half().cpu().numpy() for lesson in lessons]),
+                }
+
+            kept = work.kept(f"read-{first // ROWS}", read)
+            ids[part], probs[part] = kept["ids"], kept["probs"]
+        return cls(teacher, rows, ids, probs)
+
+    def lesson(self, numbers: NDArray[np.int64]) -> Lesson:
+        """On the target's device."""
+        tokens, device = torch.from_numpy(self.rows[numbers].astype(np.int64)), self.teacher.model.device
+        if self.ids is None or self.probs is None:
+            return self.teacher(tokens)
+        ids = torch.from_numpy(self.ids[numbers].astype(np.int64)).to(device)
+        probs = torch.from_numpy(self.probs[numbers].astype(np.float32)).to(device)
+        return Lesson(tokens.to(device), ids, probs)
