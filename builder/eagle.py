@@ -36,9 +36,8 @@ class EagleAttention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config, self.layer_idx = config, 0
-        self.head_dim, self.attention_dropout = config.head_dim, 0.0
+        self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-        self.scaling = config.head_dim**-0.5
         width, bias = 2 * config.hidden_size, config.attention_bias
         self.q_proj = nn.Linear(width, config.num_attention_heads * config.head_dim, bias=bias)
         self.k_proj = nn.Linear(width, config.num_key_value_heads * config.head_dim, bias=bias)
@@ -95,6 +94,13 @@ class EagleHead(llama.LlamaPreTrainedModel):  # type: ignore[misc]
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
         self.post_init()
 
+    def _apply(self, *args: Any, **options: Any) -> EagleHead:
+        """As ever, but that rotary frequencies stay float32: in 16 bits far positions would be other ones."""
+        super()._apply(*args, **options)
+        if isinstance(self.rotary_emb, llama.LlamaRotaryEmbedding):
+            self.rotary_emb = llama.LlamaRotaryEmbedding(self.config).to(self.norm.weight.device)
+        return self
+
     @property
     def tokens(self) -> Tensor:
         """The target's tokens that the head's logits are of: `int64[draft_vocab]`."""
@@ -121,8 +127,8 @@ class EagleHead(llama.LlamaPreTrainedModel):  # type: ignore[misc]
         function's; an attention_mask of 4 axes is taken as it is.
         """
         mask = create_causal_mask(self.config, hidden, attention_mask, past_key_values, position_ids)
-        rotation = self.rotary_emb(hidden, position_ids)
-        hidden = self.midlayer(self.embed_tokens(input_ids), hidden, rotation, mask, past_key_values, **options)
+        attention = self.rotary_emb(hidden, position_ids), mask, past_key_values
+        hidden = self.midlayer(self.embed_tokens(input_ids), hidden, *attention, **options)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return self.lm_head(self.norm(hidden[:, kept])), hidden
 
@@ -201,11 +207,8 @@ def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:
     if not is_eagle(raw):
         raise CheckpointError(f"{source} is no EAGLE-3 head, its config.json names none: give the folder of one")
     if not list(folder.glob("*.safetensors")) and list(folder.glob("*.bin")):
-        raise CheckpointError(
-            f"{source} has only pickled weights, which specbuild never reads: convert them to model.safetensors"
-        )
-    weights = _weights(source, folder)
-    shapes = _shapes(source, weights)
+        raise CheckpointError(f"{source} has pickled weights, which are never read: convert them to model.safetensors")
+    shapes = _shapes(source, weights := _weights(source, folder))
     try:
         config = head_config(raw, target.config, "fc.bias" in shapes)
         with torch.device("meta"):
@@ -225,13 +228,9 @@ def _check_target(source: str, config: LlamaConfig, target: Checkpoint, embeds: 
     fits = {"vocab_size": target.vocab_size, "target_hidden_size": hidden}
     for what, theirs in (fits if embeds else fits | {"hidden_size": hidden}).items():
         if (ours := getattr(config, what)) != theirs:
-            raise CheckpointError(
-                f"{source} is a head for a target with {what} {ours}, this one has {theirs}: give its own target"
-            )
+            raise CheckpointError(f"{source} is for a target of {what} {ours}, not {theirs}: give its own target")
     if not all(0 <= place <= layers for place in config.taps):
-        raise CheckpointError(
-            f"{source} reads layers {config.taps} of its target, this one has {layers}: give its own target"
-        )
+        raise CheckpointError(f"{source} reads layers {config.taps} of a target, not of {layers}: give its own target")
 
 
 def _check_shapes(source: str, shapes: dict[str, tuple[int, ...]], wanted: dict[str, Any], config: LlamaConfig) -> None:

@@ -148,6 +148,13 @@ def test_rotates_by_tables_where_they_are_swapped_in(head: EagleHead) -> None:
         assert not torch.allclose(head(ids, hidden, positions)[0], logits, atol=1e-2)
 
 
+def test_positions_are_the_same_in_16_bits(target: Checkpoint) -> None:
+    head = make_head(target)
+    before = head.rotary_emb.inv_freq.clone()
+    assert torch.equal(head.to(torch.bfloat16).rotary_emb.inv_freq, before)
+    assert head.norm.weight.dtype == torch.bfloat16
+
+
 def test_reads_what_it_saved(head: EagleHead, saved: Path, target: Checkpoint) -> None:
     found = find_head(str(saved), target)
     loaded = load_head(found, head.embed_tokens.weight)
@@ -240,10 +247,10 @@ def test_is_eagle(config: dict[str, Any], eagle: bool) -> None:
 @pytest.mark.parametrize(
     ("config", "changed", "message"),
     [
-        ({"vocab_size": 5000}, {}, "target with vocab_size 5000, this one has 4096"),
-        ({"target_hidden_size": 64}, {}, "target_hidden_size 64, this one has 32"),
-        ({"hidden_size": 64}, {}, "target with hidden_size 64, this one has 32"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 9]}}, {}, r"reads layers \[0, 9\] of its target"),
+        ({"vocab_size": 5000}, {}, "target of vocab_size 5000, not 4096"),
+        ({"target_hidden_size": 64}, {}, "target of target_hidden_size 64, not 32"),
+        ({"hidden_size": 64}, {}, "target of hidden_size 64, not 32"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 9]}}, {}, r"reads layers \[0, 9\] of a target"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, {}, "must be a list of layers"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "reads the last layer alone"),
         ({"num_attention_heads": 0}, {}, "config.json cannot be used"),
