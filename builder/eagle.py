@@ -19,14 +19,8 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
-    LlamaPreTrainedModel,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-    eager_attention_forward,
-)
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # a global: rotary.swap exchanges it
 
 from ..runtime.errors import CheckpointError, one_line
 from .checkpoint import Checkpoint, locate, read_json, sha256_files, weight_files
@@ -42,9 +36,8 @@ class EagleAttention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config, self.layer_idx = config, 0
-        self.head_dim, self.attention_dropout = config.head_dim, 0.0
+        self.head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-        self.scaling = config.head_dim**-0.5
         width, bias = 2 * config.hidden_size, config.attention_bias
         self.q_proj = nn.Linear(width, config.num_attention_heads * config.head_dim, bias=bias)
         self.k_proj = nn.Linear(width, config.num_key_value_heads * config.head_dim, bias=bias)
@@ -60,7 +53,7 @@ class EagleAttention(nn.Module):
         q, k = apply_rotary_pos_emb(q, k, *rotation)
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, llama.eager_attention_forward)
         out, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=self.scaling, **options)
         return self.o_proj(out.reshape(*x.shape[:-1], -1))  # type: ignore[no-any-return]
 
@@ -71,11 +64,11 @@ class EagleLayer(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.norm_before_residual = bool(config.norm_before_residual)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = EagleAttention(config)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = LlamaMLP(config)
+        self.post_attention_layernorm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = llama.LlamaMLP(config)
 
     def forward(self, embedded: Tensor, hidden: Tensor, *attention: Any, **options: Any) -> Tensor:
         """Both `[B, N, H]`; the hidden state of the next row `[B, N, H]`."""
@@ -86,25 +79,33 @@ class EagleLayer(nn.Module):
         return residual + self.mlp(self.post_attention_layernorm(residual))  # type: ignore[no-any-return]
 
 
-class EagleHead(LlamaPreTrainedModel):
-    """A head; its configuration is `EagleCheckpoint.config`, or `head_config`'s."""
+class EagleHead(llama.LlamaPreTrainedModel):  # type: ignore[misc]
+    """A head; its configuration is `head_config`'s."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=config.fc_bias)
         self.midlayer = EagleLayer(config)
-        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.rotary_emb = llama.LlamaRotaryEmbedding(config)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
         self.post_init()
 
+    def _apply(self, *args: Any, **options: Any) -> EagleHead:
+        """As ever, but that rotary frequencies stay float32: in 16 bits far positions would be other ones."""
+        super()._apply(*args, **options)
+        if isinstance(self.rotary_emb, llama.LlamaRotaryEmbedding):
+            self.rotary_emb = llama.LlamaRotaryEmbedding(self.config).to(self.norm.weight.device)
+        return self
+
     @property
     def tokens(self) -> Tensor:
         """The target's tokens that the head's logits are of: `int64[draft_vocab]`."""
-        return torch.arange(len(self.get_buffer("d2t"))) + self.get_buffer("d2t")
+        places: Tensor = self.d2t
+        return torch.arange(len(places), device=places.device) + places
 
     def fuse(self, taps: Tensor) -> Tensor:
         """The target's hidden states of n layers side by side `[B, N, n · target H]` as a hidden state `[B, N, H]`."""
@@ -126,8 +127,8 @@ class EagleHead(LlamaPreTrainedModel):
         function's; an attention_mask of 4 axes is taken as it is.
         """
         mask = create_causal_mask(self.config, hidden, attention_mask, past_key_values, position_ids)
-        rotation = self.rotary_emb(hidden, position_ids)
-        hidden = self.midlayer(self.embed_tokens(input_ids), hidden, rotation, mask, past_key_values, **options)
+        attention = self.rotary_emb(hidden, position_ids), mask, past_key_values
+        hidden = self.midlayer(self.embed_tokens(input_ids), hidden, *attention, **options)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return self.lm_head(self.norm(hidden[:, kept])), hidden
 
@@ -160,8 +161,8 @@ class EagleCheckpoint:
 
 def is_eagle(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is an EAGLE-3 head's."""
-    names = (str(config.get("speculators_model_type")), *map(str, config.get("architectures") or ()))
-    return any("eagle3" in name.lower() for name in names) or bool({"draft_vocab_size", "eagle_config"} & set(config))
+    names = str([config.get("speculators_model_type"), config.get("architectures")])
+    return "eagle3" in names.lower() or bool({"draft_vocab_size", "eagle_config"} & set(config))
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
@@ -175,11 +176,17 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def head_config(raw: Mapping[str, Any], target: Any, fc_bias: bool = False) -> LlamaConfig:
-    """A head's config.json, in either layout, as the module's; `target` is its target's configuration."""
+    """A head's config.json, in either layout, as the module's; `target` is its target's. Raises CheckpointError."""
     outer = {name: value for name, value in raw.items() if value is not None}
     inner = dict(outer.get("transformer_layer_config") or outer)
     speculators = "transformer_layer_config" in outer
     eagle = outer.get("eagle_config") or {}
+    if (kind := inner.get("model_type", "llama")) != "llama":
+        raise CheckpointError(f"it is a {kind!r} head: specbuild takes those of Llama's layers")
+    if outer.get("norm_before_fc"):
+        raise CheckpointError("norm_before_fc is not supported: give a head without")
+    if eagle.get("use_aux_hidden_state") is False:
+        raise CheckpointError("it reads the last layer alone, as EAGLE-2 does: give an EAGLE-3 head")
     vocab_size = int(inner.get("vocab_size", target.vocab_size))
     own = {
         "num_hidden_layers": 1,
@@ -199,7 +206,7 @@ def _taps(ids: Any, layers: int) -> list[int]:
     """The layers whose inputs are meant. Lists that begin with 1 count outputs, as SGLang reads them (its #25454)."""
     if not ids:
         return list(default_taps(layers))
-    if not all(isinstance(place, int) for place in ids):
+    if not isinstance(ids, list) or not all(isinstance(place, int) for place in ids):
         raise CheckpointError(f"{TAPS} is {ids!r}: it must be a list of layers")
     return [place + (ids[0] == 1) for place in ids]
 
@@ -211,11 +218,8 @@ def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:
     if not is_eagle(raw):
         raise CheckpointError(f"{source} is no EAGLE-3 head, its config.json names none: give the folder of one")
     if not list(folder.glob("*.safetensors")) and list(folder.glob("*.bin")):
-        raise CheckpointError(
-            f"{source} has only pickled weights, which specbuild never reads: convert them to model.safetensors"
-        )
-    weights = weight_files(source, folder)
-    shapes = _shapes(source, weights)
+        raise CheckpointError(f"{source} has pickled weights, which are never read: convert them to model.safetensors")
+    shapes = _shapes(source, weights := weight_files(source, folder))
     try:
         config = head_config(raw, target.config, "fc.bias" in shapes)
         with torch.device("meta"):
@@ -232,19 +236,12 @@ def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:
 def _check_target(source: str, config: LlamaConfig, target: Checkpoint, embeds: bool) -> None:
     """Raises CheckpointError where head and target do not belong together."""
     hidden, layers = int(target.config.hidden_size), int(target.config.num_hidden_layers)
-    for what, ours, theirs in (
-        ("vocab_size", config.vocab_size, target.vocab_size),
-        ("target_hidden_size", config.target_hidden_size, hidden),
-        *([] if embeds else [("hidden_size", config.hidden_size, hidden)]),
-    ):
-        if ours != theirs:
-            raise CheckpointError(
-                f"{source} is a head for a target with {what} {ours}, this one has {theirs}: give its own target"
-            )
+    fits = {"vocab_size": target.vocab_size, "target_hidden_size": hidden}
+    for what, theirs in (fits if embeds else fits | {"hidden_size": hidden}).items():
+        if (ours := getattr(config, what)) != theirs:
+            raise CheckpointError(f"{source} is for a target of {what} {ours}, not {theirs}: give its own target")
     if not all(0 <= place <= layers for place in config.taps):
-        raise CheckpointError(
-            f"{source} reads layers {config.taps} of its target, this one has {layers}: give its own target"
-        )
+        raise CheckpointError(f"{source} reads layers {config.taps} of a target, not of {layers}: give its own target")
 
 
 def _check_shapes(source: str, shapes: dict[str, tuple[int, ...]], wanted: dict[str, Any], config: LlamaConfig) -> None:
@@ -289,15 +286,17 @@ def load_head(found: EagleCheckpoint, target_embedding: Tensor) -> EagleHead:
             weights |= {_own_name(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     places = torch.arange(found.config.draft_vocab_size)
     tokens = places + weights.setdefault("d2t", torch.zeros_like(places))
-    if tokens.min() < 0 or tokens.max() >= found.config.vocab_size or len(tokens.unique()) < len(tokens):
+    if tokens.min() < 0 or tokens.max() >= found.config.vocab_size or len(set(tokens.tolist())) < len(tokens):
         raise CheckpointError(f"{found.source} has a d2t that names no or twice the same token: download it again")
-    weights["t2d"] = torch.zeros(found.config.vocab_size, dtype=torch.bool).index_fill(0, tokens, True)
+    drafted = torch.zeros(found.config.vocab_size, dtype=torch.bool).index_fill(0, tokens, True)
+    if not torch.equal(weights.setdefault("t2d", drafted), drafted):
+        raise CheckpointError(f"{found.source} has a t2d that is not its d2t's: download it again")
     for name, weight in weights.items():
         if weight.is_floating_point() and not torch.isfinite(weight).all():
             raise CheckpointError(f"{found.source} has NaN or infinite values in {name}: the weights are damaged")
-    head = EagleHead(found.config).float()
+    head: EagleHead = EagleHead(found.config).float().eval()
     head.load_state_dict(weights)
-    return head.eval()
+    return head
 
 
 def save_head(folder: Path, head: EagleHead) -> None:
@@ -305,9 +304,6 @@ def save_head(folder: Path, head: EagleHead) -> None:
     weights = {name: weight.contiguous() for name, weight in head.state_dict().items() if name != "embed_tokens.weight"}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = head.config.to_diff_dict()
-    taps = config.pop("taps")
-    content = config | {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "eagle_config": {TAPS: taps, "use_aux_hidden_state": True},
-    }
+    eagle = {TAPS: config.pop("taps"), "use_aux_hidden_state": True}
+    content = config | {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": eagle}
     (folder / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
