@@ -217,19 +217,6 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
     )
 
 
-def fit_vocabulary(model: PreTrainedModel, rows: int) -> None:
-    """Cut or pad embedding and head to `rows` tokens, beyond the tokenizer's own; a padded token is an average one."""
-    known = model.config.get_text_config().vocab_size
-    if rows == known:
-        return
-    model.resize_token_embeddings(rows, mean_resizing=False)
-    head = model.get_output_embeddings()
-    with torch.no_grad():
-        for weight in (model.get_input_embeddings().weight, head.weight, getattr(head, "bias", None)):
-            if weight is not None and rows > known:
-                weight[known:] = weight[:known].mean(0)
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file."""
     if not path.is_file():

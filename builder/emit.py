@@ -60,7 +60,8 @@ def emit(
 ) -> Emitted:
     """Write one model to `folder / name`, with `scales` over FP8 caches, which the plugin alone has.
 
-    stored: tensors of the models before it, with which it shares a folder. Raises OptionError and ExecutionError as `compile_engine` does.
+    stored: tensors of the models before it, with which it shares a folder. Raises OptionError and ExecutionError as
+    `compile_engine` does.
     """
     if config.backend == "onnxruntime":
         return _lanes(folder, name, graph, config, capacity, stored)

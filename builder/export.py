@@ -155,7 +155,7 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
     dim = torch.export.Dim
     b, n, m, w, s = dim("batch"), dim("nodes"), dim("tree"), dim("logit_nodes"), dim("capacity")
     cache = torch.zeros(batch, layout.kv_heads, rows, layout.head_dim)
-    example = (
+    example: tuple[Any, ...] = (
         torch.zeros(batch, nodes, dtype=torch.int64),
         torch.zeros(batch, nodes, dtype=torch.int64),
         torch.full((batch, tree), -1, dtype=torch.int32),
@@ -164,7 +164,15 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
         torch.arange(wanted),
         [cache.clone() for _ in past],
     )
-    dynamic = ({0: b, 1: n}, {0: b, 1: n}, {0: b, 1: m}, {0: b}, {0: b}, {0: w}, [{0: b, 2: s} for _ in past])
+    dynamic: tuple[Any, ...] = (
+        {0: b, 1: n},
+        {0: b, 1: n},
+        {0: b, 1: m},
+        {0: b},
+        {0: b},
+        {0: w},
+        [{0: b, 2: s} for _ in past],
+    )
     if head:
         example, dynamic = (*example, torch.zeros(batch, nodes, model.config.hidden_size)), (*dynamic, {0: b, 1: n})
     hidden = ["hidden"] if head or taps else []

@@ -20,16 +20,16 @@ from ..runtime import Engine, memory
 from ..runtime.backends import ON_GPU
 from ..runtime.errors import ExecutionError
 from ..runtime.manifest import MODULES, REPORT, KernelRecord, Manifest, ModelRecord
-from . import checkpoint as checkpoints
 from . import kernels, passes
 from .calibrate import Scales, calibrate
 from .check import MOST_DIVERGENCE, check, graph_difference, inspected, rounding, standard_chain, tokenize, unrunnable
 from .checkpoint import Checkpoint
 from .compile import check_machine
 from .config import BuildConfig
-from .eagle import EagleCheckpoint, load_head
+from .eagle import EagleCheckpoint
 from .emit import emit, lowering
 from .export import export
+from .loading import load_model, save_tokens
 from .lower import BOUND
 from .lower.lanes import cache_width
 from .lower.plugin import PAGED
@@ -49,13 +49,13 @@ from .reference import greedy, text_logits
 from .rounding import DTYPES, measure
 from .taps import Taps
 from .tuning.tune import tune_build
-from .vocabulary import by_token, fit
+from .vocabulary import by_token
 from .work import Detail, Progress, Work
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-KERNELS, TOKENS = "kernels", "draft_tokens.json"
+KERNELS = "kernels"
 
 
 def stages(config: BuildConfig) -> int:
@@ -152,7 +152,7 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
     """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
     layout, lowered_by = work.source.layouts[name], lowering(work.config)
     with work.stage(f"{name}: load"):
-        model, parameters = _load(work, name)
+        model, parameters = load_model(work, name)
     if name == "target":
         with work.stage("target: Hugging Face reference"):
             target = work.source.target
@@ -214,31 +214,8 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
         kind=work.source.kind if name == "draft" else "model",
         hidden=work.head.config.hidden_size if work.head else 0,
         mask_token=work.source.vocabulary.mask_token if name == "draft" and work.source.vocabulary else None,
-        tokens=_save_tokens(work) if name == "draft" and work.config.backend not in ON_GPU else None,
+        tokens=save_tokens(work) if name == "draft" and work.config.backend not in ON_GPU else None,
     )
-
-
-def _load(work: Work, name: str) -> tuple[PreTrainedModel, int]:
-    """A model and its parameters' number; a draft takes the target's tokens, and a target's head is read with it."""
-    source, head = work.source, work.source.head
-    if name == "draft" and work.head:
-        return work.head, sum(p.numel() for p in work.head.parameters()) - work.head.embed_tokens.weight.numel()
-    model = checkpoints.load(source.draft if name == "draft" and source.draft else source.target, "eager")
-    parameters = model.num_parameters()
-    if name == "target" and head:
-        work.head = load_head(head, model.get_input_embeddings().weight)  # type: ignore[arg-type]
-    elif source.vocabulary and name == "draft":
-        fit(model, source.vocabulary)
-    return model, parameters
-
-
-def _save_tokens(work: Work) -> str | None:
-    """The tokens of the draft's columns, where they are not their numbers."""
-    tokens = work.tokens
-    if tokens is None:
-        return None
-    (work.folder / TOKENS).write_text(json.dumps(tokens) + "\n", encoding="utf-8")
-    return TOKENS
 
 
 def _quantize(work: Work, name: str, model: PreTrainedModel, checkpoint: Checkpoint, graph: ir.Model) -> None:

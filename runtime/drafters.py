@@ -7,7 +7,7 @@ import json
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends import Executor
+from .backends import HiddenExecutor
 from .bundle import Bundle
 from .draft import ModelDrafter
 from .eagle import EagleDrafter
@@ -15,7 +15,9 @@ from .errors import BundleError
 from .parallel import ParallelDrafter
 
 
-def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int, overlap: bool) -> ModelDrafter:
+def drafter_of(
+    bundle: Bundle, draft: HiddenExecutor, target: HiddenExecutor, chunk: int, overlap: bool
+) -> ModelDrafter:
     """`chunk`: nodes of a step of the draft at most. `overlap`: it drafts ahead, where its kind can.
 
     Raises BundleError for tokens of its head that are none.

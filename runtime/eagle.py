@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .backends import Executor, Share
+from .backends import HiddenExecutor, Share
 from .draft import ModelDrafter, Text
 from .sequence import Sequence
 from .tree import Tree
@@ -22,9 +22,10 @@ class EagleDrafter(ModelDrafter):
     """
 
     def __init__(
-        self, executor: Executor, chunk: int, target: Executor, tokens: NDArray[np.int64] | None = None
+        self, executor: HiddenExecutor, chunk: int, target: HiddenExecutor, tokens: NDArray[np.int64] | None = None
     ) -> None:
         super().__init__(executor, chunk, tokens=tokens)
+        self.executor: HiddenExecutor = executor
         self._target = target
 
     def again(self, overlap: bool = False) -> Self:

@@ -289,7 +289,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> backends.Executor:
+def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> backends.HiddenExecutor:
     """The smallest compiled graph that holds `batch_size` sequences."""
     graphs = bundle.manifest.models[name].graphs
     compiled = min(int(size) for size in graphs if int(size) >= batch_size)

@@ -61,6 +61,9 @@ class ChainStudent:
         processor = Spread(self.tokens, self.net.config.vocab_size)
         return go_on(self.net, tokens, torch.ones_like(tokens), length, processor)
 
+    def progress(self, done: float) -> None:
+        """It is trained as a whole from the beginning."""
+
     def save(self, folder: Path) -> None:
         """See `Student.save`. A trimmed head has zeros for the tokens it does not know."""
         net = copy.deepcopy(self.net).cpu().to(self.net.config.dtype)

@@ -84,6 +84,10 @@ class DistillConfig:
             raise OptionError(f"--on-policy is a part of the batches, 0…1, not {self.on_policy}")
         if self.on_policy and self.kind == "eagle3":
             raise OptionError("an EAGLE head cannot write by itself: drop --on-policy")
+        fixed = [name for name in self.shape if name != "intermediate_size"]
+        if self.kind == "eagle3" and (fixed or self.init != "target"):
+            what = flag(fixed[0]) if fixed else "init"
+            raise OptionError(f"an EAGLE head is one layer of the target's width, begun with it: drop --{what}")
         if not 0 < self.learning_rate < 1:
             raise OptionError(f"--learning-rate must be between 0 and 1, not {self.learning_rate}")
         if not 0 <= self.seed < 1 << 63:

@@ -44,6 +44,10 @@ class Student(Protocol):
         """
         ...
 
+    def progress(self, done: float) -> None:
+        """How much of the training is done, from 0 to 1."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write config.json and model.safetensors."""
         ...

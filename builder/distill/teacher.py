@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..taps import Taps
 from .data import Corpus, Progress
 from .student import Lesson
 from .work import Work
@@ -21,7 +23,7 @@ ROWS = 64  # of a file of the record
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model in evaluation mode. taps: which of its `hidden_states` a lesson holds, side by side."""
+    """A model in evaluation mode. taps: the layers whose inputs a lesson holds, side by side."""
 
     model: PreTrainedModel
     taps: tuple[int, ...] = ()
@@ -30,10 +32,12 @@ class Teacher:
     def __call__(self, tokens: Tensor) -> Lesson:
         """`int64[B, T]` → the lesson, on the model's device."""
         tokens = tokens.to(self.model.device)
-        found = self.model(input_ids=tokens, use_cache=False, output_hidden_states=bool(self.taps))
-        ids, probs = zip(*map(self._likeliest, found.logits), strict=True)
-        taps = torch.cat([found.hidden_states[tap] for tap in self.taps], -1) if self.taps else None
-        return Lesson(tokens, torch.stack(ids), torch.stack(probs), taps)
+        taps = Taps(self.taps, nn.Identity())
+        with taps.watching(self.model) if self.taps else nullcontext():
+            logits = self.model(input_ids=tokens, use_cache=False).logits
+            states = taps.states() if self.taps else None
+        ids, probs = zip(*map(self._likeliest, logits), strict=True)
+        return Lesson(tokens, torch.stack(ids), torch.stack(probs), states)
 
     def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.float()

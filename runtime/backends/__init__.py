@@ -80,10 +80,6 @@ class Executor(Protocol):
         """Copy the first rows of another slot's cache, all of them committed, to the same ones of `slot`."""
         ...
 
-    def hidden(self, slot: int) -> NDArray[np.float32]:
-        """The hidden states that a slot's rows were given, `[S, H]`, of a model that writes such: rows of its cache."""
-        ...
-
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cache."""
@@ -91,6 +87,14 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free the model and its cache."""
+        ...
+
+
+class HiddenExecutor(Executor, Protocol):
+    """One that keeps the hidden states that its model writes, if it does."""
+
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        """Those of a slot's tokens, a row for each row of its cache: `[S, H]`."""
         ...
 
 
@@ -119,11 +123,11 @@ def spec_of(manifest: Manifest, name: str) -> ModelSpec:
     )
 
 
-def load(backend: str, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> Executor:
+def load(backend: str, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> HiddenExecutor:
     """A compiled model on the CPU, by the backend that a bundle names; raises BundleError for one unknown here."""
     if backend not in _MODULES:
         known = ", ".join((*_MODULES, *ON_GPU))
         raise BundleError(f"the bundle needs backend {backend!r}, this specbuild has {known}: update specbuild")
     module = importlib.import_module(_MODULES[backend], __package__)
-    executor: Executor = module.OrtExecutor(graph, spec, batch_size, threads)
+    executor: HiddenExecutor = module.OrtExecutor(graph, spec, batch_size, threads)
     return executor

@@ -186,7 +186,7 @@ class OrtExecutor:
         self._hidden[slot, :rows] = self._hidden[source, :rows]
 
     def hidden(self, slot: int) -> NDArray[np.float32]:
-        """See `Executor.hidden`."""
+        """See `HiddenExecutor`."""
         rows: NDArray[np.float32] = self._hidden[slot]
         return rows
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specbuild.builder.checkpoint import check_pair, find, fit_vocabulary, load
+from specbuild.builder.checkpoint import check_pair, find, load
 from specbuild.runtime.errors import CheckpointError
 
 Make = Callable[..., Path]
@@ -153,19 +153,3 @@ def test_a_pair_shares_its_vocabulary(original: Path, folder: Path) -> None:
         CheckpointError, match=r"tokens: .* is (4095 in the target and unknown|unknown in the target and 4095)"
     ):
         check_pair(find(str(original)), find(str(folder)))
-
-
-@pytest.mark.parametrize("rows", [4096, 4100, 4160])
-@pytest.mark.parametrize("tied", [False, True])
-def test_padding_is_cut_or_added(make_checkpoint: Make, original: Path, tmp_path: Path, rows: int, tied: bool) -> None:
-    padded = find(str(make_checkpoint(tmp_path / "p", num_hidden_layers=1, vocab_size=4128, tie_word_embeddings=tied)))
-    check_pair(find(str(original)), padded)
-    model, text = load(padded, "eager"), torch.tensor([[5, 17, 3]])
-    with torch.no_grad():
-        before = model(text).logits[0]
-        fit_vocabulary(model, rows)
-        after = model(text).logits[0]
-    known = min(rows, 4128)
-    torch.testing.assert_close(after[:, :known], before[:, :known])
-    assert after.shape == (3, rows)
-    torch.testing.assert_close(after[:, known:], before.mean(1, keepdim=True).expand(-1, rows - known))
