@@ -166,13 +166,10 @@ def is_eagle(config: Mapping[str, Any]) -> bool:
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """What a head reads of a target with so many layers where its config.json does not say.
-
-    The paper's three; of shallow targets, where these would be one another's neighbours, the last layer's output too.
-    """
+    """The layers whose inputs a head reads where its config.json does not say: the paper's, of deep targets."""
     if layers >= 8:
         return 2, layers // 2, layers - 3
-    return tuple(sorted({min(2, layers - 1), layers // 2 + 1, layers} - {1} | ({0} if layers < 3 else set())))
+    return tuple(sorted({2, layers // 2, layers - 1} if layers >= 4 else {0, layers - 1}))
 
 
 def head_config(raw: Mapping[str, Any], target: Any, fc_bias: bool = False) -> LlamaConfig:
