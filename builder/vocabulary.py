@@ -107,7 +107,7 @@ def fit(model: PreTrainedModel, vocabulary: Vocabulary) -> None:
     A model whose head is its embedding stays one where both need the same rows. Raises CheckpointError for a model
     whose embedding or head is of a kind that cannot be changed.
     """
-    if vocabulary.sources is None and vocabulary.tokens is None:
+    if vocabulary.sources is None and vocabulary.tokens is None and vocabulary.columns == vocabulary.rows:
         return
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):

@@ -42,7 +42,7 @@ class ModelRecord:
     What only some have, and the JSON of the others does not: `kind`, how a draft drafts ("model", token by token;
     "parallel", all levels in one pass, after `mask_token`; "eagle3", from the target's hidden states); `hidden`, the
     width of the rows of hidden states that a target writes and a head reads; `tokens`, the JSON file with the token
-    of each column of the logits, ascending, None where that is its number.
+    of each column of the logits, None where that is its number.
     """
 
     source: str
