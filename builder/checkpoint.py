@@ -201,22 +201,6 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
     return model
 
 
-def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
-    """Target and draft must share a vocabulary, padding aside; raises CheckpointError with what differs."""
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if ours == theirs:
-        return
-    _, token = min((place, token) for token, place in ours.items() ^ theirs.items())
-    places = [
-        f"{vocabulary.get(token, 'unknown')} in the {name}"
-        for vocabulary, name in ((ours, "target"), (theirs, "draft"))
-    ]
-    raise CheckpointError(
-        f"target and draft have different vocabularies of {len(ours)} and {len(theirs)} tokens: {token!r} is "
-        f"{' and '.join(places)}; use a draft with the target's tokenizer"
-    )
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file."""
     if not path.is_file():

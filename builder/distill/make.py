@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from ...runtime.errors import CheckpointError, OptionError
 from .. import checkpoint as checkpoints
 from ..checkpoint import Checkpoint
+from ..vocabulary import reconcile
 from . import shape
 from .chain import DRAFT_TOKENS, ChainStudent, trim, untied
 from .options import INITS, DistillConfig, flag
@@ -54,7 +55,8 @@ class Plan:
 
     def _check_before(self, before: Checkpoint) -> None:
         """Raises where the draft to go on from is not what was asked for."""
-        checkpoints.check_pair(self.target, before)
+        if reconcile(self.target, before).kind not in ("identical", "padded"):
+            raise CheckpointError(f"{before.source} has another tokenizer than the target: --init a draft of its own")
         if before.vocab_size < self.target.vocab_size:
             raise CheckpointError(
                 f"{before.source} has {before.vocab_size} tokens, not {self.target.vocab_size}: give a draft of its own"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +13,20 @@ import numpy as np
 
 from ...runtime import Engine, SamplingParams
 from ...runtime.costs import Costs, Times
+from ...runtime.manifest import Manifest
 from ...runtime.policy import Policy
 from ...runtime.tree import BEST_DEPTH
 from .. import checkpoint as checkpoints
 from ..cli.prompts import Request, read
 from ..config import BuildConfig
+from ..eagle import is_eagle
 from ..pipeline import build
 from ..tuning import measure as tuning
 from ..tuning import trees
 from ..tuning.chances import Record
 from ..tuning.decode import AUTO, OFF, Decoded, Decoder
 from ..tuning.tune import SECONDS
-from ..vocabulary import reconcile
+from ..vocabulary import Vocabulary, reconcile
 from .verdict import judge, needed
 
 CHAIN = f"chain:{BEST_DEPTH}"  # the draft's first choices, by which acceptance is told
@@ -50,13 +53,15 @@ def weigh(target: str, draft: str, asked: Asked, progress: tuning.Progress = lam
     """
     progress("vocabularies")
     own = checkpoints.find(target)
-    vocabulary = reconcile(own, checkpoints.find(draft))
+    head = is_eagle(checkpoints.read_config(draft))
+    vocabulary = None if head else reconcile(own, checkpoints.find(draft))
     with tempfile.TemporaryDirectory(prefix="specbuild-pair-") as folder:
         bundle = Path(folder) / "pair.bundle"
         build(BuildConfig(target=target, draft=draft, output=bundle, max_batch_size=1, tune=False), progress)
         wanted = tuning.Tuning(asked.prompts, asked.new_tokens, (1,), asked.threads, SECONDS)
         table, report = tuning.measure(bundle, wanted, progress)
         with Engine.load(bundle, batch_size=1, threads=asked.threads, prefix_caching=False, overlap=False) as engine:
+            vocabulary = vocabulary or _of_head(bundle, engine.manifest)
             longest = engine.manifest.max_seq_len - tuning.ROOM
             requests = asked.prompts or read(str(tuning.PROMPTS), {})
             prompts = [engine.tokenizer.encode(each.prompt)[:longest] for each in requests]
@@ -82,6 +87,13 @@ def weigh(target: str, draft: str, asked: Asked, progress: tuning.Progress = lam
         "temperatures": found,
     }
     return result | judge(result)
+
+
+def _of_head(bundle: Path, manifest: Manifest) -> Vocabulary:
+    """A head's, whose tokens are the target's."""
+    model, size = manifest.models["draft"], manifest.models["target"].vocab_size
+    tokens = json.loads((bundle / model.tokens).read_text(encoding="utf-8")) if model.tokens else None
+    return Vocabulary("identical", size, model.vocab_size, tokens and tuple(tokens), model.vocab_size)
 
 
 def _at(

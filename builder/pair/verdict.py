@@ -21,7 +21,7 @@ def needed(times: Times) -> float | None:
     """
     gains = np.zeros_like(_GRID)
     for depth in range(1, BEST_DEPTH + 1):
-        seconds = depth * (times.draft[1] + times.level) + times.verify[depth + 1] + times.round
+        seconds = times.once + depth * (times.draft[1] + times.level) + times.verify[depth + 1] + times.round
         gains = np.maximum(gains, (_GRID[:, None] ** np.arange(depth + 1)).sum(1) * times.alone / seconds)
     return float(_GRID[gains > 1][0]) if gains[-1] > 1 else None
 
