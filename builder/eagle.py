@@ -24,8 +24,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # a g
 
 from ..runtime.errors import CheckpointError, one_line
 from .checkpoint import Checkpoint, locate, read_json, sha256_files, weight_files
-
-TAPS = "eagle_aux_hidden_state_layer_ids"
+from .taps import TAPS, read_taps
 
 
 class EagleAttention(nn.Module):
@@ -165,13 +164,6 @@ def is_eagle(config: Mapping[str, Any]) -> bool:
     return "eagle3" in names.lower() or bool({"draft_vocab_size", "eagle_config"} & set(config))
 
 
-def default_taps(layers: int) -> tuple[int, ...]:
-    """The layers whose inputs a head reads where its config.json does not say: the paper's, of deep targets."""
-    if layers >= 8:
-        return 2, layers // 2, layers - 3
-    return tuple(sorted({2, layers // 2, layers - 1} if layers >= 4 else {0, layers - 1}))
-
-
 def head_config(raw: Mapping[str, Any], target: Any, fc_bias: bool = False) -> LlamaConfig:
     """A head's config.json, in either layout, as the module's; `target` is its target's. Raises CheckpointError."""
     outer = {name: value for name, value in raw.items() if value is not None}
@@ -191,21 +183,12 @@ def head_config(raw: Mapping[str, Any], target: Any, fc_bias: bool = False) -> L
         "draft_vocab_size": int(outer.get("draft_vocab_size", vocab_size)),
         "target_hidden_size": int(outer.get("target_hidden_size", target.hidden_size)),
         "norm_before_residual": bool(outer.get("norm_before_residual", speculators)),
-        "taps": _taps(outer.get(TAPS) or eagle.get(TAPS), int(target.num_hidden_layers)),
+        "taps": read_taps(outer.get(TAPS) or eagle.get(TAPS), int(target.num_hidden_layers)),
         "fc_bias": fc_bias,
         "tie_word_embeddings": False,
     }
     dropped = {"architectures", "transformers_version", "auto_map", "layer_types", "dtype", "torch_dtype"}
     return LlamaConfig(**{name: value for name, value in inner.items() if name not in dropped} | own)
-
-
-def _taps(ids: Any, layers: int) -> list[int]:
-    """The layers whose inputs are meant. Lists that begin with 1 count outputs, as SGLang reads them (its #25454)."""
-    if not ids:
-        return list(default_taps(layers))
-    if not isinstance(ids, list) or not all(isinstance(place, int) for place in ids):
-        raise CheckpointError(f"{TAPS} is {ids!r}: it must be a list of layers")
-    return [place + (ids[0] == 1) for place in ids]
 
 
 def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:

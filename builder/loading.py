@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from ..runtime.backends import ON_GPU
 from . import checkpoint as checkpoints
 from .eagle import load_head
 from .vocabulary import fit
@@ -32,8 +33,23 @@ def load_model(work: Work, name: str) -> tuple[PreTrainedModel, int]:
 
 def save_tokens(work: Work) -> str | None:
     """The tokens of the draft's columns, where they are not their numbers."""
-    tokens = work.tokens
+    tokens = tokens_of(work)
     if tokens is None:
         return None
     (work.folder / TOKENS).write_text(json.dumps(tokens) + "\n", encoding="utf-8")
     return TOKENS
+
+
+def tokens_of(work: Work) -> list[int] | None:
+    """The target's tokens that the draft's columns are; None where column i is token i."""
+    if work.head:
+        tokens: list[int] = work.head.tokens.tolist()
+        return None if tokens == list(range(work.source.target.vocab_size)) else tokens
+    vocabulary = work.source.vocabulary
+    return None if vocabulary is None or vocabulary.tokens is None else list(vocabulary.tokens)
+
+
+def columns_of(work: Work, model: str) -> int:
+    """Of a model's logits; runtimes on GPUs take a draft's by token."""
+    tokens = tokens_of(work) if model == "draft" and work.config.backend not in ON_GPU else None
+    return len(tokens) if tokens else work.source.target.vocab_size

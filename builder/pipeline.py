@@ -29,7 +29,7 @@ from .config import BuildConfig
 from .eagle import EagleCheckpoint
 from .emit import emit, lowering
 from .export import export
-from .loading import load_model, save_tokens
+from .loading import columns_of, load_model, save_tokens, tokens_of
 from .lower import BOUND
 from .lower.lanes import cache_width
 from .lower.plugin import PAGED
@@ -155,9 +155,8 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
         model, parameters = load_model(work, name)
     if name == "target":
         with work.stage("target: Hugging Face reference"):
-            target = work.source.target
-            prompts, work.check_tokens = tokenize(target.tokenizer, work.source.max_seq_len)
-            work.references = greedy(model, prompts, work.check_tokens, target.eos_token_ids())
+            prompts, work.check_tokens = tokenize(work.source.target.tokenizer, work.source.max_seq_len)
+            work.references = greedy(model, prompts, work.check_tokens, work.source.target.eos_token_ids())
             work.reference_logits = [text_logits(model, reference.text) for reference in work.references]
     if work.config.engine.kv_cache_dtype == "fp8":
         with work.stage(f"{name}: calibrate"):
@@ -169,10 +168,10 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
         work.operators[name] = {"exported": passes.census(graph)}
         work.matched[name] = passes.run_portable(graph)
         work.operators[name]["fused"] = passes.census(graph)
-        if name == "draft" and work.tokens and work.config.backend in ON_GPU:
-            spread_logits(graph.graph, work.tokens, work.columns(name))
+        tokens = tokens_of(work) if name == "draft" else None
+        if tokens and work.config.backend in ON_GPU:
+            spread_logits(graph.graph, tokens, columns_of(work, name))
     if work.config.quantizes and isinstance(checkpoint, Checkpoint):
-        tokens = work.tokens if name == "draft" else None
         with work.stage(f"{name}: quantize"), by_token(model, tokens, work.source.target.vocab_size):
             _quantize(work, name, model, checkpoint, graph)
     with work.stage(f"{name}: lower"):
@@ -194,7 +193,9 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
     if plain:
         with work.stage(f"{name}: steps"):
             each = {"quantized": work.folder / emitted.graphs["1"], "float32": plain}
-            work.quantized[name].measured["steps"] = step_times(each, work.spec(name), work.config.buckets[-1])
+            work.quantized[name].measured["steps"] = step_times(
+                each, work.spec(name, columns_of(work, name)), work.config.buckets[-1]
+            )
     work.models[name] = ModelRecord(
         source=checkpoint.source,
         source_sha256=checkpoint.sha256(),
@@ -205,7 +206,7 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
         kv_heads=layout.kv_heads,
         head_dim=cache_width(layout.head_dim) if work.config.backend == "onnxruntime" else layout.head_dim,
         windows=sorted(set(layout.windows)),
-        vocab_size=work.columns(name),
+        vocab_size=columns_of(work, name),
         capacity=work.capacity,
         max_positions=checkpoint.max_positions,
         graphs=emitted.graphs,

@@ -22,7 +22,6 @@ from .quantize.linears import Names
 from .quantize.options import assign, check_patterns
 from .vocabulary import Vocabulary, reconcile
 
-HEAD = "an EAGLE-3 head"
 CUBINS_BYTES = 2 << 20  # of one architecture, at most
 PROFILE_BYTES = 6 << 20  # of code, in an engine
 # A build's memory, measured: the same for every model, and per parameter of the larger one.
@@ -79,7 +78,7 @@ def prepare(config: BuildConfig) -> Sources:
         draft = target
     elif config.draft and is_eagle(checkpoints.read_config(config.draft)):
         head = find_head(config.draft, target)
-        _check_kind(config, HEAD)
+        _check_kind(config, "an EAGLE-3 head", quantized=False)
     elif config.draft:
         draft = checkpoints.find(config.draft)
         vocabulary = reconcile(target, draft)
@@ -121,12 +120,11 @@ def prepare(config: BuildConfig) -> Sources:
     )
 
 
-def _check_kind(config: BuildConfig, kind: str) -> None:
+def _check_kind(config: BuildConfig, kind: str, quantized: bool = True) -> None:
     """Raises OptionError for what drafts of some kinds cannot yet."""
     if config.backend != "onnxruntime":
         raise OptionError(f"{kind} runs on the onnxruntime backend alone yet: {config.draft} is one, drop --backend")
-    scheme = config.scheme_of("draft")
-    if kind == HEAD and (scheme is None or scheme.quantized):
+    if not quantized and config.precision_of("draft") != "fp32":
         raise OptionError(f"{kind} is not quantized yet: give --draft-precision fp32")
 
 

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 from ..runtime.errors import CheckpointError
 from .quantize.linears import decoder_layers
 
+TAPS = "eagle_aux_hidden_state_layer_ids"  # where a head's config.json names them
+
 
 @dataclass
 class Taps:
@@ -55,3 +57,19 @@ class Taps:
                 undo.callback(handle.remove)
             yield
         self._seen.clear()
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """The layers whose inputs a head reads where its config.json does not say: the paper's, of deep targets."""
+    if layers >= 8:
+        return 2, layers // 2, layers - 3
+    return tuple(sorted({2, layers // 2, layers - 1} if layers >= 4 else {0, layers - 1}))
+
+
+def read_taps(ids: Any, layers: int) -> list[int]:
+    """The layers whose inputs are meant. Lists that begin with 1 count outputs, as SGLang reads them (its #25454)."""
+    if not ids:
+        return list(default_taps(layers))
+    if not isinstance(ids, list) or not all(isinstance(place, int) for place in ids):
+        raise CheckpointError(f"{TAPS} is {ids!r}: it must be a list of layers")
+    return [place + (ids[0] == 1) for place in ids]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runtime.backends import ON_GPU, ModelSpec
+from ..runtime.backends import ModelSpec
 from ..runtime.manifest import EngineRecord, FileRecord, KernelRecord, ModelRecord
 from .calibrate import Scales
 from .compile import capacity_of
@@ -69,21 +69,6 @@ class Work:
         """Cache rows of a slot; see `capacity_of`."""
         return capacity_of(self.config, self.source.max_seq_len)
 
-    @property
-    def tokens(self) -> list[int] | None:
-        """The target's tokens that the draft's columns are; None where column i is token i."""
-        if self.head:
-            tokens: list[int] = self.head.tokens.tolist()
-            return None if tokens == list(range(self.source.target.vocab_size)) else tokens
-        vocabulary = self.source.vocabulary
-        return None if vocabulary is None or vocabulary.tokens is None else list(vocabulary.tokens)
-
-    def columns(self, model: str) -> int:
-        """Of a model's logits."""
-        if model == "target" or self.config.backend in ON_GPU:
-            return self.source.target.vocab_size
-        return len(self.tokens) if self.tokens else self.source.target.vocab_size
-
     def found(self, model: str) -> Found:
         """A model's quantized weights by name, so far."""
         return self.quantized[model].found if model in self.quantized else {}
@@ -92,10 +77,10 @@ class Work:
         """Whether a model's steps are timed next to float32's: where it is quantized, and runs here."""
         return bool(self.found(model)) and self.config.backend == "onnxruntime"
 
-    def spec(self, model: str) -> ModelSpec:
-        """Of a model as it is emitted for a CPU."""
+    def spec(self, model: str, columns: int) -> ModelSpec:
+        """Of a model as it is emitted for a CPU, whose logits have so many columns."""
         layout = self.source.layouts[model]
-        shape = layout.layers, layout.kv_heads, cache_width(layout.head_dim), self.columns(model), self.capacity
+        shape = layout.layers, layout.kv_heads, cache_width(layout.head_dim), columns, self.capacity
         hidden = self.head.config.hidden_size if self.head else 0
         windows, head = tuple(sorted(set(layout.windows))), bool(hidden) and model == "draft"
         return ModelSpec(model, *shape, self.config.buckets[-1], windows, hidden=hidden, reads_hidden=head)

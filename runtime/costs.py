@@ -42,9 +42,8 @@ class Times:
         """
         verify, draft = (_filled(record[name], nodes) for name in ("verify", "draft"))
         own, once = record.get("sampled", record) if sampled else record, float(record.get("once", 0.0))
-        draft = np.zeros(nodes + 1) if once else draft
-        plain, whole, level = (float(own[name]) for name in ("plain", "round", "level"))
-        return cls(verify, draft, plain, whole, level, once)
+        times = {name: float(own[name]) for name in ("plain", "round", "level")}
+        return cls(verify, np.zeros(nodes + 1) if once else draft, **times, once=once)
 
     @property
     def node(self) -> float:

@@ -19,7 +19,7 @@ MANIFEST, REPORT = "manifest.json", "report.json"
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # backends of compiled engines, by Python module
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say
 _PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None}  # nor a model's
-KINDS = ("model", "parallel", "eagle3")  # of drafts
+KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True)}  # whether masked, a head
 T = TypeVar("T")
 
 
@@ -216,10 +216,9 @@ def _check_sizes(manifest: Manifest) -> None:
     if "target" not in manifest.models or not all(model.graphs for model in manifest.models.values()):
         raise ValueError("a model is missing, or has no graph")
     for name, model in manifest.models.items():
-        if model.kind not in KINDS or (model.kind == "parallel") != (model.mask_token is not None):
-            raise ValueError(f"the {name} is of kind {model.kind} with the mask token {model.mask_token}")
-        if model.hidden < 0 or (model.kind == "eagle3") != (model.hidden > 0 and name == "draft"):
-            raise ValueError(f"the {name} is of kind {model.kind} with hidden states of {model.hidden}")
+        traits = model.mask_token is not None, model.hidden > 0 and name == "draft"
+        if KINDS.get(model.kind) != traits:
+            raise ValueError(f"the {name} is of kind {model.kind}")
     if manifest.engines and manifest.backend not in MODULES:
         raise ValueError(f"backend {manifest.backend} has engines")
 

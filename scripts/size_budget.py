@@ -3,8 +3,8 @@
 Code is what is left of a Python file without blank lines, comments and docstrings, which nobody should save on; of
 CUDA and C++, without blank lines and comment lines. What lets the tests run the kernels on a CPU is in tests/. A file's
 300 lines are all of its lines. The core is what compiles and decodes; the command line, what measures, what makes
-numbers narrower and says what that cost, what makes, fits and judges drafts, and what drives devices (memory, streams, graphs, plans, cubins, rounds on
-them) are counted apart.
+numbers narrower and says what that cost, what makes, fits and judges drafts, and what drives devices (memory, streams,
+graphs, plans, cubins, rounds on them) are counted apart.
 """
 
 from __future__ import annotations
