@@ -287,7 +287,7 @@ def load_head(found: EagleCheckpoint, target_embedding: Tensor) -> EagleHead:
 
 
 def save_head(folder: Path, head: EagleHead) -> None:
-    """Write config.json and model.safetensors as SafeAILab does, without the embedding, the target's. Raises OutputError."""
+    """Write config.json and model.safetensors as SafeAILab does, without an embedding. Raises OutputError."""
     weights = {name: weight.contiguous() for name, weight in head.state_dict().items() if name != "embed_tokens.weight"}
     write(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
     config = head.config.to_diff_dict()
