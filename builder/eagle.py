@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 from transformers.masking_utils import create_causal_mask
@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # a g
 
 from ..runtime.errors import CheckpointError, one_line
 from .checkpoint import Checkpoint, locate, read_json, sha256_files, weight_files
+from .output import write
 from .taps import TAPS, read_taps
 
 
@@ -280,10 +281,11 @@ def load_head(found: EagleCheckpoint, target_embedding: Tensor) -> EagleHead:
 
 
 def save_head(folder: Path, head: EagleHead) -> None:
-    """Write config.json and model.safetensors as SafeAILab does, without the embedding, which is the target's."""
+    """Write config.json and model.safetensors as SafeAILab does, without an embedding. Raises OutputError."""
     weights = {name: weight.contiguous() for name, weight in head.state_dict().items() if name != "embed_tokens.weight"}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
     config = head.config.to_diff_dict()
+    config.pop(TAPS, None)  # as it was given
     eagle = {TAPS: config.pop("taps"), "use_aux_hidden_state": True}
     content = config | {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": eagle}
-    (folder / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write(folder / "config.json", (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
