@@ -101,7 +101,7 @@ def prepare(config: BuildConfig) -> Sources:
         _check_head(config, name, layout.head_dim)
     alone = config.backend == "onnxruntime" and config.architectures  # all kernels, without an engine that has its own
     sources = models | ({"draft": head} if head else {})
-    shapes = [_shape(name, models[name], layout) for name, layout in layouts.items()] if alone else []
+    shapes = [_shape(name, sources[name], layout) for name, layout in layouts.items()] if alone else []
     weights = [sum(path.stat().st_size for path in model.weights) for model in sources.values()]
     dtypes = [model.config.dtype or torch.float32 for model in sources.values()]
     parameters = [size // dtype.itemsize for size, dtype in zip(weights, dtypes, strict=True)]
@@ -123,7 +123,7 @@ def prepare(config: BuildConfig) -> Sources:
 def _check_kind(config: BuildConfig, kind: str, quantized: bool = True) -> None:
     """Raises OptionError for what drafts of some kinds cannot yet."""
     if config.backend != "onnxruntime":
-        raise OptionError(f"{kind} runs on the onnxruntime backend alone yet: {config.draft} is one, drop --backend")
+        raise OptionError(f"{kind} runs on the onnxruntime backend alone yet: drop --backend for {config.draft}")
     if not quantized and config.precision_of("draft") != "fp32":
         raise OptionError(f"{kind} is not quantized yet: give --draft-precision fp32")
 
@@ -173,7 +173,7 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
     }
 
 
-def _shape(name: str, checkpoint: Checkpoint, layout: Layout) -> kernels.Shape:
+def _shape(name: str, checkpoint: Checkpoint | EagleCheckpoint, layout: Layout) -> kernels.Shape:
     """What TreeAttention is compiled for: float16 stays, all else computes in bfloat16, and the cache holds the same.
 
     Raises OptionError for a head size that it has not.

@@ -82,8 +82,7 @@ class Work:
         layout = self.source.layouts[model]
         shape = layout.layers, layout.kv_heads, cache_width(layout.head_dim), columns, self.capacity
         hidden = self.head.config.hidden_size if self.head else 0
-        windows, head = tuple(sorted(set(layout.windows))), bool(hidden) and model == "draft"
-        return ModelSpec(model, *shape, self.config.buckets[-1], windows, hidden=hidden, reads_hidden=head)
+        return ModelSpec(model, *shape, self.config.buckets[-1], tuple(sorted(set(layout.windows))), hidden=hidden)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -92,10 +92,11 @@ class OrtExecutor:
             self.seconds += time.perf_counter() - started
             for region in touched:
                 region.fill(0)
-        if self.spec.hidden:
-            ends = np.cumsum([len(lane.tokens) for lane in lanes])[:-1]
-            for lane, rows in zip(lanes, np.split(plan.hidden[0], ends), strict=True):
-                self._hidden[lane.slot, lane.start : lane.start + len(rows)] = rows
+        first = 0
+        for lane in lanes if self.spec.hidden else ():
+            count = len(lane.tokens)
+            self._hidden[lane.slot, lane.start : lane.start + count] = plan.hidden[0, first : first + count]
+            first += count
         return [plan.logits[share.slot] for share in shares]
 
     def _hide(self, lane: Share) -> list[NDArray[np.float32]]:
@@ -174,7 +175,8 @@ class OrtExecutor:
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move cache rows; see `Executor.commit`."""
         self._cache.gather(slot, rows, start)
-        self._hidden[slot, start : start + len(rows)] = self._hidden[slot, list(rows)]
+        if self.spec.hidden and rows:
+            self._hidden[slot, start : start + len(rows)] = self._hidden[slot, list(rows)]
         if self._windowed:
             end = max(self._ends[slot], start + len(rows))
             self._positions[slot, start:end] = np.arange(start, end)
