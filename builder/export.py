@@ -164,17 +164,10 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
         torch.arange(wanted),
         [cache.clone() for _ in past],
     )
-    dynamic: tuple[Any, ...] = (
-        {0: b, 1: n},
-        {0: b, 1: n},
-        {0: b, 1: m},
-        {0: b},
-        {0: b},
-        {0: w},
-        [{0: b, 2: s} for _ in past],
-    )
+    dynamic: Any = ({0: b, 1: n}, {0: b, 1: n}, {0: b, 1: m}, {0: b}, {0: b}, {0: w}, [{0: b, 2: s} for _ in past])
     if head:
         example, dynamic = (*example, torch.zeros(batch, nodes, model.config.hidden_size)), (*dynamic, {0: b, 1: n})
+    hidden = ["hidden"] if head or taps else []
     names = ["input_ids", "position_ids", "parents", "cache_len", "tree_offset", "logit_nodes", *past]
     with portable(model, layout, positions, capacity, taps) as module, torch.no_grad(), _quiet(), _explained(model):
         program = torch.onnx.export(
@@ -185,11 +178,7 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
             opset_version=OPSET,
             custom_translation_table=TRANSLATIONS,
             input_names=[*names, *(["hidden_in"] if head else [])],
-            output_names=[
-                "logits",
-                *["hidden"] * (head or taps is not None),
-                *(name.replace("past", "present") for name in past),
-            ],
+            output_names=["logits", *hidden, *(name.replace("past", "present") for name in past)],
             optimize=False,
             verbose=False,
         )
