@@ -66,7 +66,7 @@ class EagleStudent:
     def __init__(self, head: EagleHead, depth: int) -> None:
         head.set_attn_implementation(ATTENTION)
         head.embed_tokens.requires_grad_(False)
-        self.net, self.depth, self._steps = head, depth, depth
+        self.net, self.depth, self._steps, self.tokens = head, depth, depth, head.tokens
         self.taps: tuple[int, ...] = tuple(head.config.taps)
         self._places = torch.full((head.config.vocab_size,), -1)  # of the target's tokens in the draft's vocabulary
         self._places[head.tokens] = torch.arange(len(head.tokens))

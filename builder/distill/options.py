@@ -56,7 +56,7 @@ class DistillConfig:
     batch_size: int = 8
     grad_accum: int = 1
     sequence_length: int = 384
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     seed: int = 0
     patience: int = 10
     eval_every: int = 200

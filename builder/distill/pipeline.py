@@ -127,7 +127,7 @@ def _report(
         "target_sha256": identity["target_sha256"],
         "text_sha256": identity["text_sha256"],
         "parameters": sum(p.numel() for p in student.net.parameters()),
-        "draft_vocab_size": len(student.tokens) if isinstance(student, ChainStudent) else config.draft_vocab_size,
+        "draft_vocab_size": len(student.tokens),
         "began_as": began,
         "texts": {"tokens": corpus.rows.size, "rows": len(corpus.rows), "judged_by": len(corpus.exam)},
         "depth": config.depth,

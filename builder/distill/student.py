@@ -30,6 +30,7 @@ class Student(Protocol):
     """A draft in training. `net` holds all that is trained."""
 
     net: nn.Module
+    tokens: Tensor  # `int64[columns]`, the target's tokens that its logits are of
     taps: tuple[int, ...]  # layers of the target whose inputs it reads (HF's `hidden_states[i]`); none: ()
 
     def loss(self, lesson: Lesson, divergence: Divergence) -> Tensor:

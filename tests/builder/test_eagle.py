@@ -15,13 +15,13 @@ from specbuild.builder import rotary
 from specbuild.builder.checkpoint import Checkpoint, find
 from specbuild.builder.eagle import (
     EagleHead,
-    default_taps,
     find_head,
     head_config,
     is_eagle,
     load_head,
     save_head,
 )
+from specbuild.builder.taps import default_taps
 from specbuild.runtime.errors import CheckpointError
 from torch import Tensor
 from torch.nn import functional as F

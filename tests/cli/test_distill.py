@@ -71,7 +71,7 @@ BAD = {
     "text of bad lines": (["--text", "bad.jsonl"], "bad.jsonl:1"),
     "little text": (["--text", "short.txt"], "too few"),
     "nothing to resume": (["--resume"], "drop --resume"),
-    "foreign draft": (["--init", "foreign"], "different vocabularies"),
+    "foreign draft": (["--init", "foreign"], "another tokenizer"),
     "no draft": (["--init", "folder"], "is empty"),
     "damaged draft": (["--init", "damaged"], "does not fit its config.json"),
     "in the way": (["--out", "short.txt"], "not a folder"),
