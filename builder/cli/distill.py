@@ -51,7 +51,9 @@ def _choice(name: str, known: tuple[str, ...], text: str) -> Callable[[FC], FC]:
 )
 @_number("layers", f"Of the draft; {defaults.LAYERS} by default.")
 @_number("hidden_size", "The draft's width; the target's by default.")
-@_number("intermediate_size", "Of its MLPs; in proportion to the width by default.")
+@_number(
+    "intermediate_size", "Of its MLPs; in proportion to the width by default, two thirds of that without --layers."
+)
 @_number("num_heads", "Of its attention, as wide as the target's; in proportion to the width by default.")
 @_number("num_kv_heads", "Of its keys and values.")
 @_option("init", "What it begins as: target, the target's weights; random; or a draft's folder.", metavar="HOW")

@@ -12,8 +12,11 @@ KINDS = ("chain", "parallel", "eagle3")
 DIVERGENCES = ("kl", "reverse-kl", "tv")
 INITS = ("target", "random")  # or a folder
 DEVICES, DTYPES = ("auto", "cpu", "cuda"), ("auto", "fp32", "bf16")
-GENERATE = 400_000  # tokens that the target writes where no text is given
+GENERATE = 800_000  # tokens that the target writes where no text is given
 LAYERS = 1
+MLP = (
+    2 / 3
+)  # of what is in proportion to the width: a step of one wide layer should cost no more than of two narrow ones
 LEAST_VOCABULARY = 2048  # of a draft's head, where the target's is larger; else a quarter of the target's
 _SHAPE = ("layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
 _COUNTS = (
@@ -52,15 +55,15 @@ class DistillConfig:
     divergence: str = "kl"
     on_policy: float = 0.0
     depth: int = 4
-    steps: int = 3000
+    steps: int = 4500
     batch_size: int = 8
     grad_accum: int = 1
     sequence_length: int = 384
     learning_rate: float = 3e-3
     seed: int = 0
     patience: int = 10
-    eval_every: int = 200
-    save_every: int = 200
+    eval_every: int = 300
+    save_every: int = 300
     device: str = "auto"
     dtype: str = "auto"
     compile: bool = False

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...runtime.errors import OptionError, one_line
-from .options import LAYERS, DistillConfig, flag
+from .options import LAYERS, MLP, DistillConfig, flag
 
 _FIELDS = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
 
@@ -38,7 +38,9 @@ def derive(config: DistillConfig, target: PreTrainedConfig) -> PreTrainedConfig:
         if heads % sizes["num_key_value_heads"]:
             raise OptionError(f"--num-heads {heads} is no multiple of {sizes['num_key_value_heads']} key-value heads")
     if isinstance(inner := getattr(target, "intermediate_size", None), int):
-        sizes["intermediate_size"] = config.intermediate_size or max(1, inner * width // target.hidden_size)
+        sizes["intermediate_size"] = config.intermediate_size or max(
+            1, round((1 if config.layers else MLP) * inner * width / target.hidden_size)
+        )
     for name in config.shape:
         if _FIELDS.get(name, "num_hidden_layers" if name == "layers" else name) not in sizes:
             raise OptionError(f"{target.model_type!r} models have no {name}: drop --{flag(name)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -39,6 +39,16 @@ class Teacher:
         ids, probs = zip(*map(self._likeliest, logits), strict=True)
         return Lesson(tokens, torch.stack(ids), torch.stack(probs), states)
 
+    @torch.no_grad()
+    def states(self, tokens: Tensor) -> Tensor | None:
+        """A lesson's taps alone; None where none are asked for."""
+        if not self.taps:
+            return None
+        taps = Taps(self.taps, nn.Identity())
+        with taps.watching(self.model):
+            self.model.base_model(input_ids=tokens, use_cache=False)
+            return taps.states()
+
     def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.float()
         best, ids = logits.topk(min(LIKELIEST, logits.shape[-1]), sorted=False)
@@ -56,20 +66,20 @@ class Course:
 
     @classmethod
     def of(cls, teacher: Teacher, corpus: Corpus, work: Work, batch: int, progress: Progress) -> Course:
-        """Ask the target about all rows once, unless it has to be asked for hidden states, or rows are too many."""
+        """Ask the target about all rows once, unless rows are too many; for hidden states it is always asked anew."""
         rows, vocabulary = corpus.rows, teacher.model.config.get_text_config().vocab_size
         kind = np.uint16 if vocabulary <= 1 << 16 else np.int32
         shape = (*rows.shape, min(LIKELIEST, vocabulary))
-        if teacher.taps or np.prod(shape) * (kind().itemsize + 2) > MOST_RECORDED:
+        if np.prod(shape) * (kind().itemsize + 2) > MOST_RECORDED:
             return cls(teacher, rows)
-        ids, probs = np.empty(shape, kind), np.empty(shape, np.float16)
+        ids, probs, reader = np.empty(shape, kind), np.empty(shape, np.float16), replace(teacher, taps=())
         for first in range(0, len(rows), ROWS):
             progress("the target reads", first, len(rows), f"{first * rows.shape[1]} tokens")
             part = slice(first, min(first + ROWS, len(rows)))
 
             def read(part: slice = part) -> dict[str, NDArray]:
                 numbers = range(part.start, part.stop, batch)
-                lessons = [teacher(torch.from_numpy(rows[part][n - part.start :][:batch]).long()) for n in numbers]
+                lessons = [reader(torch.from_numpy(rows[part][n - part.start :][:batch]).long()) for n in numbers]
                 return {
                     "ids": np.concatenate([lesson.ids.cpu().numpy().astype(kind) for lesson in lessons]),
                     "probs": np.concatenate([lesson.probs.half().cpu().numpy() for lesson in lessons]),
@@ -86,4 +96,5 @@ class Course:
             return self.teacher(tokens)
         ids = torch.from_numpy(self.ids[numbers].astype(np.int64)).to(device)
         probs = torch.from_numpy(self.probs[numbers].astype(np.float32)).to(device)
-        return Lesson(tokens.to(device), ids, probs)
+        tokens = tokens.to(device)
+        return Lesson(tokens, ids, probs, self.teacher.states(tokens))
