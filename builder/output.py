@@ -27,7 +27,7 @@ def check_output(output: Path, force: bool, mark: str = MANIFEST, kind: str = "b
     if not force:
         raise OutputError(f"{output} exists: give --force to replace it, or another --output")
     if any(output.iterdir()) and not (output / mark).is_file():
-        raise OutputError(f"{output} exists and is no {kind}, so --force will not replace it: give another --output")
+        raise OutputError(f"{output} exists and is not a {kind}, so --force will not replace it: give another --output")
 
 
 def write(path: Path, content: bytes) -> None:

@@ -75,7 +75,7 @@ BAD = {
     "no draft": (["--init", "folder"], "is empty"),
     "damaged draft": (["--init", "damaged"], "does not fit its config.json"),
     "in the way": (["--out", "short.txt"], "not a folder"),
-    "not ours": (["--out", "damaged", "--force"], "no draft that specbuild made"),
+    "not ours": (["--out", "damaged", "--force"], "not a draft that specbuild made"),
 }
 
 
