@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from ..runtime import Engine, SamplingParams
 from ..runtime.backends.cuda import Cuda
 from ..runtime.backends.plan import Plan, check_architecture
-from ..runtime.bundle import Manifest
 from ..runtime.errors import ExecutionError, SpecbuildError
 from ..runtime.logprobs import log_softmax
+from ..runtime.manifest import Manifest
 from ..runtime.verify import Case, compare, plain
 from .lower import standard
 from .quantize.options import MOST_KL

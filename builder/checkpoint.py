@@ -57,24 +57,29 @@ class Checkpoint:
 
     def eos_token_ids(self) -> list[int]:
         """The tokens that end a text: generation_config.json's, else config.json's."""
-        ids = _read_json(self.folder / "generation_config.json").get("eos_token_id", self.config.eos_token_id)
+        ids = read_json(self.folder / "generation_config.json").get("eos_token_id", self.config.eos_token_id)
         if ids is None:
             ids = self.tokenizer.eos_token_id
         return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]
 
     def sha256(self) -> str:
-        """Identity of the weights: sha256 over the files' own, in name order."""
-        return hashlib.sha256("".join(sha256_file(path) for path in self.weights).encode()).hexdigest()
+        """Identity of the weights."""
+        return sha256_files(self.weights)
+
+
+def sha256_files(paths: list[Path]) -> str:
+    """sha256 over the files' own, in name order."""
+    return hashlib.sha256("".join(sha256_file(path) for path in paths).encode()).hexdigest()
 
 
 def find(source: str) -> Checkpoint:
     """Look at a checkpoint without loading it; raises CheckpointError."""
-    folder = _folder(source)
+    folder = locate(source)
     if not any(folder.iterdir()):
         raise CheckpointError(f"{source} is empty: give a folder with config.json, safetensors and a tokenizer")
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{source} has no config.json: it is not a Hugging Face checkpoint")
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
         raise CheckpointError(f"{source} needs code of its own to load, which specbuild never runs")
     try:
@@ -96,7 +101,7 @@ def find(source: str) -> Checkpoint:
         raise CheckpointError(f"{source} has no usable tokenizer, add its tokenizer.json: {one_line(error)}") from None
     if not tokenizer.is_fast:
         raise CheckpointError(f"{source} has only a slow tokenizer: add a tokenizer.json")
-    checkpoint = Checkpoint(source, folder, config, _weights(source, folder), tokenizer)
+    checkpoint = Checkpoint(source, folder, config, weight_files(source, folder), tokenizer)
     _check_fields(checkpoint)
     return checkpoint
 
@@ -119,7 +124,13 @@ def _check_fields(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.source} has an eos_token_id that is no token: {checkpoint.eos_token_ids()}")
 
 
-def _folder(source: str) -> Path:
+def read_config(source: str) -> dict[str, Any]:
+    """A checkpoint's config.json as it is, empty where there is none; raises CheckpointError."""
+    return read_json(locate(source) / "config.json")
+
+
+def locate(source: str) -> Path:
+    """The folder of a checkpoint, fetched from the hub where it is an id; raises CheckpointError."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -136,11 +147,11 @@ def _folder(source: str) -> Path:
         raise CheckpointError(f"{source} is no folder here, and the hub did not give it: {one_line(error)}") from None
 
 
-def _weights(source: str, folder: Path) -> list[Path]:
+def weight_files(source: str, folder: Path) -> list[Path]:
     """The safetensors files, all there and whole."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise CheckpointError(f"{index} has no weight_map of file names: download it again")
         names = sorted(set(weight_map.values()))
@@ -190,36 +201,7 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
     return model
 
 
-def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
-    """Target and draft must share a vocabulary, padding aside; raises CheckpointError with what differs."""
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if ours == theirs:
-        return
-    _, token = min((place, token) for token, place in ours.items() ^ theirs.items())
-    places = [
-        f"{vocabulary.get(token, 'unknown')} in the {name}"
-        for vocabulary, name in ((ours, "target"), (theirs, "draft"))
-    ]
-    raise CheckpointError(
-        f"target and draft have different vocabularies of {len(ours)} and {len(theirs)} tokens: {token!r} is "
-        f"{' and '.join(places)}; use a draft with the target's tokenizer"
-    )
-
-
-def fit_vocabulary(model: PreTrainedModel, rows: int) -> None:
-    """Cut or pad embedding and head to `rows` tokens, beyond the tokenizer's own; a padded token is an average one."""
-    known = model.config.get_text_config().vocab_size
-    if rows == known:
-        return
-    model.resize_token_embeddings(rows, mean_resizing=False)
-    head = model.get_output_embeddings()
-    with torch.no_grad():
-        for weight in (model.get_input_embeddings().weight, head.weight, getattr(head, "bias", None)):
-            if weight is not None and rows > known:
-                weight[known:] = weight[:known].mean(0)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file."""
     if not path.is_file():
         return {}

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.backends.plan import load_plugin, logger
-from ..runtime.bundle import MODULES
 from ..runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
+from ..runtime.manifest import MODULES
 from .config import BuildConfig
 from .options import FP8_FROM, HARDWARE, EngineOptions
 from .output import write

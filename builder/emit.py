@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ..runtime.backends.plan import PLUGIN_VERSION
-from ..runtime.bundle import MODULES, EngineRecord
+from ..runtime.manifest import MODULES, EngineRecord
 from . import passes
 from .calibrate import Scales
 from .compile import built_on, compile_engine, profiles_of
@@ -60,10 +60,11 @@ def emit(
 ) -> Emitted:
     """Write one model to `folder / name`, with `scales` over FP8 caches, which the plugin alone has.
 
-    stored: tensors of the models before it. Raises OptionError and ExecutionError as `compile_engine` does.
+    stored: tensors of the models before it, with which it shares a folder. Raises OptionError and ExecutionError as
+    `compile_engine` does.
     """
     if config.backend == "onnxruntime":
-        return _lanes(folder, name, graph, config, capacity, {} if stored is None else stored)
+        return _lanes(folder, name, graph, config, capacity, stored)
     (folder / name).mkdir(parents=True)
     caches = (scales, config.engine.block_size) if config.engine.plugin(config.backend) else ()
     lowered = lowering(config).lower(graph, config.dtype_of(name), capacity, *caches)
@@ -114,17 +115,20 @@ def activation_bytes(graph: ir.Model, sizes: Mapping[str, int]) -> int:
     return 2 * max(sum(map(bytes_of, {*node.inputs, *node.outputs})) for node in graph.graph)
 
 
-def _lanes(folder: Path, name: str, graph: ir.Model, config: BuildConfig, capacity: int, stored: Stored) -> Emitted:
+def _lanes(
+    folder: Path, name: str, graph: ir.Model, config: BuildConfig, capacity: int, stored: Stored | None
+) -> Emitted:
     """ONNX Runtime on a CPU: one graph file per batch size beside one file of weights.
 
-    A draft that is the target's own weights lies in the target's folder, beyond which no graph may read, and what both
+    A draft that has weights of the target's lies in the target's folder, beyond which no graph may read, and what both
     have is stored once.
     """
-    own = config.own_draft and name == "draft"
+    shares, stored = stored is not None, {} if stored is None else stored
+    own = shares and name == "draft"
     place, prefix, weights = ("target", "draft-", f"draft-{WEIGHTS}") if own else (name, "", WEIGHTS)
     (folder / place).mkdir(parents=True, exist_ok=own)
     large = [v for v in graph.graph.initializers.values() if v.const_value and v.const_value.nbytes >= INLINE_BYTES]
-    keys = {v: _content(v.const_value) for v in large} if config.own_draft else {}  # type: ignore[arg-type]
+    keys = {v: _content(v.const_value) for v in large} if shares else {}  # type: ignore[arg-type]
     new = [v for v in large if keys.get(v) not in stored]
     values = [v.const_value for v in new]
     written = ir.external_data.convert_tensors_to_external(values, folder / place, weights)  # type: ignore[arg-type]

@@ -8,6 +8,9 @@ Inputs of the portable graph: input_ids, position_ids `int64[B, N]`; parents `in
 cache_len, tree_offset `int32[B]`, committed rows and tree nodes that are in the cache already; logit_nodes
 `int64[L]`, the nodes whose logits are wanted; past_key.i, past_value.i `[B, Hkv, S, D]`. Outputs: logits `[B, L, V]`,
 present_key.i, present_value.i.
+
+A target for an EAGLE-3 head has the output hidden `[B, N, H]` too, what the head's `fc` makes of some layers' hidden
+states; the head has it as well, and the input hidden_in `[B, N, H]`.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..runtime.errors import CheckpointError
 from . import rotary
+from .eagle import EagleHead
 from .layout import Layout, refuse_options, set_experts
 from .ops import OPSET, TRANSLATIONS
 from .passes.pattern import TRANSPOSED
+from .taps import Taps
 
 ATTENTION = "specbuild"
 
@@ -88,11 +93,12 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
 
 
 class PortableModel(nn.Module):
-    """A causal LM with the portable graph's inputs and outputs."""
+    """A causal LM, a target with a head's taps, or a head, with the portable graph's inputs and outputs."""
 
-    def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
+    def __init__(self, model: PreTrainedModel, layout: Layout, taps: Taps | None = None) -> None:
         super().__init__()
-        self.model, self.layout = model, layout
+        self.model, self.layout, self.taps = model, layout, taps
+        self.fuse = taps.fuse if taps else None
 
     def forward(
         self,
@@ -103,40 +109,53 @@ class PortableModel(nn.Module):
         tree_offset: Tensor,
         logit_nodes: Tensor,
         past: list[Tensor],
+        hidden_in: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """See the module's docstring for shapes."""
+        """See the module's docstring for shapes; hidden states, where there are any, come before the caches."""
         global _call
         _call = call = _Call(self.layout, past, position_ids, parents, cache_len, tree_offset)
         try:
-            output = self.model(
+            if hidden_in is not None:
+                logits, hidden = self.model(input_ids, hidden_in, position_ids, logits_to_keep=logit_nodes)
+                return logits, [hidden, *call.present]
+            logits = self.model(
                 input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=logit_nodes
-            )
+            ).logits
         finally:
             _call = None
-        return output.logits, call.present
+        hidden = [self.fuse(self.taps.states())] if self.taps and self.fuse else []
+        return logits, [*hidden, *call.present]
 
 
 @contextmanager
-def portable(model: PreTrainedModel, layout: Layout, positions: int, capacity: int) -> Iterator[PortableModel]:
+def portable(
+    model: PreTrainedModel, layout: Layout, positions: int, capacity: int, taps: Taps | None = None
+) -> Iterator[PortableModel]:
     """The model with specbuild's operators swapped in at the two seams, as it was afterwards."""
     undo = contextlib.ExitStack()
     with undo:
+        if taps:
+            undo.enter_context(taps.watching(model))
         undo.callback(model.set_attn_implementation, model.config._attn_implementation)
         model.set_attn_implementation(ATTENTION)
         if experts := set_experts(model):
             undo.callback(set_experts, model, experts)
         rotary.swap(model, positions, capacity, undo)
-        yield PortableModel(model, layout).eval()
+        yield PortableModel(model, layout, taps).eval()
 
 
-def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int) -> ir.Model:
-    """The portable graph for texts of `positions` tokens in caches of `capacity` rows; raises CheckpointError."""
+def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int, taps: Taps | None = None) -> ir.Model:
+    """The portable graph for texts of `positions` tokens in caches of `capacity` rows; raises CheckpointError.
+
+    taps: what an EAGLE-3 head reads of this target.
+    """
+    head = isinstance(model, EagleHead)
     past = [f"past_{kind}.{layer}" for layer in range(layout.layers) for kind in ("key", "value")]
     batch, nodes, tree, wanted, rows = 2, 3, 5, 2, 7  # any sizes but 0 and 1, which torch.export takes for constants
     dim = torch.export.Dim
     b, n, m, w, s = dim("batch"), dim("nodes"), dim("tree"), dim("logit_nodes"), dim("capacity")
     cache = torch.zeros(batch, layout.kv_heads, rows, layout.head_dim)
-    example = (
+    example: tuple[Any, ...] = (
         torch.zeros(batch, nodes, dtype=torch.int64),
         torch.zeros(batch, nodes, dtype=torch.int64),
         torch.full((batch, tree), -1, dtype=torch.int32),
@@ -145,8 +164,12 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
         torch.arange(wanted),
         [cache.clone() for _ in past],
     )
-    dynamic = ({0: b, 1: n}, {0: b, 1: n}, {0: b, 1: m}, {0: b}, {0: b}, {0: w}, [{0: b, 2: s} for _ in past])
-    with portable(model, layout, positions, capacity) as module, torch.no_grad(), _quiet(), _explained(model):
+    dynamic: Any = ({0: b, 1: n}, {0: b, 1: n}, {0: b, 1: m}, {0: b}, {0: b}, {0: w}, [{0: b, 2: s} for _ in past])
+    if head:
+        example, dynamic = (*example, torch.zeros(batch, nodes, model.config.hidden_size)), (*dynamic, {0: b, 1: n})
+    hidden = ["hidden"] if head or taps else []
+    names = ["input_ids", "position_ids", "parents", "cache_len", "tree_offset", "logit_nodes", *past]
+    with portable(model, layout, positions, capacity, taps) as module, torch.no_grad(), _quiet(), _explained(model):
         program = torch.onnx.export(
             module,
             example,
@@ -154,8 +177,8 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
             dynamic_shapes=dynamic,
             opset_version=OPSET,
             custom_translation_table=TRANSLATIONS,
-            input_names=["input_ids", "position_ids", "parents", "cache_len", "tree_offset", "logit_nodes", *past],
-            output_names=["logits", *(name.replace("past", "present") for name in past)],
+            input_names=[*names, *(["hidden_in"] if head else [])],
+            output_names=["logits", *hidden, *(name.replace("past", "present") for name in past)],
             optimize=False,
             verbose=False,
         )

@@ -6,7 +6,8 @@ from importlib.metadata import version
 from typing import Any
 
 from ..runtime import memory
-from ..runtime.bundle import MANIFEST, SCHEMA_VERSION, Manifest, file_record
+from ..runtime.bundle import file_record
+from ..runtime.manifest import MANIFEST, SCHEMA_VERSION, Manifest
 from .config import BuildConfig
 from .work import Work
 

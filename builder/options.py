@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ..runtime.backends.plan import BLOCK_SIZES, RTX_ARCHITECTURES
-from ..runtime.bundle import MODULES
 from ..runtime.errors import OptionError
+from ..runtime.manifest import MODULES
 from .kernels import split_names
 
 HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}

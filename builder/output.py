@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..runtime.bundle import MANIFEST
 from ..runtime.errors import OutputError
-from .config import BuildConfig
+from ..runtime.manifest import MANIFEST
 
 
-def check_output(config: BuildConfig) -> None:
-    """Before minutes are spent: may the bundle go there? Raises OutputError."""
-    output = config.output
+def check_output(output: Path, force: bool, mark: str = MANIFEST, kind: str = "bundle") -> None:
+    """Before minutes are spent: may a folder of this kind, which has a file `mark`, go there? Raises OutputError."""
     try:
         output.lstat()
     except FileNotFoundError:
@@ -26,10 +24,10 @@ def check_output(config: BuildConfig) -> None:
         raise _output_error(output, error) from error
     if output.is_symlink() or not output.is_dir():
         raise OutputError(f"{output} exists and is not a folder: give another --output")
-    if not config.force:
+    if not force:
         raise OutputError(f"{output} exists: give --force to replace it, or another --output")
-    if any(output.iterdir()) and not (output / MANIFEST).is_file():
-        raise OutputError(f"{output} exists and is not a bundle, so --force will not replace it: give another --output")
+    if any(output.iterdir()) and not (output / mark).is_file():
+        raise OutputError(f"{output} exists and is not a {kind}, so --force will not replace it: give another --output")
 
 
 def write(path: Path, content: bytes) -> None:
@@ -58,7 +56,7 @@ def staging(output: Path, size: int) -> Iterator[Path]:
             free = shutil.disk_usage(folder).free
             if free < size:
                 raise OutputError(
-                    f"{output.absolute().parent} has {free >> 20} MiB free, the bundle may take "
+                    f"{output.absolute().parent} has {free >> 20} MiB free, this may take "
                     f"{size >> 20} MiB: free some, or give another --output"
                 )
             folder.chmod(0o755)

@@ -18,22 +18,24 @@ import onnx_ir as ir
 
 from ..runtime import Engine, memory
 from ..runtime.backends import ON_GPU
-from ..runtime.bundle import MODULES, REPORT, KernelRecord, Manifest, ModelRecord
 from ..runtime.errors import ExecutionError
-from . import checkpoint as checkpoints
+from ..runtime.manifest import MODULES, REPORT, KernelRecord, Manifest, ModelRecord
 from . import kernels, passes
 from .calibrate import Scales, calibrate
 from .check import MOST_DIVERGENCE, check, graph_difference, inspected, rounding, standard_chain, tokenize, unrunnable
 from .checkpoint import Checkpoint
 from .compile import check_machine
 from .config import BuildConfig
+from .eagle import EagleCheckpoint
 from .emit import emit, lowering
 from .export import export
+from .loading import columns_of, load_model, save_tokens, tokens_of
 from .lower import BOUND
 from .lower.lanes import cache_width
 from .lower.plugin import PAGED
 from .manifest import memory_plans, save_tokenizer, write_manifest
 from .output import check_output, staging
+from .passes.spread_logits import spread_logits
 from .prepare import prepare
 from .products import count
 from .quantize import texts
@@ -45,7 +47,9 @@ from .quantize.stage import Request, quantize_model
 from .quantize.steps import plain_graph, step_times
 from .reference import greedy, text_logits
 from .rounding import DTYPES, measure
+from .taps import Taps
 from .tuning.tune import tune_build
+from .vocabulary import by_token
 from .work import Detail, Progress, Work
 
 if TYPE_CHECKING:
@@ -69,7 +73,7 @@ def build(
 
     progress: told each stage as it begins. detail: told what goes on meanwhile, and its share that is done.
     """
-    check_output(config)
+    check_output(config.output, config.force)
     if config.backend in MODULES:
         check_machine(config.backend, config.engine, config.fp8)
     if config.architectures:
@@ -144,36 +148,39 @@ def _check(work: Work, manifest: Manifest, template: str | None) -> dict[str, An
     return exactness
 
 
-def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) -> None:
+def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, scratch: ExitStack) -> None:
     """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
     layout, lowered_by = work.source.layouts[name], lowering(work.config)
     with work.stage(f"{name}: load"):
-        model = checkpoints.load(checkpoint, "eager")
-        parameters = model.num_parameters()
-        checkpoints.fit_vocabulary(model, work.source.target.vocab_size)
+        model, parameters = load_model(work, name)
     if name == "target":
         with work.stage("target: Hugging Face reference"):
-            prompts, work.check_tokens = tokenize(checkpoint.tokenizer, work.source.max_seq_len)
-            work.references = greedy(model, prompts, work.check_tokens, checkpoint.eos_token_ids())
+            prompts, work.check_tokens = tokenize(work.source.target.tokenizer, work.source.max_seq_len)
+            work.references = greedy(model, prompts, work.check_tokens, work.source.target.eos_token_ids())
             work.reference_logits = [text_logits(model, reference.text) for reference in work.references]
     if work.config.engine.kv_cache_dtype == "fp8":
         with work.stage(f"{name}: calibrate"):
             work.scales[name] = calibrate(model, [reference.text for reference in work.references])
     scales = work.scales.get(name)
     with work.stage(f"{name}: export"):
-        graph = export(model, layout, work.source.max_seq_len, work.capacity)
+        taps = work.head and name == "target" and Taps(work.head.config.taps, work.head.fc)
+        graph = export(model, layout, work.source.max_seq_len, work.capacity, taps or None)
         work.operators[name] = {"exported": passes.census(graph)}
         work.matched[name] = passes.run_portable(graph)
         work.operators[name]["fused"] = passes.census(graph)
-    if work.config.quantizes:
-        with work.stage(f"{name}: quantize"):
+        tokens = tokens_of(work) if name == "draft" else None
+        if tokens and work.config.backend in ON_GPU:
+            spread_logits(graph.graph, tokens, columns_of(work, name))
+    if work.config.quantizes and isinstance(checkpoint, Checkpoint):
+        with work.stage(f"{name}: quantize"), by_token(model, tokens, work.source.target.vocab_size):
             _quantize(work, name, model, checkpoint, graph)
     with work.stage(f"{name}: lower"):
         plain = scratch.enter_context(plain_graph(graph, work.capacity)) if work.times_steps(name) else None
         precision = _rewrite(work, name, graph)
         work.products[name] = asdict(count(graph, memory.item_bytes(precision)))
         sizes = work.capacity, work.source.max_seq_len
-        emitted = emit(work.folder, name, graph, work.config, *sizes, work.detail, scales, work.stored)
+        stored = work.stored if work.source.shares_weights else None
+        emitted = emit(work.folder, name, graph, work.config, *sizes, work.detail, scales, stored)
         work.operators[name]["lowered"] = emitted.lowered
         work.engines |= emitted.engines
         if emitted.report:
@@ -186,7 +193,9 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
     if plain:
         with work.stage(f"{name}: steps"):
             each = {"quantized": work.folder / emitted.graphs["1"], "float32": plain}
-            work.quantized[name].measured["steps"] = step_times(each, work.spec(name), work.config.buckets[-1])
+            work.quantized[name].measured["steps"] = step_times(
+                each, work.spec(name, columns_of(work, name)), work.config.buckets[-1]
+            )
     work.models[name] = ModelRecord(
         source=checkpoint.source,
         source_sha256=checkpoint.sha256(),
@@ -197,12 +206,16 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint, scratch: ExitStack) 
         kv_heads=layout.kv_heads,
         head_dim=cache_width(layout.head_dim) if work.config.backend == "onnxruntime" else layout.head_dim,
         windows=sorted(set(layout.windows)),
-        vocab_size=work.source.target.vocab_size,
+        vocab_size=columns_of(work, name),
         capacity=work.capacity,
         max_positions=checkpoint.max_positions,
         graphs=emitted.graphs,
         inputs=lowered_by.INPUTS | (PAGED if work.config.engine.block_size else {}),
         outputs=lowered_by.OUTPUTS,
+        kind=work.source.kind if name == "draft" else "model",
+        hidden=work.head.config.hidden_size if work.head else 0,
+        mask_token=work.source.vocabulary.mask_token if name == "draft" and work.source.vocabulary else None,
+        tokens=save_tokens(work) if name == "draft" and work.config.backend not in ON_GPU else None,
     )
 
 

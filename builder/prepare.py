@@ -8,17 +8,19 @@ from typing import Any
 
 import torch
 
-from ..runtime.bundle import MODULES
 from ..runtime.errors import OptionError
+from ..runtime.manifest import MODULES
 from . import checkpoint as checkpoints
 from . import kernels
 from .checkpoint import Checkpoint
 from .compile import profiles_of
 from .config import LONGEST_DEFAULT, BuildConfig
+from .eagle import EagleCheckpoint, find_head, is_eagle
 from .layout import Layout, empty, probe
 from .output import check_output
 from .quantize.linears import Names
 from .quantize.options import assign, check_patterns
+from .vocabulary import Vocabulary, reconcile
 
 CUBINS_BYTES = 2 << 20  # of one architecture, at most
 PROFILE_BYTES = 6 << 20  # of code, in an engine
@@ -33,6 +35,8 @@ class Sources:
 
     target: Checkpoint
     draft: Checkpoint | None
+    head: EagleCheckpoint | None  # in place of a draft
+    vocabulary: Vocabulary | None  # how the draft's stands to the target's
     max_seq_len: int
     layouts: dict[str, Layout]
     shapes: list[kernels.Shape]  # of TreeAttention, where its kernels are asked for
@@ -40,9 +44,21 @@ class Sources:
     memory_bytes: int  # of the build at its peak, an estimate
 
     @property
-    def models(self) -> dict[str, Checkpoint]:
-        """Target and, where there is one, draft, by name."""
-        return {"target": self.target} | ({"draft": self.draft} if self.draft else {})
+    def models(self) -> dict[str, Checkpoint | EagleCheckpoint]:
+        """Target and, where there is one, draft or head, by name."""
+        draft = self.draft or self.head
+        return {"target": self.target} | ({"draft": draft} if draft else {})
+
+    @property
+    def kind(self) -> str:
+        """How the draft drafts, as the manifest has it."""
+        parallel = self.vocabulary is not None and self.vocabulary.mask_token is not None
+        return "eagle3" if self.head else "parallel" if parallel else "model"
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the draft has tensors of the target's: all, or the embedding."""
+        return self.head is not None or self.draft is self.target
 
     def check_memory(self) -> int:
         """`memory_bytes`; raises OptionError where this machine has not as much."""
@@ -57,13 +73,22 @@ class Sources:
 
 def prepare(config: BuildConfig) -> Sources:
     """Find the checkpoints and ask them; raises CheckpointError and OptionError."""
-    target = checkpoints.find(config.target)
-    draft = target if config.own_draft else checkpoints.find(config.draft) if config.draft else None
-    if draft and not config.own_draft:
-        checkpoints.check_pair(target, draft)
-    max_seq_len = _max_seq_len(config, target, draft)
+    target, draft, head, vocabulary = checkpoints.find(config.target), None, None, None
+    if config.own_draft:
+        draft = target
+    elif config.draft and is_eagle(checkpoints.read_config(config.draft)):
+        head = find_head(config.draft, target)
+        _check_kind(config, "an EAGLE-3 head", quantized=False)
+    elif config.draft:
+        draft = checkpoints.find(config.draft)
+        vocabulary = reconcile(target, draft)
+        if vocabulary.mask_token is not None:
+            _check_kind(config, "a draft that drafts in one pass")
+    max_seq_len = _max_seq_len(config, target, draft or head)
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
+    if head:
+        layouts["draft"] = Layout(head.config.num_key_value_heads, head.config.head_dim, (0,))
     names = {name: Names.of(empty(checkpoint.config)[1]) for name, checkpoint in models.items()}
     calibrated = False
     check_patterns(config.quantize, names, config.backend)
@@ -73,16 +98,20 @@ def prepare(config: BuildConfig) -> Sources:
     if config.quantize.calibration_cache and not calibrated:
         raise OptionError("these precisions are not calibrated, there is nothing to keep: drop --calibration-cache")
     for name, layout in layouts.items():
-        _check_head(config, name, models[name], layout.head_dim)
+        _check_head(config, name, layout.head_dim)
     alone = config.backend == "onnxruntime" and config.architectures  # all kernels, without an engine that has its own
-    shapes = [_shape(name, models[name], layout) for name, layout in layouts.items()] if alone else []
-    weights = [sum(path.stat().st_size for path in model.weights) for model in models.values()]
-    parameters = [size // model.config.dtype.itemsize for size, model in zip(weights, models.values(), strict=True)]
+    sources = models | ({"draft": head} if head else {})
+    shapes = [_shape(name, sources[name], layout) for name, layout in layouts.items()] if alone else []
+    weights = [sum(path.stat().st_size for path in model.weights) for model in sources.values()]
+    dtypes = [model.config.dtype or torch.float32 for model in sources.values()]
+    parameters = [size // dtype.itemsize for size, dtype in zip(weights, dtypes, strict=True)]
     engines = config.backend in MODULES
     code = PROFILE_BYTES * (len(config.buckets) + 1) * len(models) if engines else 0
     return Sources(
         target=target,
         draft=draft,
+        head=head,
+        vocabulary=vocabulary,
         max_seq_len=max_seq_len,
         layouts=layouts,
         shapes=shapes,
@@ -91,7 +120,15 @@ def prepare(config: BuildConfig) -> Sources:
     )
 
 
-def _check_head(config: BuildConfig, name: str, model: Checkpoint, size: int) -> None:
+def _check_kind(config: BuildConfig, kind: str, quantized: bool = True) -> None:
+    """Raises OptionError for what drafts of some kinds cannot yet."""
+    if config.backend != "onnxruntime":
+        raise OptionError(f"{kind} runs on the onnxruntime backend alone yet: drop --backend for {config.draft}")
+    if not quantized and config.precision_of("draft") != "fp32":
+        raise OptionError(f"{kind} is not quantized yet: give --draft-precision fp32")
+
+
+def _check_head(config: BuildConfig, name: str, size: int) -> None:
     """Raises OptionError for a head size that the backend's attention has not."""
     if config.engine.plugin(config.backend):
         try:
@@ -106,7 +143,7 @@ def _check_head(config: BuildConfig, name: str, model: Checkpoint, size: int) ->
 
 def dry_run(config: BuildConfig) -> dict[str, Any]:
     """What `build` would make, as JSON; needs neither a GPU nor a compiler. Raises as `build` does before it begins."""
-    check_output(config)
+    check_output(config.output, config.force)
     sources = prepare(config)
     sources.check_memory()
     profiles = profiles_of(config, sources.max_seq_len) if config.backend in MODULES else []
@@ -136,7 +173,7 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
     }
 
 
-def _shape(name: str, checkpoint: Checkpoint, layout: Layout) -> kernels.Shape:
+def _shape(name: str, checkpoint: Checkpoint | EagleCheckpoint, layout: Layout) -> kernels.Shape:
     """What TreeAttention is compiled for: float16 stays, all else computes in bfloat16, and the cache holds the same.
 
     Raises OptionError for a head size that it has not.
@@ -148,7 +185,7 @@ def _shape(name: str, checkpoint: Checkpoint, layout: Layout) -> kernels.Shape:
         raise OptionError(f"the {name} has no kernels, {error}: build it without --cuda-arch") from None
 
 
-def _max_seq_len(config: BuildConfig, target: Checkpoint, draft: Checkpoint | None) -> int:
+def _max_seq_len(config: BuildConfig, target: Checkpoint, draft: Checkpoint | EagleCheckpoint | None) -> int:
     """What was asked for, if both models take it; else what both take, at most LONGEST_DEFAULT."""
     for name, checkpoint in (("target", target), ("draft", draft)):
         if checkpoint and config.max_seq_len and config.max_seq_len > checkpoint.max_positions:

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.backends import ModelSpec
-from ..runtime.bundle import EngineRecord, FileRecord, KernelRecord, ModelRecord
+from ..runtime.manifest import EngineRecord, FileRecord, KernelRecord, ModelRecord
 from .calibrate import Scales
 from .compile import capacity_of
 from .config import BuildConfig
+from .eagle import EagleHead
 from .emit import Stored
 from .lower import BOUND
 from .lower.lanes import cache_width
@@ -44,6 +45,7 @@ class Work:
     graph_difference: float | None = None  # of the target's logits, for GPUs
     check_tokens: int = 0  # of output, per prompt of the check
     texts: Texts | None = None  # to calibrate with, and held out, where anything is quantized
+    head: EagleHead | None = None  # the draft, where it is one, once the target is loaded
     names: dict[str, Names] = field(default_factory=dict)  # of the weights, where anything is quantized
     quantized: dict[str, Quantization] = field(default_factory=dict)  # by model
     stored: Stored = field(default_factory=dict)  # tensors that are in the bundle, where models share them
@@ -75,11 +77,12 @@ class Work:
         """Whether a model's steps are timed next to float32's: where it is quantized, and runs here."""
         return bool(self.found(model)) and self.config.backend == "onnxruntime"
 
-    def spec(self, model: str) -> ModelSpec:
-        """Of a model as it is emitted for a CPU."""
-        layout, vocabulary = self.source.layouts[model], self.source.target.vocab_size
-        shape = layout.layers, layout.kv_heads, cache_width(layout.head_dim), vocabulary, self.capacity
-        return ModelSpec(model, *shape, self.config.buckets[-1], tuple(sorted(set(layout.windows))))
+    def spec(self, model: str, columns: int) -> ModelSpec:
+        """Of a model as it is emitted for a CPU, whose logits have so many columns."""
+        layout = self.source.layouts[model]
+        shape = layout.layers, layout.kv_heads, cache_width(layout.head_dim), columns, self.capacity
+        hidden = self.head.config.hidden_size if self.head else 0
+        return ModelSpec(model, *shape, self.config.buckets[-1], tuple(sorted(set(layout.windows))), hidden=hidden)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -8,13 +8,14 @@ with Engine.load("pycode.bundle") as engine:
 `specbuild.runtime.aio` has the twin for asyncio.
 """
 
-from .bundle import Bundle, Manifest
+from .bundle import Bundle
 from .chat import Chat
 from .engine import Engine
 from .errors import SpecbuildError
 from .handle import Handle
 from .limits import Limits
 from .logprobs import TokenLogprobs
+from .manifest import Manifest
 from .metrics import RequestMetrics, RunStats, SpeculationStats
 from .result import Chunk, Result
 from .sampling import SamplingParams

@@ -1,135 +1,23 @@
-"""The bundle on disk: `manifest.json`, what it says, and the check that every file is what was built.
+"""The bundle on disk: `manifest.json`, and the check that every file is what was built.
 
-`manifest.json` lists each file with its sha256, and carries a digest of itself. Reading refuses, in this order: what
-is no manifest, a newer schema, a path that leaves the folder, a changed manifest, a changed file. Hashes are computed
-in threads while the models load; nothing is executed before they are done.
+`manifest.json` lists each file with its sha256, and carries a digest of itself. Hashes are computed in threads while
+the models load; nothing is executed before they are done.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from pathlib import Path
 
 from .errors import BundleError
+from .manifest import MANIFEST, FileRecord, Manifest, parse
 
-SCHEMA_VERSION = 2
-MANIFEST, REPORT = "manifest.json", "report.json"
-MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # backends of compiled engines, by Python module
 _BLOCK = 1 << 20
-_LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """A file of the bundle: its size in bytes and its sha256."""
-
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRecord:
-    """A compiled model: where it came from, its shapes, and its graphs by batch size.
-
-    `source_sha256`: of the checkpoint's weight files, in name order. `head_dim`: of the cache. `windows`: how many
-    positions a node sees, 0 for all, each number once for all the layers that have it. `inputs`: the names of the
-    graph's inputs by role; `{layer}`, `{slot}` and `{window}` stand for numbers.
-    """
-
-    source: str
-    source_sha256: str
-    architecture: str
-    parameters: int
-    precision: str
-    layers: int
-    kv_heads: int
-    head_dim: int
-    windows: list[int]
-    vocab_size: int
-    capacity: int
-    max_positions: int
-    graphs: dict[str, str]
-    inputs: dict[str, str]
-    outputs: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelRecord:
-    """A cubin: the architecture it was compiled for ("90a"), and the names of the kernels in it."""
-
-    architecture: str
-    kernels: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRecord:
-    """A compiled plan: by which TensorRT, for which architectures ([]: portable), its inputs and its profiles.
-
-    `attention`: "native", standard operators, or "plugin", TreeAttention, of version `plugin`. `profiles`: by name, in
-    the plan's order, each dynamic dimension's least, usual and largest size. `activations`: bytes, an estimate.
-    `kv_cache_dtype`: "fp8", E4M3 of a plugin, or "auto", the model's own; `block_size`: rows of a page of a plugin's
-    caches, 0 where they are linear. Neither is in the JSON where nothing was asked for.
-    """
-
-    version: str
-    architectures: list[str]
-    attention: str
-    plugin: str | None
-    version_compatible: bool
-    hardware_compatible: str | None
-    activations: int
-    profiles: dict[str, dict[str, list[int]]]
-    kv_cache_dtype: str = "auto"
-    block_size: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a bundle holds. `buckets`: node counts, root included, ascending; the largest bounds trees and chunks.
-
-    `kernels`, `engines`: by file, and not in the JSON where there are none, so that every schema 2 reads such a bundle.
-    """
-
-    schema_version: int
-    specbuild_version: str
-    libraries: dict[str, str]
-    backend: str
-    precision: str
-    exactness_bound: float
-    max_seq_len: int
-    max_batch_size: int
-    buckets: list[int]
-    default_tree: str
-    eos_token_ids: list[int]
-    special_tokens: dict[str, str]
-    tokenizer: str
-    chat_template: str | None
-    models: dict[str, ModelRecord]
-    files: dict[str, FileRecord]
-    kernels: dict[str, KernelRecord] = field(default_factory=dict)
-    engines: dict[str, EngineRecord] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        """The file's text, digest included."""
-        body = asdict(self)
-        for name in ("kernels", "engines"):
-            if not body[name]:
-                del body[name]
-        for name, engine in body.get("engines", {}).items():
-            body["engines"][name] = dict(item for item in engine.items() if item not in _LINEAR.items())
-        return json.dumps(body | {"digest": _digest(body)}, indent=2, ensure_ascii=False) + "\n"
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def sha256_file(path: Path) -> str:
@@ -161,7 +49,7 @@ class Bundle:
             raise BundleError(f"{root} is not a folder: give the bundle that `specbuild build -o` wrote")
         if not (root / MANIFEST).is_file():
             raise BundleError(f"{root} has no {MANIFEST}: it is not a specbuild bundle")
-        return cls(root, _parse(root))
+        return cls(root, parse(root))
 
     def path(self, name: str) -> Path:
         """Where a file of the manifest is."""
@@ -196,103 +84,3 @@ class Bundle:
             f"{path} is not what was built (its {'hash' if size == record.bytes else 'size'} differs): "
             "copy the bundle again, or build it again"
         )
-
-
-def _record(kind: type[T], content: Any) -> T:
-    """A record of this kind; raises TypeError for a field that is not of its type."""
-    made = kind(**content)
-    for name, hint in get_type_hints(kind).items():
-        if not _fits(getattr(made, name), hint):
-            raise TypeError(f"{name} is {getattr(made, name)!r}"[:80])
-    return made
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON is of a type: int, float, str, bool, None, lists and dicts of them, or a record."""
-    inner, origin = get_args(hint), get_origin(hint)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
-    if inner:  # a union
-        return any(_fits(value, each) for each in inner)
-    if hint in (int, float):
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _parse(root: Path) -> Manifest:
-    try:
-        body = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(
-            f"{root / MANIFEST} cannot be read as JSON ({error}): copy or build the bundle again"
-        ) from None
-    if not isinstance(body, dict) or not isinstance(body.get("schema_version"), int):
-        raise BundleError(f"{root / MANIFEST} has no schema_version: it is not a specbuild manifest")
-    if body["schema_version"] > SCHEMA_VERSION:
-        raise BundleError(
-            f"{root} has schema_version {body['schema_version']}, this specbuild reads up to {SCHEMA_VERSION}: "
-            "update specbuild, or build the bundle again"
-        )
-    if body["schema_version"] < SCHEMA_VERSION:
-        raise BundleError(f"{root} was built by an older specbuild: build the bundle again")
-    try:
-        for name in _paths(body):
-            _check_inside(root, name)
-        digest = body.pop("digest", None)
-        if digest != _digest(body):
-            raise BundleError(f"{root / MANIFEST} was changed after the build: copy or build the bundle again")
-        known = {f.name for f in fields(Manifest) if f.name in body or f.default_factory is MISSING}
-        if set(body) != known:
-            raise BundleError(f"{root / MANIFEST} lacks or adds fields: {', '.join(sorted(set(body) ^ known))}")
-        kinds = {"models": ModelRecord, "files": FileRecord, "kernels": KernelRecord, "engines": EngineRecord}
-        records: dict[str, Any] = {
-            part: {name: _record(kind, each) for name, each in body.get(part, {}).items()}
-            for part, kind in kinds.items()
-        }
-        manifest = _record(Manifest, body | records)
-        _check_sizes(manifest)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
-        raise BundleError(f"{root / MANIFEST} is malformed ({error}): copy or build the bundle again") from None
-    if manifest.backend in MODULES:
-        for name in (graph for model in manifest.models.values() for graph in model.graphs.values()):
-            if name not in manifest.engines:
-                raise BundleError(f"{root / MANIFEST} has no record of the engine {name}: build the bundle again")
-    for name in _used(manifest):
-        if name not in manifest.files:
-            raise BundleError(f"{root / MANIFEST} uses {name!r} but does not list its hash: build the bundle again")
-    return manifest
-
-
-def _check_sizes(manifest: Manifest) -> None:
-    """Raises ValueError for numbers that no build writes."""
-    profiles = [size for e in manifest.engines.values() for p in e.profiles.values() for size in p.values()]
-    if not manifest.buckets or manifest.buckets != sorted({*manifest.buckets}) or manifest.buckets[0] < 1:
-        raise ValueError(f"buckets are {manifest.buckets}")
-    if any(len(size) != 3 or size[0] < 0 or size != sorted(size) for size in profiles):
-        raise ValueError("a profile's sizes are not least, usual, largest")
-    if "target" not in manifest.models or not all(model.graphs for model in manifest.models.values()):
-        raise ValueError("a model is missing, or has no graph")
-    if manifest.engines and manifest.backend not in MODULES:
-        raise ValueError(f"backend {manifest.backend} has engines")
-
-
-def _used(manifest: Manifest) -> list[str]:
-    graphs = [graph for model in manifest.models.values() for graph in model.graphs.values()]
-    template = [manifest.chat_template] if manifest.chat_template else []
-    return [*graphs, *manifest.kernels, *manifest.engines, manifest.tokenizer, *template]
-
-
-def _paths(body: Mapping[str, Any]) -> list[Any]:
-    """Every path a manifest names, before anything else in it is believed."""
-    graphs = [graph for model in body["models"].values() for graph in model["graphs"].values()]
-    template = [body["chat_template"]] if body["chat_template"] else []
-    return [*body["files"], *graphs, *body.get("kernels", {}), *body.get("engines", {}), body["tokenizer"], *template]
-
-
-def _check_inside(root: Path, name: Any) -> None:
-    pure = PurePosixPath(name)
-    inside = (root / name).resolve().is_relative_to(root.resolve())
-    if pure.is_absolute() or ".." in pure.parts or "\\" in name or not inside:
-        raise BundleError(f"{root / MANIFEST} names {name!r}, which leaves the bundle: do not use this bundle")

@@ -28,10 +28,11 @@ class Times:
     """Of one batch size. `verify[n]`, `draft[n]`: a step of n nodes of each sequence, n from 0, where it is 0."""
 
     verify: NDArray[np.float64]
-    draft: NDArray[np.float64]  # a bundle without a draft: 0 alone
+    draft: NDArray[np.float64]  # a bundle without a draft: 0 alone; 0 where all levels are drafted at once
     plain: float  # the loop's own part of a round that drafts nothing
     round: float  # of one that verifies a tree
     level: float  # of each level that the draft grows
+    once: float = 0.0  # the one step of a draft that drafts all levels at once
 
     @classmethod
     def of(cls, record: Mapping[str, Any], nodes: int, sampled: bool = False) -> Times:
@@ -40,8 +41,9 @@ class Times:
         sampled: the loop's own times are those of sampled rounds, where the table has them.
         """
         verify, draft = (_filled(record[name], nodes) for name in ("verify", "draft"))
-        own = record.get("sampled", record) if sampled else record
-        return cls(verify, draft, *(float(own[name]) for name in ("plain", "round", "level")))
+        own, once = record.get("sampled", record) if sampled else record, float(record.get("once", 0.0))
+        times = {name: float(own[name]) for name in ("plain", "round", "level")}
+        return cls(verify, np.zeros(nodes + 1) if once else draft, **times, once=once)
 
     @property
     def node(self) -> float:

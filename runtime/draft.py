@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,13 +79,24 @@ class ModelDrafter:
     rows it shares with the text are kept, and the draft catches up with the others.
     """
 
-    def __init__(self, executor: Executor, chunk: int, overlap: bool = False) -> None:
-        self.executor, self._chunk = executor, chunk
+    def __init__(
+        self, executor: Executor, chunk: int, overlap: bool = False, tokens: NDArray[np.int64] | None = None
+    ) -> None:
+        """`chunk`: nodes of a step at most. `tokens`: of each column of the logits; None: its number."""
+        self.executor, self._chunk, self._tokens = executor, chunk, tokens
         self.guessed = self.hit = 0  # rounds that were drafted ahead, and those that came to be
         self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are committed
         self._growth: dict[int, Growth] = {}
         self._guesses: dict[int, Text] = {}
         self._thread = ThreadPoolExecutor(1, "specbuild-draft") if overlap else None
+
+    def again(self, overlap: bool = False) -> Self:
+        """Another one of the same model, that knows of no text yet."""
+        return type(self)(self.executor, self._chunk, overlap, self._tokens)
+
+    def growth(self, slot: int) -> Growth:
+        """How a slot's tree grew that was just proposed."""
+        return self._growth[slot]
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """Grow all sequences' trees together, a step of the draft a level."""
@@ -116,11 +127,19 @@ class ModelDrafter:
     def _catch_up(self, texts: Seq[Text]) -> list[NDArray[np.float32]]:
         """Run what each text's cache is behind, its last token included; the logits after it."""
         while True:
-            behind = [text for text in texts if len(text.tokens) - self._cached[text.slot] > self._chunk]
+            behind = [text for text in texts if self._behind(text) > self._chunk]
             if not behind:
                 with nvtx.range("draft level"):
-                    return self.executor.step([self._chain(text, 1) for text in texts])
+                    return self.executor.step([self._last(text) for text in texts])
             self.executor.step([self._chain(text, 0) for text in behind])
+
+    def _behind(self, text: Text) -> int:
+        """Rows that a text's cache lacks."""
+        return len(text.tokens) - self._cached[text.slot]
+
+    def _last(self, text: Text) -> Share:
+        """The last chunk, after which the first level is known."""
+        return self._chain(text, 1)
 
     def _chain(self, text: Text, logits: int) -> Share:
         start = self._cached[text.slot]
@@ -148,7 +167,10 @@ class ModelDrafter:
     def _best(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         growth = text.growth
         if text.sampler.greedy:
-            return best_tokens(logits, growth.spec.branch)
+            columns, likely = best_tokens(logits, growth.spec.branch)
+            return columns if self._tokens is None else self._tokens[columns], likely
+        if self._tokens is not None:
+            logits = spread(logits, self._tokens, text.sampler.vocab_size)
         position = len(text.tokens) - 1 + growth.depth
         tokens = np.zeros((len(logits), growth.spec.branch), dtype=np.int64)
         scores = np.full(tokens.shape, -np.inf)
@@ -235,3 +257,10 @@ class ModelDrafter:
         if self._thread:
             self._thread.shutdown()
         self.executor.close()
+
+
+def spread(logits: NDArray[np.float32], tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.float32]:
+    """Logits `[n, columns]` by token, `[n, V]`: −inf where no column is the token's."""
+    full = np.full((len(logits), vocab_size), -np.inf, dtype=np.float32)
+    full[:, tokens] = logits
+    return full

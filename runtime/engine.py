@@ -17,15 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import backends, memory
-from .bundle import Bundle, Manifest
+from .bundle import Bundle
 from .costs import FILE, Costs, machine
-from .draft import Drafter, DrafterName, ModelDrafter
+from .draft import Drafter, DrafterName
+from .drafters import drafter_of
 from .errors import BundleError, EngineClosedError, OptionError
 from .feed import Feed
 from .handle import Handle
 from .intake import Errors, Intake, Params, Prompts, params_list
 from .limits import NO_LIMITS, Limits
 from .loop import Loop
+from .manifest import Manifest
 from .metrics import RunStats
 from .mixed import MixedDrafter
 from .ngram import NgramDrafter
@@ -143,7 +145,7 @@ class Engine:
                 overlap = policy is not None and policy.costs.overlap
             if drafts:
                 draft = _load_model(bundle, "draft", batch_size, draft_threads or 1)
-                model = ModelDrafter(draft, PROMPT_CHUNK, overlap)
+                model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
                 drafting = MixedDrafter(model, looks_up=drafter != "model")
         loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
         loop.reuses, loop.limits, loop.lone_chunk = prefix_caching, limits, max(chunk, PROMPT_CHUNK)
@@ -287,7 +289,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> backends.Executor:
+def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> backends.HiddenExecutor:
     """The smallest compiled graph that holds `batch_size` sequences."""
     graphs = bundle.manifest.models[name].graphs
     compiled = min(int(size) for size in graphs if int(size) >= batch_size)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, Literal
 
-from .bundle import Manifest
 from .errors import OptionError, PromptError, SpecbuildError
+from .manifest import Manifest
 from .metrics import RequestMetrics
 from .policy import Outlook, Policy
 from .result import Chunk, Result

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from .bundle import Manifest, ModelRecord
 from .errors import OptionError
+from .manifest import Manifest, ModelRecord
 
 _ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 GRAPH_BYTES = 1 << 20  # of a captured graph: an allowance
@@ -161,8 +161,9 @@ def cache_item_bytes(manifest: Manifest, record: ModelRecord) -> int:
 
 
 def _row_bytes(manifest: Manifest, record: ModelRecord) -> int:
-    """Keys and values of one token in all layers."""
-    return 2 * record.layers * record.kv_heads * record.head_dim * cache_item_bytes(manifest, record)
+    """Keys and values of one token in all layers, and its hidden states where they are kept."""
+    values = 2 * record.layers * record.kv_heads * record.head_dim * cache_item_bytes(manifest, record)
+    return values + record.hidden * _ITEM_BYTES["fp32"]
 
 
 def _buffers(record: ModelRecord, batch_size: int, nodes: int, rows: int, chunk: int) -> int:

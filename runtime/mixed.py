@@ -21,39 +21,39 @@ class MixedDrafter:
 
     def __init__(self, model: ModelDrafter, looks_up: bool = True) -> None:
         """`looks_up`: False leaves it all to the model."""
-        self._model, self._looks_up = model, looks_up
+        self.model, self._looks_up = model, looks_up
         self._repeating: set[int] = set()  # slots whose tree is the text's own
 
     @property
     def executor(self) -> Executor:
         """The draft model."""
-        return self._model.executor
+        return self.model.executor
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A tree per sequence, from the text or from the model."""
         trees = [from_text(s, len(sequences), self._looks_up) for s in sequences]
         self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
         asked = [s for s, tree in zip(sequences, trees, strict=True) if not tree]
-        drafted = iter(self._model.propose(asked) if asked else ())
+        drafted = iter(self.model.propose(asked) if asked else ())
         return [tree or next(drafted) for tree in trees]
 
     def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
         """The model drafts ahead where it was asked."""
-        return self._model.ahead(sequences)
+        return self.model.ahead(sequences)
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """The model keeps its rows; the text is its own state."""
         if sequence.slot not in self._repeating:
-            self._model.commit(sequence, path)
+            self.model.commit(sequence, path)
 
     def keep(self, slot: int, source: int, rows: int) -> None:
         """The model keeps what it has."""
-        self._model.keep(slot, source, rows)
+        self.model.keep(slot, source, rows)
 
     def release(self, slot: int) -> None:
         """Forget a slot."""
-        self._model.release(slot)
+        self.model.release(slot)
 
     def close(self) -> None:
         """Free the draft."""
-        self._model.close()
+        self.model.close()

@@ -172,7 +172,8 @@ class Outlook:
 
     def _seconds(self, levels: int, nodes: int) -> float:
         times = self._times
-        return levels * (times.draft.item(1) + times.level) + times.verify.item(nodes + 1) + times.round
+        draft = times.once + levels * (times.draft.item(1) + times.level)
+        return draft + times.verify.item(nodes + 1) + times.round
 
     def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
         """The logarithms of children's chances, where their parent comes true, by those of their likelihoods."""

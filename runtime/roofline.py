@@ -19,9 +19,9 @@ import numpy as np
 from .backends import Executor, Share
 from .backends.cuda import Cuda
 from .backends.standard import StandardExecutor
-from .bundle import ModelRecord
 from .engine import cores
 from .loop import Loop
+from .manifest import ModelRecord
 from .memory import item_bytes
 
 _TIMES = 10  # of each measurement of the device; the best counts
@@ -209,7 +209,9 @@ def timed_step(executor: Executor, nodes: int, rows: int) -> Callable[[], float]
     be free, and be released afterwards. Raises ExecutionError where the rows do not fit.
     """
     positions = range(rows, rows + nodes)
-    shares = [Share(slot, rows, rows, [0] * nodes, positions, None, nodes) for slot in range(executor.batch_size)]
+    hidden = np.zeros((nodes, executor.spec.hidden), np.float32) if executor.spec.reads_hidden else None
+    slots = range(executor.batch_size)
+    shares = [Share(slot, rows, rows, [0] * nodes, positions, None, nodes, hidden) for slot in slots]
     executor.step(shares)
     if isinstance(executor, StandardExecutor):
         return _timed_graph(executor, shares)

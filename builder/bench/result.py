@@ -9,9 +9,9 @@ from importlib.metadata import version
 from typing import Any
 
 from ...runtime import Bundle, RunStats
-from ...runtime.bundle import MANIFEST, Manifest
 from ...runtime.costs import FILE, processor
 from ...runtime.engine import cores
+from ...runtime.manifest import MANIFEST, Manifest
 from ...runtime.tree import TreeSpec
 from .measure import BASELINE, Sample, Turn
 from .statistics import acceptance, latency, speedup

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...runtime.bundle import Manifest
 from ...runtime.errors import OptionError, PromptError
+from ...runtime.manifest import Manifest
 from ...runtime.tree import TreeSpec
 from ..cli.prompts import Request, read
 from .measure import BASELINE

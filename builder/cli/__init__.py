@@ -15,7 +15,9 @@ from ...runtime.errors import SpecbuildError
 
 DEBUG = "SPECBUILD_DEBUG"  # set: an unexpected error shows its traceback
 _COMMANDS = {
+    "distill": "Train a draft for a target.",
     "build": "Compile a target and a draft into a bundle.",
+    "pair": "Say whether a draft can be used with a target, and what it is worth here.",
     "inspect": "Show what a bundle holds.",
     "generate": "Generate text from a bundle.",
     "verify": "Check a bundle's tokens against plain decoding and Hugging Face.",

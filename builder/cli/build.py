@@ -59,7 +59,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 @click.option(
     "--draft",
     metavar="DIR",
-    help="A small model with the same tokenizer, or self:int4, the target's own weights; without it lookup drafts.",
+    help="A small model, an EAGLE-3 head, or self:int4, the target's own weights; without it lookup drafts.",
 )
 @click.option(
     "-o", "--output", required=True, metavar="BUNDLE", type=click.Path(path_type=Path), help="Folder to create."

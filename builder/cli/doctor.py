@@ -19,9 +19,9 @@ import onnxruntime
 
 from ...runtime.backends import ON_GPU
 from ...runtime.backends.cuda import check_driver
-from ...runtime.bundle import MODULES
 from ...runtime.errors import OptionError, SpecbuildError
 from ...runtime.library import PLUGIN, find_library
+from ...runtime.manifest import MODULES
 from .. import kernels
 from ..compile import flavour
 from ..lower import BACKENDS

@@ -10,8 +10,8 @@ import click
 
 from ...runtime import Bundle
 from ...runtime.backends import ON_GPU
-from ...runtime.bundle import REPORT
 from ...runtime.errors import OptionError
+from ...runtime.manifest import REPORT
 from .. import layers
 from . import quality as of_quality
 from .tuned import in_words

@@ -10,9 +10,9 @@ from statistics import median
 import click
 
 from ...runtime import Bundle, Engine, RunStats, SamplingParams, nvtx
-from ...runtime.bundle import REPORT, Manifest
 from ...runtime.errors import BundleError, OptionError
 from ...runtime.loop import Loop
+from ...runtime.manifest import REPORT, Manifest
 from ...runtime.memory import cache_item_bytes
 from ...runtime.roofline import Products, Roofline, Steps, measure_device
 from ...runtime.tree import TreeSpec

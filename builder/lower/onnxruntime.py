@@ -53,15 +53,18 @@ def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
                 replace(old, new)
             graph.remove(node, safe=True)
     (logits,) = (value for value in graph.outputs if value.name == "logits")
+    hidden = [value for value in graph.outputs if value.name == "hidden"]
     flat = [by_name["input_ids"], positions, by_name["logit_nodes"]]
-    for value in (by_name["input_ids"], positions):
-        value.shape = ir.Shape([1, "nodes"])
+    if "hidden_in" in by_name:
+        flat.append(by_name["hidden_in"])
+    for value in (by_name["input_ids"], positions, *flat[3:], *hidden):
+        value.shape = ir.Shape([1, "nodes", *(dims(value) or ())[2:]])
     logits.shape = ir.Shape([1, "logit_nodes", dims(logits)[-1]])  # type: ignore[index]
     biases = [value for window in windows for value in lanes.bias[window]]
     graph.inputs.clear()
     graph.inputs.extend(flat + ([lanes.sizes] if lanes.sizes else []) + biases + lanes.last_row + lanes.caches)
     graph.outputs.clear()
-    graph.outputs.extend([logits, *lanes.presents])
+    graph.outputs.extend([logits, *hidden, *lanes.presents])
     clean(model)
     for node in graph:  # shapes of the portable graph: ONNX Runtime infers its own
         for output in node.outputs:

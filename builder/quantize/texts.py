@@ -38,8 +38,8 @@ def read(path: Path | None, tokenizer: Any, length: int, size: int, seed: int) -
 
     path: JSON lines with `text`, `prompt`, `turns` or a chat's `messages`; other fields do not matter.
     """
-    lines, source = list(_lines(path or OURS, tokenizer)), str(path or "ours")
-    ids = (tokenizer(line)["input_ids"] for line in lines)
+    source = str(path or "ours")
+    ids = [tokenizer(line)["input_ids"] for line in lines(path or OURS, tokenizer)]
     longest = min(length, LENGTH)
     pieces = [each[at : at + longest] for each in ids for at in range(0, len(each), longest)]
     pieces = [piece for piece in pieces if len(piece) >= min(SHORTEST, longest)]
@@ -56,7 +56,8 @@ def read(path: Path | None, tokenizer: Any, length: int, size: int, seed: int) -
     return Texts(kept, held_out, source, hashlib.sha256(json.dumps(pieces).encode()).hexdigest())
 
 
-def _lines(path: Path, tokenizer: Any) -> Iterator[str]:
+def lines(path: Path, tokenizer: Any) -> Iterator[str]:
+    """The texts of a file of JSON lines, as `read` takes it. Raises OptionError."""
     try:
         content = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -105,26 +105,24 @@ class Record:
         return gaps / len(self.likelihoods)
 
 
-class Replay(ModelDrafter):
-    """A draft that is asked about a text that is known, as if it were being decoded."""
+def replay(drafter: ModelDrafter, sequence: Sequence, rest: Seq[int], every: bool) -> list[Record]:
+    """What comes true of a draft's trees in a text that is known, as if it were being decoded.
 
-    def records(self, sequence: Sequence, rest: Seq[int], every: bool) -> list[Record]:
-        """What comes true of its tree at every token, or where rounds would begin that draft such trees.
-
-        `sequence`: what comes before the first tree; `rest`: what follows it, whose last tokens no tree begins at.
-        """
-        found, at = list[Record](), 0
-        while at < len(rest) - BEST_DEPTH:
-            (tree,), record = self.propose([sequence]), Record()
-            growth = self._growth[sequence.slot]
-            accepted = [node for node, _ in walk(tree, lambda node: rest[at + tree.depths[node]])]  # noqa: B023
-            note(record, growth, [growth.kept[node] for node in accepted])
-            self.commit(sequence, [0])
-            found.append(record)
-            for token in rest[at : at + (1 if every else len(accepted))]:
-                sequence.emit(token, frozenset())
-                at += 1
-        return found
+    At every token, or where rounds would begin that draft such trees. `sequence`: what comes before the first tree;
+    `rest`: what follows it, whose last tokens no tree begins at.
+    """
+    found, at = list[Record](), 0
+    while at < len(rest) - BEST_DEPTH:
+        (tree,), record = drafter.propose([sequence]), Record()
+        growth = drafter.growth(sequence.slot)
+        accepted = [node for node, _ in walk(tree, lambda node: rest[at + tree.depths[node]])]  # noqa: B023
+        note(record, growth, [growth.kept[node] for node in accepted])
+        drafter.commit(sequence, [0])
+        found.append(record)
+        for token in rest[at : at + (1 if every else len(accepted))]:
+            sequence.emit(token, frozenset())
+            at += 1
+    return found
 
 
 def begun(records: Seq[Record], nodes: int) -> list[Record]:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from ...runtime import Engine, RunStats, SamplingParams
-from ...runtime.draft import ModelDrafter
 from ...runtime.loop import Loop
 from ...runtime.mixed import MixedDrafter
 from ...runtime.policy import Policy
 from ...runtime.sequence import Sequence
 from ...runtime.tree import BEST_DEPTH, TreeSpec
-from .chances import Record, Replay
+from .chances import Record, replay
 
 OFF, AUTO, AHEAD = "off", "auto", "auto, drafting ahead"
 
@@ -51,8 +50,8 @@ class Decoder:
     def __init__(self, engine: Engine, loop: Loop, new_tokens: int) -> None:
         """`loop`: the engine's own. Texts end with the round that brings the last of `new_tokens`."""
         self._engine, self._loop, self._new_tokens = engine, loop, new_tokens
-        executor = loop.draft_executor
-        self._ahead = ModelDrafter(executor, loop.chunk, overlap=True) if executor else None
+        self._model = loop.drafter.model if isinstance(loop.drafter, MixedDrafter) else None
+        self._ahead = self._model.again(overlap=True) if self._model else None
         most = new_tokens + BEST_DEPTH  # so that no round is cut short
         self._params = SamplingParams(max_new_tokens=most, seed=0, ignore_eos=True)
 
@@ -63,8 +62,7 @@ class Decoder:
         text, whole = self._request(prompt, speculation, temperature), self._loop
         if policy:
             text.tree, text.outlook = TreeSpec.parse(policy.costs.widest), policy.outlook(temperature)
-        executor = whole.draft_executor
-        drafter = ModelDrafter(executor, whole.chunk) if executor and not policy else whole.drafter
+        drafter = self._model.again() if self._model and not policy else whole.drafter
         if self._ahead and speculation == AHEAD:
             drafter = MixedDrafter(self._ahead)
         loop = Loop(whole.target, drafter, whole.chunk, whole.eos)
@@ -86,15 +84,17 @@ class Decoder:
         return self._ahead.hit / max(self._ahead.guessed, 1) if self._ahead else 0.0
 
     def replay(self, decoded: Decoded, tree: str, every: bool) -> list[Record]:
-        """What would have come true of such trees in a text that was decoded plainly; see `Replay`."""
-        text, executor = decoded.text, self._loop.draft_executor
-        if not executor:
+        """What would have come true of such trees in a text that was decoded plainly; see `replay`."""
+        text = decoded.text
+        if not self._model:
             return []
+        if self._loop.target.spec.hidden:
+            self._loop.logits(text.tokens[:-1])  # what the head reads
         prompt = text.tokens[: text.metrics.num_prompt_tokens]
         sequence = self._request(prompt, tree, text.params.temperature)
         sequence.emit(text.output[0], frozenset())
-        drafter = Replay(executor, self._loop.chunk)
-        records = drafter.records(sequence, text.output[1:], every)
+        drafter = self._model.again()
+        records = replay(drafter, sequence, text.output[1:], every)
         drafter.release(0)
         return records
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ...runtime import Bundle, Engine, SamplingParams
-from ...runtime.bundle import Manifest
 from ...runtime.costs import SCHEMA, Costs, Times, machine
 from ...runtime.engine import cores
 from ...runtime.errors import OptionError
+from ...runtime.manifest import Manifest
 from ...runtime.policy import Policy
 from ...runtime.roofline import Steps
 from ...runtime.tree import BEST_DEPTH
@@ -68,7 +68,7 @@ def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None
     if reason := untunable(manifest):
         raise OptionError(f"{folder} {reason}")
     largest, found = manifest.buckets[-1] - 1, dict[int, Any]()
-    drafts = "draft" in manifest.models
+    drafts, kind = "draft" in manifest.models, manifest.models["draft"].kind if "draft" in manifest.models else None
     for batch in sorted({1, *(asked.batch_sizes or map(int, manifest.models["target"].graphs))}, reverse=True):
         engine = Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False, overlap=False)
         with engine, engine.scheduler.exclusive() as loop:
@@ -82,26 +82,26 @@ def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None
                 seen = _look(decoder, prompts, largest if drafts else 0, steps, asked.seconds)
             found[batch] = times.pairs(steps)
             if batch == 1:
-                table, report = _conclude(found, seen, largest, machine(asked.threads or cores()))
+                table, report = _conclude(found, seen, largest, machine(asked.threads or cores()), kind == "parallel")
                 progress("auto")
                 turns = _in_time(prompts, asked.seconds / 3)
                 policy = Policy(Costs.of(table, largest + 1), drafts)
-                contenders = [OFF, AUTO, AHEAD] if drafts else [OFF, AUTO]
+                contenders = [OFF, AUTO, AHEAD] if kind == "model" else [OFF, AUTO]
                 auto = [_take_turns(decoder, each, contenders, number, policy) for number, each in turns]
     report |= {"new_tokens": asked.new_tokens, AUTO: trees.overall(auto, AUTO)}
-    if drafts:
+    if kind == "model":
         gain = trees.overall(auto, AHEAD) / report[AUTO]
         table["overlap"] = gain > GAIN
         report["overlap"] = {"gain": gain, "hit_rate": decoder.hit_rate, "on": table["overlap"]}
     return table, report
 
 
-def _conclude(found: dict[int, Any], seen: Seen, largest: int, here: dict[str, Any]) -> Found:
+def _conclude(found: dict[int, Any], seen: Seen, largest: int, here: dict[str, Any], together: bool) -> Found:
     """The cost table, and the report as far as it follows."""
     nodes = min(trees.SIZES[-1], largest)
     greedy = Record.sum(record for each in seen.records for record in begun(each, nodes))
     sampled = Record.sum(record for each in seen.sampled_records for record in each)
-    times_table = times.times_of(found, seen.probes, seen.sampled, float(np.mean(greedy.depths or 1)))
+    times_table = times.times_of(found, seen.probes, seen.sampled, float(np.mean(greedy.depths or 1)), together)
     chances = {"greedy": greedy.chances(each[OFF].text for each in seen.probes)}
     chances["sampled"] = sampled.chances(each[OFF].text for each in seen.sampled)
     report: dict[str, Any] = {"machine": here, "prompts": len(seen.probes), "trees": []}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...runtime.loop import Loop
+from ...runtime.parallel import masks
 from ...runtime.roofline import Steps
 from ...runtime.tree import TreeSpec
 from .decode import OFF, Texts, drafted, seconds
@@ -31,13 +32,15 @@ def pairs(steps: Steps) -> dict[str, Pairs]:
     return {name: [[n, each[m, n]] for m, n in each if m == model] for name, (model, each) in found.items()}
 
 
-def times_of(found: Mapping[int, Mapping[str, Pairs]], texts: Texts, sampled: Texts, levels: float) -> dict[str, Any]:
+def times_of(
+    found: Mapping[int, Mapping[str, Pairs]], texts: Texts, sampled: Texts, levels: float, together: bool = False
+) -> dict[str, Any]:
     """The table by batch, of steps by batch and of texts one by one, the largest trees having `levels` on average.
 
-    The loop's own times grow with the batch.
+    The loop's own times grow with the batch. `together`: the draft has one step for all levels.
     """
     factor, table = _in_rounds(found[1]["verify"], texts), dict[str, Any]()
-    drafts = _draft_in_rounds(found[1]["draft"], texts, levels)
+    drafts = _draft_in_rounds(found[1]["draft"], texts, levels, together)
     greedy, other = (
         host_times([seconds(each, name, "loop") for name in (OFF, *drafted(each))], levels) for each in (texts, sampled)
     )
@@ -46,6 +49,8 @@ def times_of(found: Mapping[int, Mapping[str, Pairs]], texts: Texts, sampled: Te
         own, others = ({name: took * batch for name, took in host.items()} for host in (greedy, other))
         draft = [[nodes, took * drafts] for nodes, took in steps["draft"]]
         table[str(batch)] = {"verify": verify, "draft": draft, **own, "sampled": others}
+        if together and drafted(texts):
+            table[str(batch)]["once"] = _of_nodes(draft, _first(texts, together))
     return table
 
 
@@ -58,13 +63,25 @@ def _in_rounds(steps: Pairs, texts: Texts) -> Callable[[float], float]:
     return lambda nodes: float(np.interp(np.log2(nodes), np.log2(list(looked_at)), ratios))
 
 
-def _draft_in_rounds(steps: Pairs, texts: Texts, levels: float) -> float:
+def _draft_in_rounds(steps: Pairs, texts: Texts, levels: float, together: bool) -> float:
     """The same of the draft's steps, after the target: by the largest trees, which have so many levels on average."""
     if not drafted(texts):
         return 1.0
-    largest, (sizes, took) = drafted(texts)[-1], np.array(steps).T
-    first, other = np.interp([2, TreeSpec.parse(largest).expand], sizes, took)  # it has to catch up by a token or two
-    return seconds(texts, largest, "draft") / float(first + (levels - 1) * other)
+    largest = drafted(texts)[-1]
+    alone = _of_nodes(steps, _first(texts, together))
+    if not together:
+        alone += (levels - 1) * _of_nodes(steps, TreeSpec.parse(largest).expand)
+    return seconds(texts, largest, "draft") / alone
+
+
+def _first(texts: Texts, together: bool) -> int:
+    """Nodes of the draft's first step: it has to catch up by a token or two."""
+    return 2 + (masks(TreeSpec.parse(drafted(texts)[-1]).depth) if together else 0)
+
+
+def _of_nodes(steps: Pairs, nodes: int) -> float:
+    sizes, took = np.array(steps).T
+    return float(np.interp(nodes, sizes, took))
 
 
 def host_times(loop: list[float], levels: float) -> dict[str, float]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime import Bundle
-from ...runtime.bundle import MANIFEST, REPORT, file_record
+from ...runtime.bundle import file_record
 from ...runtime.costs import FILE
+from ...runtime.manifest import MANIFEST, REPORT
 from ..output import staging
 from .measure import Progress, Tuning, measure, untunable
 

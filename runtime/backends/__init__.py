@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bundle import Manifest
 from ..errors import BundleError
+from ..manifest import Manifest
 
 _MODULES = {"onnxruntime": ".ort"}
 ON_GPU = ("onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
@@ -34,6 +34,8 @@ class ModelSpec:
     max_nodes: int  # of one share
     windows: tuple[int, ...] = (0,)  # those its layers have, each once
     max_positions: int = 1 << 30  # that it was made for; drafted nodes may lie beyond, and are never emitted there
+    hidden: int = 0  # width of the rows of hidden states that it writes
+    reads_hidden: bool = False  # and whether it reads such rows, too
 
 
 @dataclass(slots=True)
@@ -43,7 +45,8 @@ class Share:
     Node i's row goes to cache row `start + i`. It sees every row before `committed`, and of the rows from there on
     itself and those that `visible` (`bool[n, start + n − committed]`) names; None: all rows up to its own, a chain.
     In a layer with a window of w it sees of those only the rows of the last w positions, its own included.
-    `logits`: for how many of the nodes, counted from the last, logits are wanted.
+    `logits`: for how many of the nodes, counted from the last, logits are wanted. `hidden`: a row `[n, H]` for each
+    node, of a model that reads hidden states.
     """
 
     slot: int
@@ -53,6 +56,7 @@ class Share:
     positions: Sequence[int]
     visible: NDArray[np.bool_] | None
     logits: int
+    hidden: NDArray[np.float32] | None = None
 
 
 class Executor(Protocol):
@@ -86,6 +90,14 @@ class Executor(Protocol):
         ...
 
 
+class HiddenExecutor(Executor, Protocol):
+    """One that keeps the hidden states that its model writes, if it does."""
+
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        """Those of a slot's tokens, a row for each row of its cache: `[S, H]`."""
+        ...
+
+
 def share_rows(executor: Executor, slot: int, source: int, rows: int) -> None:
     """Give a slot the first rows of another's cache, or of its own, and no more; they are committed."""
     if source != slot and rows:
@@ -106,14 +118,16 @@ def spec_of(manifest: Manifest, name: str) -> ModelSpec:
         max_nodes=manifest.buckets[-1],
         windows=tuple(model.windows),
         max_positions=model.max_positions,
+        hidden=model.hidden,
+        reads_hidden=model.kind == "eagle3",
     )
 
 
-def load(backend: str, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> Executor:
+def load(backend: str, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> HiddenExecutor:
     """A compiled model on the CPU, by the backend that a bundle names; raises BundleError for one unknown here."""
     if backend not in _MODULES:
         known = ", ".join((*_MODULES, *ON_GPU))
         raise BundleError(f"the bundle needs backend {backend!r}, this specbuild has {known}: update specbuild")
     module = importlib.import_module(_MODULES[backend], __package__)
-    executor: Executor = module.OrtExecutor(graph, spec, batch_size, threads)
+    executor: HiddenExecutor = module.OrtExecutor(graph, spec, batch_size, threads)
     return executor

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from .. import memory
-from ..bundle import MODULES, Bundle
+from ..bundle import Bundle
 from ..device.cubins import find_kernels
 from ..device.loop import DeviceLoop
 from ..device.resident import ResidentLoop
 from ..draft import DrafterName
 from ..errors import ExecutionError, OptionError
+from ..manifest import MODULES
 from ..pages import Pages
 from . import ModelSpec, spec_of
 from .cuda import Cuda

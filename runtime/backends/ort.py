@@ -35,6 +35,8 @@ class _Plan:
     tokens: NDArray[np.int64]
     positions: NDArray[np.int64]
     logits: list[NDArray[np.float32]]  # per lane, `[wanted, V]`
+    fed: NDArray[np.float32]  # hidden states that are read, `[1, T, H]`, and those that are written
+    hidden: NDArray[np.float32]
     keep: list[NDArray[Any]]  # arrays that are bound by address only
 
 
@@ -60,6 +62,7 @@ class OrtExecutor:
         self._positions = np.tile(np.arange(spec.capacity), (batch_size, 1))  # of each cache row, where windows ask
         self._last_row = np.zeros((batch_size, 1), dtype=np.int32)
         self._logits = np.empty((batch_size * spec.max_nodes, spec.vocab_size), dtype=np.float32)
+        self._hidden = np.zeros((batch_size, spec.capacity, spec.hidden), dtype=np.float32)
         self._ends = [0] * batch_size  # per slot, the row past the last one in use
         self._plans: dict[tuple[int, ...], _Plan] = {}
 
@@ -73,6 +76,8 @@ class OrtExecutor:
             last = first + len(lane.tokens)
             plan.tokens[0, first:last] = lane.tokens
             plan.positions[0, first:last] = lane.positions
+            if lane.hidden is not None:
+                plan.fed[0, first:last] = lane.hidden
             if lane.start + len(lane.tokens) > self.spec.max_positions:  # a learned table ends there
                 np.minimum(plan.positions, self.spec.max_positions - 1, out=plan.positions)
             self._last_row[lane.slot, 0] = lane.start + len(lane.tokens) - 1
@@ -87,6 +92,11 @@ class OrtExecutor:
             self.seconds += time.perf_counter() - started
             for region in touched:
                 region.fill(0)
+        first = 0
+        for lane in lanes if self.spec.hidden else ():
+            count = len(lane.tokens)
+            self._hidden[lane.slot, lane.start : lane.start + count] = plan.hidden[0, first : first + count]
+            first += count
         return [plan.logits[share.slot] for share in shares]
 
     def _hide(self, lane: Share) -> list[NDArray[np.float32]]:
@@ -140,6 +150,11 @@ class OrtExecutor:
         bind("position_ids", positions)
         bind("logit_nodes", np.array(nodes or [0], dtype=np.int64))
         bind("logits", logits[None], output=True)
+        fed, hidden = (np.zeros((1, ends[-1], self.spec.hidden), dtype=np.float32) for _ in range(2))
+        if self.spec.reads_hidden:
+            bind("hidden_in", fed)
+        if self.spec.hidden:
+            bind("hidden", hidden, output=True)
         if self.batch_size > 1:
             bind("lane_sizes", np.array(sizes, dtype=np.int64))
         for slot, size in enumerate(sizes):
@@ -153,13 +168,15 @@ class OrtExecutor:
                     bind(f"present_{kind}.{layer}.{slot}", rows, output=True)
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
-        plan = _Plan(binding, tokens, positions, np.split(logits[: len(nodes)], splits), keep)
+        plan = _Plan(binding, tokens, positions, np.split(logits[: len(nodes)], splits), fed, hidden, keep)
         self._plans[shape] = plan
         return plan
 
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move cache rows; see `Executor.commit`."""
         self._cache.gather(slot, rows, start)
+        if self.spec.hidden and rows:
+            self._hidden[slot, start : start + len(rows)] = self._hidden[slot, list(rows)]
         if self._windowed:
             end = max(self._ends[slot], start + len(rows))
             self._positions[slot, start:end] = np.arange(start, end)
@@ -168,13 +185,19 @@ class OrtExecutor:
     def copy(self, slot: int, source: int, rows: int) -> None:
         """Copy cache rows; see `Executor.copy`."""
         self._cache.copy(slot, source, rows)
+        self._hidden[slot, :rows] = self._hidden[source, :rows]
+
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        """See `HiddenExecutor`."""
+        rows: NDArray[np.float32] = self._hidden[slot]
+        return rows
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cache."""
-        return self._cache.nbytes
+        return self._cache.nbytes + self._hidden.nbytes
 
     def close(self) -> None:
         """Free the session and the cache."""
         self._plans.clear()
-        del self._session, self._cache
+        del self._session, self._cache, self._hidden

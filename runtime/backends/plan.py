@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..bundle import MODULES, EngineRecord
 from ..errors import BundleError, ExecutionError, OptionError, one_line
 from ..library import PLUGIN, find_library
+from ..manifest import MODULES, EngineRecord
 from .cuda import Cuda
 from .device import Tensor
 from .tensors import TensorInfo

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..backends.device import Kernels
-from ..bundle import Bundle, KernelRecord
+from ..bundle import Bundle
 from ..errors import ExecutionError, OptionError
 from ..kernels import LAUNCHERS, Choose, Commit, Dtype, Grow, KernelLibrary, Mask, Ring, Walk
 from ..library import find_library
+from ..manifest import KernelRecord
 
 # Of plugins/kernels.h, and what CUDA allows for a grid's second and third number.
 _NODES, _POOL, _BEST, _VOCAB, _GRID, _ANY = 64, 512, 64, 1 << 19, 65535, 2**31 - 1

@@ -19,8 +19,9 @@ from numpy.typing import DTypeLike, NDArray
 from ..backends import ModelSpec, spec_of
 from ..backends.device import PageTable, Place, Step, Tensor, TreeInputs
 from ..backends.standard import StandardExecutor
-from ..bundle import Bundle, Manifest
+from ..bundle import Bundle
 from ..errors import ExecutionError
+from ..manifest import Manifest
 from ..memory import block_size, cache_item_bytes, pages
 from ..pages import Pages
 from ..tree import TreeSpec

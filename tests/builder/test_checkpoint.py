@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specbuild.builder.checkpoint import check_pair, find, fit_vocabulary, load
+from specbuild.builder.checkpoint import find, load
 from specbuild.runtime.errors import CheckpointError
 
 Make = Callable[..., Path]
@@ -135,37 +135,3 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(CheckpointError, match=r"some/model.*no network"):
         find("some/model")
-
-
-def test_the_reference_pair_is_a_pair(pair: Path) -> None:
-    check_pair(find(str(pair / "target")), find(str(pair / "draft")))
-
-
-def test_a_pair_shares_its_vocabulary(original: Path, folder: Path) -> None:
-    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    vocab = content["model"]["vocab"]
-    last = max(vocab, key=lambda token: vocab[token])
-    merges = content["model"]["merges"]
-    content["model"]["merges"] = [merge for merge in merges if "".join(merge).replace(" ", "") != last]
-    vocab["zzz"] = vocab.pop(last)
-    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(
-        CheckpointError, match=r"tokens: .* is (4095 in the target and unknown|unknown in the target and 4095)"
-    ):
-        check_pair(find(str(original)), find(str(folder)))
-
-
-@pytest.mark.parametrize("rows", [4096, 4100, 4160])
-@pytest.mark.parametrize("tied", [False, True])
-def test_padding_is_cut_or_added(make_checkpoint: Make, original: Path, tmp_path: Path, rows: int, tied: bool) -> None:
-    padded = find(str(make_checkpoint(tmp_path / "p", num_hidden_layers=1, vocab_size=4128, tie_word_embeddings=tied)))
-    check_pair(find(str(original)), padded)
-    model, text = load(padded, "eager"), torch.tensor([[5, 17, 3]])
-    with torch.no_grad():
-        before = model(text).logits[0]
-        fit_vocabulary(model, rows)
-        after = model(text).logits[0]
-    known = min(rows, 4128)
-    torch.testing.assert_close(after[:, :known], before[:, :known])
-    assert after.shape == (3, rows)
-    torch.testing.assert_close(after[:, known:], before.mean(1, keepdim=True).expand(-1, rows - known))

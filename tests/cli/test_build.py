@@ -210,18 +210,6 @@ def test_a_bad_draft_is_refused(specbuild: Command, tiny: Path, checkpoint: Path
     assert snapshot(place) == {}
 
 
-def test_vocabularies_that_differ(specbuild: Command, tiny: Path, checkpoint: Path, place: Path) -> None:
-    content = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
-    content["added_tokens"][0]["content"] = "<|fin|>"
-    text = json.dumps(content).replace("<|endoftext|>", "<|fin|>")
-    (checkpoint / "tokenizer.json").write_text(text, encoding="utf-8")
-    edit(checkpoint / "tokenizer_config.json", bos_token="<|fin|>", eos_token="<|fin|>")
-    line = specbuild("build", "--target", tiny, "--draft", checkpoint, "-o", place / "b").refusal()
-    assert "vocabular" in line
-    assert "<|endoftext|>" in line or "<|fin|>" in line
-    assert snapshot(place) == {}
-
-
 def test_a_tokenizer_with_more_tokens_than_the_model(
     specbuild: Command, make_checkpoint: Command, tmp_path: Path, place: Path
 ) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from device import gpus
-from specbuild.runtime.bundle import MANIFEST, Bundle, Manifest, file_record
+from specbuild.runtime.bundle import Bundle, file_record
+from specbuild.runtime.manifest import MANIFEST, Manifest
 
 Command = Callable[..., Any]
 LAYERS = {"target": 6, "draft": 2}

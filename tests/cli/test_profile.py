@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from specbuild.runtime import Bundle, nvtx
-from specbuild.runtime.bundle import MANIFEST, file_record
+from specbuild.runtime.bundle import file_record
+from specbuild.runtime.manifest import MANIFEST
 
 Command = Callable[..., Any]
 QUICK = ("--repeat", 1, "-n", 12)

@@ -19,11 +19,11 @@ from device import CudaKernels, gpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specbuild.builder import kernels as compiler
-from specbuild.runtime.bundle import KernelRecord
 from specbuild.runtime.device import cubins
 from specbuild.runtime.device.cubins import KERNELS, CubinKernels, Launch, best_architecture, find_kernels, launches
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.kernels import LAUNCHERS, STRUCTS, Attention, Choose, Dtype, KernelLibrary
+from specbuild.runtime.manifest import KernelRecord
 from specbuild.runtime.sampling import SamplingParams
 
 REPORT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "kernels-report.json"

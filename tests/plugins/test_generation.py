@@ -11,7 +11,7 @@ import pytest
 from calls import Array, Growths, cache_struct, choose, commit, history, ints, tree_arrays, walk
 from device import HostKernels
 from numpy.typing import NDArray
-from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime import Engine, SamplingParams, drafters
 from specbuild.runtime import draft as draft_module
 from specbuild.runtime import engine as engine_module
 from specbuild.runtime.cache import KVCache
@@ -142,7 +142,7 @@ def replaced(kernels: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
 
     used.clear()
     monkeypatch.setattr(engine_module, "Loop", KernelLoop)
-    monkeypatch.setattr(engine_module, "ModelDrafter", KernelDrafter)
+    monkeypatch.setattr(drafters, "ModelDrafter", KernelDrafter)
     monkeypatch.setattr(draft_module, "Growth", KernelGrowth)
     monkeypatch.setattr(KVCache, "gather", gather)
 

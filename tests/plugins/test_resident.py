@@ -13,12 +13,12 @@ import pytest
 from host_device import HostDevice, HostQueue, QueuedModel
 from specbuild.runtime import Bundle
 from specbuild.runtime.backends.device import Step
-from specbuild.runtime.bundle import EngineRecord
 from specbuild.runtime.device.description import Notes, describe_bundle
 from specbuild.runtime.device.resident import ResidentLoop
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.kernels import KernelLibrary
 from specbuild.runtime.loop import Loop
+from specbuild.runtime.manifest import EngineRecord
 from specbuild.runtime.sequence import Sequence
 from test_device_loop import Made, Words, prompt_of, request_of, requests, run
 from tiny_models import CHUNK, TEXT, VOCAB, executor

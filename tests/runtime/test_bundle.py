@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from specbuild.runtime import Engine
-from specbuild.runtime.bundle import MANIFEST, SCHEMA_VERSION, Bundle, EngineRecord, Manifest, file_record
+from specbuild.runtime.bundle import Bundle, file_record
 from specbuild.runtime.errors import BundleError
+from specbuild.runtime.manifest import MANIFEST, SCHEMA_VERSION, EngineRecord, Manifest
 
 
 def open_and_verify(folder: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from specbuild.runtime import Bundle, memory
-from specbuild.runtime.bundle import EngineRecord, FileRecord, Manifest
 from specbuild.runtime.errors import OptionError
+from specbuild.runtime.manifest import EngineRecord, FileRecord, Manifest
 
 MIB = 1 << 20
 

@@ -24,8 +24,8 @@ from specbuild.runtime.backends.plan import (
     load_plugin,
 )
 from specbuild.runtime.backends.tensors import CACHES, TensorInfo, check_tensors, expected_tensors
-from specbuild.runtime.bundle import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
+from specbuild.runtime.manifest import EngineRecord
 
 SPEC = ModelSpec("target", 2, 4, 8, 50, 64, 8, (0, 16))
 RECORD = EngineRecord(

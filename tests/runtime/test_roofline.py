@@ -10,8 +10,8 @@ import pytest
 from host_device import HostDevice
 from specbuild.runtime import Bundle
 from specbuild.runtime.backends import Executor
-from specbuild.runtime.bundle import ModelRecord
 from specbuild.runtime.errors import ExecutionError
+from specbuild.runtime.manifest import ModelRecord
 from specbuild.runtime.roofline import (
     Attention,
     Experts,

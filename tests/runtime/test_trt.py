@@ -20,8 +20,8 @@ from specbuild.runtime.backends.device import PageTable, Tensor
 from specbuild.runtime.backends.plan import Plan, logger
 from specbuild.runtime.backends.tensors import TensorInfo, check_tensors, expected_tensors
 from specbuild.runtime.backends.trt import TrtModel
-from specbuild.runtime.bundle import EngineRecord
 from specbuild.runtime.errors import BundleError
+from specbuild.runtime.manifest import EngineRecord
 from specbuild.runtime.pages import Pages
 
 BACKEND = "tensorrt-rtx"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir as ir
@@ -23,6 +24,7 @@ class Fake:
     """An executor of which each step takes as long as its graph's name says."""
 
     made: list[Fake]
+    spec = SimpleNamespace(reads_hidden=False)
 
     def __init__(self, graph: Path) -> None:
         self.seconds, self.each, self.closed = 0.0, float(graph.name), False

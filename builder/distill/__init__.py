@@ -1,0 +1,1 @@
+"""`specbuild distill`: a draft for any target, trained to say what the target says."""

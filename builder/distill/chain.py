@@ -1,0 +1,105 @@
+"""An ordinary draft: a smaller model of the target's architecture, its head perhaps cut to the tokens that are used."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from .divergence import Divergence
+from .generate import Spread, go_on
+from .student import Lesson
+
+DRAFT_TOKENS = "draft_tokens"  # of config.json: the tokens that a trimmed head knows
+
+
+class ChainStudent:
+    """See `Student`. net: a causal model whose head has a row for each of `tokens` `int64[n]`; None: for all."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, net: PreTrainedModel, tokens: Tensor | None) -> None:
+        size = net.config.vocab_size
+        self.net, self.tokens = net, torch.arange(size) if tokens is None else tokens
+        self._trimmed = tokens is not None
+        self._places = torch.full((size,), -1)
+        self._places[self.tokens] = torch.arange(len(self.tokens))
+
+    def to(self, device: torch.device) -> None:
+        """Move it."""
+        self.net.to(device)
+        self.tokens, self._places = self.tokens.to(device), self._places.to(device)
+
+    def loss(self, lesson: Lesson, divergence: Divergence) -> Tensor:
+        """See `Student.loss`."""
+        logits = self.net(input_ids=lesson.tokens, use_cache=False).logits
+        return self._compared(logits, lesson.ids, lesson.probs, divergence).mean()
+
+    def _compared(self, logits: Tensor, ids: Tensor, probs: Tensor, divergence: Divergence) -> Tensor:
+        """`[B, N, n]` of the head, `[B, N, k]` of the target → `[B, N]`."""
+        places = self._places[ids]
+        rows = zip(
+            logits, places.clamp(min=0), strict=True
+        )  # one by one they stay in a CPU's caches: three times faster
+        log_q = torch.stack([row.float().log_softmax(-1).gather(-1, each) for row, each in rows])
+        return divergence(log_q, probs, (places >= 0).float())
+
+    def agreement(self, lesson: Lesson, depth: int) -> Tensor:
+        """See `Student.agreement`: what is drafted after a text's own tokens is what a pass over the text chooses."""
+        logits = self.net(input_ids=lesson.tokens, use_cache=False).logits
+        right = self._choices(logits)[:, :-1] == lesson.tokens[:, 1:]
+        return nn.functional.pad(right, (0, depth)).unfold(1, depth, 1)
+
+    def _choices(self, logits: Tensor) -> Tensor:
+        return self.tokens[logits.argmax(-1)]
+
+    def write(self, tokens: Tensor, length: int) -> Tensor:
+        """Texts `int64[B, T]` continued to `length` tokens by sampling; random by torch's own state."""
+        processor = Spread(self.tokens, self.net.config.vocab_size)
+        return go_on(self.net, tokens, torch.ones_like(tokens), length, processor)
+
+    def progress(self, done: float) -> None:
+        """It is trained as a whole from the beginning."""
+
+    def save(self, folder: Path) -> None:
+        """See `Student.save`. A trimmed head has zeros for the tokens it does not know."""
+        net = copy.deepcopy(self.net).cpu().to(self.net.config.dtype)
+        if self._trimmed:
+            own, tokens = net.get_output_embeddings(), self.tokens.cpu()
+            head = _linear(own.in_features, net.config.vocab_size, own)
+            for ours, full in zip(own.parameters(), head.parameters(), strict=True):
+                full.data.zero_()[tokens] = ours.data
+            net.set_output_embeddings(head)
+            setattr(net.config, DRAFT_TOKENS, tokens.tolist())
+        net.save_pretrained(folder)
+        for path in folder.glob("*.safetensors"):
+            path.chmod(0o644)
+
+
+def untied(net: PreTrainedModel) -> PreTrainedModel:
+    """The same model with a head of its own."""
+    if not net.config.tie_word_embeddings:
+        return net
+    config = copy.deepcopy(net.config)
+    config.tie_word_embeddings = False
+    other = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    other.load_state_dict(net.state_dict())
+    return other
+
+
+def trim(net: PreTrainedModel, tokens: Tensor) -> PreTrainedModel:
+    """The same model with a head of its own for these tokens alone."""
+    net = untied(net)
+    own = net.get_output_embeddings()
+    head = _linear(own.in_features, len(tokens), own)
+    for ours, small in zip(own.parameters(), head.parameters(), strict=True):
+        small.data.copy_(ours.data[tokens])
+    net.set_output_embeddings(head)
+    return net
+
+
+def _linear(width: int, rows: int, like: nn.Linear) -> nn.Linear:
+    return nn.Linear(width, rows, bias=like.bias is not None, dtype=like.weight.dtype)

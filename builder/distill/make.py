@@ -1,0 +1,145 @@
+"""The student that was asked for, as it is before its first step."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ...runtime.errors import CheckpointError, OptionError
+from .. import checkpoint as checkpoints
+from ..checkpoint import Checkpoint
+from ..vocabulary import reconcile
+from . import shape
+from .chain import DRAFT_TOKENS, ChainStudent, trim, untied
+from .options import INITS, DistillConfig, flag
+from .parallel import PARD_TOKEN, ParallelStudent, mask_of, with_mask
+from .student import Student
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A draft's shape, known before anything is loaded; `before`: the draft to go on from."""
+
+    config: DistillConfig
+    target: Checkpoint
+    shape: PreTrainedConfig | None  # None: an EAGLE head has its own
+    before: Checkpoint | None = None
+
+    @classmethod
+    def of(cls, config: DistillConfig, target: Checkpoint) -> Plan:
+        """Raises OptionError and CheckpointError."""
+        if config.sequence_length > target.max_positions:
+            raise OptionError(
+                f"--sequence-length {config.sequence_length} is beyond the target's {target.max_positions} positions"
+            )
+        config.vocabulary(target.vocab_size)
+        if config.kind == "eagle3":
+            return cls(config, target, None)
+        before = None if config.init in INITS else checkpoints.find(config.init)
+        plan = cls(config, target, before.config if before else shape.derive(config, target.config), before)
+        if before:
+            plan._check_before(before)
+        window = getattr(plan.shape, "sliding_window", None)
+        if config.kind == "parallel" and isinstance(window, int) and window < config.sequence_length + config.depth:
+            raise OptionError(f"mask tokens cannot be trained under a window of {window}: use --kind chain")
+        return plan
+
+    def _check_before(self, before: Checkpoint) -> None:
+        """Raises where the draft to go on from is not what was asked for."""
+        if reconcile(self.target, before).kind not in ("identical", "padded"):
+            raise CheckpointError(f"{before.source} has another tokenizer than the target: --init a draft of its own")
+        if before.vocab_size < self.target.vocab_size:
+            raise CheckpointError(
+                f"{before.source} has {before.vocab_size} tokens, not {self.target.vocab_size}: give a draft of its own"
+            )
+        fields = {
+            "layers": "num_hidden_layers",
+            "num_heads": "num_attention_heads",
+            "num_kv_heads": "num_key_value_heads",
+        }
+        for name, size in self.config.shape.items():
+            has = getattr(before.config, fields.get(name, name), None)
+            if has != size:
+                raise OptionError(f"{before.source} has --{flag(name)} {has}, not {size}: drop it")
+        known, asked = self._known(before), self.config.draft_vocab_size
+        if known is not None and asked and asked != len(known):
+            raise OptionError(
+                f"the head of {before.source} knows {len(known)} tokens, not {asked}: drop --draft-vocab-size"
+            )
+        mask = getattr(before.config, PARD_TOKEN, None)
+        if mask is not None and (self.config.kind != "parallel" or mask != mask_of(self.target)):
+            raise OptionError(
+                f"{before.source} drafts with mask token {mask}: go on with --kind parallel, for its target"
+            )
+
+    def _known(self, before: Checkpoint) -> Tensor | None:
+        tokens = getattr(before.config, DRAFT_TOKENS, None)
+        if tokens is None:
+            return None
+        size = before.vocab_size
+        if not isinstance(tokens, list) or not all(isinstance(t, int) and 0 <= t < size for t in tokens) or not tokens:
+            raise CheckpointError(f"{before.source}/config.json has {DRAFT_TOKENS} that are no list of its tokens")
+        return torch.tensor(tokens)
+
+    def student(self, model: PreTrainedModel, counts: NDArray[np.int64]) -> tuple[Student, dict[str, int]]:
+        """What is trained, and how much of it began as what. counts `[V]`: how often the texts have each token."""
+        config, size = self.config, self.target.vocab_size
+        torch.manual_seed(config.seed)
+        wanted = config.vocabulary(size)
+        if config.kind == "eagle3":
+            head: Any = importlib.import_module(".eagle", __package__).EagleStudent
+            tokens = frequent(counts, wanted, self.target.eos_token_ids())
+            inner = config.intermediate_size
+            student: Student = head.start(model, tokens, depth=config.depth, intermediate_size=inner, seed=config.seed)
+            return student, {}
+        assert self.shape is not None
+        if self.before:
+            net, known = checkpoints.load(self.before, "sdpa"), self._known(self.before)
+            began = {config.init: len(list(net.parameters()))}
+            trimmed = known is not None or bool(config.draft_vocab_size and wanted < size)
+        else:
+            net, known = AutoModelForCausalLM.from_config(copy.deepcopy(self.shape), dtype=torch.float32), None
+            began = shape.initialise(net, model) if config.init == "target" else {"random": len(list(net.parameters()))}
+            trimmed = wanted < size
+        tokens = known if known is not None else frequent(counts, wanted, self.target.eos_token_ids())
+        mask = mask_of(self.target)
+        if config.kind == "parallel" and getattr(net.config, PARD_TOKEN, None) is None:
+            net = untied(net) if trimmed else net
+            with_mask(net, mask)
+        net = trim(net, tokens) if trimmed else net
+        net.config.dtype = self.target.config.dtype or torch.float32
+        kept = tokens if trimmed else None
+        return (
+            ParallelStudent(net, kept, mask, config.depth) if config.kind == "parallel" else ChainStudent(net, kept)
+        ), began
+
+
+def frequent(counts: NDArray[np.int64], size: int, always: list[int]) -> Tensor:
+    """The `size` tokens that texts have most often, and these; in order."""
+    counts = counts.copy()
+    counts[always[:size]] = counts.max() + 1
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
+
+
+def files_of_tokenizer(target: Checkpoint) -> list[Path]:
+    """What of a checkpoint is not the model."""
+    patterns = (
+        "tokenizer*",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.*",
+        "merges.txt",
+        "*.jinja",
+        "*.model",
+    )
+    found = {path for pattern in (*patterns, "generation_config.json") for path in target.folder.glob(pattern)}
+    return sorted(path for path in found if path.is_file())

@@ -1,0 +1,141 @@
+"""From a target to a draft on disk: look, write texts, ask the target about them, train, publish."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...runtime.errors import CheckpointError, OptionError
+from .. import checkpoint as checkpoints
+from ..output import check_output, staging
+from . import texts
+from .chain import ChainStudent
+from .data import Corpus, Progress, make
+from .make import Plan, files_of_tokenizer
+from .options import DistillConfig
+from .student import Student
+from .teacher import Course, Teacher
+from .train import Found, Trainer, narrow, scalars
+from .validate import Exam
+from .work import Work
+
+REPORT = "training.json"
+RUNS = "runs"  # TensorBoard's
+
+
+def distill(config: DistillConfig, progress: Progress = lambda what, done, total, note: None) -> dict[str, Any]:
+    """Train a draft and write it to `config.output`, a Hugging Face checkpoint; what REPORT says.
+
+    What is unfinished is kept in `config.work`, from where `resume` goes on. Raises as the checks do, where
+    possible before weights are loaded.
+    """
+    check_output(config.output, config.force, REPORT, "draft that specbuild made")
+    device, dtype = machine(config)
+    target = checkpoints.find(config.target)
+    plan = Plan.of(config, target)
+    given = texts.read(config.text, target)
+    identity = config.identity() | {
+        "device": device.type,
+        "dtype": str(dtype).removeprefix("torch."),
+        "target_sha256": target.sha256(),
+        "text_sha256": hashlib.sha256(json.dumps(given).encode()).hexdigest(),
+        "init_sha256": plan.before.sha256() if plan.before else config.init,
+    }
+    work = Work.open(config.work, identity, config.resume, config.force)
+    torch.set_num_threads(work.threads)
+    try:
+        report = _distilled(plan, given, identity, work, device, dtype, progress)
+    except (OptionError, CheckpointError):  # what cannot be done need not be kept
+        if not config.resume:
+            work.remove()
+        raise
+    work.remove()
+    return report
+
+
+def _distilled(
+    plan: Plan,
+    given: list[list[int]],
+    identity: dict[str, Any],
+    work: Work,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+) -> dict[str, Any]:
+    config, target = plan.config, plan.target
+    progress("loading the target", 0, 1, "")
+    model = checkpoints.load(target, "sdpa").to(device)
+    narrow(model, dtype)
+    corpus = make(config, target, model, given, work, progress)
+    student, began = plan.student(model, np.bincount(corpus.rows.ravel(), minlength=target.vocab_size))
+    _place(student, device)
+    teacher = Teacher(model, student.taps)
+    course = Course.of(teacher, corpus, work, config.batch_size, progress)
+    exam = Exam.of(corpus, teacher, config.batch_size)
+    known = work.load("state")
+    scalar, close = scalars(work.folder / RUNS, known[1]["step"] if known else 0)
+    try:
+        found = Trainer(config, student, course, corpus, exam, work, dtype, progress, scalar).run()
+    finally:
+        close()
+    progress("writing the draft", 0, 1, "")
+    report = _report(config, identity, corpus, student, began, found)
+    size = sum(p.numel() * 4 for p in student.net.parameters())
+    with staging(config.output, size) as folder:
+        student.save(folder)
+        for path in files_of_tokenizer(target):
+            shutil.copy(path, folder / path.name)
+        if (work.folder / RUNS).is_dir():
+            shutil.copytree(work.folder / RUNS, folder / RUNS)
+        (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def machine(config: DistillConfig) -> tuple[torch.device, torch.dtype]:
+    """Where it is trained, and in what: bfloat16 where that is fast. Raises OptionError."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("there is no GPU that torch can use: drop --device cuda")
+    cuda = config.device != "cpu" and torch.cuda.is_available()
+    fast = torch.cuda.is_bf16_supported() if cuda else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    narrower = config.dtype == "bf16" or (config.dtype == "auto" and fast)
+    return torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if narrower else torch.float32
+
+
+def _place(student: Student, device: torch.device) -> None:
+    if isinstance(student, ChainStudent):
+        student.to(device)
+    else:
+        student.net.to(device)
+
+
+def _report(
+    config: DistillConfig,
+    identity: dict[str, Any],
+    corpus: Corpus,
+    student: Student,
+    began: dict[str, int],
+    found: Found,
+) -> dict[str, Any]:
+    return {
+        "draft": str(config.output),
+        "options": config.to_dict() | {name: identity[name] for name in ("device", "dtype")},
+        "target_sha256": identity["target_sha256"],
+        "text_sha256": identity["text_sha256"],
+        "parameters": sum(p.numel() for p in student.net.parameters()),
+        "draft_vocab_size": len(student.tokens),
+        "began_as": began,
+        "texts": {"tokens": corpus.rows.size, "rows": len(corpus.rows), "judged_by": len(corpus.exam)},
+        "depth": config.depth,
+        "acceptance_length": found.best,
+        "best_step": found.best_step,
+        "steps": found.step,
+        "tokens": found.tokens,
+        "seconds": round(found.seconds, 1),
+        "curve": found.curve,
+        "torch": torch.__version__,
+    }

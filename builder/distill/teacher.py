@@ -1,0 +1,100 @@
+"""What the target makes of texts: its likeliest next tokens, and its hidden states where they are asked for."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..taps import Taps
+from .data import Corpus, Progress
+from .student import Lesson
+from .work import Work
+
+LIKELIEST = 64  # tokens that are remembered of a distribution
+MOST_RECORDED = 2 << 30  # bytes; of more text the target is asked anew at every step
+ROWS = 64  # of a file of the record
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model in evaluation mode. taps: the layers whose inputs a lesson holds, side by side."""
+
+    model: PreTrainedModel
+    taps: tuple[int, ...] = ()
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor) -> Lesson:
+        """`int64[B, T]` → the lesson, on the model's device."""
+        tokens = tokens.to(self.model.device)
+        taps = Taps(self.taps, nn.Identity())
+        with taps.watching(self.model) if self.taps else nullcontext():
+            logits = self.model(input_ids=tokens, use_cache=False).logits
+            states = taps.states() if self.taps else None
+        ids, probs = zip(*map(self._likeliest, logits), strict=True)
+        return Lesson(tokens, torch.stack(ids), torch.stack(probs), states)
+
+    @torch.no_grad()
+    def states(self, tokens: Tensor) -> Tensor | None:
+        """A lesson's taps alone; None where none are asked for."""
+        if not self.taps:
+            return None
+        taps = Taps(self.taps, nn.Identity())
+        with taps.watching(self.model):
+            self.model.base_model(input_ids=tokens, use_cache=False)
+            return taps.states()
+
+    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.float()
+        best, ids = logits.topk(min(LIKELIEST, logits.shape[-1]), sorted=False)
+        return ids, (best - logits.logsumexp(-1, keepdim=True)).exp()
+
+
+@dataclass(frozen=True)
+class Course:
+    """Lessons by the numbers of rows: remembered where that fits, else made anew."""
+
+    teacher: Teacher
+    rows: NDArray[np.int32]
+    ids: NDArray[np.integer] | None = None  # [N, T, k]
+    probs: NDArray[np.float16] | None = None
+
+    @classmethod
+    def of(cls, teacher: Teacher, corpus: Corpus, work: Work, batch: int, progress: Progress) -> Course:
+        """Ask the target about all rows once, unless rows are too many; for hidden states it is always asked anew."""
+        rows, vocabulary = corpus.rows, teacher.model.config.get_text_config().vocab_size
+        kind = np.uint16 if vocabulary <= 1 << 16 else np.int32
+        shape = (*rows.shape, min(LIKELIEST, vocabulary))
+        if np.prod(shape) * (kind().itemsize + 2) > MOST_RECORDED:
+            return cls(teacher, rows)
+        ids, probs, reader = np.empty(shape, kind), np.empty(shape, np.float16), replace(teacher, taps=())
+        for first in range(0, len(rows), ROWS):
+            progress("the target reads", first, len(rows), f"{first * rows.shape[1]} tokens")
+            part = slice(first, min(first + ROWS, len(rows)))
+
+            def read(part: slice = part) -> dict[str, NDArray]:
+                numbers = range(part.start, part.stop, batch)
+                lessons = [reader(torch.from_numpy(rows[part][n - part.start :][:batch]).long()) for n in numbers]
+                return {
+                    "ids": np.concatenate([lesson.ids.cpu().numpy().astype(kind) for lesson in lessons]),
+                    "probs": np.concatenate([lesson.probs.half().cpu().numpy() for lesson in lessons]),
+                }
+
+            kept = work.kept(f"read-{first // ROWS}", read)
+            ids[part], probs[part] = kept["ids"], kept["probs"]
+        return cls(teacher, rows, ids, probs)
+
+    def lesson(self, numbers: NDArray[np.int64]) -> Lesson:
+        """On the target's device."""
+        tokens, device = torch.from_numpy(self.rows[numbers].astype(np.int64)), self.teacher.model.device
+        if self.ids is None or self.probs is None:
+            return self.teacher(tokens)
+        ids = torch.from_numpy(self.ids[numbers].astype(np.int64)).to(device)
+        probs = torch.from_numpy(self.probs[numbers].astype(np.float32)).to(device)
+        tokens = tokens.to(device)
+        return Lesson(tokens, ids, probs, self.teacher.states(tokens))

@@ -1,0 +1,115 @@
+"""The folder of an unfinished training: what it was asked for, and all that would have to be done again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...runtime.errors import OptionError, OutputError, one_line
+from ..output import write
+from .options import flag
+
+Arrays = dict[str, NDArray[Any]]
+IDENTITY = "identity.json"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Files are written beside their place and renamed into it: what is there is whole."""
+
+    folder: Path
+    threads: int  # sums are the same only in as many parts
+
+    @classmethod
+    def open(cls, folder: Path, identity: Mapping[str, Any], resume: bool, force: bool) -> Work:
+        """A new folder, or with `resume` the one that is there, if it was for the same. Raises InputError."""
+        identity = json.loads(json.dumps(identity))
+        if resume:
+            return cls(folder, _check(folder, identity))
+        if folder.exists():
+            if not force:
+                raise OutputError(
+                    f"{folder} holds an unfinished training: go on with --resume, or replace it with --force"
+                )
+            if not (folder / IDENTITY).is_file() and any(folder.iterdir()):
+                raise OutputError(f"{folder} is no training, so --force will not replace it: give another --output")
+            shutil.rmtree(folder)
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise OutputError(f"{folder} cannot be written ({error.strerror}): give another --output") from None
+        threads = torch.get_num_threads()
+        write(folder / IDENTITY, json.dumps({"threads": threads, "identity": identity}).encode())
+        return cls(folder, threads)
+
+    def kept(self, name: str, make: Callable[[], Arrays]) -> Arrays:
+        """What was made before under this name, or is made now."""
+        path = self.folder / f"{name}.safetensors"
+        if not path.is_file():
+            arrays = make()
+            self.save(name, {key: torch.from_numpy(value) for key, value in arrays.items()}, {})
+            return arrays
+        try:
+            return dict(load_file(path))
+        except SafetensorError as error:
+            raise OutputError(f"{path} is damaged ({one_line(error)}): begin again with --force") from None
+
+    def save(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Replace a file. Raises OutputError."""
+        path = self.folder / f"{name}.safetensors"
+        temporary = path.with_suffix(".tmp")
+        try:
+            save_file(
+                {key: value.contiguous() for key, value in tensors.items()}, temporary, {"json": json.dumps(about)}
+            )
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except (OSError, SafetensorError) as error:
+            raise OutputError(f"{path} cannot be written ({one_line(error)}): free some space, then --resume") from None
+
+    def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What `save` wrote; None where it did not. Raises OutputError."""
+        path = self.folder / f"{name}.safetensors"
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads(file.metadata()["json"])
+                return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise OutputError(f"{path} is damaged ({one_line(error)}): begin again with --force") from None
+
+    def remove(self) -> None:
+        """All of it."""
+        shutil.rmtree(self.folder)
+
+
+def _check(folder: Path, identity: Mapping[str, Any]) -> int:
+    """The threads of the training that is there; raises OptionError where it was for something else."""
+    try:
+        content = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+        threads, known = int(content["threads"]), dict(content["identity"])
+    except FileNotFoundError:
+        raise OptionError(f"there is no {folder} to go on with: drop --resume") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutputError(f"{folder} is damaged ({one_line(error)}): begin again with --force") from None
+    for name in {**known, **identity}:
+        if known.get(name) != identity.get(name):
+            what = f"--{flag(name)} {known.get(name)}, not {identity.get(name)}"
+            if name.endswith("_sha256"):
+                what = f"another {name.removesuffix('_sha256')}"
+            raise OptionError(f"{folder} was made with {what}: give the same, or begin again with --force")
+    return threads

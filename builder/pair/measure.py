@@ -1,0 +1,125 @@
+"""A target and a draft, built into a bundle that is thrown away, and measured as `specbuild tune` measures."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...runtime import Engine, SamplingParams
+from ...runtime.costs import Costs, Times
+from ...runtime.manifest import Manifest
+from ...runtime.policy import Policy
+from ...runtime.tree import BEST_DEPTH
+from .. import checkpoint as checkpoints
+from ..cli.prompts import Request, read
+from ..config import BuildConfig
+from ..eagle import is_eagle
+from ..pipeline import build
+from ..tuning import measure as tuning
+from ..tuning import trees
+from ..tuning.chances import Record
+from ..tuning.decode import AUTO, OFF, Decoded, Decoder
+from ..tuning.tune import SECONDS
+from ..vocabulary import Vocabulary, reconcile
+from .verdict import judge, needed
+
+CHAIN = f"chain:{BEST_DEPTH}"  # the draft's first choices, by which acceptance is told
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts, our own where none are given; tokens after each; temperatures; threads of the target, all by default."""
+
+    prompts: Sequence[Request] = ()
+    new_tokens: int = 64
+    temperatures: Sequence[float] = (0.0, tuning.TEMPERATURE)
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for temperature in self.temperatures:
+            SamplingParams(temperature=temperature)  # raises OptionError
+
+
+def weigh(target: str, draft: str, asked: Asked, progress: tuning.Progress = lambda stage: None) -> dict[str, Any]:
+    """What `specbuild pair` reports of two checkpoints, as JSON. Leaves nothing behind.
+
+    Raises CheckpointError where the draft cannot be used, and whatever building and tuning raise.
+    """
+    progress("vocabularies")
+    own = checkpoints.find(target)
+    head = is_eagle(checkpoints.read_config(draft))
+    vocabulary = None if head else reconcile(own, checkpoints.find(draft))
+    with tempfile.TemporaryDirectory(prefix="specbuild-pair-") as folder:
+        bundle = Path(folder) / "pair.bundle"
+        build(BuildConfig(target=target, draft=draft, output=bundle, max_batch_size=1, tune=False), progress)
+        wanted = tuning.Tuning(asked.prompts, asked.new_tokens, (1,), asked.threads, SECONDS)
+        table, report = tuning.measure(bundle, wanted, progress)
+        with Engine.load(bundle, batch_size=1, threads=asked.threads, prefix_caching=False, overlap=False) as engine:
+            vocabulary = vocabulary or _of_head(bundle, engine.manifest)
+            longest = engine.manifest.max_seq_len - tuning.ROOM
+            requests = asked.prompts or read(str(tuning.PROMPTS), {})
+            prompts = [engine.tokenizer.encode(each.prompt)[:longest] for each in requests]
+            with engine.scheduler.exclusive() as loop:
+                decoder = Decoder(engine, loop, asked.new_tokens)
+                found = list[dict[str, Any]]()
+                for temperature in asked.temperatures:
+                    progress(f"temperature {temperature:g}")
+                    found.append(_at(temperature, decoder, prompts, table, engine.manifest.buckets[-1] - 1))
+    times = table["times"]["1"]
+    steps = {name: times[part][0][1] for name, part in (("target", "verify"), ("draft", "draft"))}
+    text = [token for prompt in prompts for token in prompt]
+    result = {
+        "target": target,
+        "draft": draft,
+        "machine": report["machine"],
+        "vocabulary": vocabulary.to_dict() | {"of": len(own.tokenizer), "covered": vocabulary.covered(text)},
+        "prompts": len(prompts),
+        "new_tokens": asked.new_tokens,
+        "step_seconds": steps,
+        "step_cost": steps["draft"] / steps["target"],
+        "needed": needed(Times.of(times, BEST_DEPTH + 1)),
+        "temperatures": found,
+    }
+    return result | judge(result)
+
+
+def _of_head(bundle: Path, manifest: Manifest) -> Vocabulary:
+    """A head's, whose tokens are the target's."""
+    model, size = manifest.models["draft"], manifest.models["target"].vocab_size
+    tokens = json.loads((bundle / model.tokens).read_text(encoding="utf-8")) if model.tokens else None
+    return Vocabulary("identical", size, model.vocab_size, tokens and tuple(tokens), model.vocab_size)
+
+
+def _at(
+    temperature: float, decoder: Decoder, prompts: Sequence[list[int]], table: dict[str, Any], largest: int
+) -> dict[str, Any]:
+    """Acceptance by depth, the tree that promises most, and what `auto` brings with and without the draft."""
+    sampled, probes, costs = temperature > 0, trees.names(trees.PROBES, largest), Costs.of(table, largest + 1)
+    policies = {"auto": Policy(costs, drafts=True), "lookup": Policy(costs, drafts=False)}
+    texts, records, chain = [], [], list[Record]()
+    auto: dict[str, list[dict[str, Decoded]]] = {name: [] for name in policies}
+    for prompt in prompts:
+        texts.append({name: decoder.decode(prompt, name, temperature) for name in (OFF, *probes)})
+        plain = texts[-1][OFF]
+        for name, policy in policies.items():
+            auto[name].append({OFF: plain, AUTO: decoder.decode(prompt, AUTO, temperature, policy)})
+        records.append(decoder.replay(plain, probes[-1], every=True))
+        chain += decoder.replay(plain, CHAIN, every=True)
+    times = Times.of(table["times"]["1"], largest + 1, sampled)
+    best = max(trees.promises(texts, records, times, largest), key=lambda tree: tree["speedup"])
+    cumulative = np.diff(Record.sum(chain).reach()).tolist()
+    pairs = zip(cumulative, [1.0, *cumulative], strict=False)
+    return {
+        "temperature": temperature,
+        "accepted": [reached / before if before else 0.0 for reached, before in pairs],
+        "accepted_cumulative": cumulative,
+        "tree": best["tree"],
+        "accepted_tokens": best["accepted"],
+        "speedup": best["speedup"],
+    } | {name: trees.overall(each, AUTO) for name, each in auto.items()}

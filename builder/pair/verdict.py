@@ -1,0 +1,58 @@
+"""Whether a draft is worth it, in plain words, and how good it would have to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...runtime.costs import Times
+from ...runtime.policy import MARGIN
+from ...runtime.tree import BEST_DEPTH
+
+_GRID = np.linspace(0.0, 1.0, 1001)
+
+
+def needed(times: Times) -> float | None:
+    """The acceptance of each token from which on a chain at its best length is faster than plain decoding here.
+
+    None where not even drafts that always come true would be. The expected tokens are those of arXiv 2211.17192.
+    """
+    gains = np.zeros_like(_GRID)
+    for depth in range(1, BEST_DEPTH + 1):
+        seconds = times.once + depth * (times.draft[1] + times.level) + times.verify[depth + 1] + times.round
+        gains = np.maximum(gains, (_GRID[:, None] ** np.arange(depth + 1)).sum(1) * times.alone / seconds)
+    return float(_GRID[gains > 1][0]) if gains[-1] > 1 else None
+
+
+def judge(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The `verdict`, and the `reasons` as lines, of what was measured.
+
+    Worth it is what promises MARGIN times plain decoding, which is what `auto` asks for before it drafts.
+    """
+    measured = found["temperatures"]
+    good = [each for each in measured if each["speedup"] >= MARGIN]
+    verdict = "not worth it on this machine"
+    if good:
+        which = " and ".join(f"{each['temperature']:g}" for each in good)
+        verdict = "worth it on this machine" + ("" if len(good) == len(measured) else f" at temperature {which} alone")
+    at = [f"at temperature {each['temperature']:g}" for each in measured]
+    every = list(zip(measured, at, strict=True))
+    trees = [f"{each['speedup']:.2f}× {where} ({each['tree']})" for each, where in every]
+    auto = [f"{each['auto']:.2f}× {where} ({each['lookup']:.2f}× without the draft)" for each, where in every]
+    reasons = [
+        f"its trees promise, over plain decoding, {', '.join(trees)}; {MARGIN:g}× is what makes auto draft",
+        f"auto, which also continues what a text repeats, was {', '.join(auto)}",
+    ]
+    cost, least = f"a step of the draft costs {found['step_cost']:.2f} of the target's", found["needed"]
+    if least is None:
+        reasons.append(f"{cost}: no acceptance would make up for that here")
+    else:
+        first = [f"{each['accepted'][0]:.0%} {where}" for each, where in every]
+        reasons.append(
+            f"{cost}: more than {least:.0%} of its tokens have to come true for a gain, {' and '.join(first)} do"
+        )
+    if (covered := found["vocabulary"]["covered"]) < 1:
+        reasons.append(f"its vocabulary has {covered:.0%} of the prompts' tokens, and drafts no others")
+    return {"verdict": verdict, "reasons": reasons}

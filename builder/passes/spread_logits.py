@@ -1,0 +1,30 @@
+"""Logits of a head that has some of the tokens alone, by token: for runtimes that take the whole vocabulary's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from .pattern import constant, dims
+
+LOWEST = -6e4  # a logit that no token has, and a number in 16 bits, too
+
+
+def spread_logits(graph: ir.Graph, tokens: Sequence[int], vocab_size: int) -> None:
+    """Output `logits [B, L, columns]` becomes `[B, L, vocab_size]`: column i is of `tokens[i]`, all others LOWEST."""
+    (logits,) = (value for value in graph.outputs if value.name == "logits")
+    place = graph.outputs.index(logits)
+    columns = np.full(vocab_size, len(tokens), dtype=np.int64)
+    columns[list(tokens)] = np.arange(len(tokens))
+    pads = constant(graph, "one_more_column", np.array([0, 0, 0, 0, 0, 1], dtype=np.int64))
+    lowest = constant(graph, "lowest", np.array(LOWEST, dtype=np.float32))
+    pad = ir.node("Pad", [logits, pads, lowest])
+    gather = ir.node("Gather", [pad.outputs[0], constant(graph, "columns", columns)], attributes={"axis": 2})
+    graph.extend([pad, gather])
+    (padded,), (spread,) = pad.outputs, gather.outputs
+    spread.shape, spread.type = ir.Shape([*(dims(logits) or ())[:2], vocab_size]), logits.type
+    padded.shape, padded.type = ir.Shape([*(dims(logits) or ())[:2], len(tokens) + 1]), logits.type
+    logits.name, spread.name = "logits_of_columns", "logits"
+    graph.outputs[place] = spread

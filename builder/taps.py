@@ -1,0 +1,75 @@
+"""What an EAGLE-3 head reads of its target: hidden states between layers, caught as they pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..runtime.errors import CheckpointError
+from .quantize.linears import decoder_layers
+
+TAPS = "eagle_aux_hidden_state_layer_ids"  # where a head's config.json names them
+
+
+@dataclass
+class Taps:
+    """`places`: the layers whose inputs are read; as many as there are layers: the last one's output.
+
+    `fuse`: makes one hidden state of them, `[.., n · H]` to `[.., H]`.
+    """
+
+    places: tuple[int, ...]
+    fuse: nn.Module
+    _seen: dict[int, Tensor] = field(default_factory=dict)
+
+    def states(self) -> Tensor:
+        """What the model's last run left, side by side: `[B, N, n · H]`."""
+        return torch.cat([self._seen[place] for place in self.places], dim=-1)
+
+    @contextmanager
+    def watching(self, model: PreTrainedModel) -> Iterator[None]:
+        """While inside, every run of the model is seen; raises CheckpointError for one whose layers are not found."""
+        layers = decoder_layers(model)
+        if len(layers) < max(self.places):
+            raise CheckpointError(f"{type(model).__name__} has no list of layers to read hidden states from")
+
+        def before(place: int) -> Any:
+            def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+                self._seen[place] = inputs[0] if inputs else named["hidden_states"]
+
+            return hook
+
+        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            self._seen[len(layers)] = output[0] if isinstance(output, tuple) else output
+
+        with ExitStack() as undo:
+            for place in self.places:
+                if place < len(layers):
+                    handle = layers[place].register_forward_pre_hook(before(place), with_kwargs=True)
+                else:
+                    handle = layers[-1].register_forward_hook(after)
+                undo.callback(handle.remove)
+            yield
+        self._seen.clear()
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """The layers whose inputs a head reads where its config.json does not say: the paper's, of deep targets."""
+    if layers >= 8:
+        return 2, layers // 2, layers - 3
+    return tuple(sorted({2, layers // 2, layers - 1} if layers >= 4 else {0, layers - 1}))
+
+
+def read_taps(ids: Any, layers: int) -> list[int]:
+    """The layers whose inputs are meant. Lists that begin with 1 count outputs, as SGLang reads them (its #25454)."""
+    if not ids:
+        return list(default_taps(layers))
+    if not isinstance(ids, list) or not all(isinstance(place, int) for place in ids):
+        raise CheckpointError(f"{TAPS} is {ids!r}: it must be a list of layers")
+    return [place + (ids[0] == 1) for place in ids]

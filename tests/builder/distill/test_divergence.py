@@ -1,0 +1,48 @@
+"""Divergences of the target's likeliest tokens against formulas over whole vocabularies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specbuild.builder.distill import options
+from specbuild.builder.distill.divergence import DIVERGENCES
+
+torch.manual_seed(0)
+P, Q = torch.randn(2, 5, 12).mul(2).softmax(-1)
+DENSE = {
+    "kl": (P * (P / Q).log()).sum(-1),
+    "reverse-kl": (Q * (Q / P).log()).sum(-1),
+    "tv": (P - Q).abs().sum(-1) / 2,
+}
+
+
+def test_each_has_a_formula_and_a_name() -> None:
+    assert set(DIVERGENCES) == set(options.DIVERGENCES) == set(DENSE)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_of_all_tokens_it_is_the_dense_one(name: str) -> None:
+    order = torch.argsort(P, dim=-1)
+    found = DIVERGENCES[name](Q.log().gather(-1, order), P.gather(-1, order), torch.ones_like(P))
+    torch.testing.assert_close(found, DENSE[name], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_token_the_draft_has_not_counts_as_what_cannot_be_drafted(name: str) -> None:
+    """The draft's vocabulary lacks token 3, and the record holds the likeliest six."""
+    known_q = Q.clone()
+    known_q[:, 3] = 0
+    known_q = known_q / known_q.sum(-1, keepdim=True)
+    ids = P.topk(6).indices
+    known = (ids != 3).float()
+    found = DIVERGENCES[name](known_q.clamp(min=1e-30).log().gather(-1, ids), P.gather(-1, ids), known)
+    dense = torch.zeros(5)
+    for row in range(5):
+        kept = [int(token) for token in ids[row] if token != 3]
+        p, q = P[row, kept], known_q[row, kept]
+        dense[row] = {
+            "kl": (p * (p / q).log()).sum(),
+            "reverse-kl": (q * (q / p).log()).sum() + (1 - q.sum()) * ((1 - q.sum()) / (1 - p.sum())).log(),
+            "tv": 1 - torch.minimum(p, q).sum(),
+        }[name]
+    torch.testing.assert_close(found, dense, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,166 @@
+"""The training of EAGLE-3 heads: unrolled as drafting is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from specbuild.builder.checkpoint import find, load
+from specbuild.builder.distill.divergence import DIVERGENCES
+from specbuild.builder.distill.eagle import DECAY, EagleStudent
+from specbuild.builder.distill.student import Lesson
+from specbuild.builder.eagle import find_head, load_head
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+VOCAB, DRAFTED, LENGTH, DEPTH = 97, 30, 8, 3
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+    return make_model()
+
+
+@pytest.fixture
+def student(model: PreTrainedModel) -> EagleStudent:
+    tokens = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:DRAFTED]
+    return EagleStudent.start(model, tokens, depth=DEPTH, intermediate_size=20)
+
+
+@pytest.fixture
+def lesson(model: PreTrainedModel, student: EagleStudent) -> Lesson:
+    tokens = torch.randint(VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        out = model(tokens, output_hidden_states=True)
+    probs, ids = out.logits.softmax(-1).topk(5)
+    return Lesson(tokens, ids, probs, torch.cat([out.hidden_states[place] for place in student.taps], -1))
+
+
+@torch.no_grad()
+def drafting(student: EagleStudent, lesson: Lesson, anchor: int, depth: int) -> list[Tensor]:
+    """Each step's logits `[B, draft_vocab]` as a runtime computes them: true rows up to the anchor, then one by one."""
+    student.net.set_attn_implementation("sdpa")
+    cache, count = DynamicCache(), anchor + 1
+    positions = torch.arange(LENGTH).expand(2, -1)
+    tokens, hidden = lesson.tokens, student.net.fuse(lesson.taps)[:, :count]
+    logits, hidden = student.net(tokens[:, 1 : count + 1], hidden, positions[:, :count], past_key_values=cache)
+    steps = [logits[:, -1]]
+    for row in range(count, count + depth - 1):
+        logits, hidden = student.net(
+            tokens[:, row + 1, None], hidden[:, -1:], positions[:, row, None], past_key_values=cache
+        )
+        steps.append(logits[:, -1])
+    return steps
+
+
+def test_unrolls_as_it_drafts(student: EagleStudent, lesson: Lesson) -> None:
+    """Agreement and loss of every anchor and step are those of drafting with a cache, row by row."""
+    agrees = student.agreement(lesson, DEPTH)
+    student.progress(0.5)
+    loss = student.loss(lesson, DIVERGENCES["tv"]).detach()
+    places = {int(token): place for place, token in enumerate(student.net.tokens)}
+    overlap: list[list[float]] = [[] for _ in range(DEPTH)]
+    expected = torch.zeros(2, LENGTH, DEPTH, dtype=torch.bool)
+    for anchor in range(LENGTH - 1):
+        depth = min(DEPTH, LENGTH - 1 - anchor)
+        for step, logits in enumerate(drafting(student, lesson, anchor, depth)):
+            seen = anchor + 1 + step  # the last token that this step's prediction knows
+            for text, q in enumerate(logits.softmax(-1)):
+                drawn = zip(lesson.ids[text, seen].tolist(), lesson.probs[text, seen].tolist(), strict=True)
+                overlap[step].append(sum(min(p, float(q[places[i]])) for i, p in drawn if i in places))
+                if seen + 1 < LENGTH:
+                    chosen = student.net.tokens[q.argmax()]
+                    expected[text, anchor + 1, step] = chosen == lesson.tokens[text, seen + 1]
+    assert torch.equal(agrees, expected)
+    weights = [DECAY**step for step in range(DEPTH)]
+    losses = [1 - sum(step) / len(step) for step in overlap]
+    mean = sum(w * x for w, x in zip(weights, losses, strict=True)) / sum(weights)
+    assert float(loss) == pytest.approx(mean, abs=1e-5)
+
+
+def test_agreement_is_with_the_text(student: EagleStudent, lesson: Lesson) -> None:
+    """A text of the head's own choices is agreed with at its first step, everywhere but at the first token."""
+    tokens = lesson.tokens.clone()
+    for place in range(2, LENGTH):
+        logits = drafting(student, Lesson(tokens, lesson.ids, lesson.probs, lesson.taps), place - 2, 1)[0]
+        tokens[:, place] = student.net.tokens[logits.argmax(-1)]
+    student.net.set_attn_implementation("specbuild_unrolled")
+    agrees = student.agreement(Lesson(tokens, lesson.ids, lesson.probs, lesson.taps), 2)
+    assert agrees[:, 1:-1, 0].all()
+    assert not agrees[:, 0].any()
+    assert not agrees[:, -1].any()
+    assert not agrees[:, -2, 1].any()
+
+
+def test_learns(student: EagleStudent, lesson: Lesson) -> None:
+    """All but the target's embedding is trained, and what it learns at every depth shows."""
+    before = {name: weight.clone() for name, weight in student.net.named_parameters()}
+    optimizer = torch.optim.Adam([w for w in student.net.parameters() if w.requires_grad], lr=0.01)
+    losses = []
+    for _ in range(20):
+        losses.append(student.loss(lesson, DIVERGENCES["kl"]))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.5 * losses[0]
+    same = {name for name, weight in student.net.named_parameters() if torch.equal(weight, before[name])}
+    assert same == {"embed_tokens.weight"}
+
+
+def test_starts_from_the_target(model: PreTrainedModel, student: EagleStudent) -> None:
+    """Embedding, head rows and final norm are the target's, and two starts of one seed are one."""
+    tokens = student.net.tokens
+    assert torch.equal(tokens, tokens.sort().values)
+    assert torch.equal(student.net.lm_head.weight, model.lm_head.weight[tokens])
+    assert torch.equal(student.net.embed_tokens.weight, model.get_input_embeddings().weight)
+    torch.testing.assert_close(student.net.norm.weight, model.model.norm.weight, atol=1e-5, rtol=0)
+    middle, (first, last) = student.net.midlayer, model.model.layers
+    torch.testing.assert_close(middle.hidden_norm.weight, last.input_layernorm.weight, atol=1e-5, rtol=0)
+    seen = torch.cat((first.self_attn.k_proj.weight, last.self_attn.k_proj.weight), 1)
+    assert torch.equal(middle.self_attn.k_proj.weight, seen)
+    kept = middle.mlp.up_proj.weight[0] == first.mlp.up_proj.weight
+    place = kept.all(1).nonzero().item()
+    assert torch.equal(middle.mlp.down_proj.weight[:, 0], first.mlp.down_proj.weight[:, place])
+    again = EagleStudent.start(model, tokens.flip(0), depth=1, intermediate_size=20)
+    for one, other in zip(student.net.state_dict().values(), again.net.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    other = EagleStudent.start(model, tokens, depth=1, intermediate_size=20, seed=1)
+    assert not torch.equal(student.net.fc.weight, other.net.fc.weight)
+
+
+def test_saves_what_is_read(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    target = find(str(make_checkpoint(tmp_path / "target")))
+    model = load(target, "sdpa")
+    student = EagleStudent.start(model, torch.arange(100, 150), depth=2)
+    (tmp_path / "head").mkdir()
+    student.save(tmp_path / "head")
+    found = find_head(str(tmp_path / "head"), target)
+    assert found.taps == student.taps
+    head = load_head(found, model.get_input_embeddings().weight)
+    assert all(torch.equal(weight, student.net.state_dict()[name]) for name, weight in head.state_dict().items())
+
+
+def test_takes_up_its_steps_one_by_one(student: EagleStudent, lesson: Lesson) -> None:
+    losses = []
+    for done in (0, 0.3, 1):
+        student.progress(done)
+        losses.append(float(student.loss(lesson, DIVERGENCES["kl"]).detach()))
+    every = [EagleStudent(student.net, depth).loss(lesson, DIVERGENCES["kl"]).item() for depth in (1, 2, 3)]
+    assert losses == pytest.approx(every)
+
+
+def test_starts_from_targets_of_other_families() -> None:
+    """What has another shape or another way is left as it is; Gemma's norms multiply by 1 more than their weight."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
+
+    sizes: dict[str, int] = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    gemma = Gemma2ForCausalLM(Gemma2Config(**sizes, **heads)).eval()
+    student = EagleStudent.start(gemma, torch.arange(DRAFTED), depth=1)
+    torch.testing.assert_close(student.net.norm.weight.detach(), torch.ones(32), atol=1e-5, rtol=0)
+    neox = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, num_attention_heads=2)).eval()
+    student = EagleStudent.start(neox, torch.arange(DRAFTED), depth=1)
+    assert torch.equal(student.net.lm_head.weight, neox.get_output_embeddings().weight[:DRAFTED])
+    assert torch.equal(student.net.norm.weight, torch.ones(32))

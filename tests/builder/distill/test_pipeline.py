@@ -1,0 +1,134 @@
+"""A training as a whole: the same by its seed and after every interruption, and it learns."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from specbuild.builder.distill.pipeline import distill
+from specbuild.runtime.errors import InputError
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(one: Path, other: Path) -> bool:
+    ours, theirs = weights(one), weights(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def stop_at(step: int) -> Callable[..., None]:
+    def progress(what: str, done: int, total: int, note: str) -> None:
+        if what == "training" and done == step:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "bf16", "grad_accum": 2}, {"kind": "parallel", "on_policy": 0.5}])
+def test_interrupted_it_ends_with_the_same_weights(asked: Callable[..., Any], tmp_path: Path, fields: Any) -> None:
+    config = asked(**fields)
+    report = distill(config)
+    parts = replace(config, output=tmp_path / "parts")
+    for step in (3, 4):  # between two checkpoints, and at one
+        with pytest.raises(KeyboardInterrupt):
+            distill(replace(parts, resume=parts.work.exists()), stop_at(step))
+        assert not parts.output.exists()
+    again = distill(replace(parts, resume=True))
+    assert same(config.output, parts.output)
+    assert [p["acceptance_length"] for p in again["curve"]] == [p["acceptance_length"] for p in report["curve"]]
+    assert not parts.work.exists()
+    other = replace(config, output=tmp_path / "other", seed=1)
+    distill(other)
+    assert not same(config.output, other.output)
+
+
+def test_killed_it_goes_on(asked: Callable[..., Any], tmp_path: Path) -> None:
+    config = asked(steps=60, eval_every=30, save_every=5, device="cpu")
+    killed = replace(config, output=tmp_path / "killed")
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in config.to_dict().items()
+             if name in ("generate", "sequence_length", "depth", "steps", "batch_size", "eval_every", "save_every",
+                         "dtype", "device", "draft_vocab_size")]  # fmt: skip
+    command = [sys.executable, "-c", "from specbuild.builder.cli import main; main()", "distill", config.target]
+    process = subprocess.Popen([*command, "--out", str(killed.output), *flags], stderr=subprocess.DEVNULL)
+    while not (killed.work / "state.safetensors").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not killed.output.exists()
+    threads = torch.get_num_threads()
+    try:
+        assert distill(replace(killed, resume=True))["steps"] == 60
+        distill(config)
+    finally:
+        torch.set_num_threads(threads)
+    assert same(config.output, killed.output)
+
+
+def test_it_learns_what_it_is_shown(asked: Callable[..., Any]) -> None:
+    config = asked(steps=60, eval_every=20, learning_rate=1e-2, generate=480, init="random", draft_vocab_size=4096)
+    report = distill(config)
+    first, last = report["curve"][1]["loss"], report["curve"][-1]["loss"]
+    assert last < 0.8 * first
+    assert report["acceptance_length"] == max(point["acceptance_length"] for point in report["curve"])
+    assert (config.output / "tokenizer.json").is_file()
+    assert list((config.output / "runs").iterdir())
+    assert json.loads((config.output / "training.json").read_text()) == report
+
+
+def test_a_draft_can_be_gone_on_with(asked: Callable[..., Any], tmp_path: Path) -> None:
+    first = asked(steps=2)
+    distill(first)
+    parallel = asked(
+        output=tmp_path / "parallel", kind="parallel", init=str(first.output), steps=2, draft_vocab_size=None
+    )
+    assert distill(parallel)["began_as"] == {str(first.output): 12}
+    written = json.loads((parallel.output / "config.json").read_text())
+    assert (written["pard_token"], written["vocab_size"], len(written["draft_tokens"])) == (4096, 4097, 64)
+    for fields in ({"layers": 2}, {"draft_vocab_size": 32}, {"hidden_size": 64}):
+        with pytest.raises(InputError):
+            distill(asked(output=tmp_path / "no", init=str(first.output), **fields))
+    with pytest.raises(InputError, match="mask token"):
+        distill(asked(output=tmp_path / "no", init=str(parallel.output), draft_vocab_size=None))
+    assert not (tmp_path / "no.training").exists()
+
+
+def test_it_stops_when_it_gets_no_better(asked: Callable[..., Any]) -> None:
+    config = asked(steps=40, eval_every=1, learning_rate=1e-9, patience=3, layers=3, draft_vocab_size=4096)
+    report = distill(config)
+    assert (report["steps"], report["best_step"], report["acceptance_length"]) == (3, 0, 4.0)
+
+
+def test_another_training_is_not_gone_on_with(asked: Callable[..., Any], tmp_path: Path) -> None:
+    config = asked()
+    with pytest.raises(InputError, match="drop --resume"):
+        distill(replace(config, resume=True))
+    with pytest.raises(KeyboardInterrupt):
+        distill(config, stop_at(3))
+    with pytest.raises(InputError, match="--resume"):
+        distill(config)
+    with pytest.raises(InputError, match="--batch-size 2, not 3"):
+        distill(replace(config, resume=True, batch_size=3))
+    text = tmp_path / "text.txt"
+    text.write_text("import os\n" * 99)
+    with pytest.raises(InputError, match="another text"):
+        distill(replace(config, resume=True, text=(text,)))
+    (config.work / "state.safetensors").write_bytes(b"\0" * 100)
+    with pytest.raises(InputError, match="damaged"):
+        distill(replace(config, resume=True))
+    distill(replace(config, force=True))
+    with pytest.raises(InputError, match="--force"):
+        distill(config)
+    assert {path.name for path in tmp_path.iterdir()} == {"draft", "text.txt"}

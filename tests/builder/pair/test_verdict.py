@@ -1,0 +1,61 @@
+"""The verdict on a pair: what acceptance would be needed, and what is said of what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from specbuild.builder.pair.verdict import judge, needed
+from specbuild.runtime.costs import Times
+
+
+def times(draft: float, node: float = 0.0) -> Times:
+    """Of a target whose step takes 1, and `node` more for each node after the first."""
+    record = {"verify": [[1, 1.0], [16, 1.0 + 15 * node]], "draft": [[1, draft], [16, draft]]}
+    return Times.of(record | {"plain": 0.0, "round": 0.0, "level": 0.0}, 9)
+
+
+def found(*speedups: float, needed: float | None = 0.5, covered: float = 1.0) -> dict[str, Any]:
+    """What was measured at temperatures 0, 1, …"""
+    each = {"accepted": [0.625], "tree": "best:4", "auto": 1.5, "lookup": 1.25}
+    measured = [{"temperature": float(t), "speedup": speedup} | each for t, speedup in enumerate(speedups)]
+    return {"temperatures": measured, "needed": needed, "step_cost": 0.25, "vocabulary": {"covered": covered}}
+
+
+@pytest.mark.parametrize("cost", [0.1, 0.4, 0.9])
+def test_where_verifying_costs_nothing_a_token_pays_that_comes_true_more_often_than_it_costs(cost: float) -> None:
+    assert needed(times(cost)) == pytest.approx(cost, abs=0.002)
+
+
+def test_dear_nodes_and_slow_drafts_need_more() -> None:
+    least = needed(times(0.1)), needed(times(0.1, node=0.2)), needed(times(0.3, node=0.2))
+    assert None not in least
+    assert sorted(set(least)) == list(least)
+    assert needed(times(1.0)) is None
+    assert needed(times(0.6, node=0.5)) is None
+
+
+@pytest.mark.parametrize(
+    ("speedups", "verdict"),
+    [
+        ((1.15, 1.3), "worth it on this machine"),
+        ((1.3, 1.1), "worth it on this machine at temperature 0 alone"),
+        ((0.9, 1.2, 1.3), "worth it on this machine at temperature 1 and 2 alone"),
+        ((1.14,), "not worth it on this machine"),
+    ],
+)
+def test_verdicts(speedups: tuple[float, ...], verdict: str) -> None:
+    assert judge(found(*speedups))["verdict"] == verdict
+
+
+def test_reasons() -> None:
+    trees, auto, cost = judge(found(1.3, 0.9))["reasons"]
+    assert "1.30× at temperature 0 (best:4), 0.90× at temperature 1 (best:4); 1.15× is what makes auto draft" in trees
+    assert "1.50× at temperature 0 (1.25× without the draft)" in auto
+    assert cost == (
+        "a step of the draft costs 0.25 of the target's: more than 50% of its tokens have to come true for a gain, "
+        "62% at temperature 0 and 62% at temperature 1 do"
+    )
+    *_, cost, vocabulary = judge(found(0.5, needed=None, covered=0.75))["reasons"]
+    assert "no acceptance would make up for that here" in cost
+    assert "75% of the prompts' tokens" in vocabulary

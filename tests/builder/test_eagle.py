@@ -1,0 +1,288 @@
+"""EAGLE-3 heads: what they compute, and which checkpoints are read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from specbuild.builder import rotary
+from specbuild.builder.checkpoint import Checkpoint, find
+from specbuild.builder.eagle import (
+    EagleHead,
+    find_head,
+    head_config,
+    is_eagle,
+    load_head,
+    save_head,
+)
+from specbuild.builder.taps import default_taps
+from specbuild.runtime.errors import CheckpointError
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import DynamicCache
+
+VOCAB, HIDDEN, DRAFTED = 4096, 32, 40
+RAW = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 1,
+    "vocab_size": VOCAB,
+    "draft_vocab_size": DRAFTED,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]},
+}
+
+
+@pytest.fixture(scope="module")
+def target(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return find(str(make_checkpoint(tmp_path_factory.mktemp("target"))))
+
+
+def make_head(target: Checkpoint, **fields: Any) -> EagleHead:
+    torch.manual_seed(1)
+    head = EagleHead(head_config(RAW | fields, target.config, fc_bias=fields.pop("fc_bias", False))).float().eval()
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight, 1.0 if weight.ndim == 1 else 0.0, 0.3)
+    tokens = torch.randperm(VOCAB)[:DRAFTED].sort().values
+    head.d2t.copy_(tokens - torch.arange(DRAFTED))
+    head.t2d[tokens] = True
+    return head
+
+
+@pytest.fixture(scope="module")
+def head(target: Checkpoint) -> EagleHead:
+    return make_head(target)
+
+
+@pytest.fixture
+def saved(head: EagleHead, tmp_path: Path) -> Path:
+    save_head(tmp_path, head)
+    return tmp_path
+
+
+def rows(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(2)
+    return torch.randint(VOCAB, (2, length)), torch.randn(2, length, HIDDEN), torch.arange(length).expand(2, -1)
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+def rotated(x: Tensor) -> Tensor:
+    """`[T, heads, D]`, row t turned by t."""
+    length, _, width = x.shape
+    angles = torch.arange(length)[:, None] * 5000.0 ** (-torch.arange(0, width, 2) / width)
+    first, second = x[..., : width // 2], x[..., width // 2 :]
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def plain(w: dict[str, Tensor], ids: Tensor, hidden: Tensor, before: bool) -> tuple[Tensor, Tensor]:
+    """One text through a head, written out: logits and hidden states."""
+    layer = {name.removeprefix("midlayer."): weight for name, weight in w.items()}
+    normed = norm(hidden, layer["hidden_norm.weight"])
+    x = torch.cat((norm(w["embed_tokens.weight"][ids], layer["input_layernorm.weight"]), normed), -1)
+    q, k, v = ((x @ layer[f"self_attn.{name}_proj.weight"].T).view(len(ids), -1, 16) for name in "qkv")
+    q, k = rotated(q), rotated(k)
+    out = torch.zeros_like(q)
+    for t in range(len(ids)):
+        for one in range(4):
+            out[t, one] = (k[: t + 1, one // 2] @ q[t, one] / 4).softmax(0) @ v[: t + 1, one // 2]
+    residual = (normed if before else hidden) + out.flatten(1) @ layer["self_attn.o_proj.weight"].T
+    x = norm(residual, layer["post_attention_layernorm.weight"])
+    gated = F.silu(x @ layer["mlp.gate_proj.weight"].T) * (x @ layer["mlp.up_proj.weight"].T)
+    hidden = residual + gated @ layer["mlp.down_proj.weight"].T
+    return norm(hidden, w["norm.weight"]) @ w["lm_head.weight"].T, hidden
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_computes_what_the_paper_says(target: Checkpoint, attention: str, before: bool) -> None:
+    head = make_head(target, norm_before_residual=before)
+    head.set_attn_implementation(attention)
+    ids, hidden, positions = rows(7)
+    with torch.no_grad():
+        logits, states = head(ids, hidden, positions)
+        for one in range(2):
+            expected = plain(dict(head.state_dict()), ids[one], hidden[one], before)
+            torch.testing.assert_close(logits[one], expected[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(states[one], expected[1], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_goes_on_from_a_cache_and_keeps_the_logits_asked_for(head: EagleHead) -> None:
+    ids, hidden, positions = rows(7)
+    logits, states = head(ids, hidden, positions)
+    cache = DynamicCache()
+    head(ids[:, :4], hidden[:, :4], positions[:, :4], past_key_values=cache)
+    few, later = head(
+        ids[:, 4:], hidden[:, 4:], positions[:, 4:], past_key_values=cache, logits_to_keep=torch.tensor([1])
+    )
+    torch.testing.assert_close(later, states[:, 4:])
+    torch.testing.assert_close(few, logits[:, 5:6])
+    torch.testing.assert_close(head(ids, hidden, positions, logits_to_keep=2)[0], logits[:, -2:])
+
+
+@torch.no_grad()
+def test_rotates_by_tables_where_they_are_swapped_in(head: EagleHead) -> None:
+    ids, hidden, positions = rows(7)
+    logits, _ = head(ids, hidden, positions)
+    with contextlib.ExitStack() as undo:
+        rotary.swap(head, 16, 20, undo)
+        assert isinstance(head.rotary_emb, rotary.RotaryTable)
+        torch.testing.assert_close(head(ids, hidden, positions)[0], logits)
+        head.rotary_emb.get_buffer("sin_None").zero_()
+        assert not torch.allclose(head(ids, hidden, positions)[0], logits, atol=1e-2)
+
+
+def test_positions_are_the_same_in_16_bits(target: Checkpoint) -> None:
+    head = make_head(target)
+    before = head.rotary_emb.inv_freq.clone()
+    assert torch.equal(head.to(torch.bfloat16).rotary_emb.inv_freq, before)
+    assert head.norm.weight.dtype == torch.bfloat16
+
+
+def test_reads_what_it_saved(head: EagleHead, saved: Path, target: Checkpoint) -> None:
+    found = find_head(str(saved), target)
+    loaded = load_head(found, head.embed_tokens.weight)
+    assert found.taps == (0, 2)
+    assert loaded.state_dict().keys() == head.state_dict().keys()
+    assert all(torch.equal(weight, head.state_dict()[name]) for name, weight in loaded.state_dict().items())
+    assert loaded.tokens[0] == loaded.d2t[0]
+    assert json.loads((saved / "config.json").read_text())["architectures"] == ["LlamaForCausalLMEagle3"]
+
+
+def rewrite(folder: Path, config: dict[str, Any] | None = None, **changed: Tensor | None) -> None:
+    """Change a head's config.json and weights; None drops a weight."""
+    weights: dict[str, Any] = load_file(folder / "model.safetensors")
+    weights |= {name.replace("__", "."): weight for name, weight in changed.items()}
+    save_file({name: w for name, w in weights.items() if w is not None}, folder / "model.safetensors")
+    path = folder / "config.json"
+    fields = json.loads(path.read_text()) | (config or {})
+    path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
+
+
+def test_reads_the_layout_of_speculators(head: EagleHead, saved: Path, target: Checkpoint) -> None:
+    weights = {
+        name.replace("midlayer.", "layers.0."): weight
+        for name, weight in load_file(saved / "model.safetensors").items()
+    }
+    own = torch.randn(VOCAB, HIDDEN)
+    save_file(weights | {"embed_tokens.weight": own}, saved / "model.safetensors")
+    layer = {name: value for name, value in RAW.items() if name not in ("architectures", "draft_vocab_size")}
+    config = {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": DRAFTED,
+        "target_hidden_size": None,
+        "transformer_layer_config": layer,
+        "eagle_aux_hidden_state_layer_ids": [2, 1],
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "org/name"}},
+    }
+    (saved / "config.json").write_text(json.dumps(config))
+    found = find_head(str(saved), target)
+    loaded = load_head(found, head.embed_tokens.weight)
+    assert found.taps == (2, 1)
+    assert found.config.norm_before_residual  # speculators' default
+    assert torch.equal(loaded.embed_tokens.weight, own)
+    assert torch.equal(loaded.midlayer.mlp.up_proj.weight, head.midlayer.mlp.up_proj.weight)
+
+
+def test_reads_prefixed_names_and_whole_vocabularies(target: Checkpoint, saved: Path) -> None:
+    weights = load_file(saved / "model.safetensors")
+    weights = {f"model.{name}": weight for name, weight in weights.items() if name not in ("d2t", "t2d")}
+    weights["model.lm_head.weight"] = torch.randn(VOCAB, HIDDEN)
+    weights["model.fc.bias"] = torch.randn(HIDDEN)
+    save_file(weights, saved / "model.safetensors")
+    rewrite(saved, {"draft_vocab_size": None, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 40})
+    loaded = load_head(find_head(str(saved), target), torch.zeros(VOCAB, HIDDEN))
+    assert torch.equal(loaded.tokens, torch.arange(VOCAB))
+    assert torch.equal(loaded.fuse(torch.zeros(1, 1, 2 * HIDDEN))[0, 0], weights["model.fc.bias"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "taps"), [([2, 0], (2, 0)), ([1, 0], (2, 1)), (None, default_taps(2))], ids=["inputs", "outputs", "default"]
+)
+def test_knows_which_layers_are_read(target: Checkpoint, ids: list[int] | None, taps: tuple[int, ...]) -> None:
+    config = head_config(RAW | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}}, target.config)
+    assert tuple(config.taps) == taps
+
+
+def test_default_taps() -> None:
+    assert default_taps(32) == (2, 16, 29)
+    assert default_taps(6) == (2, 3, 5)
+    for layers in range(1, 12):
+        taps = default_taps(layers)
+        assert taps[0] != 1  # a list that begins with 1 counts outputs
+        assert list(taps) == sorted(set(taps))
+        assert taps[-1] < layers
+
+
+@pytest.mark.parametrize(
+    ("config", "eagle"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, True),
+        ({"speculators_model_type": "eagle3"}, True),
+        ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}, True),
+        ({"architectures": ["LlamaForCausalLM"]}, False),
+        ({"speculators_model_type": "eagle"}, False),
+    ],
+)
+def test_is_eagle(config: dict[str, Any], eagle: bool) -> None:
+    assert is_eagle(config) is eagle
+
+
+@pytest.mark.parametrize(
+    ("config", "changed", "message"),
+    [
+        ({"vocab_size": 5000}, {}, "target of vocab_size 5000, not 4096"),
+        ({"target_hidden_size": 64}, {}, "target of target_hidden_size 64, not 32"),
+        ({"hidden_size": 64}, {}, "target of hidden_size 64, not 32"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 9]}}, {}, r"reads layers \[0, 9\] of a target"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "all"}}, {}, "must be a list of layers"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "reads the last layer alone"),
+        ({"num_attention_heads": 0}, {}, "config.json cannot be used"),
+        ({"norm_before_fc": True}, {}, "norm_before_fc"),
+        ({"model_type": "qwen3"}, {}, "is a 'qwen3' head"),
+        ({}, {"fc__weight": torch.zeros(HIDDEN, 3 * HIDDEN)}, r"fc.weight of shape \[32, 96\]"),
+        ({}, {"norm__weight": None}, "lacks norm.weight"),
+        ({}, {"d2t": None}, "lacks d2t"),
+        ({}, {"layers.1.mlp.up_proj.weight": torch.zeros(1)}, "which is no part of a head of one layer"),
+        ({}, {"model.norm.weight": torch.zeros(HIDDEN)}, "has norm.weight twice"),
+        ({}, {"norm__weight": torch.full((HIDDEN,), torch.nan)}, "NaN or infinite values in norm.weight"),
+        ({}, {"d2t": torch.full((DRAFTED,), VOCAB)}, "d2t that names no"),
+        ({}, {"d2t": -torch.arange(DRAFTED)}, "twice the same token"),
+        ({}, {"t2d": torch.zeros(VOCAB, dtype=torch.bool)}, "t2d that is not its d2t's"),
+        (
+            {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None, "eagle_config": None},
+            {},
+            "no EAGLE-3 head",
+        ),
+    ],
+)
+def test_refuses(
+    saved: Path, target: Checkpoint, config: dict[str, Any], changed: dict[str, Any], message: str
+) -> None:
+    rewrite(saved, config, **changed)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_head(find_head(str(saved), target), torch.zeros(VOCAB, HIDDEN))
+    assert "\n" not in str(caught.value)
+
+
+def test_refuses_pickled_weights(saved: Path, target: Checkpoint) -> None:
+    (saved / "model.safetensors").rename(saved / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="convert them"):
+        find_head(str(saved), target)

@@ -1,0 +1,186 @@
+"""Drafts of every kind, built and run: their trees against plain PyTorch, and texts that are what they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from specbuild.builder.checkpoint import find, load
+from specbuild.builder.config import BuildConfig
+from specbuild.builder.eagle import EagleHead, find_head, head_config, load_head, save_head
+from specbuild.builder.pipeline import build
+from specbuild.builder.taps import Taps
+from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.errors import BundleError, OptionError
+from specbuild.runtime.tree import Tree
+from torch import Tensor, nn
+
+Make = Callable[..., Path]
+Chain = Callable[[list[int], int], list[int]]
+DEPTH, NEW_TOKENS, MASK = 4, 16, 4096
+KINDS = ("eagle3", "parallel", "trimmed")
+TEXTS = ([5, 17, 300], [1001], [2, 3, 5, 7, 11, 13, 17, 19, 23])
+KNOWN = list(range(0, 4096, 3))  # tokens of the small heads
+
+
+@pytest.fixture(scope="module")
+def target(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kinds") / "target"
+    return make_checkpoint(folder, num_hidden_layers=4, tie_word_embeddings=True, initializer_range=0.2)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def drafted(
+    request: pytest.FixtureRequest, target: Path, make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Chain]:
+    """A bundle with a draft of some kind, and that draft in PyTorch: the greedy chain after a text."""
+    folder, kind = tmp_path_factory.mktemp(request.param), request.param
+    if kind == "eagle3":
+        chain = eagle(target, folder / "draft")
+    else:
+        fields = {"vocab_size": 4097} if kind == "parallel" else {}
+        draft = make_checkpoint(folder / "draft", num_hidden_layers=1, initializer_range=0.3, **fields)
+        config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+        config |= {"pard_token": MASK} if kind == "parallel" else {"draft_tokens": KNOWN}
+        (draft / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        model = load(find(str(draft)), "eager")
+        chain = parallel(model) if kind == "parallel" else trimmed(model)
+    build(BuildConfig(str(target), folder / "bundle", draft=str(folder / "draft"), max_batch_size=2))
+    return folder / "bundle", chain
+
+
+def eagle(target: Path, folder: Path) -> Chain:
+    """A random head, its tree's root first; each step from the text's beginning on, without a cache."""
+    torch.manual_seed(1)
+    config = find(str(target)).config
+    raw = config.to_dict() | {"draft_vocab_size": len(KNOWN), "initializer_range": 0.2}
+    head = EagleHead(head_config(raw, config))
+    head.d2t.copy_(torch.tensor(KNOWN) - torch.arange(len(KNOWN)))
+    head.t2d[KNOWN] = True
+    folder.mkdir()
+    save_head(folder, head)
+    model, found = load(find(str(target)), "eager"), find_head(str(folder), find(str(target)))
+    head, taps = load_head(found, model.get_input_embeddings().weight), Taps(found.taps, nn.Identity())
+
+    @torch.no_grad()
+    def chain(text: list[int], depth: int) -> list[int]:
+        with taps.watching(model):
+            model(torch.tensor([text]))
+            hidden = head.fuse(taps.states())[:, :-1]
+        tokens = text[1:]
+        for _ in range(depth):
+            positions = torch.arange(len(tokens))[None]
+            logits, after = head(torch.tensor([tokens]), hidden, positions)
+            tokens = [*tokens, KNOWN[int(logits[0, -1].argmax())]]
+            hidden = torch.cat((hidden, after[:, -1:]), 1)
+        return tokens[len(text) - 1 :]
+
+    return chain
+
+
+def parallel(model: Any) -> Chain:
+    """All tokens of one pass, after masks."""
+
+    @torch.no_grad()
+    def chain(text: list[int], depth: int) -> list[int]:
+        logits: Tensor = model(torch.tensor([[*text, *[MASK] * (depth - 1)]])).logits[0, len(text) - 1 :, :MASK]
+        return logits.argmax(-1).tolist()
+
+    return chain
+
+
+def trimmed(model: Any) -> Chain:
+    """Token by token, of those that the head knows."""
+
+    @torch.no_grad()
+    def chain(text: list[int], depth: int) -> list[int]:
+        tokens = list(text)
+        for _ in range(depth):
+            tokens.append(KNOWN[int(model(torch.tensor([tokens])).logits[0, -1, KNOWN].argmax())])
+        return tokens[len(text) :]
+
+    return chain
+
+
+@pytest.fixture
+def proposals(drafted: tuple[Path, Chain]) -> Iterator[tuple[Engine, list[tuple[list[int], Tree]]]]:
+    """An engine of two slots, and what its draft proposes from now on: the text, and the tree after it."""
+    seen: list[tuple[list[int], Tree]] = []
+    with Engine.load(drafted[0], drafter="model", batch_size=2, threads=1) as engine:
+        with engine.scheduler.exclusive() as loop:
+            drafter: Any = loop.drafter
+        propose = drafter.model.propose
+
+        def noted(sequences: Sequence[Any]) -> list[Tree]:
+            trees: list[Tree] = propose(sequences)
+            seen.extend((list(s.tokens), tree) for s, tree in zip(sequences, trees, strict=True))
+            return trees
+
+        drafter.model.propose = noted
+        yield engine, seen
+
+
+def test_chains_are_what_the_draft_says(drafted: tuple[Path, Chain], proposals: Any) -> None:
+    engine, seen = proposals
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, speculation=f"chain:{DEPTH}", ignore_eos=True)
+    engine.generate([*TEXTS, [*TEXTS[2], 29]], params)  # the last one finds its beginning in a cache
+    assert len(seen) > 2 * NEW_TOKENS / (DEPTH + 1)
+    drafted_of = [(text, tree.tokens[1:]) for text, tree in seen if len(tree) > 1]
+    assert len(drafted_of) >= len(seen) - 1  # a head says nothing after a single token
+    for text, tokens in drafted_of[::3]:
+        assert tokens == drafted[1](text, len(tokens)), text
+
+
+def test_texts_are_plain_decodings(drafted: tuple[Path, Chain], make_checkpoint: Make) -> None:
+    for batch in (1, 2):
+        with Engine.load(drafted[0], batch_size=batch, threads=1) as engine:
+            for temperature in (0.0, 1.0):
+                params = SamplingParams(NEW_TOKENS, temperature=temperature, seed=3, ignore_eos=True, speculation="off")
+                expected = [result.token_ids for result in engine.generate(list(TEXTS), params)]
+                for tree in ("chain:3", "topk:2,3", "best:16", "auto"):
+                    each = engine.generate(list(TEXTS), replace(params, speculation=tree))
+                    assert [result.token_ids for result in each] == expected, (batch, temperature, tree)
+
+
+def test_the_manifest_says_the_kind(drafted: tuple[Path, Chain], target: Path) -> None:
+    manifest = Bundle.open(drafted[0]).manifest
+    model, draft = manifest.models["target"], manifest.models["draft"]
+    assert (model.kind, model.tokens, model.mask_token, model.vocab_size) == ("model", None, None, 4096)
+    assert draft.kind in ("model", "parallel", "eagle3")
+    assert (model.hidden, draft.hidden) == ((32, 32) if draft.kind == "eagle3" else (0, 0))
+    assert draft.mask_token == (MASK if draft.kind == "parallel" else None)
+    if draft.tokens:
+        assert json.loads((drafted[0] / draft.tokens).read_text(encoding="utf-8")) == KNOWN
+        assert draft.vocab_size == len(KNOWN)
+    else:
+        assert draft.vocab_size == 4096
+
+
+def test_tokens_that_are_none_are_refused(drafted: tuple[Path, Chain], tmp_path: Path) -> None:
+    from specbuild.runtime.drafters import drafter_of
+
+    bundle = Bundle.open(drafted[0])
+    if bundle.manifest.models["draft"].tokens is None:
+        pytest.skip("this draft knows all tokens")
+    file = bundle.path("draft_tokens.json")
+    good = file.read_text(encoding="utf-8")
+    try:
+        for wrong in ([0, 1], [*KNOWN[:-1], 4096], [*KNOWN[:-1], KNOWN[0]], "no list"):
+            file.write_text(json.dumps(wrong), encoding="utf-8")
+            with pytest.raises(BundleError, match="does not name 1366 of 4096 tokens"):
+                drafter_of(bundle, None, None, 64, False)  # type: ignore[arg-type]
+    finally:
+        file.write_text(good, encoding="utf-8")
+
+
+def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target: Path, tmp_path: Path) -> None:
+    eagle(target, tmp_path / "head")
+    for wrong in ({"backend": "tensorrt-rtx"}, {"precision": "int8"}):
+        with pytest.raises(OptionError, match="EAGLE-3 head"):
+            build(BuildConfig(str(target), tmp_path / "bundle", draft=str(tmp_path / "head"), **wrong))  # type: ignore
+    assert not (tmp_path / "bundle").exists()
