@@ -210,8 +210,10 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
         capacity=work.capacity,
         max_positions=checkpoint.max_positions,
         graphs=emitted.graphs,
-        inputs=lowered_by.INPUTS | (PAGED if work.config.engine.block_size else {}),
-        outputs=lowered_by.OUTPUTS,
+        inputs=lowered_by.INPUTS
+        | (PAGED if work.config.engine.block_size else {})
+        | ({"hidden": "hidden_in"} if work.head and name == "draft" else {}),
+        outputs=lowered_by.OUTPUTS | ({"hidden": "hidden"} if work.head else {}),
         kind=work.source.kind if name == "draft" else "model",
         hidden=work.head.config.hidden_size if work.head else 0,
         mask_token=work.source.vocabulary.mask_token if name == "draft" and work.source.vocabulary else None,

@@ -78,12 +78,10 @@ def prepare(config: BuildConfig) -> Sources:
         draft = target
     elif config.draft and is_eagle(checkpoints.read_config(config.draft)):
         head = find_head(config.draft, target)
-        _check_kind(config, "an EAGLE-3 head", quantized=False)
+        _check_head_types(config)
     elif config.draft:
         draft = checkpoints.find(config.draft)
         vocabulary = reconcile(target, draft)
-        if vocabulary.mask_token is not None:
-            _check_kind(config, "a draft that drafts in one pass")
     max_seq_len = _max_seq_len(config, target, draft or head)
     models = {"target": target} | ({"draft": draft} if draft else {})
     layouts = {name: probe(checkpoint.config, max_seq_len) for name, checkpoint in models.items()}
@@ -120,12 +118,13 @@ def prepare(config: BuildConfig) -> Sources:
     )
 
 
-def _check_kind(config: BuildConfig, kind: str, quantized: bool = True) -> None:
-    """Raises OptionError for what drafts of some kinds cannot yet."""
-    if config.backend != "onnxruntime":
-        raise OptionError(f"{kind} runs on the onnxruntime backend alone yet: drop --backend for {config.draft}")
-    if not quantized and config.precision_of("draft") != "fp32":
-        raise OptionError(f"{kind} is not quantized yet: give --draft-precision fp32")
+def _check_head_types(config: BuildConfig) -> None:
+    """Raises OptionError for what EAGLE-3 heads are not made narrower by."""
+    scheme = config.scheme_of("draft")
+    if scheme is None or scheme.quantized:
+        raise OptionError("an EAGLE-3 head is not quantized yet: give --draft-precision fp32, or on a GPU fp16")
+    if config.engine.kv_cache_dtype == "fp8":
+        raise OptionError("an EAGLE-3 head is not calibrated for FP8 caches yet: give --kv-cache-dtype auto")
 
 
 def _check_head(config: BuildConfig, name: str, size: int) -> None:

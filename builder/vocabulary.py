@@ -28,6 +28,7 @@ from .tuning.measure import PROMPTS
 
 Kind = Literal["identical", "padded", "reordered", "intersecting"]
 Meaning = tuple[bool, bytes]  # whether it is a special token, and what it stands for
+DRAFT_TOKENS, PARD_TOKEN = "draft_tokens", "pard_token"  # of config.json: a trimmed head's tokens, a mask's id
 LEAST_SHARED = 0.01  # of the target's tokens, and
 LEAST_COVERED = 0.1  # of a text's, that a draft must have to be worth an attempt
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -203,7 +204,7 @@ def _check_shared(target: Checkpoint, draft: Checkpoint, shared: Sequence[int]) 
 
 def _draft_tokens(draft: Checkpoint, known: Iterable[int]) -> frozenset[int] | None:
     """Those that its configuration allows; None for all. Raises CheckpointError."""
-    asked = getattr(draft.config, "draft_tokens", None)
+    asked = getattr(draft.config, DRAFT_TOKENS, None)
     if asked is None:
         return None
     where = f"{draft.source}/config.json has draft_tokens"
@@ -223,7 +224,7 @@ def _mask(
 
     Raises CheckpointError for a mask that is no row of the draft's.
     """
-    mask = getattr(draft.config, "pard_token", None)
+    mask = getattr(draft.config, PARD_TOKEN, None)
     if mask is None:
         return None, target.vocab_size
     if type(mask) is not int or not 0 <= mask < draft.vocab_size:
@@ -237,15 +238,22 @@ def _mask(
     return token, max(target.vocab_size, token + 1)
 
 
+def spread(logits: Tensor, tokens: Tensor, size: int) -> Tensor:
+    """Logits `[..., n]` of these tokens `int64[n]` as those of all, `[..., size]`: −inf for the others."""
+    full = logits.new_full((*logits.shape[:-1], size), -torch.inf)
+    full[..., tokens] = logits
+    return full
+
+
 @contextmanager
 def by_token(model: PreTrainedModel, tokens: Sequence[int] | None, vocab_size: int) -> Iterator[None]:
     """While inside, a model whose head has but these tokens gives logits of all, −inf of the others."""
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
-        full = output.logits.new_full((*output.logits.shape[:-1], vocab_size), -torch.inf)
-        full[..., list(tokens or ())] = output.logits
-        output.logits = full
+        output.logits = spread(output.logits, columns, vocab_size)
         return output
+
+    columns = torch.tensor(tokens or (), dtype=torch.int64)
 
     handle = model.register_forward_hook(hook) if tokens else None
     try:

@@ -161,12 +161,13 @@ def cache_item_bytes(manifest: Manifest, record: ModelRecord) -> int:
 
 
 def _row_bytes(manifest: Manifest, record: ModelRecord) -> int:
-    """Keys and values of one token in all layers, and its hidden states where they are kept."""
+    """Keys and values of one token in all layers, and its hidden states; beside a GPU the host keeps those."""
     values = 2 * record.layers * record.kv_heads * record.head_dim * cache_item_bytes(manifest, record)
-    return values + record.hidden * _ITEM_BYTES["fp32"]
+    return values + (record.hidden * _ITEM_BYTES["fp32"] if manifest.backend == "onnxruntime" else 0)
 
 
 def _buffers(record: ModelRecord, batch_size: int, nodes: int, rows: int, chunk: int) -> int:
     """Logits, masks with room for a prompt's chunk, and what every token of the vocabulary has: history and bias."""
     masks = len(record.windows) * max(batch_size * nodes, chunk) * rows
-    return batch_size * record.vocab_size * (4 * nodes + 12) + masks
+    hidden = 2 * record.hidden * _ITEM_BYTES["fp32"] * max(batch_size * nodes, chunk)
+    return batch_size * record.vocab_size * (4 * nodes + 12) + masks + hidden

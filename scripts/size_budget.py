@@ -16,8 +16,8 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE_BUDGET, CLI_BUDGET, BENCH_BUDGET, DEVICE_BUDGET, CUDA_BUDGET, SHIM_BUDGET = 6000, 1400, 1200, 2750, 2000, 700
-QUANTIZE_BUDGET, DRAFTS_BUDGET = 1290, 2130
+CORE_BUDGET, CLI_BUDGET, BENCH_BUDGET, DEVICE_BUDGET, CUDA_BUDGET, SHIM_BUDGET = 6000, 1400, 1200, 2840, 2000, 700
+QUANTIZE_BUDGET, DRAFTS_BUDGET = 1290, 2150
 FILE_LIMIT = 300
 PARTS = {  # of the Python code, by how their paths begin; all else is the core
     "command line": ("builder/cli/",),

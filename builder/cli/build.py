@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from ..kernels import ARCHITECTURES
 from ..lower import BACKENDS
 from ..options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
 from ..quantize.options import AUTO_KL, MOST_KL, QuantizeOptions
-from . import quality
+from . import progress, quality
 from .tuned import in_words
 
 _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
@@ -184,13 +183,9 @@ def _show_plan(config: BuildConfig, as_json: bool) -> None:
 
 def _build(config: BuildConfig) -> dict[str, Any]:
     """Run the build behind a progress bar on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(file=os.fdopen(os.dup(2), "w"))  # its own: a compiler's noise on standard error is not shown
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("loading torch", total=None)
+    with progress.bar(BarColumn(), MofNCompleteColumn()) as (bar, task):
         from ..pipeline import build, stages
 
         bar.update(task, total=stages(config), completed=-1)

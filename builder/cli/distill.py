@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from click.decorators import FC
 from ...runtime.errors import SpecbuildError
 from ..distill import options as defaults
 from ..distill.options import DistillConfig
+from . import progress
 
 _DEFAULTS = {name: getattr(DistillConfig(target="", output=Path("draft")), name) for name in DistillConfig.__slots__}
 
@@ -113,35 +113,18 @@ def command(as_json: bool, **options: Any) -> None:
 
 def _distill(config: DistillConfig) -> dict[str, Any]:
     """Train behind a progress bar on stderr."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(file=os.fdopen(os.dup(2), "w"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("loading torch", total=None)
+    with progress.bar(BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as (bar, task):
         from ..distill.pipeline import distill
 
         stage = ""
 
-        def progress(what: str, done: int, total: int, note: str) -> None:
+        def told(what: str, done: int, total: int, note: str) -> None:
             nonlocal task, stage
             if what != stage:
                 bar.remove_task(task)
                 stage, task = what, bar.add_task(what)
             bar.update(task, completed=done, total=total, description=f"{what}: {note}" if note else what)
 
-        return distill(config, progress)
+        return distill(config, told)

@@ -16,6 +16,8 @@ from .. import layers
 from . import quality as of_quality
 from .tuned import in_words
 
+KINDS = {"model": "token by token", "parallel": "all levels in one step", "eagle3": "from the target's hidden states"}
+
 
 @click.command(name="inspect")
 @click.argument("bundle", type=click.Path(path_type=Path))
@@ -68,6 +70,9 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
             f"{model['architecture']}, {model['parameters'] / 1e6:.1f}M parameters, {model['layers']} "
             f"layers, {model['kv_heads']} KV heads of {model['head_dim']}, from {model['source']}",
         )
+    if draft := manifest["models"].get("draft"):
+        known = manifest["models"]["target"]["vocab_size"]
+        table.add_row("drafts", f"{KINDS[draft['kind']]}, {draft['vocab_size']} of the target's {known} tokens")
     for architecture, files in _kernels(manifest).items():
         count = sum(len(manifest["kernels"][name]["kernels"]) for name in files)
         size = sum(manifest["files"][name]["bytes"] for name in files)

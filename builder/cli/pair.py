@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import click
 
 from ...runtime.errors import OptionError
+from . import progress
 from .prompts import read, tell_later_turns
 from .tune import MOST
 
@@ -62,13 +62,9 @@ def command(
 
 def _weigh(target: str, draft: str, *asked: Any) -> dict[str, Any]:
     """Measure behind a spinner on stderr."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn
 
-    console = Console(file=os.fdopen(os.dup(2), "w"))  # its own: a compiler's noise on standard error is not shown
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("loading torch", total=None)
+    with progress.bar(SpinnerColumn()) as (bar, task):
         from ..pair.measure import Asked, weigh
 
         return weigh(target, draft, Asked(*asked), lambda stage: bar.update(task, description=stage))

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .divergence import Divergence
-from .generate import Spread, go_on
+from ..vocabulary import DRAFT_TOKENS
+from .divergence import Divergence, log_probabilities
+from .generate import go_on, sample
 from .student import Lesson
-
-DRAFT_TOKENS = "draft_tokens"  # of config.json: the tokens that a trimmed head knows
 
 
 class ChainStudent:
@@ -41,10 +40,7 @@ class ChainStudent:
     def _compared(self, logits: Tensor, ids: Tensor, probs: Tensor, divergence: Divergence) -> Tensor:
         """`[B, N, n]` of the head, `[B, N, k]` of the target → `[B, N]`."""
         places = self._places[ids]
-        rows = zip(
-            logits, places.clamp(min=0), strict=True
-        )  # one by one they stay in a CPU's caches: three times faster
-        log_q = torch.stack([row.float().log_softmax(-1).gather(-1, each) for row, each in rows])
+        log_q = log_probabilities(logits, places.clamp(min=0))
         return divergence(log_q, probs, (places >= 0).float())
 
     def agreement(self, lesson: Lesson, depth: int) -> Tensor:
@@ -58,8 +54,7 @@ class ChainStudent:
 
     def write(self, tokens: Tensor, length: int) -> Tensor:
         """Texts `int64[B, T]` continued to `length` tokens by sampling; random by torch's own state."""
-        processor = Spread(self.tokens, self.net.config.vocab_size)
-        return go_on(self.net, tokens, torch.ones_like(tokens), length, processor)
+        return go_on(self.net, tokens, torch.ones_like(tokens), length, lambda _, scores: self.tokens[sample(scores)])
 
     def progress(self, done: float) -> None:
         """It is trained as a whole from the beginning."""

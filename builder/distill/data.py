@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int, str], None]  # what is done, how far of how 
 SHORTEST = 64  # tokens that anything can be learned from
 HELD_OUT = 16  # one part of so many of the texts
 EXAM_TEXTS = 64  # at most
-BATCH = 64  # texts that are written side by side
+BATCH = 128  # texts that are written side by side
 
 
 @dataclass(frozen=True)

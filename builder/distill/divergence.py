@@ -6,12 +6,38 @@ DistillSpec (arXiv 2310.08461) compares them; 1 − total variation is the chanc
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 LEAST = 1e-9  # of probabilities that logarithms are taken of
 Divergence = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class _LogProbabilities(torch.autograd.Function):
+    """A text at a time, so that a CPU's caches hold what is computed, and nothing of the whole vocabulary is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, columns: Tensor) -> Tensor:
+        totals = torch.stack([text.float().logsumexp(-1, keepdim=True) for text in logits])
+        ctx.save_for_backward(logits, columns, totals)
+        return logits.gather(-1, columns).float() - totals
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        logits, columns, totals = ctx.saved_tensors
+        found = torch.empty_like(logits)
+        for out, text, asked, total, given in zip(found, logits, columns, totals, grad, strict=True):
+            moved = text.float().sub_(total).exp_().mul_(-given.sum(-1, keepdim=True))
+            out.copy_(moved.scatter_add_(-1, asked, given))
+        return found, None
+
+
+def log_probabilities(logits: Tensor, columns: Tensor) -> Tensor:
+    """`[B, N, n]`, `int64[B, N, k]` → `float32[B, N, k]`: the logarithms of these columns' probabilities."""
+    found: Tensor = _LogProbabilities.apply(logits, columns)
+    return found
 
 
 def forward_kl(log_q: Tensor, probs: Tensor, known: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaMLP, repeat_kv
 
 from ..eagle import EagleHead, head_config, save_head
-from .divergence import Divergence
+from .divergence import Divergence, log_probabilities
 from .student import Lesson
 
 ATTENTION = "specbuild_unrolled"
@@ -98,6 +98,11 @@ class EagleStudent:
         _begin(head, model, tokens)
         return cls(head, depth)
 
+    def to(self, device: torch.device) -> None:
+        """Move it."""
+        self.net.to(device)
+        self.tokens, self._places = self.tokens.to(device), self._places.to(device)
+
     def progress(self, done: float) -> None:
         """Say how much of the training is done, 0 to 1: at half of it all steps are trained."""
         self._steps = min(self.depth, 1 + int(2 * done * (self.depth - 1)))
@@ -106,8 +111,8 @@ class EagleStudent:
         """See `Student.loss`; step j weighs DECAYʲ."""
         losses, weights = [], []
         for step, logits in enumerate(self._unrolled(lesson, self._steps), 1):
-            places = self._places.to(lesson.ids.device)[lesson.ids[:, step:]]
-            log_q = logits.float().log_softmax(-1).gather(-1, places.clamp(min=0))
+            places = self._places[lesson.ids[:, step:]]
+            log_q = log_probabilities(logits, places.clamp(min=0))
             losses.append(divergence(log_q, lesson.probs[:, step:], (places >= 0).float()).mean())
             weights.append(DECAY**step)
         return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum() / sum(weights)
@@ -118,7 +123,7 @@ class EagleStudent:
         tokens = lesson.tokens
         agrees = torch.zeros(*tokens.shape, depth, dtype=torch.bool, device=tokens.device)
         for step, logits in enumerate(self._unrolled(lesson, depth), 1):
-            chosen = self.net.tokens[logits[:, :-1].argmax(-1)]
+            chosen = self.tokens[logits[:, :-1].argmax(-1)]
             agrees[:, 1 : 1 + chosen.shape[1], step - 1] = chosen == tokens[:, step + 1 :]
         return agrees
 

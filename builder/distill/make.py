@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from ...runtime.errors import CheckpointError, OptionError
 from .. import checkpoint as checkpoints
 from ..checkpoint import Checkpoint
-from ..vocabulary import reconcile
+from ..vocabulary import DRAFT_TOKENS, PARD_TOKEN, reconcile
 from . import shape
-from .chain import DRAFT_TOKENS, ChainStudent, trim, untied
+from .chain import ChainStudent, trim, untied
 from .options import INITS, DistillConfig, flag
-from .parallel import PARD_TOKEN, ParallelStudent, mask_of, with_mask
+from .parallel import ParallelStudent, mask_of, with_mask
 from .student import Student
 
 
@@ -83,21 +84,17 @@ class Plan:
 
     def _known(self, before: Checkpoint) -> Tensor | None:
         tokens = getattr(before.config, DRAFT_TOKENS, None)
-        if tokens is None:
-            return None
-        size = before.vocab_size
-        if not isinstance(tokens, list) or not all(isinstance(t, int) and 0 <= t < size for t in tokens) or not tokens:
-            raise CheckpointError(f"{before.source}/config.json has {DRAFT_TOKENS} that are no list of its tokens")
-        return torch.tensor(tokens)
+        return None if tokens is None else torch.tensor(tokens)  # `reconcile` has looked at them
 
     def student(self, model: PreTrainedModel, counts: NDArray[np.int64]) -> tuple[Student, dict[str, int]]:
         """What is trained, and how much of it began as what. counts `[V]`: how often the texts have each token."""
         config, size = self.config, self.target.vocab_size
         torch.manual_seed(config.seed)
-        wanted = config.vocabulary(size)
+        named = sorted(set(self.target.tokenizer.get_vocab().values()))  # rows behind them are padding
+        wanted, ends = min(config.vocabulary(size), len(named)), self.target.eos_token_ids()
         if config.kind == "eagle3":
             head: Any = importlib.import_module(".eagle", __package__).EagleStudent
-            tokens = frequent(counts, wanted, self.target.eos_token_ids())
+            tokens = frequent(counts, wanted, ends, named)
             inner = config.intermediate_size
             student: Student = head.start(model, tokens, depth=config.depth, intermediate_size=inner, seed=config.seed)
             return student, {}
@@ -110,7 +107,7 @@ class Plan:
             net, known = AutoModelForCausalLM.from_config(copy.deepcopy(self.shape), dtype=torch.float32), None
             began = shape.initialise(net, model) if config.init == "target" else {"random": len(list(net.parameters()))}
             trimmed = wanted < size
-        tokens = known if known is not None else frequent(counts, wanted, self.target.eos_token_ids())
+        tokens = known if known is not None else frequent(counts, wanted, ends, named)
         mask = mask_of(self.target)
         if config.kind == "parallel" and getattr(net.config, PARD_TOKEN, None) is None:
             net = untied(net) if trimmed else net
@@ -123,11 +120,12 @@ class Plan:
         ), began
 
 
-def frequent(counts: NDArray[np.int64], size: int, always: list[int]) -> Tensor:
-    """The `size` tokens that texts have most often, and these; in order."""
-    counts = counts.copy()
-    counts[always[:size]] = counts.max() + 1
-    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
+def frequent(counts: NDArray[np.int64], size: int, always: Sequence[int], named: Sequence[int]) -> Tensor:
+    """The `size` tokens of those `named` that texts have most often, and `always`; in order."""
+    found = np.full_like(counts, -1)
+    found[list(named)] = counts[list(named)]
+    found[list(always[:size])] = counts.max() + 1
+    return torch.from_numpy(np.sort(np.argsort(-found, kind="stable")[:size]))
 
 
 def files_of_tokenizer(target: Checkpoint) -> list[Path]:

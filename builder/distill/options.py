@@ -55,7 +55,7 @@ class DistillConfig:
     divergence: str = "kl"
     on_policy: float = 0.0
     depth: int = 4
-    steps: int = 4500
+    steps: int = 3600
     batch_size: int = 8
     grad_accum: int = 1
     sequence_length: int = 384

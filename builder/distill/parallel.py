@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..checkpoint import Checkpoint
+from ..vocabulary import PARD_TOKEN
 from .chain import ChainStudent
 from .divergence import Divergence
 from .student import Lesson
 
-PARD_TOKEN = "pard_token"  # of config.json, as published drafts have it
 KEPT = 0.7  # of the anchors at a depth, these are trained at the next
 
 

@@ -14,7 +14,6 @@ from ...runtime.errors import CheckpointError, OptionError
 from .. import checkpoint as checkpoints
 from ..output import check_output, staging
 from . import texts
-from .chain import ChainStudent
 from .data import Corpus, Progress, make
 from .make import Plan, files_of_tokenizer
 from .options import DistillConfig
@@ -54,8 +53,11 @@ def distill(config: DistillConfig, progress: Progress = lambda what, done, total
         if not config.resume:
             work.remove()
         raise
-    work.remove()
-    return report
+    else:
+        work.remove()
+        return report
+    finally:
+        work.lock.close()
 
 
 def _distilled(
@@ -73,7 +75,7 @@ def _distilled(
     narrow(model, dtype)
     corpus = make(config, target, model, given, work, progress)
     student, began = plan.student(model, np.bincount(corpus.rows.ravel(), minlength=target.vocab_size))
-    _place(student, device)
+    student.to(device)
     teacher = Teacher(model, student.taps)
     course = Course.of(teacher, corpus, work, config.batch_size, progress)
     exam = Exam.of(corpus, teacher, config.batch_size)
@@ -104,13 +106,6 @@ def machine(config: DistillConfig) -> tuple[torch.device, torch.dtype]:
     fast = torch.cuda.is_bf16_supported() if cuda else torch.ops.mkldnn._is_mkldnn_bf16_supported()
     narrower = config.dtype == "bf16" or (config.dtype == "auto" and fast)
     return torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if narrower else torch.float32
-
-
-def _place(student: Student, device: torch.device) -> None:
-    if isinstance(student, ChainStudent):
-        student.to(device)
-    else:
-        student.net.to(device)
 
 
 def _report(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from .divergence import Divergence
@@ -32,6 +33,10 @@ class Student(Protocol):
     net: nn.Module
     tokens: Tensor  # `int64[columns]`, the target's tokens that its logits are of
     taps: tuple[int, ...]  # layers of the target whose inputs it reads (HF's `hidden_states[i]`); none: ()
+
+    def to(self, device: torch.device) -> None:
+        """Move it."""
+        ...
 
     def loss(self, lesson: Lesson, divergence: Divergence) -> Tensor:
         """A scalar to minimise: the mean over all positions and depths that are drafted from."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,22 +33,21 @@ class Teacher:
     def __call__(self, tokens: Tensor) -> Lesson:
         """`int64[B, T]` → the lesson, on the model's device."""
         tokens = tokens.to(self.model.device)
-        taps = Taps(self.taps, nn.Identity())
-        with taps.watching(self.model) if self.taps else nullcontext():
-            logits = self.model(input_ids=tokens, use_cache=False).logits
-            states = taps.states() if self.taps else None
-        ids, probs = zip(*map(self._likeliest, logits), strict=True)
+        output, states = self._run(self.model, tokens)
+        ids, probs = zip(*map(self._likeliest, output.logits), strict=True)
         return Lesson(tokens, torch.stack(ids), torch.stack(probs), states)
 
     @torch.no_grad()
     def states(self, tokens: Tensor) -> Tensor | None:
         """A lesson's taps alone; None where none are asked for."""
-        if not self.taps:
-            return None
+        return self._run(self.model.base_model, tokens)[1] if self.taps else None
+
+    def _run(self, part: nn.Module, tokens: Tensor) -> tuple[Any, Tensor | None]:
+        """What the model, or its layers alone, make of texts, and the taps of it."""
         taps = Taps(self.taps, nn.Identity())
-        with taps.watching(self.model):
-            self.model.base_model(input_ids=tokens, use_cache=False)
-            return taps.states()
+        with taps.watching(self.model) if self.taps else nullcontext():
+            output = part(input_ids=tokens, use_cache=False)
+            return output, taps.states() if self.taps else None
 
     def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.float()

@@ -25,41 +25,38 @@ def read(paths: Sequence[Path], target: Checkpoint) -> list[list[int]]:
 
 
 def _texts(path: Path, target: Checkpoint) -> Iterator[str]:
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
-        unread = [file for file in files if not _is_text(file)]
-        if unread:
-            logging.getLogger("specbuild").warning(
-                f"{len(unread)} of {len(files)} files in {path} are not UTF-8 and left out, like {unread[0].name}"
-            )
-        for file in files:
-            if file not in unread:
-                yield from _file(file, target)
-    elif path.exists():
-        yield from _file(path, target)
-    else:
+    if not path.exists():
         raise OptionError(f"{path} does not exist: give --text a file or a folder")
+    if not path.is_dir():
+        try:
+            yield from _file(path, target)
+        except UnicodeDecodeError as error:
+            raise OptionError(f"{path} is not UTF-8 ({error.reason}): give --text files of text") from None
+        return
+    files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+    unread = list[Path]()
+    for file in files:
+        try:
+            yield from _file(file, target)
+        except UnicodeDecodeError:
+            unread.append(file)
+    if unread:
+        logging.getLogger("specbuild").warning(
+            f"{len(unread)} of {len(files)} files in {path} are not UTF-8 and left out, like {unread[0].name}"
+        )
 
 
 def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _is_text(path: Path) -> bool:
-    try:
-        path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _file(path: Path, target: Checkpoint) -> Iterator[str]:
-    if path.suffix == ".jsonl":
-        yield from lines(path, target.tokenizer)
-        return
+    """A file's texts. Raises OptionError, and UnicodeDecodeError for what is not text."""
     try:
-        yield path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise OptionError(f"{path} cannot be read ({error.strerror}): give --text another file") from None
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{path} is not UTF-8 ({error.reason}): give --text files of text") from None
+    if path.suffix == ".jsonl":
+        yield from lines(path, target.tokenizer)
+    else:
+        yield text

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from ..output import write
 from .options import flag
 
 Arrays = dict[str, NDArray[Any]]
-IDENTITY = "identity.json"
+IDENTITY, LOCK = "identity.json", "lock"
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,14 @@ class Work:
 
     folder: Path
     threads: int  # sums are the same only in as many parts
+    lock: IO[str] = field(repr=False)  # of the process that trains
 
     @classmethod
     def open(cls, folder: Path, identity: Mapping[str, Any], resume: bool, force: bool) -> Work:
         """A new folder, or with `resume` the one that is there, if it was for the same. Raises InputError."""
         identity = json.loads(json.dumps(identity))
         if resume:
-            return cls(folder, _check(folder, identity))
+            return cls(folder, _check(folder, identity), _lock(folder))
         if folder.exists():
             if not force:
                 raise OutputError(
@@ -45,14 +47,16 @@ class Work:
                 )
             if not (folder / IDENTITY).is_file() and any(folder.iterdir()):
                 raise OutputError(f"{folder} is no training, so --force will not replace it: give another --output")
-            shutil.rmtree(folder)
+            with _lock(folder):
+                shutil.rmtree(folder)
         try:
             folder.mkdir(parents=True)
         except OSError as error:
             raise OutputError(f"{folder} cannot be written ({error.strerror}): give another --output") from None
         threads = torch.get_num_threads()
+        lock = _lock(folder)
         write(folder / IDENTITY, json.dumps({"threads": threads, "identity": identity}).encode())
-        return cls(folder, threads)
+        return cls(folder, threads, lock)
 
     def kept(self, name: str, make: Callable[[], Arrays]) -> Arrays:
         """What was made before under this name, or is made now."""
@@ -95,6 +99,17 @@ class Work:
     def remove(self) -> None:
         """All of it."""
         shutil.rmtree(self.folder)
+
+
+def _lock(folder: Path) -> IO[str]:
+    """Held until it is closed, or the process ends however it may. Raises OutputError where another process has it."""
+    file = (folder / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise OutputError(f"another process trains in {folder}: wait for it, or stop it") from None
+    return file
 
 
 def _check(folder: Path, identity: Mapping[str, Any]) -> int:

@@ -71,6 +71,7 @@ def lower(
     past = [value for value in graph.inputs if str(value.name).startswith("past_")]
     names = [*INPUTS.values(), *(PAGED.values() if page_rows else ())]
     first = [counts if name == "counts" else by_name[name] for name in names if "{" not in name]
+    first += [by_name["hidden_in"]] if "hidden_in" in by_name else []
     graph.inputs.clear()
     graph.inputs.extend([*first, *past])
     clean(model)

@@ -167,7 +167,7 @@ def expand(graph: ir.Graph) -> None:
 
 
 def convert(graph: ir.Graph, dtype: ir.DataType) -> None:
-    """Weights, caches and activations to one type; the logits stay float32."""
+    """Weights, caches and activations to one type; logits stay float32, and hidden states between models."""
     if dtype == ir.DataType.FLOAT:
         return
     for value in list(graph.initializers.values()):
@@ -182,25 +182,32 @@ def convert(graph: ir.Graph, dtype: ir.DataType) -> None:
     for value in [*graph.inputs, *(output for node in graph for output in node.outputs)]:
         if value.dtype == ir.DataType.FLOAT:
             value.type = ir.TensorType(dtype)
-    (logits,) = (value for value in graph.outputs if value.name == "logits")
-    last = logits.producer()
-    assert last is not None
-    cast = ir.node("Cast", [logits], {"to": ir.DataType.FLOAT})
-    graph.insert_after(last, cast)
-    cast.outputs[0].shape, cast.outputs[0].type = logits.shape, ir.TensorType(ir.DataType.FLOAT)
-    logits.name, cast.outputs[0].name = None, "logits"
-    graph.outputs[list(graph.outputs).index(logits)] = cast.outputs[0]
+    for value in [value for value in graph.inputs if value.name == "hidden_in"]:
+        _cast(graph, value, dtype, ir.DataType.FLOAT)
+    for value in [value for value in graph.outputs if value.name in ("logits", "hidden")]:
+        last, name = value.producer(), value.name
+        assert last is not None
+        cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT})
+        graph.insert_after(last, cast)
+        cast.outputs[0].shape, cast.outputs[0].type = value.shape, ir.TensorType(ir.DataType.FLOAT)
+        value.name, cast.outputs[0].name = None, name
+        graph.outputs[list(graph.outputs).index(value)] = cast.outputs[0]
 
 
 def narrow(graph: ir.Graph, inputs: list[ir.Value]) -> None:
     """int64 inputs become int32, cast first of all."""
     for value in inputs:
-        uses = list(value.uses())
-        cast = insert(graph[0], "Cast", [value], attributes={"to": ir.DataType.INT64})
-        cast.outputs[0].shape, cast.outputs[0].type = value.shape, value.type
-        for use in uses:
-            use.node.replace_input_with(use.idx, cast.outputs[0])
-        value.type = ir.TensorType(ir.DataType.INT32)
+        _cast(graph, value, ir.DataType.INT64, ir.DataType.INT32)
+
+
+def _cast(graph: ir.Graph, value: ir.Value, dtype: ir.DataType, given: ir.DataType) -> None:
+    """An input becomes a `given` type, cast first of all to the `dtype` that it is used as."""
+    uses = list(value.uses())
+    cast = insert(graph[0], "Cast", [value], attributes={"to": dtype})
+    cast.outputs[0].shape, cast.outputs[0].type = value.shape, ir.TensorType(dtype)
+    for use in uses:
+        use.node.replace_input_with(use.idx, cast.outputs[0])
+    value.type = ir.TensorType(given)
 
 
 _LOWERED = {

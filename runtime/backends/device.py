@@ -20,6 +20,7 @@ from . import ModelSpec
 
 Step = Callable[[], None]
 Place = tuple[int, int]  # a cache's slot, and a row in it
+MOST_NODES = 64  # of a tree, and of a draft's levels together, in plugins/kernels.h
 _ALIGNED = 64  # int32 numbers in 256 bytes, of which TensorRT wants an address to be a multiple
 
 
@@ -181,6 +182,8 @@ class Model(Protocol):
     rows: Tensor  # int32 [B]: the cache row of each sequence's first node
     masks: dict[int, Tensor]  # bool [B, 1, N, S], by window: which cache rows a node sees; padding must see some
     logits: Tensor  # float32 [B, N, V]
+    hidden: Tensor | None  # float32 [B, N, H]: hidden states that the model writes, for a head
+    hidden_in: Tensor | None  # float32 [B, N, H]: those that a head reads
     cache: Tensor  # [2·layers, B, kv_heads, S, D]; keys of layer i at 2i, values at 2i + 1. Paged: X for B, rows for S
 
     @property
@@ -219,3 +222,12 @@ def with_room(device: Device, shape: tuple[int, ...], dtype: DTypeLike, nodes: i
     lines = -(-max(shape[0] * nodes, chunk) // nodes)
     memory = device.empty((lines, *shape[1:]), dtype)
     return Tensor(memory.address, shape, memory.dtype)
+
+
+def hidden_states(
+    device: Device, spec: ModelSpec, batch_size: int, nodes: int, chunk: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """`Model.hidden` and `Model.hidden_in`, as a model has them."""
+    shape = batch_size, nodes, spec.hidden
+    made = with_room(device, shape, np.float32, nodes, chunk) if spec.hidden else None
+    return made, with_room(device, shape, np.float32, nodes, chunk) if spec.reads_hidden else None

@@ -15,6 +15,7 @@ from ..device.cubins import find_kernels
 from ..device.loop import DeviceLoop
 from ..device.resident import ResidentLoop
 from ..draft import DrafterName
+from ..drafters import drafter_of
 from ..errors import ExecutionError, OptionError
 from ..manifest import MODULES
 from ..pages import Pages
@@ -64,7 +65,11 @@ def load_loop(
         executors = dict(zip(names, _executors(bundle, specs, device, batch_size, weights, pages), strict=True))
         eos = frozenset(manifest.eos_token_ids)
         made = ResidentLoop if resident else DeviceLoop
-        return made(executors["target"], executors.get("draft"), kernels, eos, drafter)
+        target, draft = executors["target"], executors.get("draft")
+        if draft is None or manifest.models["draft"].kind == "model":
+            return made(target, draft, kernels, eos, drafter)
+        hosted = drafter_of(bundle, draft, target, draft.model.buckets[-1], overlap=False)
+        return made(target, None, kernels, eos, drafter, hosted)
     except BaseException:
         with suppress(ExecutionError):  # the first error is what went wrong
             device.close()

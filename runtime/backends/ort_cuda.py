@@ -14,7 +14,7 @@ import onnxruntime
 
 from ..errors import BundleError, ExecutionError, one_line
 from . import ModelSpec
-from .device import Device, slot_parts, with_room
+from .device import Device, hidden_states, slot_parts, with_room
 
 Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
@@ -55,6 +55,7 @@ class OrtModel:
         seen = batch_size, 1, most, spec.capacity
         self.masks = {window: with_room(device, seen, np.bool_, most, chunk) for window in spec.windows}
         self.logits = device.empty((*size, spec.vocab_size), np.float32)
+        self.hidden, self.hidden_in = hidden_states(device, spec, *size, chunk)
         shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
         self.cache = device.empty(shape, memory)
         self._wanted = device.empty((max(most, chunk),), np.int32)  # 0, 1, 2, …: which nodes' logits
@@ -109,6 +110,10 @@ class OrtModel:
         for window, mask in self.masks.items():
             bind(f"mask.{window}", np.bool_, (batch, 1, nodes, spec.capacity), mask.address)
         bind("logits", np.float32, (batch, wanted, spec.vocab_size), self.logits.address, output=True)
+        if self.hidden_in:
+            bind("hidden_in", np.float32, (batch, nodes, spec.hidden), self.hidden_in.address)
+        if self.hidden:
+            bind("hidden", np.float32, (batch, nodes, spec.hidden), self.hidden.address, output=True)
         shape = batch, *self.cache.shape[2:]
         for index, part in enumerate(slot_parts(self.cache, slot)):
             name = f"{('key', 'value')[index % 2]}.{index // 2}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ExecutionError
 from . import Share
-from .device import Device, Model, Tensor, TreeInputs, slot_parts
+from .device import MOST_NODES, Device, Model, Tensor, TreeInputs, slot_parts
 
 
 class StandardExecutor:
@@ -30,8 +30,11 @@ class StandardExecutor:
         self._rows = device.pinned((self.batch_size,), np.int32)
         self._lengths = device.pinned((3, self.batch_size), np.int32)  # TreeAttention's cache_len, counts and offset 0
         if model.tree:
-            self._chains = device.pinned(model.tree.parents.shape, np.int32)
-            self._chains[:] = np.arange(-1, self._chains.shape[1] - 1)
+            self._parents = device.pinned(model.tree.parents.shape, np.int32)
+        states = nodes, self.spec.hidden
+        self._fed = device.pinned(states, np.float32) if model.hidden_in else None
+        self._made = device.pinned(states, np.float32) if model.hidden else None
+        self._hidden = np.zeros((self.batch_size, self.spec.capacity, self.spec.hidden), dtype=np.float32)
         self._masks = {window: device.pinned((nodes * self.spec.capacity,), np.bool_) for window in model.masks}
         self._logits = device.pinned((self.batch_size, self.spec.vocab_size), np.float32)
         self._row_positions = np.tile(np.arange(self.spec.capacity), (self.batch_size, 1))  # of cache rows
@@ -43,6 +46,11 @@ class StandardExecutor:
             if bucket >= nodes:
                 return bucket
         raise ExecutionError(f"{nodes} nodes do not fit a step of the {self.spec.name}")
+
+    @property
+    def most_rows(self) -> int:
+        """Nodes of a draft's levels together."""
+        return self.model.tree.parents.shape[1] if self.model.tree else MOST_NODES
 
     def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
         """Run one step; see `Executor.step`. A share longer than any bucket gets one row of logits at most."""
@@ -56,14 +64,15 @@ class StandardExecutor:
                 self._stage({0: share}, 1, len(share.tokens))
                 self.model.prefill(share.slot, len(share.tokens), self.stream)
                 self._download(wanted, 0)
-                self.wait()
+                self.keep([(share.slot, share.start, range(len(share.tokens)))])
         if short:
             nodes = self.bucket(max(len(share.tokens) for share, _ in short))
             self._stage({share.slot: share for share, _ in short}, self.batch_size, nodes)
             self.model.enqueue(nodes, self.stream)
             for share, wanted in short:
                 self._download(wanted, share.slot * nodes + len(share.tokens) - share.logits)
-            self.wait()
+            rows = [range(s.slot * nodes, s.slot * nodes + len(s.tokens)) for s, _ in short]
+            self.keep([(s.slot, s.start, row) for (s, _), row in zip(short, rows, strict=True)])
         return logits[: len(shares)]
 
     def fetch(self, rows: Sequence[int]) -> NDArray[np.float32]:
@@ -73,6 +82,22 @@ class StandardExecutor:
             self._download(found[at : at + 1], row)
         self.wait()
         return found
+
+    def keep(self, kept: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Wait, and keep what the last step made of some of its nodes.
+
+        kept: slot, first row of its cache, and the nodes' numbers among `[B · nodes]`.
+        """
+        if self._made is None or self.model.hidden is None:
+            return self.wait()
+        for _, _, nodes in kept:
+            first, end = min(nodes), max(nodes) + 1
+            source = self.model.hidden.address + first * self._made.strides[0]
+            to = self._made[first:end]
+            self.device.download(to, Tensor(source, to.shape, to.dtype), self.stream)
+        self.wait()
+        for slot, first, nodes in kept:
+            self._hidden[slot, first : first + len(nodes)] = self._made[list(nodes)]
 
     def wait(self) -> None:
         """Block until all that is enqueued on the stream has run; raises ExecutionError."""
@@ -88,8 +113,8 @@ class StandardExecutor:
         limit = self.model.chunk if share.logits < 2 else self.model.buckets[-1]
         if end > self.spec.capacity or count > limit:
             raise ExecutionError(f"{count} nodes from row {share.start} on do not fit the {self.spec.name}")
-        if self.model.tree and not _is_chain(share):
-            raise ExecutionError(f"the {self.spec.name} takes trees on the device alone: give a chain")
+        if self.model.tree and share.start + count - share.committed > self.most_rows and share.logits > 1:
+            raise ExecutionError(f"the tree has more than {self.most_rows} nodes: ask for a smaller one")
         self._ends[share.slot] = end
 
     def _stage(self, shares: dict[int, Share], batch: int, nodes: int) -> None:
@@ -99,19 +124,29 @@ class StandardExecutor:
         for at, share in shares.items():
             tokens[at, : len(share.tokens)] = share.tokens
         self.device.upload(self.model.tokens, tokens, self.stream)
+        if self._fed is not None and self.model.hidden_in:
+            fed = _part(self._fed.reshape(-1), batch, nodes, self.spec.hidden)
+            fed.fill(0)
+            for at, share in shares.items():
+                fed[at, : len(share.tokens)] = share.hidden
+            self.device.upload(self.model.hidden_in, fed, self.stream)
         if self.model.tree:
-            self._stage_chains(self.model.tree, shares, batch)
+            self._stage_trees(self.model.tree, shares, batch)
         else:
             self._stage_masks(shares, batch, nodes)
 
-    def _stage_chains(self, tree: TreeInputs, shares: dict[int, Share], batch: int) -> None:
-        """The trees' part of `_stage`, every share a chain; a slot without one has no nodes, and nothing is written."""
+    def _stage_trees(self, tree: TreeInputs, shares: dict[int, Share], batch: int) -> None:
+        """The trees' part of `_stage`; a slot without a share has no nodes, and nothing is written."""
         self._lengths.fill(0)
+        most = self._parents.shape[1]
         for at, share in shares.items():
-            self._lengths[:2, at] = share.start, len(share.tokens)
+            count, before = len(share.tokens), share.start - share.committed
+            self._lengths[:, at] = share.committed, count, before
+            if before + count <= most:  # what is longer is a prompt's chain, whose step reads no parents
+                self._parents[at, before : before + count] = _parents(share)
         for to, source in zip((tree.cache_len, tree.counts, tree.tree_offset), self._lengths, strict=True):
             self.device.upload(to, source[:batch], self.stream)
-        self.device.upload(tree.parents, self._chains[:batch], self.stream)
+        self.device.upload(tree.parents, self._parents[:batch], self.stream)
 
     def _stage_masks(self, shares: dict[int, Share], batch: int, nodes: int) -> None:
         """The masks' part of `_stage`, their positions and rows."""
@@ -170,15 +205,23 @@ class StandardExecutor:
         for to, row in enumerate(rows, start):
             if row != to:
                 self.device.move_rows(self.model.cache, (slot, row), (slot, to), 1, self.stream)
+        if rows:
+            self._hidden[slot, start : start + len(rows)] = self._hidden[slot, list(rows)]
         end = max(self._ends[slot], start + len(rows))
         self._row_positions[slot, start:end] = np.arange(start, end)
         self._ends[slot] = start + len(rows)
 
     def copy(self, slot: int, source: int, rows: int) -> None:
         """Copy cache rows; see `Executor.copy`. Slots with pages have them together."""
+        self._hidden[slot, :rows] = self._hidden[source, :rows]
         if self.model.pages is None:
             self.device.move_rows(self.model.cache, (source, 0), (slot, 0), rows, self.stream)
             self.wait()
+
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        """See `HiddenExecutor`."""
+        rows: NDArray[np.float32] = self._hidden[slot]
+        return rows
 
     def erase(self, slot: int) -> None:
         """Make a slot's cache zero, or a page: a row that is no number would spoil what sees the others, by 0 · NaN."""
@@ -196,11 +239,13 @@ class StandardExecutor:
         self.model.close()
 
 
-def _is_chain(share: Share) -> bool:
-    """Whether every node sees all rows before its own, and its position is its row."""
-    count, width = len(share.tokens), share.start + len(share.tokens) - share.committed
-    seen = share.visible is None or np.array_equal(share.visible, np.tri(count, width, share.start - share.committed))
-    return seen and list(share.positions) == list(range(share.start, share.start + count))
+def _parents(share: Share) -> NDArray[np.int64]:
+    """Each node's parent, by its number in the tree that begins at the row `committed`; −1: what is committed."""
+    count, before = len(share.tokens), share.start - share.committed
+    if share.visible is None:
+        return np.arange(before - 1, before + count - 1)
+    above = share.visible & np.tri(count, before + count, before - 1, dtype=np.bool_)  # itself it sees, too
+    return np.where(above.any(1), before + count - 1 - above[:, ::-1].argmax(1), -1)
 
 
 def _part(array: NDArray[Any], *shape: int) -> NDArray[Any]:

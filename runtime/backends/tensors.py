@@ -33,9 +33,12 @@ def expected_tensors(
     masks = {f"mask.{window}": TensorInfo("BOOL", (-1, 1, -1, spec.capacity)) for window in spec.windows}
     trees = {"parents": each, "cache_len": one, "tree_offset": one, "counts": one}
     trees |= {"page_table": TensorInfo("INT32", (-1, spec.capacity // block_size))} if block_size else {}
+    states = TensorInfo("FLOAT", (-1, -1, spec.hidden))
     return {
         "input_ids": each,
         "logit_nodes": one,
+        **({"hidden_in": states} if spec.reads_hidden else {}),
+        **({"hidden": states} if spec.hidden else {}),
         **(trees if plugin else {"position_ids": each, "write_rows": one, **masks}),
         **{f"past_{name}": past for name in names},
         "logits": TensorInfo("FLOAT", (-1, -1, spec.vocab_size)),

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import BundleError, ExecutionError
 from . import ModelSpec
 from .cuda import Cuda
-from .device import PageTable, Tensor, TreeInputs, slot_parts, with_room
+from .device import PageTable, Tensor, TreeInputs, hidden_states, slot_parts, with_room
 from .plan import Plan, check_profiles
 from .tensors import CACHES, check_tensors
 
@@ -65,6 +65,7 @@ class TrtModel:
             seen = batch_size, 1, largest, spec.capacity
             self.masks = {w: with_room(device, seen, np.bool_, largest, self.chunk) for w in spec.windows}
         self.logits = device.empty((batch_size, largest, spec.vocab_size), np.float32)
+        self.hidden, self.hidden_in = hidden_states(device, spec, *each, self.chunk)
         scratch = scratch or device.empty((plan.scratch_bytes,), np.uint8)
         if scratch.nbytes < plan.scratch_bytes:
             raise ExecutionError(f"the {spec.name} needs {plan.scratch_bytes} bytes of scratch, not {scratch.nbytes}")
@@ -129,6 +130,10 @@ class TrtModel:
             tensors.append(("write_rows", (batch,), self.rows.address))
             seen = batch, 1, nodes, self.spec.capacity
             tensors += [(f"mask.{window}", seen, mask.address) for window, mask in self.masks.items()]
+        if self.hidden_in:
+            tensors.append(("hidden_in", (batch, nodes, self.spec.hidden), self.hidden_in.address))
+        if self.hidden:
+            tensors.append(("hidden", None, self.hidden.address))
         first_part, parts = (0, self.cache.shape[1]) if self.pages else (slot, batch)
         for index, part in enumerate(slot_parts(self.cache, first_part)):
             name = f"{('key', 'value')[index % 2]}.{index // 2}"

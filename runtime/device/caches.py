@@ -13,29 +13,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backends.standard import StandardExecutor
+from ..draft import ModelDrafter
 from ..errors import OptionError
 from ..loop import Loop
 from ..sequence import Sequence
+from ..tree import TreeSpec
 from .draft import DeviceDrafter
 
 
 class CacheLoop(Loop):
-    """A `Loop` over models on a device, `_model` the one that drafts, where there is one."""
+    """A `Loop` over models on a device.
+
+    `_model` drafts there, or `drafter` on the host with a model that is there; or neither.
+    """
 
     _model: DeviceDrafter | None = None
 
-    def __init__(self, target: StandardExecutor, eos: frozenset[int]) -> None:
-        super().__init__(target, None, target.model.chunk, eos)
+    def __init__(self, target: StandardExecutor, eos: frozenset[int], drafter: ModelDrafter | None = None) -> None:
+        super().__init__(target, drafter, target.model.chunk, eos)
         self._target, self._table = target, target.model.pages
 
     @property
     def draft_executor(self) -> StandardExecutor | None:
         """The draft model; None where none drafts."""
-        return self._model.executor if self._model else None
+        return self._model.executor if self._model else super().draft_executor  # type: ignore[return-value]
 
     @property
     def _executors(self) -> list[StandardExecutor]:
         return [executor for executor in (self._target, self.draft_executor) if executor]
+
+    def _room(self, sequence: Sequence, specs: Seq[TreeSpec]) -> int:
+        """Rows that a sequence's tree leaves in the draft's cache, its levels run in steps for the widest of `specs`.
+
+        Negative where cache or model have no room for it.
+        """
+        draft, shape = self.draft_executor, sequence.tree
+        if draft is None or shape is None:
+            return 0
+        if shape.expand * (shape.depth - 1) > draft.most_rows:
+            return -1
+        return draft.rows(sequence.slot) - self._level_rows(draft, shape, specs) - len(sequence.tokens)
+
+    @staticmethod
+    def _level_rows(draft: StandardExecutor, shape: TreeSpec, specs: Seq[TreeSpec]) -> int:
+        """Rows behind the root's that a tree takes in the draft's cache."""
+        return shape.expand * max(shape.depth - 2, 0) + draft.bucket(max(spec.expand for spec in specs))
 
     def check(self, sequence: Sequence) -> None:
         """See `Loop.check`: all the pages together may be too few."""
@@ -51,8 +73,8 @@ class CacheLoop(Loop):
         tree = sequence.tree
         if tree is None:
             return sequence.limit
-        verified = self._target.bucket(1 + tree.nodes)
-        return sequence.limit + max(verified, self._model.rows(tree, [tree]) if self._model else 0)
+        verified, draft = self._target.bucket(1 + tree.nodes), self.draft_executor
+        return sequence.limit + max(verified, self._level_rows(draft, tree, [tree]) if draft else 0)
 
     def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
         """See `Loop.pick`: with a slot come its pages, and what they hold of the prompt already."""

@@ -20,7 +20,7 @@ from ..backends import ModelSpec, spec_of
 from ..backends.device import PageTable, Place, Step, Tensor, TreeInputs
 from ..backends.standard import StandardExecutor
 from ..bundle import Bundle
-from ..errors import ExecutionError
+from ..errors import ExecutionError, OptionError
 from ..manifest import Manifest
 from ..memory import block_size, cache_item_bytes, pages
 from ..pages import Pages
@@ -196,6 +196,7 @@ class _Model:
         windows = () if plugin else spec.windows
         self.masks = {window: empty((batch, 1, most, spec.capacity), np.bool_) for window in windows}
         self.logits = empty((batch, most, spec.vocab_size), np.float32)
+        self.hidden = self.hidden_in = None  # a draft that reads them is not in the loop
         parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch, spec.capacity)
         self.cache = empty((2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim), item)
 
@@ -225,6 +226,8 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Asked = G
     no GPU and no file but the manifest. Raises OptionError, BundleError, and ExecutionError for what no body holds.
     """
     manifest, notes = bundle.manifest, Notes()
+    if "draft" in manifest.models and (kind := manifest.models["draft"].kind) != "model":
+        raise OptionError(f"the host grows the trees of a draft of kind {kind}, so no rounds follow each other")
     spec = None if tree == "off" or "draft" not in manifest.models else TreeSpec.parse(tree).check(manifest.buckets[-1])
     names = ["target", "draft"] if spec else ["target"]
     count, rows = pages(manifest, batch_size), block_size(manifest)

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import nvtx
 from ..backends import Share, share_rows
-from ..backends.device import Kernels
+from ..backends.device import MOST_NODES, Kernels
 from ..backends.standard import StandardExecutor
 from ..errors import BundleError
 from ..kernels import Choose, Dtype
@@ -22,7 +22,6 @@ from ..sequence import Sequence
 from ..tree import BEST_DEPTH, TreeSpec
 from .state import Asked, Block, Graphs, Slots, launch, show
 
-MOST_NODES = 64  # of a tree, and of a draft's levels together, in plugins/kernels.h
 _PAIR = 2
 
 
@@ -73,24 +72,8 @@ class DeviceDrafter:
         self._tree["scores"] = empty((batch, wide, branch), np.float32)
         self._tickets = empty((batch, wide), np.uint32)
         self._pair = _chain(executor, _PAIR)
-        self._most_rows = executor.model.tree.parents.shape[1] if executor.model.tree else MOST_NODES
         largest = Choose(batch=batch, nodes=wide, vocab=executor.spec.vocab_size, best=branch)
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
-
-    def room(self, sequence: Sequence, specs: Seq[TreeSpec]) -> int:
-        """Rows that a sequence's tree leaves in the cache, its levels run in steps for the widest of `specs`.
-
-        Negative where cache or model have no room for it.
-        """
-        shape = sequence.tree
-        rows = self.rows(shape, specs) if shape else 0
-        if shape and shape.expand * (shape.depth - 1) > self._most_rows:
-            return -1
-        return self.executor.rows(sequence.slot) - rows - len(sequence.tokens)
-
-    def rows(self, shape: TreeSpec, specs: Seq[TreeSpec]) -> int:
-        """Rows behind the root's that a tree takes, its levels run in steps for the widest of `specs`."""
-        return shape.expand * max(shape.depth - 2, 0) + self.executor.bucket(max(spec.expand for spec in specs))
 
     def catch_up(self, sequences: Seq[Sequence]) -> None:
         """Run all but the last two tokens that each sequence's cache is behind."""

@@ -2,7 +2,8 @@
 
 Prompts are read through the executors, as `Loop` does. From its first token on a sequence lives on the device: what is
 emitted there is the next round's input, and the host learns of it when the round is over. Where the text repeats itself
-the host drafts from it instead, and sends the tree.
+the host drafts from it instead, and sends the tree; so it does with the trees of drafts that only the host grows, from
+models on the device.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from .. import nvtx
-from ..backends.device import Kernels, Tensor
+from ..backends.device import MOST_NODES, Kernels, Tensor
 from ..backends.standard import StandardExecutor
-from ..draft import DrafterName
+from ..draft import DrafterName, ModelDrafter
 from ..errors import ExecutionError
 from ..kernels import Cache, Choose, Dtype, Fault
 from ..ngram import from_text, lookup
 from ..sequence import Sequence
 from ..tree import Tree, TreeSpec
 from .caches import CacheLoop
-from .draft import MOST_NODES, DeviceDrafter
+from .draft import DeviceDrafter
 from .state import Asked, Block, Graphs, Slots, launch, layer_addresses, round_block, show
 
 
@@ -37,9 +38,13 @@ class DeviceLoop(CacheLoop):
         kernels: Kernels,
         eos: frozenset[int],
         drafter: DrafterName | None = None,
+        hosted: ModelDrafter | None = None,
     ) -> None:
-        """`drafter`: None is both, as in `Engine.load`; without a draft it is lookup. Raises BundleError."""
-        super().__init__(target, eos)
+        """`drafter`: None is both, as in `Engine.load`; without a draft it is lookup. Raises BundleError.
+
+        hosted: in place of `draft`, a drafter over a model of this device whose trees the host grows.
+        """
+        super().__init__(target, eos, hosted)
         self._device, self._kernels = target.device, kernels
         batch, vocab, most = target.batch_size, target.spec.vocab_size, min(target.model.buckets[-1], MOST_NODES)
         self._slots = Slots(self._device, batch, vocab)
@@ -52,7 +57,8 @@ class DeviceLoop(CacheLoop):
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
         self._kept, self._ticket = empty((2, batch), np.int32), empty((1,), np.uint32)
         self._draft_len = empty((batch,), np.int32)  # nobody asks: the host knows what the draft's cache has at least
-        self._layers = [layer_addresses(executor) for executor in self._executors]
+        self._committed = [target, *([self._model.executor] if self._model else [])]  # whose rows a round moves
+        self._layers = [layer_addresses(executor) for executor in self._committed]
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """A round: sequences that have emitted nothing yet read their prompts, the others decode."""
@@ -69,19 +75,32 @@ class DeviceLoop(CacheLoop):
     def _decode(self, sequences: Seq[Sequence]) -> None:
         """A round on the device, and what the host learns of it."""
         asked, trees = Asked.of([s.params for s in sequences]), self._propose(sequences)
+        hosted = dict[int, Tree]()
+        if self.drafter:
+            drafting = [s for s, tree in zip(sequences, trees, strict=True) if tree is None]
+            hosted = {s.slot: tree for s, tree in zip(drafting, self.drafter.propose(drafting), strict=True)}
+            trees = [tree or hosted[s.slot] for s, tree in zip(sequences, trees, strict=True)]
         nodes = self._target.bucket(max(most_nodes(s, tree) for s, tree in zip(sequences, trees, strict=True)))
         self._draft(sequences, trees, nodes, asked)
         self._graphs.run((nodes, asked), lambda: self._verify(nodes, asked))
         for executor in reversed(self._executors):  # everything is under way: only the times are told apart
             executor.wait()
         block = self._blocks[nodes]
+        self._keep_hidden(sequences, block, nodes)
         for sequence, tree in zip(sequences, trees, strict=True):
             try:
-                self._accept(sequence, tree is None, block, nodes)
+                self._accept(sequence, tree is None, sequence.slot in hosted, block, nodes)
             except Exception as error:  # of this sequence alone: the others go on
                 sequence.fail(error)
         if block.host["fault"].any():  # a slot's next sequence has none
             self._clear(block)
+
+    def _keep_hidden(self, sequences: Seq[Sequence], block: Block, nodes: int) -> None:
+        """What the target made of the accepted nodes, for a head."""
+        if self._target.model.hidden:
+            paths = [(s, block.host["path"][s.slot, : block.host["length"][s.slot]]) for s in sequences]
+            kept = [(s.slot, s.cached, (s.slot * nodes + path).tolist()) for s, path in paths if len(path)]
+            self._target.keep(kept)
 
     def _clear(self, block: Block) -> None:
         """Faults were told: forget them."""
@@ -96,9 +115,9 @@ class DeviceLoop(CacheLoop):
 
     def _proposed(self, sequence: Sequence, shape: TreeSpec, shapes: Seq[TreeSpec]) -> Tree | None:
         last = min(executor.spec.max_positions for executor in self._executors)
-        if len(sequence.tokens) + shape.nodes > last or (self._model and self._model.room(sequence, shapes) < 0):
+        if len(sequence.tokens) + shape.nodes > last or self._room(sequence, shapes) < 0:
             return Tree([sequence.tokens[-1]])
-        if self._model is None:
+        if self.draft_executor is None:
             return lookup(sequence.history, shape)
         return from_text(sequence, len(shapes), self._looks_up)
 
@@ -205,19 +224,22 @@ class DeviceLoop(CacheLoop):
                 capacity=executor.spec.capacity,
                 page_rows=pages[1],
             )
-            for i, executor in enumerate(self._executors)
+            for i, executor in enumerate(self._committed)
         ]
         return (Cache * 2)(*caches)
 
-    def _accept(self, sequence: Sequence, grown: bool, block: Block, nodes: int) -> None:
-        """Emit what a round's block says of a sequence."""
+    def _accept(self, sequence: Sequence, grown: bool, hosted: bool, block: Block, nodes: int) -> None:
+        """Emit what a round's block says of a sequence. grown: its tree was, by the device; hosted: by `drafter`."""
         slot, host = sequence.slot, block.host
         length, drafted, fault = (int(host[name][slot]) for name in ("length", "counts", "fault"))
         emitted, path = host["emitted"][slot, :length].tolist(), host["path"][slot, :length]
         rows = None
         if sequence.params.logprobs is not None or min(emitted, default=0) < 0:
             rows = self._target.fetch((slot * nodes + path).tolist())
+        root = sequence.cached
         self._emit(sequence, grown, fault, emitted, drafted - 1, rows)
+        if self.drafter and hosted:
+            self.drafter.commit(sequence, path[: sequence.cached - root].tolist())
 
     def _emit(
         self, sequence: Sequence, grown: bool, fault: int, emitted: list[int], drafted: int, rows: Any = None

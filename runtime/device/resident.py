@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from .. import nvtx
 from ..backends.device import Kernels, Step
 from ..backends.standard import StandardExecutor
-from ..draft import DrafterName
+from ..draft import DrafterName, ModelDrafter
 from ..errors import ExecutionError, OptionError, SpecbuildError, one_line
 from ..sequence import Sequence
 from .draft import Extent
@@ -52,6 +52,7 @@ class ResidentLoop(DeviceLoop):
         kernels: Kernels,
         eos: frozenset[int],
         drafter: DrafterName | None = None,
+        hosted: ModelDrafter | None = None,
         ahead: int = AHEAD,
     ) -> None:
         """`ahead`: rounds in the ring, and in one launch at most; the rest as in `DeviceLoop`.
@@ -60,7 +61,7 @@ class ResidentLoop(DeviceLoop):
         """
         if (machine := platform.machine()) not in _ORDERED:
             raise OptionError(f"a resident loop needs an x86_64 host, this is {machine}: load without `resident`")
-        super().__init__(target, draft, kernels, eos, drafter)
+        super().__init__(target, draft, kernels, eos, drafter, hosted)
         device, entry = self._device, target.batch_size * (target.model.buckets[-1] + 2)
         self.ahead = ahead
         self._flight: Flight | None = None
@@ -68,7 +69,8 @@ class ResidentLoop(DeviceLoop):
         self._published, self._stop = device.pinned((1,), np.uint64), device.pinned((1,), np.uint32)
         self._round, self._first = device.empty((1,), np.uint64), device.pinned((1,), np.uint64)
         self._loops = dict[Hashable, Step]()
-        self._captures = all(executor.model.capturable for executor in self._executors) and self._publishes()
+        capturable = hosted is None and all(executor.model.capturable for executor in self._executors)
+        self._captures = capturable and self._publishes()
 
     def _publishes(self) -> bool:
         """Whether `publish` can be launched; it has run once then, as what is captured must have."""
@@ -138,7 +140,7 @@ class ResidentLoop(DeviceLoop):
         for s in sequences:
             rooms, most = [self._target.rows(s.slot) - nodes - s.cached], 1
             if self._model and grown and s.tree:
-                rooms += [self._model.room(s, shapes), last - s.tree.nodes - len(s.tokens)]
+                rooms += [self._room(s, shapes), last - s.tree.nodes - len(s.tokens)]
                 most += s.tree.depth
             rounds = min(rounds, s.limit - len(s.tokens), min(rooms) // most + 1)
         return rounds

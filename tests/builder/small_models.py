@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from specbuild.builder.eagle import EagleHead, head_config
+from specbuild.builder.taps import Taps
 from specbuild.runtime.tree import Tree
+from torch import nn
+
+Chain = Callable[[list[int], int], list[int]]  # a text, and how many tokens → those that are drafted after it
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -56,3 +62,45 @@ def random_texts(count: int = 4, length: int = 24, seed: int = 1) -> list[list[i
     """Texts of the random models' tokens, of several lengths."""
     rng = np.random.default_rng(seed)
     return [rng.integers(1, 97, length - each).tolist() for each in range(count)]
+
+
+def random_head(config: Any, known: list[int]) -> EagleHead:
+    """An EAGLE-3 head for a target of this configuration, which drafts these tokens."""
+    torch.manual_seed(1)
+    raw = config.to_dict() | {"draft_vocab_size": len(known), "initializer_range": 0.2, "model_type": "llama"}
+    head = EagleHead(head_config(raw, config)).eval()
+    head.d2t.copy_(torch.tensor(known) - torch.arange(len(known)))
+    head.t2d[known] = True
+    return head
+
+
+def head_chain(model: Any, head: EagleHead, places: tuple[int, ...]) -> Chain:
+    """A head's greedy drafting in PyTorch: each step from the text's beginning on, without a cache."""
+    taps, known = Taps(places, nn.Identity()), head.tokens.tolist()
+
+    @torch.no_grad()
+    def chain(text: list[int], depth: int) -> list[int]:
+        with taps.watching(model):
+            model(torch.tensor([text]))
+            hidden = head.fuse(taps.states())[:, :-1]
+        tokens = text[1:]
+        for _ in range(depth):
+            positions = torch.arange(len(tokens))[None]
+            logits, after = head(torch.tensor([tokens]), hidden, positions)
+            tokens = [*tokens, known[int(logits[0, -1].argmax())]]
+            hidden = torch.cat((hidden, after[:, -1:]), 1)
+        return tokens[len(text) - 1 :]
+
+    return chain
+
+
+def parallel_chain(model: Any, mask: int) -> Chain:
+    """All tokens of one pass, after masks."""
+
+    @torch.no_grad()
+    def chain(text: list[int], depth: int) -> list[int]:
+        logits = model(torch.tensor([[*text, *[mask] * (depth - 1)]])).logits[0, len(text) - 1 :, :mask]
+        found: list[int] = logits.argmax(-1).tolist()
+        return found
+
+    return chain

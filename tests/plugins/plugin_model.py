@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from specbuild.runtime.backends import ModelSpec
-from specbuild.runtime.backends.device import PageTable, Tensor, TreeInputs
+from specbuild.runtime.backends.device import PageTable, Tensor, TreeInputs, hidden_states
 from specbuild.runtime.kernels import Dtype
 
 SOURCE = Path(__file__).parents[2] / "plugins" / "trt"
@@ -128,6 +128,7 @@ class PluginModel:
         self.masks: dict[int, Tensor] = {}
         self.tree = TreeInputs(empty((batch_size, tree_nodes), np.int32), *lengths)
         self.logits = empty((*each, spec.vocab_size), np.float32)
+        self.hidden, self.hidden_in = hidden_states(device, spec, *each, chunk)
         past = next(value for value in graph.graph.inputs if value.name == "past_key.0")
         self.pages = pages
         parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch_size, spec.capacity)
@@ -163,8 +164,13 @@ class PluginModel:
             feed["page_table"] = self._device.array(table)
         for index, rows in enumerate(cache if self.pages else cache[:, slots]):
             feed[f"past_{('key', 'value')[index % 2]}.{index // 2}"] = rows
-        logits, *_ = self._evaluator.run(None, feed)
-        self._device.array(self.logits).reshape(-1)[: logits.size] = logits.ravel()
+        if self.hidden_in:
+            states = Tensor(self.hidden_in.address, (batch, nodes, self.spec.hidden), self.hidden_in.dtype)
+            feed["hidden_in"] = self._device.array(states)
+        outputs = dict(zip(self._evaluator.output_names, self._evaluator.run(None, feed), strict=True))
+        for name, tensor in {"logits": self.logits, "hidden": self.hidden}.items():
+            if tensor:
+                self._device.array(tensor).reshape(-1)[: outputs[name].size] = outputs[name].ravel()
 
     def close(self) -> None:
         """See `Model.close`."""

@@ -14,7 +14,7 @@ from attention_oracle import oracle
 from device import HostKernels
 from host_device import HostDevice, HostQueue, QueuedModel
 from plugin_model import Compute, PluginModel
-from small_models import reference
+from small_models import branching, reference
 from specbuild.builder.lower import plugin
 from specbuild.runtime.backends import ModelSpec, Share
 from specbuild.runtime.backends.device import PageTable
@@ -211,9 +211,19 @@ def chain(slot: int, tokens: list[int], start: int, logits: int, visible: Any = 
     return Share(slot, start, start, tokens, positions, visible, logits)
 
 
-def test_trees_from_the_host_are_refused() -> None:
-    target = made("target", HostDevice(), 1)
-    target.step([chain(0, [1, 2, 3], 0, 1, Tree.chain([1, 2, 3]).ancestors())])
-    for share in (chain(0, [1, 2], 0, 1, np.eye(2, dtype=np.bool_)), chain(0, [1, 2], 0, 1, apart=0)):
-        with pytest.raises(ExecutionError, match="the target takes trees on the device alone: give a chain"):
-            target.step([share])
+def test_trees_from_the_host() -> None:
+    """In two steps, the second one's nodes below those of the first."""
+    model, text, tree = torch_model("target"), prompt_of(3, 9), branching(2, 12)
+    target = made("target", HostDevice(), 2)
+    target.step([chain(1, text, 0, 1)])
+    got = list[Any]()
+    for first, end in ((0, 5), (5, 12)):
+        positions = [len(text) + depth for depth in tree.depths[first:end]]
+        visible = tree.ancestors()[first:end, :end]
+        share = Share(1, len(text) + first, len(text), tree.tokens[first:end], positions, visible, end - first)
+        got += list(target.step([share])[0].copy())
+    for node, logits in enumerate(got):
+        path = [tree.tokens[0], *tree.path(node)]
+        np.testing.assert_allclose(logits, reference(model, [*text, *path])[-1], **BOUND)
+    with pytest.raises(ExecutionError, match="the tree has more than 64 nodes: ask for a smaller one"):
+        target.step([Share(1, 80, 9, [1] * 8, [9] * 8, np.ones((8, 79), dtype=np.bool_), 8)])

@@ -13,7 +13,7 @@ import torch
 from specbuild.builder import checkpoint as checkpoints
 from specbuild.builder.distill import data, texts
 from specbuild.builder.distill.data import Corpus
-from specbuild.builder.distill.generate import NEVER, Greedy, write
+from specbuild.builder.distill.generate import NEVER, SampledThenGreedy, sample, write
 from specbuild.builder.distill.teacher import Course, Teacher
 from specbuild.builder.distill.work import Work
 from specbuild.runtime.errors import OptionError
@@ -26,10 +26,19 @@ def test_a_row_is_greedy_after_its_head_and_begins_again_after_eos() -> None:
     rows = torch.tensor([[0, 0, 5, 6], [4, 9, 7, 8], [4, 5, 6, 9], [4, 5, 6, 7]])
     scores = torch.tensor([[0.0] * 10] * 4)
     scores[:, 3] = 1.0
-    processor = Greedy(torch.tensor([2, 3, 1, NEVER]), torch.tensor([2, 0, 0, 0]), [9], 4)
-    found = processor(rows, scores)
-    assert found.isfinite().sum(1).tolist() == [1, 10, 1, 10]
-    assert found.argmax(1).tolist() == [3, 3, 4, 3]  # the third has ended: the next text begins
+    choice = SampledThenGreedy(torch.tensor([2, 3, 1, NEVER]), torch.tensor([2, 0, 0, 0]), [9], 4)
+    found = torch.stack([choice(rows, scores) for _ in range(200)])
+    assert [sorted(set(row.tolist())) for row in found.T] == [[3], [*range(10)], [4], [*range(10)]]  # the third ended
+
+
+def test_tokens_are_drawn_by_their_probability() -> None:
+    never = -torch.inf
+    scores = torch.tensor([[2.0, never, 0.0, 1.0], [never, never, never, 5.0]], dtype=torch.bfloat16)
+    torch.manual_seed(0)
+    drawn = torch.stack([sample(scores.repeat(1000, 1)).reshape(1000, 2) for _ in range(20)]).reshape(-1, 2)
+    share = torch.bincount(drawn[:, 0], minlength=4) / len(drawn)
+    torch.testing.assert_close(share, scores[0].float().softmax(-1), atol=0.01, rtol=0)
+    assert (drawn[:, 1] == 3).all()
 
 
 def test_a_model_writes_by_its_seed_and_padding_changes_nothing(make_model: Callable[..., Any]) -> None:

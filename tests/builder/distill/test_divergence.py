@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specbuild.builder.distill import options
-from specbuild.builder.distill.divergence import DIVERGENCES
+from specbuild.builder.distill.divergence import DIVERGENCES, log_probabilities
 
 torch.manual_seed(0)
 P, Q = torch.randn(2, 5, 12).mul(2).softmax(-1)
@@ -14,6 +14,20 @@ DENSE = {
     "reverse-kl": (Q * (Q / P).log()).sum(-1),
     "tv": (P - Q).abs().sum(-1) / 2,
 }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probabilities_and_their_gradient_are_torchs(dtype: torch.dtype) -> None:
+    """Of columns that are asked for twice, too."""
+    logits, columns = torch.randn(2, 3, 12).mul(3).to(dtype), torch.randint(12, (2, 3, 5))
+    columns[..., 1] = columns[..., 0]
+    found, expected = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    ours, theirs = log_probabilities(found, columns), expected.float().log_softmax(-1).gather(-1, columns)
+    torch.testing.assert_close(ours, theirs)
+    weights = torch.randn(2, 3, 5)
+    (ours * weights).sum().backward()
+    (theirs * weights).sum().backward()
+    torch.testing.assert_close(found.grad, expected.grad)
 
 
 def test_each_has_a_formula_and_a_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from specbuild.builder.distill.pipeline import distill
+from specbuild.builder.distill.work import LOCK
 from specbuild.runtime.errors import InputError
 
 
@@ -128,6 +130,11 @@ def test_another_training_is_not_gone_on_with(asked: Callable[..., Any], tmp_pat
     (config.work / "state.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(InputError, match="damaged"):
         distill(replace(config, resume=True))
+    with (config.work / LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for fields in ({"resume": True}, {"force": True}):
+            with pytest.raises(InputError, match="another process trains in"):
+                distill(replace(config, **fields))
     distill(replace(config, force=True))
     with pytest.raises(InputError, match="--force"):
         distill(config)

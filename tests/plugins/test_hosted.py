@@ -1,0 +1,198 @@
+"""Drafts whose trees the host grows, from models on a device: what they propose, and plain decoding's tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+from host_device import HostDevice, HostQueue, QueuedModel
+from plugin_model import PluginModel
+from small_models import Chain, head_chain, parallel_chain, random_head
+from specbuild.builder.export import export
+from specbuild.builder.layout import Layout, probe
+from specbuild.builder.lower import plugin, standard
+from specbuild.builder.passes import run_portable
+from specbuild.builder.passes.spread_logits import spread_logits
+from specbuild.builder.taps import Taps
+from specbuild.runtime.backends import ModelSpec
+from specbuild.runtime.backends.device import PageTable
+from specbuild.runtime.backends.ort_cuda import OrtModel
+from specbuild.runtime.backends.standard import StandardExecutor
+from specbuild.runtime.device.loop import DeviceLoop
+from specbuild.runtime.device.resident import ResidentLoop
+from specbuild.runtime.draft import ModelDrafter
+from specbuild.runtime.eagle import EagleDrafter
+from specbuild.runtime.kernels import KernelLibrary
+from specbuild.runtime.loop import Loop
+from specbuild.runtime.pages import Pages
+from specbuild.runtime.parallel import ParallelDrafter
+from specbuild.runtime.sequence import Sequence
+from specbuild.runtime.tree import Tree
+from test_device_loop import prompt_of, request_of, run
+from test_plugin_model import BOUND, HEAD, _in_float32, torch_model
+from tiny_models import BUCKETS, CAPACITY, CHUNK, TEXT, VOCAB
+
+__all__ = ["BOUND", "_in_float32"]  # a fixture
+KNOWN, PLACES, MASK, WIDTH = list(range(0, VOCAB, 2)), (0, 1), VOCAB - 1, 4 * HEAD
+REQUESTS: list[tuple[int, dict[str, Any]]] = [
+    (3, {}),
+    (33, {"temperature": 0.8, "top_p": 0.9}),
+    (1, {}),
+    (60, {"max_new_tokens": TEXT - 60}),  # to the cache's end
+    (12, {"speculation": "off", "temperature": 1.0}),
+    (36, {"repetition_penalty": 1.4}),
+]
+Loops = Callable[..., tuple[DeviceLoop, list[tuple[Sequence, list[int], Tree]]]]
+
+
+@functools.cache
+def head() -> Any:
+    made = random_head(torch_model("target").config, KNOWN)
+    assert made.config.taps == list(PLACES)
+    made.embed_tokens.weight.data.copy_(torch_model("target").get_input_embeddings().weight)
+    return made
+
+
+def lower_with(lowering: Any, name: str, page_rows: int) -> ir.Model:
+    """target: with taps; head; draft: whose last token is the mask."""
+    model = head() if name == "head" else torch_model(name)
+    layout = Layout(2, HEAD, (0,)) if name == "head" else probe(model.config, CAPACITY)
+    taps = Taps(PLACES, head().fc) if name == "target" else None
+    graph = export(model, layout, CAPACITY, CAPACITY, taps)
+    run_portable(graph)
+    if name == "head":
+        spread_logits(graph.graph, KNOWN, VOCAB)
+    paged = (None, page_rows) if lowering is plugin else ()
+    lowered: ir.Model = lowering.lower(graph, "fp32", CAPACITY, *paged)
+    return lowered
+
+
+@pytest.fixture(scope="module")
+def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loops:
+    """`loops(lowering, kind)`: a loop of two slots, and what its drafter proposes: to whom, after which text."""
+    lowered = functools.cache(lower_with)
+
+    def executor(lowering: Any, name: str, device: HostDevice, pages: PageTable | None) -> StandardExecutor:
+        layers, windows = (1, (0,)) if name == "head" else (2, (0, 7))
+        hidden = WIDTH if name != "draft" else 0
+        sizes = layers, 2, HEAD, VOCAB, CAPACITY, BUCKETS[-1], windows
+        spec = ModelSpec(name, *sizes, hidden=hidden, reads_hidden=name == "head")
+        stream, graph = device.stream(), lowered(lowering, name, pages.pages.rows if pages else 0)
+        if lowering is plugin:
+            model: Any = PluginModel(graph, spec, device, 2, BUCKETS, CHUNK, pages=pages)
+        else:
+            path = tmp_path_factory.mktemp(name) / "model.onnx"
+            ir.save(graph, path)
+            model = OrtModel(path, spec, device, 2, BUCKETS, CHUNK, "cpu", stream)
+        return StandardExecutor(device, QueuedModel(model, device), stream)
+
+    def make(lowering: Any, kind: str, made: type[DeviceLoop] = DeviceLoop, rows: int = 0) -> Any:
+        device = HostDevice()
+        pages = PageTable(device, Pages(2, CAPACITY, rows, 2 * CAPACITY // rows)) if rows else None
+        target = executor(lowering, "target", device, pages)
+        draft = executor(lowering, "head" if kind == "eagle3" else "draft", device, pages)
+        drafter: ModelDrafter
+        if kind == "eagle3":
+            drafter = EagleDrafter(draft, BUCKETS[-1], target)
+        else:
+            drafter = ParallelDrafter(draft, BUCKETS[-1], MASK)
+        seen, propose = list[tuple[Sequence, list[int], Tree]](), drafter.propose
+
+        def noted(sequences: Any) -> list[Tree]:
+            trees = propose(sequences)
+            seen.extend((s, list(s.tokens), tree) for s, tree in zip(sequences, trees, strict=True))
+            return trees
+
+        drafter.propose = noted  # type: ignore[method-assign]
+        return made(target, None, HostQueue(host, device), frozenset(), "model", drafter), seen
+
+    return make
+
+
+def requests(tree: str) -> list[Sequence]:
+    prompts = [prompt_of(i, length) for i, (length, _) in enumerate(REQUESTS)]
+    prompts[-1][:33] = prompts[1]  # which finds its beginning in a cache
+    return [
+        request_of(prompt, **{"speculation": tree, "max_new_tokens": 6 + i, "seed": i} | fields)
+        for i, (prompt, (_, fields)) in enumerate(zip(prompts, REQUESTS, strict=True))
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(loops: Loops) -> list[list[int]]:
+    target = loops(standard, "parallel")[0].target
+    return [s.output for s in run(Loop(target, None, CHUNK, frozenset()), requests("off"))]
+
+
+@functools.cache
+def chain_of(kind: str) -> Chain:
+    if kind == "eagle3":
+        return head_chain(torch_model("target"), head(), PLACES)
+    return parallel_chain(torch_model("draft"), MASK)
+
+
+def truth(loop: DeviceLoop, expected: list[list[int]]) -> None:
+    """Let every other tree be what will be emitted, so that long paths are accepted."""
+    drafter: Any = loop.drafter
+    propose, rounds = drafter.propose, [0]
+
+    def told(sequences: Any) -> list[Tree]:
+        rounds[0] += 1
+        trees: list[Tree] = propose(sequences)
+        for at, s in enumerate(sequences):
+            ahead = expected[s.params.seed][len(s.output) :][: len(trees[at]) - 1]
+            if ahead and (rounds[0] + at) % 2:
+                trees[at] = Tree.chain([s.tokens[-1], *ahead])
+        return trees
+
+    drafter.propose = told
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "parallel"])
+@pytest.mark.parametrize("lowering", [standard, plugin], ids=["standard", "plugin"])
+def test_chains_are_what_the_draft_says(loops: Loops, lowering: Any, kind: str, expected: list[list[int]]) -> None:
+    loop, seen = loops(lowering, kind)
+    truth(loop, expected)
+    done = run(loop, requests("chain:3"))
+    assert [s.output for s in done] == expected
+    assert any(len(s.metrics.speculative_decoding.acceptance_histogram) > 3 for s in done)  # all three came true
+    greedy = [(text, tree.tokens[1:]) for s, text, tree in seen if s.params.seed in (0, 2, 3) and len(tree) > 1]
+    assert len(greedy) > 20
+    for text, tokens in greedy[::3]:
+        assert tokens == chain_of(kind)(text, len(tokens)), text
+
+
+def test_trees_are_the_same_in_both_lowerings(loops: Loops, expected: list[list[int]]) -> None:
+    found = []
+    for lowering in (standard, plugin):
+        loop, seen = loops(lowering, "eagle3")
+        assert [s.output for s in run(loop, requests("best:7"))] == expected
+        found.append([(s.params.seed, text, grown.tokens, grown.parents) for s, text, grown in seen])
+    assert found[0] == found[1]
+    assert max(len(tokens) for _, _, tokens, _ in found[0]) > 4
+
+
+def test_pages(loops: Loops, expected: list[list[int]]) -> None:
+    loop, seen = loops(plugin, "eagle3", rows=16)
+    truth(loop, expected)
+    assert [s.output for s in run(loop, requests("chain:3"))] == expected
+    for _, text, tree in [each for each in seen if each[0].params.seed == 3][::5]:
+        assert tree.tokens[1:] == chain_of("eagle3")(text, len(tree) - 1)
+
+
+def test_rounds_do_not_follow_each_other(loops: Loops, expected: list[list[int]]) -> None:
+    """A resident loop needs the host for every tree."""
+    loop, seen = loops(standard, "parallel", ResidentLoop)
+    assert [s.output for s in run(loop, requests("chain:3"))] == expected
+    assert seen
+
+
+def test_memory_is_told(loops: Loops, tmp_path: Path) -> None:
+    loop, _ = loops(standard, "eagle3")
+    assert loop.draft_executor is not None
+    assert loop.cache_bytes == loop.target.cache_bytes + loop.draft_executor.cache_bytes
+    loop.close()
