@@ -5,21 +5,25 @@ python benchmarks/drafts.py PROMPTS.jsonl A.bundle B.bundle …   # the model dr
 
 from __future__ import annotations
 
+import argparse
+import copy
 import json
 import statistics
 import sys
 import time
 from pathlib import Path
 
+import onnxruntime
 from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.costs import processor
 from specbuild.runtime.roofline import timed_step
 
 TOKENS, TREES, TEMPERATURES = 96, ("off", "chain:4", "best:5"), (0.0, 0.8)
 
 
-def main(file: str, *bundles: str) -> None:
+def main(file: Path, bundles: list[str], out: Path | None) -> None:
     """Print a line for each temperature, tree and bundle, and the draft's step of one node after 256 rows."""
-    prompts = [json.loads(line)["prompt"] for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    prompts = [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]
     engines = {name: Engine.load(name, drafter="model", threads=1, prefix_caching=False) for name in bundles}
     seconds: dict[tuple[float, str, str], list[float]] = {}
     lengths: dict[tuple[float, str, str], list[float]] = {}
@@ -37,18 +41,33 @@ def main(file: str, *bundles: str) -> None:
                     lengths.setdefault(key, []).append(1.0 if tree == "off" else drafting.mean_acceptance_length)
                     texts.add(tuple(result.token_ids))
             assert len(texts) == 1, "a draft changed a text"
+    empty: dict[str, dict[str, float]] = {"tokens_a_second": {}, "tokens_a_round": {}}
+    found: dict[str, dict[str, dict[str, float]]] = {name: copy.deepcopy(empty) for name in bundles}
     for (temperature, tree, name), took in sorted(seconds.items()):
         rate, length = TOKENS * len(took) / sum(took), statistics.mean(lengths[temperature, tree, name])
         gain = sum(seconds[temperature, "off", name]) / sum(took)
         print(
             f"{temperature:g} {tree:8} {name}: {rate:.0f} tokens/s, {gain:.2f} times plain, {length:.2f} tokens a round"
         )
+        found[name]["tokens_a_second"][f"{tree}, {temperature:g}"] = round(rate, 1)
+        found[name]["tokens_a_round"][f"{tree}, {temperature:g}"] = round(length, 3)
+    steps = {}
     for name, engine in engines.items():
         with engine.scheduler.exclusive() as loop:
             assert loop.draft_executor
             run = timed_step(loop.draft_executor, 1, 256)
-            print(f"{name}: a step of the draft {statistics.median(run() for _ in range(300)) * 1e6:.1f} us")
+            steps[name] = round(statistics.median(run() for _ in range(300)) * 1e6, 1)
+            print(f"{name}: a step of the draft {steps[name]} us")
+    about = {"command": " ".join(sys.argv), "prompts": len(prompts), "new_tokens": TOKENS, "threads": 1}
+    about |= {"processor": processor(), "onnxruntime": onnxruntime.__version__}
+    if out:
+        out.write_text(json.dumps(about | {"step_us": steps, "bundles": found}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("bundles", nargs="+")
+    parser.add_argument("--out", type=Path, help="JSON with all of it")
+    arguments = parser.parse_args()
+    main(arguments.prompts, arguments.bundles, arguments.out)

@@ -21,7 +21,10 @@ _DEFAULTS = {name: getattr(DistillConfig(target="", output=Path("draft")), name)
 
 def _option(name: str, text: str, **more: Any) -> Callable[[FC], FC]:
     """An option of DistillConfig's, with its default."""
-    return click.option(f"--{defaults.flag(name)}", name, default=_DEFAULTS[name], show_default=True, help=text, **more)
+    default = _DEFAULTS[name]
+    if name in defaults.HEAD:
+        default, text = None, f"{text} {_DEFAULTS[name]} by default, of a head {defaults.HEAD[name]}."
+    return click.option(f"--{defaults.flag(name)}", name, default=default, show_default=True, help=text, **more)
 
 
 def _number(name: str, text: str) -> Callable[[FC], FC]:
@@ -52,7 +55,8 @@ def _choice(name: str, known: tuple[str, ...], text: str) -> Callable[[FC], FC]:
 @_number("layers", f"Of the draft; {defaults.LAYERS} by default.")
 @_number("hidden_size", "The draft's width; the target's by default.")
 @_number(
-    "intermediate_size", "Of its MLPs; in proportion to the width by default, two thirds of that without --layers."
+    "intermediate_size",
+    "Of its MLPs; in proportion to the width by default, two thirds of that without --layers, a third of a head.",
 )
 @_number("num_heads", "Of its attention, as wide as the target's; in proportion to the width by default.")
 @_number("num_kv_heads", "Of its keys and values.")
@@ -86,7 +90,9 @@ def command(as_json: bool, **options: Any) -> None:
     specbuild distill engines/pycode/target --out draft
     specbuild build --target engines/pycode/target --draft draft -o pycode.bundle
     """
-    config, started = DistillConfig(**options), time.monotonic()
+    given = {name: value for name, value in options.items() if value is not None}
+    config = DistillConfig(**(defaults.HEAD if options["kind"] == "eagle3" else {}) | given)
+    started = time.monotonic()
     try:
         report = _distill(config)
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from ..checkpoint import Checkpoint
 from ..vocabulary import DRAFT_TOKENS, PARD_TOKEN, reconcile
 from . import shape
 from .chain import ChainStudent, trim, untied
-from .options import INITS, DistillConfig, flag
+from .options import HEAD_MLP, INITS, DistillConfig, flag
 from .parallel import ParallelStudent, mask_of, with_mask
 from .student import Student
 
@@ -95,7 +95,8 @@ class Plan:
         if config.kind == "eagle3":
             head: Any = importlib.import_module(".eagle", __package__).EagleStudent
             tokens = frequent(counts, wanted, ends, named)
-            inner = config.intermediate_size
+            own = getattr(model.config.get_text_config(), "intermediate_size", 0)
+            inner = config.intermediate_size or round(HEAD_MLP * own) or None
             student: Student = head.start(model, tokens, depth=config.depth, intermediate_size=inner, seed=config.seed)
             return student, {}
         assert self.shape is not None

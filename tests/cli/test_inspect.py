@@ -27,6 +27,7 @@ def test_the_table(specbuild: Command, bundle: Path, monkeypatch: pytest.MonkeyP
     assert (outcome.status, outcome.err) == (0, "")
     for word in (str(bundle), "onnxruntime, fp32", "1024 tokens", "4 sequences", "best:5", "5.8M", "1.0M", "near-ties"):
         assert word in outcome.out
+    assert "token by token, 4096 of the target's 4096 tokens" in outcome.out
 
 
 def test_the_graph_before_and_after(specbuild: Command, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -419,6 +419,10 @@ def test_a_description_without_a_draft(bundle: Path) -> None:
     assert found["body"]["nodes"][0]["reads"] == ["slots.roots"]
     with pytest.raises(OptionError, match="unknown tree"):
         describe_bundle(manifest_of(bundle, "native"), 3, "tree")
+    opened = manifest_of(bundle, "native")
+    models = opened.manifest.models | {"draft": replace(opened.manifest.models["draft"], kind="parallel")}
+    with pytest.raises(OptionError, match="a draft of kind parallel, so no rounds follow each other"):
+        describe_bundle(replace(opened, manifest=replace(opened.manifest, models=models)), 3, "off")
 
 
 def test_what_a_body_cannot_hold() -> None:
