@@ -25,7 +25,7 @@ class _LogProbabilities(torch.autograd.Function):
         return logits.gather(-1, columns).float() - totals
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         logits, columns, totals = ctx.saved_tensors
         found = torch.empty_like(logits)
         for out, text, asked, total, given in zip(found, logits, columns, totals, grad, strict=True):
@@ -36,7 +36,7 @@ class _LogProbabilities(torch.autograd.Function):
 
 def log_probabilities(logits: Tensor, columns: Tensor) -> Tensor:
     """`[B, N, n]`, `int64[B, N, k]` → `float32[B, N, k]`: the logarithms of these columns' probabilities."""
-    found: Tensor = _LogProbabilities.apply(logits, columns)
+    found: Tensor = _LogProbabilities.apply(logits, columns)  # type: ignore[no-untyped-call]
     return found
 
 

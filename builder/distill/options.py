@@ -38,8 +38,8 @@ class DistillConfig:
     layers … num_kv_heads: the draft's shape, None: LAYERS of the target's width. init: "target", "random", or a draft's
     folder. draft_vocab_size: tokens its head knows. divergence: a name of DIVERGENCES. on_policy: the part of the
     batches that the draft continues itself. depth: tokens of the chains that validate it, and that "parallel" drafts.
-    See HEAD for what suits a head. A step sees batch_size · grad_accum texts of sequence_length tokens. patience: validations without a longer
-    acceptance length before it stops. Raises OptionError and OutputError.
+    A step sees batch_size · grad_accum texts of sequence_length tokens; HEAD says what suits a head. patience:
+    validations without a longer acceptance length before it stops. Raises OptionError and OutputError.
     """
 
     target: str

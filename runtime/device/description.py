@@ -196,7 +196,8 @@ class _Model:
         windows = () if plugin else spec.windows
         self.masks = {window: empty((batch, 1, most, spec.capacity), np.bool_) for window in windows}
         self.logits = empty((batch, most, spec.vocab_size), np.float32)
-        self.hidden = self.hidden_in = None  # a draft that reads them is not in the loop
+        self.hidden: Tensor | None = None  # a draft that reads them is not in the loop
+        self.hidden_in: Tensor | None = None
         parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch, spec.capacity)
         self.cache = empty((2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim), item)
 
