@@ -69,7 +69,7 @@ def load_loop(
         if draft is None or manifest.models["draft"].kind == "model":
             return made(target, draft, kernels, eos, drafter)
         hosted = drafter_of(bundle, draft, target, draft.model.buckets[-1], overlap=False)
-        return made(target, None, kernels, eos, drafter, hosted)
+        return made(target, None, kernels, eos, drafter, hosted=hosted)
     except BaseException:
         with suppress(ExecutionError):  # the first error is what went wrong
             device.close()

@@ -52,8 +52,8 @@ class ResidentLoop(DeviceLoop):
         kernels: Kernels,
         eos: frozenset[int],
         drafter: DrafterName | None = None,
-        hosted: ModelDrafter | None = None,
         ahead: int = AHEAD,
+        hosted: ModelDrafter | None = None,
     ) -> None:
         """`ahead`: rounds in the ring, and in one launch at most; the rest as in `DeviceLoop`.
 

@@ -16,6 +16,7 @@ from specbuild.builder.config import BuildConfig
 from specbuild.builder.eagle import find_head, load_head, save_head
 from specbuild.builder.options import EngineOptions
 from specbuild.builder.pipeline import build
+from specbuild.builder.prepare import prepare
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.tree import Tree
@@ -151,5 +152,4 @@ def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target: Pat
     plugin = {"backend": "tensorrt", "precision": "bf16", "engine": EngineOptions(kv_cache_dtype="fp8")}
     for wrong in ({"precision": "int8"}, {"draft_precision": "int8"}, plugin):
         with pytest.raises(OptionError, match="an EAGLE-3 head is not"):
-            build(BuildConfig(str(target), tmp_path / "bundle", draft=str(tmp_path / "head"), **wrong))  # type: ignore
-    assert not (tmp_path / "bundle").exists()
+            prepare(BuildConfig(str(target), tmp_path / "bundle", draft=str(tmp_path / "head"), **wrong))  # type: ignore

@@ -108,7 +108,7 @@ def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loop
             return trees
 
         drafter.propose = noted  # type: ignore[method-assign]
-        return made(target, None, HostQueue(host, device), frozenset(), "model", drafter), seen
+        return made(target, None, HostQueue(host, device), frozenset(), "model", hosted=drafter), seen
 
     return make
 
@@ -161,7 +161,7 @@ def test_chains_are_what_the_draft_says(loops: Loops, lowering: Any, kind: str, 
     assert [s.output for s in done] == expected
     assert any(len(s.metrics.speculative_decoding.acceptance_histogram) > 3 for s in done)  # all three came true
     greedy = [(text, tree.tokens[1:]) for s, text, tree in seen if s.params.seed in (0, 2, 3) and len(tree) > 1]
-    assert len(greedy) > 20
+    assert len(greedy) > 14
     for text, tokens in greedy[::3]:
         assert tokens == chain_of(kind)(text, len(tokens)), text
 
