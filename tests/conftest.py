@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -28,14 +29,31 @@ def pair() -> Path:
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """`once(name, make)`: what `make(path)` writes, made by the first of a run's processes that asks for it."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if worker else root
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        path, made = root / name, root / f"{name}.made"
+        with (root / f"{name}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not made.exists():
+                make(path)
+                made.touch()
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def bundle(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """The reference pair as a bundle; read it, do not change it."""
     from specbuild.builder.config import BuildConfig
     from specbuild.builder.pipeline import build
 
-    path = tmp_path_factory.mktemp("bundles") / "pycode.bundle"
-    build(BuildConfig(target=str(PAIR / "target"), draft=str(PAIR / "draft"), output=path))
-    return path
+    pair = {"target": str(PAIR / "target"), "draft": str(PAIR / "draft")}
+    return once("pycode.bundle", lambda path: build(BuildConfig(**pair, output=path)))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from specbuild.runtime.library import find_library
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 HOST = Path(__file__).resolve().parent / "host"
+LIBRARY = "libspecbuild_host.so"
 FLAGS = [
     "-std=c++17",
     "-O1",
@@ -30,14 +31,14 @@ FLAGS = [
 
 
 @pytest.fixture(scope="session")
-def compile_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., KernelLibrary]:
+def compile_host(once: Callable[[str, Callable[[Path], object]], Path]) -> Callable[..., KernelLibrary]:
     """`compile_host(*flags)`: the library, every source compiled by g++."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++")
 
-    def make(*flags: str) -> KernelLibrary:
-        folder = tmp_path_factory.mktemp("host")
+    def compile_all(folder: Path, flags: tuple[str, ...]) -> None:
+        folder.mkdir()
         sources = [*sorted((PLUGINS / "kernels").glob("*.cu")), HOST / "host.cpp"]
         objects = [folder / f"{source.stem}.o" for source in sources]
         jobs = [
@@ -46,9 +47,10 @@ def compile_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Kern
         ]
         failed = [job.wait() for job in jobs]  # every one, so that none is left running
         assert not any(failed)
-        library = folder / "libspecbuild_host.so"
-        subprocess.run([compiler, "-shared", *map(str, objects), "-o", str(library)], check=True)
-        return KernelLibrary(library)
+        subprocess.run([compiler, "-shared", *map(str, objects), "-o", str(folder / LIBRARY)], check=True)
+
+    def make(*flags: str) -> KernelLibrary:
+        return KernelLibrary(once("".join(["host", *flags]), lambda folder: compile_all(folder, flags)) / LIBRARY)
 
     return make
 
