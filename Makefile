@@ -15,7 +15,7 @@ demo: $(BUNDLE)/manifest.json
 
 # Each process has a file at a time; more of them than cores are slower.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -21,9 +21,10 @@ _DEFAULTS = {name: getattr(DistillConfig(target="", output=Path("draft")), name)
 
 def _option(name: str, text: str, **more: Any) -> Callable[[FC], FC]:
     """An option of DistillConfig's, with its default."""
-    default = _DEFAULTS[name]
-    if name in defaults.HEAD:
-        default, text = None, f"{text} {_DEFAULTS[name]} by default, of a head {defaults.HEAD[name]}."
+    default, others = _DEFAULTS[name], {kind: each[name] for kind, each in defaults.OTHERS.items() if name in each}
+    if others:
+        told = "".join(f", of {kind} {value}" for kind, value in others.items())
+        default, text = None, f"{text} {_DEFAULTS[name]} by default{told}."
     return click.option(f"--{defaults.flag(name)}", name, default=default, show_default=True, help=text, **more)
 
 
@@ -52,7 +53,7 @@ def _choice(name: str, known: tuple[str, ...], text: str) -> Callable[[FC], FC]:
     "generate",
     f"Tokens that the target writes, of texts' beginnings where there are some; {defaults.GENERATE} without --text.",
 )
-@_number("layers", f"Of the draft; {defaults.LAYERS} by default.")
+@_number("layers", f"Of the draft; {defaults.LAYERS['chain']} by default, of parallel {defaults.LAYERS['parallel']}.")
 @_number("hidden_size", "The draft's width; the target's by default.")
 @_number(
     "intermediate_size",
@@ -91,7 +92,7 @@ def command(as_json: bool, **options: Any) -> None:
     specbuild build --target engines/pycode/target --draft draft -o pycode.bundle
     """
     given = {name: value for name, value in options.items() if value is not None}
-    config = DistillConfig(**(defaults.HEAD if options["kind"] == "eagle3" else {}) | given)
+    config = DistillConfig(**defaults.OTHERS.get(options["kind"], {}) | given)
     started = time.monotonic()
     try:
         report = _distill(config)

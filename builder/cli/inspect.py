@@ -72,7 +72,9 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
         )
     if draft := manifest["models"].get("draft"):
         known = manifest["models"]["target"]["vocab_size"]
-        table.add_row("drafts", f"{KINDS[draft.get('kind', 'model')]}, {draft['vocab_size']} of the target's {known} tokens")
+        table.add_row(
+            "drafts", f"{KINDS[draft.get('kind', 'model')]}, {draft['vocab_size']} of the target's {known} tokens"
+        )
     for architecture, files in _kernels(manifest).items():
         count = sum(len(manifest["kernels"][name]["kernels"]) for name in files)
         size = sum(manifest["files"][name]["bytes"] for name in files)

@@ -13,12 +13,13 @@ DIVERGENCES = ("kl", "reverse-kl", "tv")
 INITS = ("target", "random")  # or a folder
 DEVICES, DTYPES = ("auto", "cpu", "cuda"), ("auto", "fp32", "bf16")
 GENERATE = 800_000  # tokens that the target writes where no text is given
-LAYERS = 1
-MLP = (
-    2 / 3
-)  # of what is in proportion to the width: a step of one wide layer should cost no more than of two narrow ones
+LAYERS = {"chain": 1, "parallel": 2}  # a single one can make little of masks, and runs once a round
+MLP = 2 / 3  # of what is in proportion to the width: one wide layer should cost no more than two narrow ones
 HEAD_MLP = 1 / 3  # the same for an EAGLE head, beside whose attention its MLP counts for more
-HEAD: dict[str, Any] = {"steps": 2000, "batch_size": 4, "sequence_length": 256}  # where a head's defaults are others
+OTHERS: dict[str, dict[str, Any]] = {  # where a kind's defaults are others: its steps take longer
+    "parallel": {"steps": 1500},
+    "eagle3": {"steps": 2000, "batch_size": 4, "sequence_length": 256},
+}
 LEAST_VOCABULARY = 2048  # of a draft's head, where the target's is larger; else a quarter of the target's
 _SHAPE = ("layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
 _COUNTS = (
@@ -38,7 +39,7 @@ class DistillConfig:
     layers … num_kv_heads: the draft's shape, None: LAYERS of the target's width. init: "target", "random", or a draft's
     folder. draft_vocab_size: tokens its head knows. divergence: a name of DIVERGENCES. on_policy: the part of the
     batches that the draft continues itself. depth: tokens of the chains that validate it, and that "parallel" drafts.
-    A step sees batch_size · grad_accum texts of sequence_length tokens; HEAD says what suits a head. patience:
+    A step sees batch_size · grad_accum texts of sequence_length tokens; OTHERS says what suits other kinds. patience:
     validations without a longer acceptance length before it stops. Raises OptionError and OutputError.
     """
 

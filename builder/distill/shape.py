@@ -21,7 +21,7 @@ def derive(config: DistillConfig, target: PreTrainedConfig) -> PreTrainedConfig:
     Heads keep their size. What was not asked for shrinks with the width.
     """
     width = config.hidden_size or target.hidden_size
-    layers = config.layers or min(LAYERS, target.num_hidden_layers)
+    layers = config.layers or min(LAYERS[config.kind], target.num_hidden_layers)
     if config.init == "target":
         for name, asked, has in (
             ("layers", layers, target.num_hidden_layers),

@@ -103,12 +103,13 @@ class Work:
 
 def _lock(folder: Path) -> IO[str]:
     """Held until it is closed, or the process ends however it may. Raises OutputError where another process has it."""
-    file = (folder / LOCK).open("w")
     try:
+        file = (folder / LOCK).open("w")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
+    except BlockingIOError:
         raise OutputError(f"another process trains in {folder}: wait for it, or stop it") from None
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written ({error.strerror}): give another --output") from None
     return file
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from specbuild.builder.eagle import EagleHead, head_config
 from specbuild.builder.taps import Taps
@@ -22,6 +23,23 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+
+
+_FUSED: dict[tuple[Any, ...], ir.Model] = {}
+
+
+def fused(model: Any, capacity: int) -> ir.Model:
+    """A model's portable graph after all passes, exported once a process; read it, do not change it."""
+    from specbuild.builder.export import export
+    from specbuild.builder.layout import probe
+    from specbuild.builder.passes import run_portable
+
+    sums = tuple(float(weight.detach().double().sum()) for weight in model.parameters())
+    key = model.config.to_json_string(), capacity, sums
+    if key not in _FUSED:
+        _FUSED[key] = export(model, probe(model.config, capacity), capacity, capacity)
+        run_portable(_FUSED[key])
+    return _FUSED[key]
 
 
 def reference(model: Any, tokens: list[int]) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from small_models import Chain, head_chain, parallel_chain, random_head
@@ -153,3 +154,28 @@ def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target: Pat
     for wrong in ({"precision": "int8"}, {"draft_precision": "int8"}, plugin):
         with pytest.raises(OptionError, match="an EAGLE-3 head is not"):
             prepare(BuildConfig(str(target), tmp_path / "bundle", draft=str(tmp_path / "head"), **wrong))  # type: ignore
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime-cuda", "tensorrt-rtx"])
+def test_heads_are_built_for_gpus(target: Path, tmp_path: Path, backend: str) -> None:
+    if backend == "tensorrt-rtx":
+        pytest.importorskip("tensorrt_rtx")
+    eagle(target, tmp_path / "head")
+    few = {"buckets": (1, 2, 4), "max_batch_size": 1, "max_seq_len": 60, "tree": "chain:3", "cuda_arch": ("none",)}
+    config = BuildConfig(str(target), tmp_path / "b", str(tmp_path / "head"), backend, "bf16", **few)  # type: ignore
+    report = build(config)
+    manifest = Bundle.open(tmp_path / "b").manifest
+    model, draft = manifest.models["target"], manifest.models["draft"]
+    assert (model.hidden, draft.hidden, draft.kind, draft.vocab_size, draft.tokens) == (32, 32, "eagle3", 4096, None)
+    assert (model.outputs["hidden"], draft.inputs["hidden"], draft.outputs["hidden"]) == (
+        "hidden",
+        "hidden_in",
+        "hidden",
+    )
+    assert report["exactness"]["graph_logit_difference"] < 1e-3
+    if backend == "onnxruntime-cuda":
+        graphs = {name: onnx.load(tmp_path / "b" / name / "model.onnx", load_external_data=False).graph for name in
+                  ("target", "draft")}  # fmt: skip
+        states = [*graphs["target"].output[1:2], *graphs["draft"].input, *graphs["draft"].output]
+        found = {value.name: value.type.tensor_type.elem_type for value in states if value.name.startswith("hidden")}
+        assert found == {"hidden": onnx.TensorProto.FLOAT, "hidden_in": onnx.TensorProto.FLOAT}

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+import small_models
 from small_models import LLAMA3, branching, reference
-from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.lower.onnxruntime import INPUTS, OUTPUTS, cache_width, lower
-from specbuild.builder.passes import run_portable
 from specbuild.runtime.backends import Executor, ModelSpec, Share, load
 from specbuild.runtime.tree import Tree
 
@@ -52,9 +51,7 @@ def portable_graph(make_model: Make) -> ir.Model:
 
 
 def fused(model: Any) -> ir.Model:
-    graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
-    run_portable(graph)
-    return graph
+    return small_models.fused(model, CAPACITY)
 
 
 def kinds(model: ir.Model) -> Counter[str]:

@@ -13,15 +13,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import small_models
 import torch
 from onnx.reference import ReferenceEvaluator
 from plugin_model import TreeAttention
 from small_models import LLAMA3, branching, reference
 from specbuild.builder.calibrate import Scales, cached_logits, calibrate
-from specbuild.builder.export import export
-from specbuild.builder.layout import probe
 from specbuild.builder.lower.plugin import DTYPES, INPUTS, OUTPUTS, PAGED, lower
-from specbuild.builder.passes import run_portable
 from specbuild.builder.reference import Reference
 from specbuild.builder.rounding import measure
 from specbuild.runtime.errors import OptionError
@@ -78,9 +76,7 @@ def make(model_type: str, **fields: Any) -> Any:
 
 
 def fused(model: Any) -> ir.Model:
-    graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
-    run_portable(graph)
-    return graph
+    return small_models.fused(model, CAPACITY)
 
 
 @pytest.fixture(scope="module")

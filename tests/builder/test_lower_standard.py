@@ -15,12 +15,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import small_models
 import torch
 from small_models import LLAMA3, branching, reference
-from specbuild.builder.export import export
-from specbuild.builder.layout import probe
 from specbuild.builder.lower.standard import DTYPES, INPUTS, OUTPUTS, lower
-from specbuild.builder.passes import run_portable
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.tree import Tree
 
@@ -43,9 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def fused(model: Any) -> ir.Model:
-    graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
-    run_portable(graph)
-    return graph
+    return small_models.fused(model, CAPACITY)
 
 
 class Session:

@@ -51,15 +51,15 @@ def test_every_option_reaches_the_training(
     assert {name: getattr(given[0], name) for name in expected} == expected
 
 
-def test_a_head_has_its_own_defaults(
+def test_each_kind_has_its_own_defaults(
     specbuild: Callable[..., Outcome], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = list[Any]()
     monkeypatch.setattr(pipeline, "distill", lambda config, progress: given.append(config) or {})
-    for more in ((), ("--kind", "eagle3"), ("--kind", "eagle3", "--steps", 7)):
+    for more in ((), ("--kind", "parallel"), ("--kind", "eagle3"), ("--kind", "eagle3", "--steps", 7)):
         specbuild("distill", tiny, "--out", tmp_path / "draft", "--json", *more)
     found = [(each.steps, each.batch_size, each.sequence_length) for each in given]
-    assert found == [(3600, 8, 384), (2000, 4, 256), (7, 4, 256)]
+    assert found == [(3600, 8, 384), (1500, 8, 384), (2000, 4, 256), (7, 4, 256)]
 
 
 BAD = {
