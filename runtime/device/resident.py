@@ -69,6 +69,8 @@ class ResidentLoop(DeviceLoop):
         self._published, self._stop = device.pinned((1,), np.uint64), device.pinned((1,), np.uint32)
         self._round, self._first = device.empty((1,), np.uint64), device.pinned((1,), np.uint64)
         self._loops = dict[Hashable, Step]()
+        if hosted:
+            device.uncaptured.append("rounds do not follow each other: the host grows this draft's trees")
         capturable = hosted is None and all(executor.model.capturable for executor in self._executors)
         self._captures = capturable and self._publishes()
 

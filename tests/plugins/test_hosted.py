@@ -189,6 +189,7 @@ def test_rounds_do_not_follow_each_other(loops: Loops, expected: list[list[int]]
     loop, seen = loops(standard, "parallel", ResidentLoop)
     assert [s.output for s in run(loop, requests("chain:3"))] == expected
     assert seen
+    assert loop.notes == ["rounds do not follow each other: the host grows this draft's trees"]
 
 
 def test_memory_is_told(loops: Loops, tmp_path: Path) -> None:
