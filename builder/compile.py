@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..runtime.backends.device import MOST_NODES
 from ..runtime.backends.plan import load_plugin, logger
 from ..runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
 from ..runtime.manifest import MODULES
@@ -22,7 +23,6 @@ from .options import FP8_FROM, HARDWARE, EngineOptions
 from .output import write
 
 Progress = Callable[[str, float], None]
-MOST_NODES = 64  # of a tree, in plugins/kernels.h
 CHUNK = 512  # nodes of a prompt in a step, by default
 
 

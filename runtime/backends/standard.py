@@ -71,8 +71,7 @@ class StandardExecutor:
             self.model.enqueue(nodes, self.stream)
             for share, wanted in short:
                 self._download(wanted, share.slot * nodes + len(share.tokens) - share.logits)
-            rows = [range(s.slot * nodes, s.slot * nodes + len(s.tokens)) for s, _ in short]
-            self.keep([(s.slot, s.start, row) for (s, _), row in zip(short, rows, strict=True)])
+            self.keep([(s.slot, s.start, range(s.slot * nodes, s.slot * nodes + len(s.tokens))) for s, _ in short])
         return logits[: len(shares)]
 
     def fetch(self, rows: Sequence[int]) -> NDArray[np.float32]:
@@ -138,11 +137,10 @@ class StandardExecutor:
     def _stage_trees(self, tree: TreeInputs, shares: dict[int, Share], batch: int) -> None:
         """The trees' part of `_stage`; a slot without a share has no nodes, and nothing is written."""
         self._lengths.fill(0)
-        most = self._parents.shape[1]
         for at, share in shares.items():
             count, before = len(share.tokens), share.start - share.committed
             self._lengths[:, at] = share.committed, count, before
-            if before + count <= most:  # what is longer is a prompt's chain, whose step reads no parents
+            if before + count <= self.most_rows:  # what is longer is a prompt's chain, whose step reads no parents
                 self._parents[at, before : before + count] = _parents(share)
         for to, source in zip((tree.cache_len, tree.counts, tree.tree_offset), self._lengths, strict=True):
             self.device.upload(to, source[:batch], self.stream)
@@ -205,7 +203,7 @@ class StandardExecutor:
         for to, row in enumerate(rows, start):
             if row != to:
                 self.device.move_rows(self.model.cache, (slot, row), (slot, to), 1, self.stream)
-        if rows:
+        if self.spec.hidden and rows:
             self._hidden[slot, start : start + len(rows)] = self._hidden[slot, list(rows)]
         end = max(self._ends[slot], start + len(rows))
         self._row_positions[slot, start:end] = np.arange(start, end)

@@ -97,7 +97,7 @@ class DeviceLoop(CacheLoop):
 
     def _keep_hidden(self, sequences: Seq[Sequence], block: Block, nodes: int) -> None:
         """What the target made of the accepted nodes, for a head."""
-        if self._target.model.hidden:
+        if self.drafter and self._target.model.hidden:
             paths = [(s, block.host["path"][s.slot, : block.host["length"][s.slot]]) for s in sequences]
             kept = [(s.slot, s.cached, (s.slot * nodes + path).tolist()) for s, path in paths if len(path)]
             self._target.keep(kept)

@@ -33,10 +33,10 @@ from specbuild.runtime.parallel import ParallelDrafter
 from specbuild.runtime.sequence import Sequence
 from specbuild.runtime.tree import Tree
 from test_device_loop import prompt_of, request_of, run
-from test_plugin_model import BOUND, HEAD, _in_float32, torch_model
+from test_plugin_model import HEAD, _in_float32, torch_model
 from tiny_models import BUCKETS, CAPACITY, CHUNK, TEXT, VOCAB
 
-__all__ = ["BOUND", "_in_float32"]  # a fixture
+__all__ = ["_in_float32"]  # a fixture
 KNOWN, PLACES, MASK, WIDTH = list(range(0, VOCAB, 2)), (0, 1), VOCAB - 1, 4 * HEAD
 REQUESTS: list[tuple[int, dict[str, Any]]] = [
     (3, {}),
