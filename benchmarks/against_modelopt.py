@@ -19,6 +19,7 @@ import common
 import modelopt
 import modelopt.torch.quantization as mtq
 import torch
+
 from specbuild.builder import checkpoint
 from specbuild.builder.quantize import texts
 from specbuild.builder.quantize.calibrate import calibrate

@@ -12,7 +12,18 @@ from typing import Any
 import torch
 from gpu import Device
 from kernels import Case, Shape, tree
-from specbuild.runtime.kernels import Choose, Commit, Dtype, Gather, KernelLibrary, Norm, Request, SwiGLU, Walk
+
+from specbuild.runtime.backends.kernels.abi import (
+    Choose,
+    Commit,
+    Dtype,
+    Gather,
+    KernelLibrary,
+    Norm,
+    Request,
+    SwiGLU,
+    Walk,
+)
 
 
 def others(device: Device, library: KernelLibrary, bandwidth: float, smoke: bool) -> dict[str, Any]:

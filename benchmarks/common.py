@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from specbuild.runtime.costs import processor
+from specbuild.runtime.speculation.timings import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIR = ROOT / "engines" / "pycode"

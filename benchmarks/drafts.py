@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 import onnxruntime
+
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.costs import processor
 from specbuild.runtime.roofline import timed_step
+from specbuild.runtime.speculation.timings import processor
 
 TOKENS, TREES, TEMPERATURES = 96, ("off", "chain:4", "best:5"), (0.0, 0.8)
 

@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT, prompts
+
 from specbuild.runtime import Engine, SamplingParams, SpecbuildError, TreeSpec
-from specbuild.runtime.backends.standard import StandardExecutor
-from specbuild.runtime.device.loop import DeviceLoop
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.verify import compare, plain
 
 TREES = ("chain:4", "topk:2,3", "best:8", "best:16")

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from specbuild.runtime.kernels import KernelLibrary
-from specbuild.runtime.library import find_library
+
+from specbuild.runtime.backends.gpu.library import find_library
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHES, REPLAYS = 20, 15  # launches a graph, one a set of inputs at least; replays counted

@@ -20,13 +20,15 @@ from typing import Any
 import common
 import numpy as np
 import onnxruntime
+
 from specbuild.builder import checkpoint, passes
 from specbuild.builder.check import kl
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.lower.onnxruntime import lower
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.backends import Executor, ModelSpec, Share, load, ort
+from specbuild.runtime.backends.cpu import executor as onnxruntime_cpu
+from specbuild.runtime.backends.executor import Executor, ModelSpec, Share, load
 
 COMMITTED, CAPACITY, NODES = 256, 512, (1, 2, 6, 12, 16, 64)
 TURNS, STEPS, WARM = 15, 20, 5
@@ -60,7 +62,7 @@ def fusion() -> dict[str, Any]:
         for name, level in (
             ("unfused", onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL),
             ("unfused_optimized", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL),
-            ("fused", ort.OPTIMIZATION),
+            ("fused", onnxruntime_cpu.OPTIMIZATION),
         ):
             if name == "fused":
                 passes.run_portable(graph)
@@ -68,7 +70,7 @@ def fusion() -> dict[str, Any]:
             lowered = lower(graph, 1, CAPACITY)
             counts[name] = sum(passes.census(lowered).values())
             ir.save(lowered, path)
-            ort.OPTIMIZATION = level
+            onnxruntime_cpu.OPTIMIZATION = level
             executors[name] = load("onnxruntime", path, spec, 1, len(os.sched_getaffinity(0)))
         rows = {}
         for nodes in NODES:

@@ -29,7 +29,8 @@ from gpu import ROOT, Device, copy_bandwidth, load, machine
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from specbuild.runtime.kernels import Attention, Dtype, KernelLibrary
+
+from specbuild.runtime.backends.kernels.abi import Attention, Dtype, KernelLibrary
 
 DTYPES = {"float16": Dtype.F16, "bfloat16": Dtype.BF16, "float8_e4m3fn": Dtype.E4M3}
 COLD = 256 << 20  # bytes of inputs in turns, several times the largest L2 cache

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 from common import prompts, save
 from numpy.typing import NDArray
+
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.loop import Loop
+from specbuild.runtime.decoding.host_loop import Loop
 
 Array = NDArray[np.float64]
 CANDIDATES = (1, 2, 3, 4)

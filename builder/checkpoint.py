@@ -18,8 +18,9 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..runtime.bundle import sha256_file
-from ..runtime.errors import CheckpointError, one_line
+from specbuild.runtime.bundle.bundle import sha256_file
+from specbuild.runtime.errors import CheckpointError, one_line
+
 from .layout import check_interface
 
 transformers.logging.set_verbosity_error()

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.backends.device import MOST_NODES
-from ..runtime.backends.plan import load_plugin, logger
-from ..runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
-from ..runtime.manifest import MODULES
+from specbuild.runtime.backends.gpu.device import MOST_NODES
+from specbuild.runtime.backends.gpu.plan import load_plugin, logger
+from specbuild.runtime.bundle.atomic_output import write
+from specbuild.runtime.bundle.manifest import MODULES
+from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
+
 from .config import BuildConfig
 from .options import FP8_FROM, HARDWARE, EngineOptions
-from .output import write
 
 Progress = Callable[[str, float], None]
 CHUNK = 512  # nodes of a prompt in a step, by default
@@ -99,7 +100,7 @@ def check_machine(backend: str, options: EngineOptions, fp8: bool = False) -> No
     fp8: weights and activations are to be in FP8.
     """
     if backend == "tensorrt" or options.refit:
-        from ..runtime.backends.cuda import check_driver
+        from specbuild.runtime.backends.gpu.cuda import check_driver
 
         asked = backend if backend == "tensorrt" else f"{backend} with --refit"
         try:
@@ -119,7 +120,7 @@ def built_on(backend: str) -> tuple[str, ...]:
     """The GPU that `tensorrt` compiled for, ("89",): the one it ran on. () for RTX."""
     if backend != "tensorrt":
         return ()
-    from ..runtime.backends.cuda import Cuda
+    from specbuild.runtime.backends.gpu.cuda import Cuda
 
     device = Cuda()
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..runtime.errors import OptionError, OutputError
-from ..runtime.tree import TreeSpec
+from specbuild.runtime.errors import OptionError, OutputError
+from specbuild.runtime.speculation.tree import TreeSpec
+
 from . import kernels
 from .lower import BACKENDS
 from .options import EngineOptions

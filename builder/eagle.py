@@ -22,9 +22,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # a global: rotary.swap exchanges it
 
-from ..runtime.errors import CheckpointError, one_line
+from specbuild.runtime.bundle.atomic_output import write
+from specbuild.runtime.errors import CheckpointError, one_line
+
 from .checkpoint import Checkpoint, locate, read_json, sha256_files, weight_files
-from .output import write
 from .taps import TAPS, read_taps
 
 

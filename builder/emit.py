@@ -13,8 +13,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..runtime.backends.plan import PLUGIN_VERSION
-from ..runtime.manifest import MODULES, EngineRecord
+from specbuild.runtime.backends.gpu.plan import PLUGIN_VERSION
+from specbuild.runtime.bundle.manifest import MODULES, EngineRecord
+
 from . import passes
 from .calibrate import Scales
 from .compile import built_on, compile_engine, profiles_of

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..runtime.errors import CheckpointError
+from specbuild.runtime.errors import CheckpointError
+
 from . import rotary
 from .eagle import EagleHead
 from .layout import Layout, refuse_options, set_experts

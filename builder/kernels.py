@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.errors import ExecutionError, OptionError
 
 ARCHITECTURES = ("80", "86", "87", "89", "90a", "100a", "110", "120", "121")
 COMPATIBLE = ("80", "90a", "100a", "120")  # GPUs from 8.0 on run one of them, but for 8.7, 10.3 and 11.0

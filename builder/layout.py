@@ -17,7 +17,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..runtime.errors import CheckpointError, one_line
+from specbuild.runtime.errors import CheckpointError, one_line
+
 from . import rotary
 
 PROBE = "specbuild_probe"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ..runtime.backends import ON_GPU
+from specbuild.runtime.backends.executor import ON_GPU
+
 from . import checkpoint as checkpoints
 from .eagle import load_head
 from .vocabulary import fit

@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from ..runtime import memory
-from ..runtime.bundle import file_record
-from ..runtime.manifest import MANIFEST, SCHEMA_VERSION, Manifest
+from specbuild.runtime.bundle import memory_plan
+from specbuild.runtime.bundle.bundle import file_record
+from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, Manifest
+
 from .config import BuildConfig
 from .work import Work
 
@@ -60,7 +61,7 @@ def write_manifest(work: Work, template: str | None) -> Manifest:
 
 def memory_plans(manifest: Manifest, config: BuildConfig) -> dict[str, Any]:
     """Bytes by what takes them when the bundle runs: for one text of the full length, and by batch and length."""
-    one, longest = memory.plan(manifest, 1), manifest.max_seq_len
+    one, longest = memory_plan.plan(manifest, 1), manifest.max_seq_len
     lengths = sorted({length for length in (longest // 4, longest // 2, longest) if length})
-    plans = [memory.plan(manifest, batch, length).to_dict() for batch in config.batch_sizes for length in lengths]
+    plans = [memory_plan.plan(manifest, batch, length).to_dict() for batch in config.batch_sizes for length in lengths]
     return {"weights": one.weights, "caches_per_sequence": one.caches, "plans": plans}

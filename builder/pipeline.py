@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from ..runtime import Engine, memory
-from ..runtime.backends import ON_GPU
-from ..runtime.errors import ExecutionError
-from ..runtime.manifest import MODULES, REPORT, KernelRecord, Manifest, ModelRecord
+from specbuild.runtime import Engine
+from specbuild.runtime.backends.executor import ON_GPU
+from specbuild.runtime.bundle import memory_plan
+from specbuild.runtime.bundle.atomic_output import check_output, staging
+from specbuild.runtime.bundle.manifest import MODULES, REPORT, KernelRecord, Manifest, ModelRecord
+from specbuild.runtime.errors import ExecutionError
+
 from . import kernels, passes
 from .calibrate import Scales, calibrate
 from .check import MOST_DIVERGENCE, check, graph_difference, inspected, rounding, standard_chain, tokenize, unrunnable
@@ -34,7 +37,6 @@ from .lower import BOUND
 from .lower.lanes import cache_width
 from .lower.plugin import PAGED
 from .manifest import memory_plans, save_tokenizer, write_manifest
-from .output import check_output, staging
 from .passes.spread_logits import spread_logits
 from .prepare import prepare
 from .products import count
@@ -177,7 +179,7 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
     with work.stage(f"{name}: lower"):
         plain = scratch.enter_context(plain_graph(graph, work.capacity)) if work.times_steps(name) else None
         precision = _rewrite(work, name, graph)
-        work.products[name] = asdict(count(graph, memory.item_bytes(precision)))
+        work.products[name] = asdict(count(graph, memory_plan.item_bytes(precision)))
         sizes = work.capacity, work.source.max_seq_len
         stored = work.stored if work.source.shares_weights else None
         emitted = emit(work.folder, name, graph, work.config, *sizes, work.detail, scales, stored)
@@ -231,7 +233,7 @@ def _quantize(work: Work, name: str, model: PreTrainedModel, checkpoint: Checkpo
     eos, longest = checkpoint.eos_token_ids(), work.source.max_seq_len
     before = Before.of(model, work.texts.held_out, eos, longest)
     judged_by = work.quantized["target"].before if name == "draft" else before
-    item = memory.item_bytes(work.config.dtype_of(name))
+    item = memory_plan.item_bytes(work.config.dtype_of(name))
     request = Request(name, precision, work.config.backend, asked, work.texts, work.config.max_kl, item)
     work.quantized[name] = quantize_model(
         model, request, names, schemes, before, judged_by.greedy, checkpoint.sha256(), work.detail

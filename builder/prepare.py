@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from ..runtime.errors import OptionError
-from ..runtime.manifest import MODULES
+from specbuild.runtime.bundle.atomic_output import check_output
+from specbuild.runtime.bundle.manifest import MODULES
+from specbuild.runtime.errors import OptionError
+
 from . import checkpoint as checkpoints
 from . import kernels
 from .checkpoint import Checkpoint
@@ -17,7 +19,6 @@ from .compile import profiles_of
 from .config import LONGEST_DEFAULT, BuildConfig
 from .eagle import EagleCheckpoint, find_head, is_eagle
 from .layout import Layout, empty, probe
-from .output import check_output
 from .quantize.linears import Names
 from .quantize.options import assign, check_patterns
 from .vocabulary import Vocabulary, reconcile

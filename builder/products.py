@@ -7,7 +7,8 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from ..runtime.roofline import Attention, Experts, Products
+from specbuild.runtime.roofline import Attention, Experts, Products
+
 from .passes.pattern import dims
 
 _PRODUCTS = {"MatMul", "MatMulNT", "Gemm", "BlockMatMul", "ScaledMatMul"}

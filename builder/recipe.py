@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError
 
 if sys.version_info >= (3, 11):
     import tomllib

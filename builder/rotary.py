@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..runtime.errors import CheckpointError
+from specbuild.runtime.errors import CheckpointError
+
 from .ops import rotary
 
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from ..runtime.errors import CheckpointError
+from specbuild.runtime.errors import CheckpointError
+
 from .checkpoint import Checkpoint
 from .tuning.measure import PROMPTS
 

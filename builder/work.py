@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runtime.backends import ModelSpec
-from ..runtime.manifest import EngineRecord, FileRecord, KernelRecord, ModelRecord
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.bundle.manifest import EngineRecord, FileRecord, KernelRecord, ModelRecord
+
 from .calibrate import Scales
 from .compile import capacity_of
 from .config import BuildConfig

@@ -17,6 +17,7 @@ from typing import Any
 
 import rich.progress
 from rich.console import Console
+
 from specbuild.runtime import Engine, Handle, SamplingParams, SpecbuildError
 
 WINDOW = 64  # lines read ahead of the one that is written next

@@ -20,8 +20,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+
 from specbuild.runtime import Chat, Chunk, SamplingParams
-from specbuild.runtime.aio import AsyncEngine
+from specbuild.runtime.engine.async_engine import AsyncEngine
 from specbuild.runtime.errors import InputError, QueueFullError, SpecbuildError
 
 

@@ -8,19 +8,19 @@ with Engine.load("pycode.bundle") as engine:
 `specbuild.runtime.aio` has the twin for asyncio.
 """
 
-from .bundle import Bundle
-from .chat import Chat
-from .engine import Engine
+from .bundle.bundle import Bundle
+from .bundle.manifest import Manifest
+from .engine.engine import Engine
+from .engine.handle import Handle
 from .errors import SpecbuildError
-from .handle import Handle
-from .limits import Limits
-from .logprobs import TokenLogprobs
-from .manifest import Manifest
-from .metrics import RequestMetrics, RunStats, SpeculationStats
-from .result import Chunk, Result
-from .sampling import SamplingParams
-from .tokenizer import Prompt
-from .tree import TreeSpec
+from .requests.chat import Chat
+from .requests.metrics import RequestMetrics, RunStats, SpeculationStats
+from .requests.result import Chunk, Result
+from .requests.tokenizer import Prompt
+from .sampling.logprobs import TokenLogprobs
+from .sampling.sampler import SamplingParams
+from .speculation.draft_limits import Limits
+from .speculation.tree import TreeSpec
 
 __all__ = [
     "Bundle",

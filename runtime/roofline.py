@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .backends import Executor, Share
-from .backends.cuda import Cuda
-from .backends.standard import StandardExecutor
-from .engine import cores
-from .loop import Loop
-from .manifest import ModelRecord
-from .memory import item_bytes
+from .backends.executor import Executor, Share
+from .backends.gpu.cuda import Cuda
+from .backends.gpu.executor import StandardExecutor
+from .bundle.manifest import ModelRecord
+from .bundle.memory_plan import item_bytes
+from .decoding.host_loop import Loop
+from .engine.engine import cores
 
 _TIMES = 10  # of each measurement of the device; the best counts
 _WARM = 3e-3  # seconds of a step's repetition before it is timed

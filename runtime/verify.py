@@ -10,9 +10,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .engine import Engine
-from .result import Result
-from .sampling import Sampler, SamplingParams
+from .engine.engine import Engine
+from .requests.result import Result
+from .sampling.sampler import Sampler, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

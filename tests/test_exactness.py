@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from specbuild.runtime import Engine, SamplingParams, TreeSpec
 from specbuild.runtime.verify import compare, plain
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from specbuild.runtime import Engine, SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent

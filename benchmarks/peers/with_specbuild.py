@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from protocol import Decoded, serve
+
 from specbuild.runtime import Engine, SamplingParams
 
 

@@ -11,7 +11,8 @@ from html import escape
 from importlib.util import find_spec
 from typing import Any
 
-from ...runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError
+
 from .measure import BASELINE
 from .report import tables
 from .result import LATENCIES, PARTS

@@ -8,9 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ...runtime import Engine, RunStats, SamplingParams, SpeculationStats
-from ...runtime.sequence import Sequence
-from ..cli.prompts import Request
+from specbuild.runtime import Engine, RunStats, SamplingParams, SpeculationStats
+from specbuild.runtime.requests.prompt_file import Request
+from specbuild.runtime.requests.sequence import Sequence
 
 BASELINE = "off"  # the contender that all others are compared with: plain decoding
 

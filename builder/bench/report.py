@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import OutputError
+from specbuild.runtime.errors import OutputError
+
 from .result import LATENCIES, PARTS
 
 SHOWN = 8  # depths in a table

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from ...runtime import Bundle, RunStats
-from ...runtime.costs import FILE, processor
-from ...runtime.engine import cores
-from ...runtime.manifest import MANIFEST, Manifest
-from ...runtime.tree import TreeSpec
+from specbuild.runtime import Bundle, RunStats
+from specbuild.runtime.bundle.manifest import MANIFEST, Manifest
+from specbuild.runtime.engine.engine import cores
+from specbuild.runtime.speculation.timings import FILE, processor
+from specbuild.runtime.speculation.tree import TreeSpec
+
 from .measure import BASELINE, Sample, Turn
 from .statistics import acceptance, latency, speedup
 

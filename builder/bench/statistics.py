@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime import SpeculationStats
+from specbuild.runtime import SpeculationStats
 
 PERCENTILES = (50, 95, 99)
 RESAMPLES = 2000

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import OptionError, PromptError
-from ...runtime.manifest import Manifest
-from ...runtime.tree import TreeSpec
-from ..cli.prompts import Request, read
+from specbuild.runtime.bundle.manifest import Manifest
+from specbuild.runtime.errors import OptionError, PromptError
+from specbuild.runtime.requests.prompt_file import Request, read
+from specbuild.runtime.speculation.tree import TreeSpec
+
 from .measure import BASELINE
 
 PYCODE = Path(__file__).with_name("pycode.jsonl")  # of the standard library, which the reference pair has not seen

@@ -11,7 +11,7 @@ from types import FrameType
 
 import click
 
-from ...runtime.errors import SpecbuildError
+from specbuild.runtime.errors import SpecbuildError
 
 DEBUG = "SPECBUILD_DEBUG"  # set: an unexpected error shows its traceback
 _COMMANDS = {

@@ -12,15 +12,15 @@ from typing import Any
 
 import click
 
-from ...runtime import Bundle, Engine, SamplingParams
-from ...runtime.backends import ON_GPU
-from ...runtime.engine import cores
-from ...runtime.errors import OptionError
-from ..bench import html, report, workload
-from ..bench.measure import Turn, measure, prepare
-from ..bench.result import build
-from ..output import write
-from .prompts import tell_later_turns
+from specbuild.builder.bench import html, report, workload
+from specbuild.builder.bench.measure import Turn, measure, prepare
+from specbuild.builder.bench.result import build
+from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.backends.executor import ON_GPU
+from specbuild.runtime.bundle.atomic_output import write
+from specbuild.runtime.engine.engine import cores
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.requests.prompt_file import tell_later_turns
 
 
 @click.command(name="bench")

@@ -9,15 +9,16 @@ from typing import Any
 
 import click
 
-from ...runtime.backends.plan import BLOCK_SIZES, RTX_ARCHITECTURES
-from ...runtime.device.cubins import best_architecture
-from ...runtime.errors import OptionError
-from .. import layers, recipe
-from ..config import BUCKETS, DEFAULT_TREE, BuildConfig
-from ..kernels import ARCHITECTURES
-from ..lower import BACKENDS
-from ..options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
-from ..quantize.options import AUTO_KL, MOST_KL, QuantizeOptions
+from specbuild.builder import layers, recipe
+from specbuild.builder.config import BUCKETS, DEFAULT_TREE, BuildConfig
+from specbuild.builder.kernels import ARCHITECTURES
+from specbuild.builder.lower import BACKENDS
+from specbuild.builder.options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
+from specbuild.builder.quantize.options import AUTO_KL, MOST_KL, QuantizeOptions
+from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES, RTX_ARCHITECTURES
+from specbuild.runtime.backends.kernels.cubins import best_architecture
+from specbuild.runtime.errors import OptionError
+
 from . import progress, quality
 from .tuned import in_words
 
@@ -168,7 +169,7 @@ def command(output: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
 
 
 def _show_plan(config: BuildConfig, as_json: bool) -> None:
-    from ..prepare import dry_run
+    from specbuild.builder.prepare import dry_run
 
     plan = dry_run(config)
     if as_json:
@@ -186,7 +187,7 @@ def _build(config: BuildConfig) -> dict[str, Any]:
     from rich.progress import BarColumn, MofNCompleteColumn
 
     with progress.bar(BarColumn(), MofNCompleteColumn()) as (bar, task):
-        from ..pipeline import build, stages
+        from specbuild.builder.pipeline import build, stages
 
         bar.update(task, total=stages(config), completed=-1)
 

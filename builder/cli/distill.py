@@ -11,9 +11,10 @@ from typing import Any
 import click
 from click.decorators import FC
 
-from ...runtime.errors import SpecbuildError
-from ..distill import options as defaults
-from ..distill.options import DistillConfig
+from specbuild.builder.distill import options as defaults
+from specbuild.builder.distill.options import DistillConfig
+from specbuild.runtime.errors import SpecbuildError
+
 from . import progress
 
 _DEFAULTS = {name: getattr(DistillConfig(target="", output=Path("draft")), name) for name in DistillConfig.__slots__}
@@ -123,7 +124,7 @@ def _distill(config: DistillConfig) -> dict[str, Any]:
     from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
 
     with progress.bar(BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as (bar, task):
-        from ..distill.pipeline import distill
+        from specbuild.builder.distill.pipeline import distill
 
         stage = ""
 

@@ -17,15 +17,15 @@ from typing import Any
 import click
 import onnxruntime
 
-from ...runtime.backends import ON_GPU
-from ...runtime.backends.cuda import check_driver
-from ...runtime.errors import OptionError, SpecbuildError
-from ...runtime.library import PLUGIN, find_library
-from ...runtime.manifest import MODULES
-from .. import kernels
-from ..compile import flavour
-from ..lower import BACKENDS
-from ..quantize.scheme import KINDS
+from specbuild.builder import kernels
+from specbuild.builder.compile import flavour
+from specbuild.builder.lower import BACKENDS
+from specbuild.builder.quantize.scheme import KINDS
+from specbuild.runtime.backends.executor import ON_GPU
+from specbuild.runtime.backends.gpu.cuda import check_driver
+from specbuild.runtime.backends.gpu.library import PLUGIN, find_library
+from specbuild.runtime.bundle.manifest import MODULES
+from specbuild.runtime.errors import OptionError, SpecbuildError
 
 _FLAVOURS = MODULES | {"tensorrt-lean": "tensorrt_lean"}
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from ...runtime import Engine, Limits, Result, SamplingParams, SpeculationStats
-from ...runtime.errors import OptionError
-from ...runtime.intake import Errors
-from .prompts import Request, read, tell_later_turns
+from specbuild.runtime import Engine, Limits, Result, SamplingParams, SpeculationStats
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.requests.prompt_file import Request, read, tell_later_turns
+from specbuild.runtime.requests.validation import Errors
 
 
 @click.command(name="generate")

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from ...runtime import Bundle
-from ...runtime.backends import ON_GPU
-from ...runtime.errors import OptionError
-from ...runtime.manifest import REPORT
-from .. import layers
+from specbuild.builder import layers
+from specbuild.runtime import Bundle
+from specbuild.runtime.backends.executor import ON_GPU
+from specbuild.runtime.bundle.manifest import REPORT
+from specbuild.runtime.errors import OptionError
+
 from . import quality as of_quality
 from .tuned import in_words
 
@@ -32,7 +33,7 @@ def command(bundle: Path, graph: bool, quality: bool, device_loop: bool, as_json
     if device_loop:
         if opened.manifest.backend not in ON_GPU:
             raise OptionError(f"{bundle} runs on a CPU: its rounds are no graph")
-        from ...runtime.device.description import describe_bundle
+        from specbuild.runtime.decoding.device.description import describe_bundle
 
         click.echo(json.dumps(describe_bundle(opened, 1, opened.manifest.default_tree)))
         return

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from ...runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.requests.prompt_file import read, tell_later_turns
+
 from . import progress
-from .prompts import read, tell_later_turns
 from .tune import MOST
 
 
@@ -65,7 +66,7 @@ def _weigh(target: str, draft: str, *asked: Any) -> dict[str, Any]:
     from rich.progress import SpinnerColumn
 
     with progress.bar(SpinnerColumn()) as (bar, task):
-        from ..pair.measure import Asked, weigh
+        from specbuild.builder.pair.measure import Asked, weigh
 
         return weigh(target, draft, Asked(*asked), lambda stage: bar.update(task, description=stage))
 

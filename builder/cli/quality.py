@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from ...runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError
 
 
 def in_words(found: Mapping[str, Any] | None) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from ...runtime.errors import OptionError
-from .prompts import read, tell_later_turns
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.requests.prompt_file import read, tell_later_turns
+
 from .tuned import in_words
 
 MOST = 16  # prompts of a file
@@ -40,8 +41,8 @@ def command(
     \b
     specbuild tune pycode.bundle --prompts prompts.jsonl
     """
-    from ..tuning.measure import Tuning
-    from ..tuning.tune import tune
+    from specbuild.builder.tuning.measure import Tuning
+    from specbuild.builder.tuning.tune import tune
 
     if num_prompts and not file:
         raise OptionError("--num-prompts counts a file's prompts: give one with --prompts")

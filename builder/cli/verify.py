@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from ...runtime import Bundle, Engine, SamplingParams
-from ...runtime.errors import OptionError
-from ...runtime.verify import Case, compare, plain
-from .prompts import Request, read
+from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.requests.prompt_file import Request, read
+from specbuild.runtime.verify import Case, compare, plain
 
 TREES = ("auto", "chain:4", "topk:2,3", "topk:4,4", "best:16")
 PROMPTS = ("def main(argv):\n    ", "import os\n", "The weather today is", "\n", "日本語のテキスト")
@@ -80,9 +80,9 @@ def _tokenize(engine: Engine, requests: list[Request]) -> list[list[int]]:
 
 def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new_tokens: int, as_json: bool) -> bool:
     """Compare tokens, or in a precision that changes them, distributions; True where a divergence is real."""
-    from .. import checkpoint
-    from ..check import kl
-    from ..reference import greedy, text_logits
+    from specbuild.builder import checkpoint
+    from specbuild.builder.check import kl
+    from specbuild.builder.reference import greedy, text_logits
 
     model = checkpoint.load(checkpoint.find(folder), "eager")
     references = greedy(model, prompts, max_new_tokens, engine.manifest.eos_token_ids)

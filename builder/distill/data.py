@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from ...runtime.errors import OptionError
-from ..checkpoint import Checkpoint
+from specbuild.builder.checkpoint import Checkpoint
+from specbuild.runtime.errors import OptionError
+
 from .generate import NEVER, write
 from .options import DistillConfig
 from .work import Work

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ...runtime.errors import CheckpointError, OptionError
-from .. import checkpoint as checkpoints
-from ..checkpoint import Checkpoint
-from ..vocabulary import DRAFT_TOKENS, PARD_TOKEN, reconcile
+from specbuild.builder import checkpoint as checkpoints
+from specbuild.builder.checkpoint import Checkpoint
+from specbuild.builder.vocabulary import DRAFT_TOKENS, PARD_TOKEN, reconcile
+from specbuild.runtime.errors import CheckpointError, OptionError
+
 from . import shape
 from .chain import ChainStudent, trim, untied
 from .options import HEAD_MLP, INITS, DistillConfig, flag

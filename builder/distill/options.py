@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import OptionError, OutputError
+from specbuild.runtime.errors import OptionError, OutputError
 
 KINDS = ("chain", "parallel", "eagle3")
 DIVERGENCES = ("kl", "reverse-kl", "tv")

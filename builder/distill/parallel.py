@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..checkpoint import Checkpoint
-from ..vocabulary import PARD_TOKEN
+from specbuild.builder.checkpoint import Checkpoint
+from specbuild.builder.vocabulary import PARD_TOKEN
+
 from .chain import ChainStudent
 from .divergence import Divergence
 from .student import Lesson

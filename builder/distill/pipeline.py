@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...runtime.errors import CheckpointError, OptionError
-from .. import checkpoint as checkpoints
-from ..output import check_output, staging
+from specbuild.builder import checkpoint as checkpoints
+from specbuild.runtime.bundle.atomic_output import check_output, staging
+from specbuild.runtime.errors import CheckpointError, OptionError
+
 from . import texts
 from .data import Corpus, Progress, make
 from .make import Plan, files_of_tokenizer

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ...runtime.errors import OptionError, one_line
+from specbuild.runtime.errors import OptionError, one_line
+
 from .options import LAYERS, MLP, DistillConfig, flag
 
 _FIELDS = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..taps import Taps
+from specbuild.builder.taps import Taps
+
 from .data import Corpus, Progress
 from .student import Lesson
 from .work import Work

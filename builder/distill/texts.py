@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...runtime.errors import OptionError
-from ..checkpoint import Checkpoint
-from ..quantize.texts import lines
+from specbuild.builder.checkpoint import Checkpoint
+from specbuild.builder.quantize.texts import lines
+from specbuild.runtime.errors import OptionError
 
 
 def read(paths: Sequence[Path], target: Checkpoint) -> list[list[int]]:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...runtime.errors import ExecutionError, one_line
+from specbuild.runtime.errors import ExecutionError, one_line
+
 from .chain import ChainStudent
 from .data import Corpus, Progress
 from .divergence import DIVERGENCES

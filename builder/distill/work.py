@@ -18,8 +18,9 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...runtime.errors import OptionError, OutputError, one_line
-from ..output import write
+from specbuild.runtime.bundle.atomic_output import write
+from specbuild.runtime.errors import OptionError, OutputError, one_line
+
 from .options import flag
 
 Arrays = dict[str, NDArray[Any]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from ..passes.pattern import constant, dims, insert, permutation, producer, replace
+from specbuild.builder.passes.pattern import constant, dims, insert, permutation, producer, replace
 
 HEAD_MULTIPLE, ROTARY_MULTIPLE = 8, 16  # sizes GroupQueryAttention takes, and takes when it rotates
 

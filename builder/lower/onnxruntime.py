@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ..passes import clean
-from ..passes.pattern import constant, dims, initializer, insert, renamed, replace
+from specbuild.builder.passes import clean
+from specbuild.builder.passes.pattern import constant, dims, initializer, insert, renamed, replace
+
 from .lanes import cache_width, lower_attention, make_lanes, window_of
 from .standard import batch_of_tokens, swiglu
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import OptionError
-from ..calibrate import Scales
-from ..kernels import HEAD_DIMS
-from ..passes import clean
-from ..passes.pattern import constant, dims, initializer, insert, permutation, producer, replace
+from specbuild.builder.calibrate import Scales
+from specbuild.builder.kernels import HEAD_DIMS
+from specbuild.builder.passes import clean
+from specbuild.builder.passes.pattern import constant, dims, initializer, insert, permutation, producer, replace
+from specbuild.runtime.errors import OptionError
+
 from .lanes import window_of
 from .standard import convert, expand, graph_input, narrow
 

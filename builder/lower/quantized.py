@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from ..passes.pattern import TRANSPOSED, constant, initializer, insert
+from specbuild.builder.passes.pattern import TRANSPOSED, constant, initializer, insert
 
 
 def scaled_product(node: ir.Node) -> list[ir.Value]:

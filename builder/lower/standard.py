@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ...runtime.errors import OptionError
-from ..passes import clean
-from ..passes.pattern import constant, dims, insert, replace
+from specbuild.builder.passes import clean
+from specbuild.builder.passes.pattern import constant, dims, insert, replace
+from specbuild.runtime.errors import OptionError
+
 from .lanes import window_of
 from .quantized import block_product, scaled_product
 

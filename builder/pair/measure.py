@@ -11,22 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime import Engine, SamplingParams
-from ...runtime.costs import Costs, Times
-from ...runtime.manifest import Manifest
-from ...runtime.policy import Policy
-from ...runtime.tree import BEST_DEPTH
-from .. import checkpoint as checkpoints
-from ..cli.prompts import Request, read
-from ..config import BuildConfig
-from ..eagle import is_eagle
-from ..pipeline import build
-from ..tuning import measure as tuning
-from ..tuning import trees
-from ..tuning.chances import Record
-from ..tuning.decode import AUTO, OFF, Decoded, Decoder
-from ..tuning.tune import SECONDS
-from ..vocabulary import Vocabulary, reconcile
+from specbuild.builder import checkpoint as checkpoints
+from specbuild.builder.config import BuildConfig
+from specbuild.builder.eagle import is_eagle
+from specbuild.builder.pipeline import build
+from specbuild.builder.tuning import measure as tuning
+from specbuild.builder.tuning import trees
+from specbuild.builder.tuning.chances import Record
+from specbuild.builder.tuning.decode import AUTO, OFF, Decoded, Decoder
+from specbuild.builder.tuning.tune import SECONDS
+from specbuild.builder.vocabulary import Vocabulary, reconcile
+from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.bundle.manifest import Manifest
+from specbuild.runtime.requests.prompt_file import Request, read
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.timings import Costs, Times
+from specbuild.runtime.speculation.tree import BEST_DEPTH
+
 from .verdict import judge, needed
 
 CHAIN = f"chain:{BEST_DEPTH}"  # the draft's first choices, by which acceptance is told

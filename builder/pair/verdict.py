@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.costs import Times
-from ...runtime.policy import MARGIN
-from ...runtime.tree import BEST_DEPTH
+from specbuild.runtime.speculation.policy import MARGIN
+from specbuild.runtime.speculation.timings import Times
+from specbuild.runtime.speculation.tree import BEST_DEPTH
 
 _GRID = np.linspace(0.0, 1.0, 1001)
 

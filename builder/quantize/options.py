@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError
+
 from .scheme import DTYPES, Scheme, parse
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from ...runtime.logprobs import log_softmax
-from ..check import divergences
-from ..reference import Reference, greedy, text_logits
+from specbuild.builder.check import divergences
+from specbuild.builder.reference import Reference, greedy, text_logits
+from specbuild.runtime.sampling.logprobs import log_softmax
+
 from .linears import no_grad, simulated
 from .numbers import Quantized
 

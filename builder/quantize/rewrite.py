@@ -18,8 +18,9 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
-from ...runtime.errors import OptionError
-from ..passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, producer, replace
+from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, producer, replace
+from specbuild.runtime.errors import OptionError
+
 from .linears import Names
 from .numbers import Quantized
 from .scheme import Scheme

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...runtime.errors import OptionError
-from ...runtime.manifest import MODULES
+from specbuild.runtime.bundle.manifest import MODULES
+from specbuild.runtime.errors import OptionError
 
 FLOATS = ("fp32", "fp16", "bf16")
 BLOCKS = (128, 64, 32, 16)

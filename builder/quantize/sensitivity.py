@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...runtime.errors import ExecutionError
-from ..check import divergences
-from ..reference import Reference, text_logits
+from specbuild.builder.check import divergences
+from specbuild.builder.reference import Reference, text_logits
+from specbuild.runtime.errors import ExecutionError
+
 from .calibrate import Found
 from .linears import Names, groups, no_grad, rows, simulated
 from .numbers import Quantized

@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..reference import Reference, text_logits
+from specbuild.builder.reference import Reference, text_logits
+
 from .calibrate import Found, Keep, calibrate
 from .linears import Names, simulated
 from .options import AUTO, AUTO_KL, QuantizeOptions, assign

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ...runtime.backends import ModelSpec, load
-from ...runtime.engine import cores
-from ...runtime.roofline import timed_step
-from ..lower import onnxruntime
+from specbuild.builder.lower import onnxruntime
+from specbuild.runtime.backends.executor import ModelSpec, load
+from specbuild.runtime.engine.engine import cores
+from specbuild.runtime.roofline import timed_step
 
 NODES = (1, 8, 32)
 ROWS = 128  # that a step's nodes see, at most

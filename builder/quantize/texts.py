@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.errors import OptionError, one_line
+from specbuild.runtime.errors import OptionError, one_line
 
 LENGTH = 256  # tokens of a text, at most
 SHORTEST = 8

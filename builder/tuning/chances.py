@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...runtime.accept import walk
-from ...runtime.draft import ModelDrafter
-from ...runtime.growth import Growth
-from ...runtime.ngram import LONGEST, matches
-from ...runtime.sequence import Sequence
-from ...runtime.tree import BEST_BRANCH, BEST_DEPTH
+from specbuild.runtime.drafting.lookup import LONGEST, matches
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.acceptance import walk
+from specbuild.runtime.speculation.tree import BEST_BRANCH, BEST_DEPTH
+from specbuild.runtime.speculation.tree_growth import Growth
 
 BINS = 8  # of the calibration
 DOUBT = 2.0  # made-up trials, one of which came true, for what was hardly ever seen

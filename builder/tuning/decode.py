@@ -7,12 +7,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ...runtime import Engine, RunStats, SamplingParams
-from ...runtime.loop import Loop
-from ...runtime.mixed import MixedDrafter
-from ...runtime.policy import Policy
-from ...runtime.sequence import Sequence
-from ...runtime.tree import BEST_DEPTH, TreeSpec
+from specbuild.runtime import Engine, RunStats, SamplingParams
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.tree import BEST_DEPTH, TreeSpec
+
 from .chances import Record, replay
 
 OFF, AUTO, AHEAD = "off", "auto", "auto, drafting ahead"

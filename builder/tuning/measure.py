@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime import Bundle, Engine, SamplingParams
-from ...runtime.costs import SCHEMA, Costs, Times, machine
-from ...runtime.engine import cores
-from ...runtime.errors import OptionError
-from ...runtime.manifest import Manifest
-from ...runtime.policy import Policy
-from ...runtime.roofline import Steps
-from ...runtime.tree import BEST_DEPTH
-from ..bench.measure import prepare
-from ..cli.prompts import Request, read
+from specbuild.builder.bench.measure import prepare
+from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.bundle.manifest import Manifest
+from specbuild.runtime.engine.engine import cores
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.requests.prompt_file import Request, read
+from specbuild.runtime.roofline import Steps
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.timings import SCHEMA, Costs, Times, machine
+from specbuild.runtime.speculation.tree import BEST_DEPTH
+
 from . import times, trees
 from .chances import Record, begun
 from .decode import AHEAD, AUTO, OFF, Decoded, Decoder

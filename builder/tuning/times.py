@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.loop import Loop
-from ...runtime.parallel import masks
-from ...runtime.roofline import Steps
-from ...runtime.tree import TreeSpec
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.pard import masks
+from specbuild.runtime.roofline import Steps
+from specbuild.runtime.speculation.tree import TreeSpec
+
 from .decode import OFF, Texts, drafted, seconds
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64)  # a root and 1, 2, 4, 8, 16, 32 nodes are among them

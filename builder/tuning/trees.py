@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.costs import Times
-from ...runtime.tree import TreeSpec
+from specbuild.runtime.speculation.timings import Times
+from specbuild.runtime.speculation.tree import TreeSpec
+
 from .chances import Record, begun
 from .decode import OFF, Texts, drafted, seconds
 from .sequoia import best_tree

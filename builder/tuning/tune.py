@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...runtime import Bundle
-from ...runtime.bundle import file_record
-from ...runtime.costs import FILE
-from ...runtime.manifest import MANIFEST, REPORT
-from ..output import staging
+from specbuild.runtime import Bundle
+from specbuild.runtime.bundle.atomic_output import staging
+from specbuild.runtime.bundle.bundle import file_record
+from specbuild.runtime.bundle.manifest import MANIFEST, REPORT
+from specbuild.runtime.speculation.timings import FILE
+
 from .measure import Progress, Tuning, measure, untunable
 
 SECONDS = 20.0  # for the prompts of a build's own tuning

@@ -1,4 +1,4 @@
-// Choosing: the K best tokens of f(logits) + g of every row, with runtime/sampling.py's processors f and noise g.
+// Choosing: the K best tokens of f(logits) + g of every row, with runtime/sampling/sampler.py's processors f and noise g.
 //
 // choose_*: logits [B, N, V] in float32, float16 or bfloat16 to choices int32 [B, N, K] and scores float32 [B, N, K]. A block
 // takes 4096 tokens of a row; the last one of a row to end merges the row's candidates. Work: per token the processors, and

@@ -1,4 +1,4 @@
-// Commits accepted rows: in every layer of both caches the path's rows move up to the root's (runtime/cache.py).
+// Commits accepted rows: in every layer of both caches the path's rows move up to the root's (runtime/backends/cpu/kv_cache.py).
 //
 // path int32 [B, N], length int32 [B]; caches [2·layers] × [B, Hkv, S, row_bytes], or pages. A thread owns a column of 16
 // bytes (8 where rows are no multiple of 16) of one head and moves it for all rows: since rows move towards the root's,

@@ -1,4 +1,4 @@
-// Growing a draft's tree, a block a sequence: runtime/draft.py's Growth, node for node.
+// Growing a draft's tree, a block a sequence: runtime/drafting/model.py's Growth, node for node.
 //
 // grow_level: choices, scores [B, F, K] of the frontier's nodes to the pool's next level, the next frontier, and what the
 // draft runs for it. Candidates are ranked by counting the better ones. Work: (F·K)² + P² comparisons in shared memory;

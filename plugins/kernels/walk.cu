@@ -1,4 +1,4 @@
-// Acceptance: from the root along the choices, as far as a child carries the choice (runtime/accept.py).
+// Acceptance: from the root along the choices, as far as a child carries the choice (runtime/speculation/acceptance.py).
 //
 // tokens, parents, choices int32 [B, N] to path, emitted int32 [B, N] and length int32 [B], and for the next round roots [B]
 // and pair [B, 2]. A warp walks a sequence's tree, two nodes a lane; a step is one vote. Work: a step per accepted node. Bytes: 3·4·N in and 2·4·N out per sequence.

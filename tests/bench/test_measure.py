@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from specbuild.builder.bench import measure as module
 from specbuild.builder.bench.measure import Case, Stopwatch, inter_token_latencies, measure, prepare
-from specbuild.builder.cli.prompts import Request
 from specbuild.runtime import Engine, RunStats, SamplingParams
 from specbuild.runtime.errors import ExecutionError, PromptError
+from specbuild.runtime.requests.prompt_file import Request
 
 CONTENDERS = ["off", "auto", "topk:2,3"]
 

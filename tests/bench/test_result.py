@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specbuild.builder.bench import html
 from specbuild.builder.bench.measure import Sample, Turn
 from specbuild.builder.bench.report import check, tables
 from specbuild.builder.bench.result import build
 from specbuild.runtime import Bundle, RunStats, SpeculationStats
+from specbuild.runtime.bundle.manifest import FileRecord
 from specbuild.runtime.errors import OutputError
-from specbuild.runtime.manifest import FileRecord
 
 
 def sample(category: str, tokens: int, ttft: float, later: float, accepted: int | None = None) -> Sample:

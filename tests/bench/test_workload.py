@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specbuild.builder.bench.workload import PYCODE, concurrencies, contenders, load
 from specbuild.runtime import Bundle, SamplingParams
+from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import OptionError, PromptError
-from specbuild.runtime.manifest import Manifest
 
 DEFAULTS: dict[str, Any] = {"max_new_tokens": 7}
 

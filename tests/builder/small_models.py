@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch import nn
+
 from specbuild.builder.eagle import EagleHead, head_config
 from specbuild.builder.taps import Taps
-from specbuild.runtime.tree import Tree
-from torch import nn
+from specbuild.runtime.speculation.tree import Tree
 
 Chain = Callable[[list[int], int], list[int]]  # a text, and how many tokens → those that are drafted after it
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from specbuild.builder.checkpoint import find, load
 from specbuild.runtime.errors import CheckpointError
 

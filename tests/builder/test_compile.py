@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from device import gpus
+
 from specbuild.builder import checkpoint, passes
 from specbuild.builder.compile import (
     Profile,

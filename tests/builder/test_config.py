@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specbuild.builder.config import BUCKETS, BuildConfig
 from specbuild.builder.options import EngineOptions
 from specbuild.runtime.errors import InputError, OptionError

@@ -11,21 +11,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specbuild.builder import rotary
-from specbuild.builder.checkpoint import Checkpoint, find
-from specbuild.builder.eagle import (
-    EagleHead,
-    find_head,
-    head_config,
-    is_eagle,
-    load_head,
-    save_head,
-)
-from specbuild.builder.taps import default_taps
-from specbuild.runtime.errors import CheckpointError
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache
+
+from specbuild.builder import rotary
+from specbuild.builder.checkpoint import Checkpoint, find
+from specbuild.builder.eagle import EagleHead, find_head, head_config, is_eagle, load_head, save_head
+from specbuild.builder.taps import default_taps
+from specbuild.runtime.errors import CheckpointError
 
 VOCAB, HIDDEN, DRAFTED = 4096, 32, 40
 RAW = {

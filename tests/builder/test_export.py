@@ -9,9 +9,10 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
+from transformers.models.llama import modeling_llama
+
 from specbuild.builder.export import PortableModel, export, portable
 from specbuild.builder.layout import Layout, probe
-from transformers.models.llama import modeling_llama
 
 Make = Callable[..., Any]
 PROMPT = [5, 17, 3, 88, 42, 9, 9, 61]

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+
 from specbuild.builder import kernels
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.kernels import ARCHITECTURES, HEAD_DIMS, SHAPES, Cubin, Resources, Shape

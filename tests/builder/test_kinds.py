@@ -12,6 +12,7 @@ import onnx
 import pytest
 import torch
 from small_models import Chain, head_chain, parallel_chain, random_head
+
 from specbuild.builder.checkpoint import find, load
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.eagle import find_head, load_head, save_head
@@ -20,7 +21,7 @@ from specbuild.builder.pipeline import build
 from specbuild.builder.prepare import prepare
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.errors import BundleError, OptionError
-from specbuild.runtime.tree import Tree
+from specbuild.runtime.speculation.tree import Tree
 
 Make = Callable[..., Path]
 DEPTH, NEW_TOKENS, MASK = 4, 16, 4096
@@ -131,7 +132,7 @@ def test_the_manifest_says_the_kind(drafted: tuple[Path, Chain], target: Path) -
 
 
 def test_tokens_that_are_none_are_refused(drafted: tuple[Path, Chain], tmp_path: Path) -> None:
-    from specbuild.runtime.drafters import drafter_of
+    from specbuild.runtime.drafting.factory import drafter_of
 
     bundle = Bundle.open(drafted[0])
     if bundle.manifest.models["draft"].tokens is None:  # it knows all tokens

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
+
 from specbuild.builder import layout
 from specbuild.builder.layout import Layout, probe
 from specbuild.runtime.errors import CheckpointError
-from transformers import AutoConfig
 
 BASE = {
     "vocab_size": 97,

@@ -12,10 +12,11 @@ import onnx_ir as ir
 import pytest
 import small_models
 from small_models import LLAMA3, branching, reference
+
 from specbuild.builder.layout import probe
 from specbuild.builder.lower.onnxruntime import INPUTS, OUTPUTS, cache_width, lower
-from specbuild.runtime.backends import Executor, ModelSpec, Share, load
-from specbuild.runtime.tree import Tree
+from specbuild.runtime.backends.executor import Executor, ModelSpec, Share, load
+from specbuild.runtime.speculation.tree import Tree
 
 Make = Callable[..., Any]
 CAPACITY = 40

@@ -18,13 +18,14 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from plugin_model import TreeAttention
 from small_models import LLAMA3, branching, reference
+
 from specbuild.builder.calibrate import Scales, cached_logits, calibrate
 from specbuild.builder.lower.plugin import DTYPES, INPUTS, OUTPUTS, PAGED, lower
 from specbuild.builder.reference import Reference
 from specbuild.builder.rounding import measure
+from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.kernels import Dtype
-from specbuild.runtime.tree import Tree
+from specbuild.runtime.speculation.tree import Tree
 
 CAPACITY, NODES, SEEN = 40, 9, 4  # of a tree's nodes, those that are in the cache when the others come
 PAGE = 8  # rows, less than the builder offers, for short texts over several

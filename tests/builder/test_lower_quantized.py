@@ -18,6 +18,8 @@ import onnx_ir as ir
 import pytest
 import torch
 from small_models import reference
+from test_lower_plugin import Session as PluginSession
+
 from specbuild.builder import passes
 from specbuild.builder.calibrate import cached_logits
 from specbuild.builder.calibrate import calibrate as calibrate_caches
@@ -35,10 +37,9 @@ from specbuild.builder.quantize.numbers import Quantized
 from specbuild.builder.quantize.options import QuantizeOptions, assign
 from specbuild.builder.quantize.rewrite import Quantize
 from specbuild.builder.quantize.scheme import parse
+from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.errors import ExecutionError
-from specbuild.runtime.kernels import Dtype
-from specbuild.runtime.tree import Tree
-from test_lower_plugin import Session as PluginSession
+from specbuild.runtime.speculation.tree import Tree
 
 Make = Callable[..., Any]
 CAPACITY, BACKEND = 40, "tensorrt-rtx"

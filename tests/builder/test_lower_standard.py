@@ -18,9 +18,10 @@ import pytest
 import small_models
 import torch
 from small_models import LLAMA3, branching, reference
+
 from specbuild.builder.lower.standard import DTYPES, INPUTS, OUTPUTS, lower
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.tree import Tree
+from specbuild.runtime.speculation.tree import Tree
 
 Make = Callable[..., Any]
 CAPACITY, NODES = 40, 9

@@ -5,9 +5,10 @@ from __future__ import annotations
 import onnx
 import pytest
 import torch
-from specbuild.builder.ops import ancestor_mask, rotary, tree_attention
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from specbuild.builder.ops import ancestor_mask, rotary, tree_attention
 
 SCALE = 0.3
 CAPACITY = 24

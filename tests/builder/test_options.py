@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specbuild.builder.options import EngineOptions, architectures
 from specbuild.runtime.errors import OptionError
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from specbuild.builder.output import write
+
+from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import OutputError
 
 

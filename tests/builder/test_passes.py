@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx_ir.passes import PostconditionError, PreconditionError
+
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.passes import PORTABLE, census, clean, run_portable

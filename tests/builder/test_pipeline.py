@@ -14,6 +14,7 @@ import onnx
 import pytest
 import torch
 from small_models import LLAMA3
+
 from specbuild.builder import pipeline
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.pipeline import build, stages

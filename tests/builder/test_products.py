@@ -8,6 +8,8 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM
+
 from specbuild.builder import passes
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
@@ -17,7 +19,6 @@ from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.rewrite import Quantize
 from specbuild.builder.quantize.scheme import parse
 from specbuild.runtime.roofline import Attention, Experts
-from transformers import MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM
 
 # Of a layer: queries and output 64 wide, keys and values 32, three products of the MLP; two norms.
 LAYER = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 48

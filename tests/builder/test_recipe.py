@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from specbuild.builder.cli.build import command
 from specbuild.builder.recipe import read
 from specbuild.runtime.errors import OptionError

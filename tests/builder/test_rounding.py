@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from specbuild.builder.calibrate import Scales, cached_logits, calibrate
 from specbuild.builder.check import kl
 from specbuild.builder.reference import Reference, text_logits

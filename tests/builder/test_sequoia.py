@@ -7,6 +7,7 @@ import functools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specbuild.builder.tuning.sequoia import best_tree
 
 Chances = list[list[float]]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from specbuild.builder.cli.prompts import Request
+
 from specbuild.builder.cli.tuned import in_words
 from specbuild.builder.tuning import tune as tuning
 from specbuild.builder.tuning.chances import Record, _monotone, begun, lookup_chances, note
@@ -23,10 +23,11 @@ from specbuild.builder.tuning.times import host_times
 from specbuild.builder.tuning.trees import measured, overall, promises
 from specbuild.builder.tuning.tune import tune
 from specbuild.runtime import Bundle, Engine, RunStats, SamplingParams
-from specbuild.runtime.costs import Times
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.growth import Growth
-from specbuild.runtime.tree import Tree, TreeSpec
+from specbuild.runtime.requests.prompt_file import Request
+from specbuild.runtime.speculation.timings import Times
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth
 
 PROMPTS = [Request(text, SamplingParams()) for text in ("def main(argv):\n", "import os\nimport sys\n\n")]
 

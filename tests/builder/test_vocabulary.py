@@ -16,6 +16,7 @@ import tokenizers
 import torch
 from pair.other_tokenizers import END, byte_level, edit, give, sentencepiece
 from small_models import random_model
+
 from specbuild.builder.checkpoint import Checkpoint, find, load
 from specbuild.builder.vocabulary import Vocabulary, fit, reconcile
 from specbuild.runtime.errors import CheckpointError

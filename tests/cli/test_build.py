@@ -18,6 +18,7 @@ from typing import Any
 
 import onnx
 import pytest
+
 from specbuild.runtime import Bundle, TreeSpec
 
 Command = Callable[..., Any]

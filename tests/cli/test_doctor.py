@@ -9,6 +9,7 @@ from typing import Any
 
 import onnxruntime
 import pytest
+
 from specbuild.builder.cli import doctor
 
 Command = Callable[..., Any]

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from device import gpus
-from specbuild.runtime.bundle import Bundle, file_record
-from specbuild.runtime.manifest import MANIFEST, Manifest
+
+from specbuild.runtime.bundle.bundle import Bundle, file_record
+from specbuild.runtime.bundle.manifest import MANIFEST, Manifest
 
 Command = Callable[..., Any]
 LAYERS = {"target": 6, "draft": 2}

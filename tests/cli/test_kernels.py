@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specbuild.builder import kernels
 from specbuild.builder.cli import doctor
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.pipeline import build, stages
 from specbuild.runtime import Bundle
+from specbuild.runtime.bundle.manifest import MANIFEST, KernelRecord
 from specbuild.runtime.errors import BundleError, CheckpointError, OptionError
-from specbuild.runtime.manifest import MANIFEST, KernelRecord
 
 Command = Callable[..., Any]
 needs_nvrtc = pytest.mark.skipif(

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specbuild.runtime import Bundle, nvtx
-from specbuild.runtime.bundle import file_record
-from specbuild.runtime.manifest import MANIFEST
+
+from specbuild.runtime import Bundle
+from specbuild.runtime.backends import nvtx
+from specbuild.runtime.bundle.bundle import file_record
+from specbuild.runtime.bundle.manifest import MANIFEST
 
 Command = Callable[..., Any]
 QUICK = ("--repeat", 1, "-n", 12)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specbuild.builder.cli.prompts import Request, read
+
 from specbuild.runtime import Chat, SamplingParams
 from specbuild.runtime.errors import PromptError
+from specbuild.runtime.requests.prompt_file import Request, read
 
 DEFAULTS: dict[str, Any] = {"max_new_tokens": 7, "temperature": 0.5, "seed": 1}
 

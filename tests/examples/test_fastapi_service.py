@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+
 from specbuild.runtime import Engine, SamplingParams
 
 ASKED = {"prompt": "def main(", "max_new_tokens": 12}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specbuild.builder import checkpoint
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.emit import emit

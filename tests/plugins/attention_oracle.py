@@ -8,7 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from device import Array, HostKernels
-from specbuild.runtime.kernels import Attention, Dtype
+
+from specbuild.runtime.backends.kernels.abi import Attention, Dtype
 
 NUMPY = {Dtype.F16: np.float16, Dtype.BF16: ml_dtypes.bfloat16, Dtype.E4M3: ml_dtypes.float8_e4m3fn}
 ARRAYS = (

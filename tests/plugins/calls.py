@@ -11,9 +11,10 @@ import ml_dtypes
 import numpy as np
 from device import HostKernels
 from numpy.typing import NDArray
-from specbuild.runtime.kernels import Cache, Choose, Commit, Dtype, Grow, Noise, Request, Shape, Walk
-from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.tree import Tree, TreeSpec
+
+from specbuild.runtime.backends.kernels.abi import Cache, Choose, Commit, Dtype, Grow, Noise, Request, Shape, Walk
+from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 Array = NDArray[Any]
 POISON = 0x5EED

@@ -8,7 +8,8 @@ import numpy as np
 import oracles
 from calls import choose, history, noise, tree_arrays
 from device import HostKernels
-from specbuild.runtime.sampling import CutOffs, SamplingParams
+
+from specbuild.runtime.sampling.sampler import CutOffs, SamplingParams
 
 MASS_BOUND = 1e-6  # of top-p's mass, which sums float32 exponentials
 

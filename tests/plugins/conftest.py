@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from device import GPU, CudaKernels, HostKernels
-from specbuild.runtime.kernels import KernelLibrary
-from specbuild.runtime.library import find_library
+
+from specbuild.runtime.backends.gpu.library import find_library
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 HOST = Path(__file__).resolve().parent / "host"

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from specbuild.runtime.kernels import KernelLibrary
+
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
 Array = NDArray[Any]
 

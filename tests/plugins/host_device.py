@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from specbuild.runtime.backends.device import Model, Place, Step, Tensor
-from specbuild.runtime.kernels import KernelLibrary
+
+from specbuild.runtime.backends.gpu.device import Model, Place, Step, Tensor
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
 Array = NDArray[Any]
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from specbuild.runtime.sampling import Sampler, SamplingParams
-from specbuild.runtime.tree import Tree
+
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
+from specbuild.runtime.speculation.tree import Tree
 
 Array = NDArray[Any]
 LOW = np.uint64(0xFFFFFFFF)

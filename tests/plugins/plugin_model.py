@@ -19,9 +19,10 @@ from host_device import HostDevice
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from specbuild.runtime.backends import ModelSpec
-from specbuild.runtime.backends.device import PageTable, Tensor, TreeInputs, hidden_states
-from specbuild.runtime.kernels import Dtype
+
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu.device import PageTable, Tensor, TreeInputs, hidden_states
+from specbuild.runtime.backends.kernels.abi import Dtype
 
 SOURCE = Path(__file__).parents[2] / "plugins" / "trt"
 SPECS = re.findall(r'\{"(\w+)", Kind::(\w+), "(\w+)"\}', (SOURCE / "inputs.cpp").read_text(encoding="utf-8"))

@@ -14,8 +14,9 @@ from attention_oracle import Case, oracle, random_case, run
 from device import GPU, Array, HostKernels
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from specbuild.runtime.backends.kernels.abi import Attention, Dtype, Fault, KernelLibrary
 from specbuild.runtime.errors import ExecutionError, OptionError
-from specbuild.runtime.kernels import Attention, Dtype, Fault, KernelLibrary
 
 BOUNDS = {Dtype.F16: 6e-4, Dtype.BF16: 4e-3}  # of ‖out − ref‖ / ‖ref‖
 
@@ -262,7 +263,7 @@ def test_another_header_is_refused(host: KernelLibrary, monkeypatch: pytest.Monk
     class Short(ctypes.Structure):
         _fields_ = Attention._fields_[:-1]
 
-    monkeypatch.setattr("specbuild.runtime.kernels.STRUCTS", {"attention": Short})
+    monkeypatch.setattr("specbuild.runtime.backends.kernels.abi.STRUCTS", {"attention": Short})
     with pytest.raises(ExecutionError, match="compiled from another version"):
         KernelLibrary(Path(host.path))
     (tmp_path / "no.so").write_bytes(b"nothing")

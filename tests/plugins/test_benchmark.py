@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from device import GPU
-from specbuild.runtime.kernels import KernelLibrary
+
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "kernels.py"
 

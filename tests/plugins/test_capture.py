@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from device import CudaKernels, gpus
-from specbuild.runtime.backends import cuda
-from specbuild.runtime.kernels import Ring
+
+from specbuild.runtime.backends.gpu import cuda
+from specbuild.runtime.backends.kernels.abi import Ring
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ from choosing import Case, check, rows, simple
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from specbuild.runtime.backends.kernels.abi import Choose, Fault, KernelLibrary
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.kernels import Choose, Fault, KernelLibrary
-from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.tree import Tree
+from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.speculation.tree import Tree
 
 BOUND = 1e-5  # of a score: two roundings more
 FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16)

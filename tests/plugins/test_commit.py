@@ -12,9 +12,10 @@ from calls import Array, cache_struct, commit, ints, poisoned, struct
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specbuild.runtime.cache import KVCache
+
+from specbuild.runtime.backends.cpu.kv_cache import KVCache
+from specbuild.runtime.backends.kernels.abi import Commit, Fault, KernelLibrary
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.kernels import Commit, Fault, KernelLibrary
 
 
 def paged(rows: Array, page_rows: int, rng: np.random.Generator) -> tuple[Array, Array]:

@@ -18,13 +18,21 @@ from choosing import rows, simple
 from device import CudaKernels, gpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specbuild.builder import kernels as compiler
-from specbuild.runtime.device import cubins
-from specbuild.runtime.device.cubins import KERNELS, CubinKernels, Launch, best_architecture, find_kernels, launches
+from specbuild.runtime.backends.kernels import cubins
+from specbuild.runtime.backends.kernels.abi import LAUNCHERS, STRUCTS, Attention, Choose, Dtype, KernelLibrary
+from specbuild.runtime.backends.kernels.cubins import (
+    KERNELS,
+    CubinKernels,
+    Launch,
+    best_architecture,
+    find_kernels,
+    launches,
+)
+from specbuild.runtime.bundle.manifest import KernelRecord
 from specbuild.runtime.errors import ExecutionError, OptionError
-from specbuild.runtime.kernels import LAUNCHERS, STRUCTS, Attention, Choose, Dtype, KernelLibrary
-from specbuild.runtime.manifest import KernelRecord
-from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.sampling.sampler import SamplingParams
 
 REPORT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "kernels-report.json"
 ADDRESS = 1 << 20  # of nothing: what is noted is not run

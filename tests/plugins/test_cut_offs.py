@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from choosing import Case, check, rows, simple
 from device import HostKernels
-from specbuild.runtime.sampling import SamplingParams
+
+from specbuild.runtime.sampling.sampler import SamplingParams
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.7, 4.0])

@@ -13,22 +13,23 @@ import pytest
 import tiny_models
 from host_device import HostDevice, HostQueue, QueuedModel
 from small_models import reference
+from tiny_models import CAPACITY, CHUNK, TEXT, VOCAB, executor, torch_model
+
 from specbuild.builder import checkpoint
 from specbuild.runtime import Engine
-from specbuild.runtime.backends import ModelSpec
-from specbuild.runtime.backends.ort_cuda import OrtModel
-from specbuild.runtime.backends.standard import StandardExecutor
-from specbuild.runtime.device.loop import DeviceLoop
-from specbuild.runtime.draft import ModelDrafter
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import BundleError, ExecutionError
-from specbuild.runtime.kernels import KernelLibrary
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.metrics import RequestMetrics
-from specbuild.runtime.sampling import Sampler, SamplingParams
-from specbuild.runtime.sequence import Sequence
-from specbuild.runtime.tokenizer import Detokenizer
-from specbuild.runtime.tree import Tree, TreeSpec
-from tiny_models import CAPACITY, CHUNK, TEXT, VOCAB, executor, torch_model
+from specbuild.runtime.requests.metrics import RequestMetrics
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.requests.tokenizer import Detokenizer
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 REQUESTS: list[dict[str, Any]] = [
     {},

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from attention_oracle import NUMPY, rounded
 from device import Array, HostKernels
+
+from specbuild.runtime.backends.kernels.abi import Dtype, Fault, Gather, Norm, SwiGLU
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.kernels import Dtype, Fault, Gather, Norm, SwiGLU
 
 DTYPES = [Dtype.F16, Dtype.BF16]
 STEP = {Dtype.F16: 2.0**-10, Dtype.BF16: 2.0**-7}  # between neighbours, relative

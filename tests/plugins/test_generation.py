@@ -11,15 +11,17 @@ import pytest
 from calls import Array, Growths, cache_struct, choose, commit, history, ints, tree_arrays, walk
 from device import HostKernels
 from numpy.typing import NDArray
-from specbuild.runtime import Engine, SamplingParams, drafters
-from specbuild.runtime import draft as draft_module
-from specbuild.runtime import engine as engine_module
-from specbuild.runtime.cache import KVCache
-from specbuild.runtime.draft import ModelDrafter, Text
-from specbuild.runtime.growth import Growth
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.sequence import Sequence
-from specbuild.runtime.tree import Tree, TreeSpec
+
+from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.backends.cpu.kv_cache import KVCache
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting import factory
+from specbuild.runtime.drafting import model as draft_module
+from specbuild.runtime.drafting.model import ModelDrafter, Text
+from specbuild.runtime.engine import engine as engine_module
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth
 
 PARAMS = (
     SamplingParams(max_new_tokens=20),
@@ -142,7 +144,7 @@ def replaced(kernels: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
 
     used.clear()
     monkeypatch.setattr(engine_module, "Loop", KernelLoop)
-    monkeypatch.setattr(drafters, "ModelDrafter", KernelDrafter)
+    monkeypatch.setattr(factory, "ModelDrafter", KernelDrafter)
     monkeypatch.setattr(draft_module, "Growth", KernelGrowth)
     monkeypatch.setattr(KVCache, "gather", gather)
 

@@ -12,10 +12,11 @@ from calls import POISON, Growths, ints, poisoned
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.growth import Growth, likelihoods
-from specbuild.runtime.kernels import Fault, KernelLibrary
-from specbuild.runtime.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth, likelihoods
 
 TREES = ["chain:1", "chain:7", "topk:1,4", "topk:2,3", "topk:4,4", "topk:7,3", "topk:63,1", "topk:31,2"]
 TREES += ["best:1", "best:3", "best:8", "best:16", "best:33", "best:63"]

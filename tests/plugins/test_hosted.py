@@ -12,29 +12,30 @@ import pytest
 from host_device import HostDevice, HostQueue, QueuedModel
 from plugin_model import PluginModel
 from small_models import Chain, head_chain, parallel_chain, random_head
+from test_device_loop import prompt_of, request_of, run
+from test_plugin_model import HEAD, _in_float32, torch_model
+from tiny_models import BUCKETS, CAPACITY, CHUNK, TEXT, VOCAB
+
 from specbuild.builder.export import export
 from specbuild.builder.layout import Layout, probe
 from specbuild.builder.lower import plugin, standard
 from specbuild.builder.passes import run_portable
 from specbuild.builder.passes.spread_logits import spread_logits
 from specbuild.builder.taps import Taps
-from specbuild.runtime.backends import ModelSpec
-from specbuild.runtime.backends.device import PageTable
-from specbuild.runtime.backends.ort_cuda import OrtModel
-from specbuild.runtime.backends.standard import StandardExecutor
-from specbuild.runtime.device.loop import DeviceLoop
-from specbuild.runtime.device.resident import ResidentLoop
-from specbuild.runtime.draft import ModelDrafter
-from specbuild.runtime.eagle import EagleDrafter
-from specbuild.runtime.kernels import KernelLibrary
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.pages import Pages
-from specbuild.runtime.parallel import ParallelDrafter
-from specbuild.runtime.sequence import Sequence
-from specbuild.runtime.tree import Tree
-from test_device_loop import prompt_of, request_of, run
-from test_plugin_model import HEAD, _in_float32, torch_model
-from tiny_models import BUCKETS, CAPACITY, CHUNK, TEXT, VOCAB
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu.device import PageTable
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
+from specbuild.runtime.backends.gpu.pages import Pages
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.device.resident import ResidentLoop
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.eagle3 import EagleDrafter
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.pard import ParallelDrafter
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.tree import Tree
 
 __all__ = ["_in_float32"]  # a fixture
 KNOWN, PLACES, MASK, WIDTH = list(range(0, VOCAB, 2)), (0, 1), VOCAB - 1, 4 * HEAD

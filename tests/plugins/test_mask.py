@@ -13,9 +13,10 @@ from calls import DTYPES, Array, ints, poisoned, struct, tree_arrays
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary, Mask
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.kernels import Fault, KernelLibrary, Mask
-from specbuild.runtime.tree import Tree
+from specbuild.runtime.speculation.tree import Tree
 
 TYPES = (np.bool_, np.float32, np.float16, ml_dtypes.bfloat16)
 

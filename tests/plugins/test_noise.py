@@ -7,6 +7,7 @@ import oracles
 import pytest
 from calls import noise
 from device import HostKernels
+
 from specbuild.runtime.errors import OptionError
 
 NOISE_BOUND = 5e-6  # of g in float32, anywhere

@@ -13,18 +13,19 @@ from attention_oracle import Case, oracle
 from device import HostKernels
 from host_device import HostDevice, HostQueue
 from plugin_model import Compute
-from specbuild.runtime.backends.device import PageTable
-from specbuild.runtime.device.loop import DeviceLoop
-from specbuild.runtime.device.resident import ResidentLoop
-from specbuild.runtime.errors import ExecutionError, OptionError
-from specbuild.runtime.kernels import KernelLibrary
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.pages import Pages
-from specbuild.runtime.scheduler import Scheduler
-from specbuild.runtime.sequence import Sequence
 from test_device_loop import prompt_of, request_of, run
 from test_plugin_model import _in_float32, made, requests  # noqa: F401  (a fixture)
 from tiny_models import CAPACITY, CHUNK, TEXT
+
+from specbuild.runtime.backends.gpu.device import PageTable
+from specbuild.runtime.backends.gpu.pages import Pages
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.device.resident import ResidentLoop
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.engine.scheduler import Scheduler
+from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.requests.sequence import Sequence
 
 ROWS, EVERY = 16, CAPACITY // 16  # of a page; pages of a whole slot
 LONG = prompt_of(4, 50)

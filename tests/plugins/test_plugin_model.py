@@ -15,19 +15,20 @@ from device import HostKernels
 from host_device import HostDevice, HostQueue, QueuedModel
 from plugin_model import Compute, PluginModel
 from small_models import branching, reference
-from specbuild.builder.lower import plugin
-from specbuild.runtime.backends import ModelSpec, Share
-from specbuild.runtime.backends.device import PageTable
-from specbuild.runtime.backends.ort_cuda import OrtModel
-from specbuild.runtime.backends.standard import StandardExecutor
-from specbuild.runtime.device.loop import DeviceLoop
-from specbuild.runtime.errors import ExecutionError
-from specbuild.runtime.kernels import Dtype, KernelLibrary
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.sequence import Sequence
-from specbuild.runtime.tree import Tree
 from test_device_loop import prompt_of, request_of, run
 from tiny_models import BUCKETS, CAPACITY, CHUNK, SIZES, VOCAB, lower_model
+
+from specbuild.builder.lower import plugin
+from specbuild.runtime.backends.executor import ModelSpec, Share
+from specbuild.runtime.backends.gpu.device import PageTable
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
+from specbuild.runtime.backends.kernels.abi import Dtype, KernelLibrary
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.errors import ExecutionError
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.tree import Tree
 
 HEAD, BOUND = 64, {"rtol": 1e-4, "atol": 1e-4}
 REQUESTS: list[tuple[int, dict[str, Any]]] = [

@@ -11,8 +11,9 @@ from calls import Array, ints, poisoned, struct
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from specbuild.runtime.backends.kernels.abi import KernelLibrary, Ring
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.kernels import KernelLibrary, Ring
 
 FOR_EVER = 2**64 - 1
 

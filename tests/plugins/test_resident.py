@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 from host_device import HostDevice, HostQueue, QueuedModel
-from specbuild.runtime import Bundle
-from specbuild.runtime.backends.device import Step
-from specbuild.runtime.device.description import Notes, describe_bundle
-from specbuild.runtime.device.resident import ResidentLoop
-from specbuild.runtime.errors import ExecutionError, OptionError
-from specbuild.runtime.kernels import KernelLibrary
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.manifest import EngineRecord
-from specbuild.runtime.sequence import Sequence
 from test_device_loop import Made, Words, prompt_of, request_of, requests, run
 from tiny_models import CHUNK, TEXT, VOCAB, executor
+
+from specbuild.runtime import Bundle
+from specbuild.runtime.backends.gpu.device import Step
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.bundle.manifest import EngineRecord
+from specbuild.runtime.decoding.device.description import Notes, describe_bundle
+from specbuild.runtime.decoding.device.resident import ResidentLoop
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.requests.sequence import Sequence
 
 
 class Resident(Made):

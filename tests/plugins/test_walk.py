@@ -12,10 +12,11 @@ from calls import POISON, history, ints, poisoned, struct, tree_arrays, walk
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specbuild.runtime import accept
+
+from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary, Walk
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.kernels import Fault, KernelLibrary, Walk
-from specbuild.runtime.tree import Tree
+from specbuild.runtime.speculation import acceptance
+from specbuild.runtime.speculation.tree import Tree
 
 
 @settings(max_examples=150, deadline=None)
@@ -50,7 +51,7 @@ def test_anything(
         out = walk(kernels, tokens, parents, choices, counts=counts, history=past, vocab=vocab)
     assert not out["fault"].any()
     for b, tree in enumerate(trees):
-        path, emitted = zip(*accept.walk(tree, lambda node, b=b: int(choices[b, node])), strict=True)
+        path, emitted = zip(*acceptance.walk(tree, lambda node, b=b: int(choices[b, node])), strict=True)
         length = out["length"][b]
         assert out["path"][b].tolist() == [*path, *[-1] * (nodes - length)]
         assert out["emitted"][b].tolist() == [*emitted, *[-1] * (nodes - length)]

@@ -9,9 +9,10 @@ from typing import Any
 
 import onnx_ir as ir
 from host_device import HostDevice, QueuedModel
-from specbuild.runtime.backends import ModelSpec
-from specbuild.runtime.backends.ort_cuda import OrtModel
-from specbuild.runtime.backends.standard import StandardExecutor
+
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
 
 VOCAB, TEXT, BUCKETS, CHUNK = 97, 96, (1, 2, 4, 8, 16), 24
 CAPACITY, WINDOW = TEXT + BUCKETS[-1], 7

@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from specbuild.runtime import Engine
-from specbuild.runtime.backends import Executor, ModelSpec, Share
-from specbuild.runtime.bundle import Bundle
-from specbuild.runtime.draft import ModelDrafter
-from specbuild.runtime.engine import _load_model
+from specbuild.runtime.backends.executor import Executor, ModelSpec, Share
+from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.engine.engine import _load_model
 from specbuild.runtime.errors import PromptError
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.metrics import RequestMetrics
-from specbuild.runtime.sampling import Sampler, SamplingParams
-from specbuild.runtime.sequence import Sequence as Request
-from specbuild.runtime.tokenizer import Detokenizer, Tokenizer
-from specbuild.runtime.tree import TreeSpec
+from specbuild.runtime.requests.metrics import RequestMetrics
+from specbuild.runtime.requests.sequence import Sequence as Request
+from specbuild.runtime.requests.tokenizer import Detokenizer, Tokenizer
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
+from specbuild.runtime.speculation.tree import TreeSpec
 
 VOCAB = 12
 

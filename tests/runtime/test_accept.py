@@ -7,8 +7,9 @@ from itertools import islice
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specbuild.runtime.accept import walk
-from specbuild.runtime.tree import Tree
+
+from specbuild.runtime.speculation.acceptance import walk
+from specbuild.runtime.speculation.tree import Tree
 
 VOCAB = 4
 

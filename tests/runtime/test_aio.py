@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.aio import AsyncEngine
+from specbuild.runtime.engine.async_engine import AsyncEngine
 from specbuild.runtime.errors import EngineClosedError, PromptError, QueueFullError
 
 LONG = SamplingParams(max_new_tokens=100)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specbuild.runtime import Engine
-from specbuild.runtime.bundle import Bundle, file_record
+from specbuild.runtime.bundle.bundle import Bundle, file_record
+from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, EngineRecord, Manifest
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.manifest import MANIFEST, SCHEMA_VERSION, EngineRecord, Manifest
 
 
 def open_and_verify(folder: Path) -> None:

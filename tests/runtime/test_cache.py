@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specbuild.runtime.cache import KVCache
+
+from specbuild.runtime.backends.cpu.kv_cache import KVCache
 
 LAYERS, SLOTS, HEADS, CAPACITY, HEAD_DIM = 3, 2, 2, 20, 4
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specbuild.runtime import Chat
-from specbuild.runtime.chat import ChatTemplate
 from specbuild.runtime.errors import PromptError
+from specbuild.runtime.requests.chat import ChatTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 CHATML = """{% for message in messages %}
@@ -204,7 +205,7 @@ def test_messages_are_the_callers_own(theirs: Any) -> None:
 
 
 def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specbuild.runtime import chat
+    from specbuild.runtime.requests import chat
 
     made, inner = list[int](), chat._environment
     monkeypatch.setattr(chat, "_environment", lambda: made.append(1) or inner())

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from specbuild.runtime.costs import Costs, machine
+
 from specbuild.runtime.errors import BundleError
+from specbuild.runtime.speculation.timings import Costs, machine
 
 CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
 TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}

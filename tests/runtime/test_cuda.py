@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from device import gpus
-from specbuild.runtime.backends.cuda import Cuda, check_driver, driver_fault, row_copy, strided_copy
-from specbuild.runtime.backends.device import Tensor
+
+from specbuild.runtime.backends.gpu.cuda import Cuda, check_driver, driver_fault, row_copy, strided_copy
+from specbuild.runtime.backends.gpu.device import Tensor
 from specbuild.runtime.errors import ExecutionError
 
 without_gpu = pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")

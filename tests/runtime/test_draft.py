@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from specbuild.runtime.draft import ModelDrafter
-from specbuild.runtime.growth import Growth, best_tokens
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.mixed import MixedDrafter
-from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.tokenizer import Tokenizer
-from specbuild.runtime.tree import BEST_BRANCH, Tree, TreeSpec
+
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.requests.tokenizer import Tokenizer
+from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.speculation.tree import BEST_BRANCH, Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
 
 VOCAB = 12
 Path = tuple[int, ...]

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specbuild.runtime import Engine, Limits, Result, SamplingParams
+from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.errors import OptionError, QueueFullError
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.sequence import Sequence
+from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.verify import compare, plain
 
 THREADS, EACH = 8, 25

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from specbuild.runtime import library
+
+from specbuild.runtime.backends.gpu import library
 
 
 @pytest.mark.parametrize("name", [library.LIBRARY, library.PLUGIN])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.limits import NO_LIMITS, Limits
+from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 SCHEDULES = ({"1-2": 8, "5-16": 2}, [[5, 16, 2], [1, 2, 8]], '{"1-2": 8, "5-16": 2}', "[[1, 2, 8], [5, 16, 2]]")
 

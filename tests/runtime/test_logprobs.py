@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from specbuild.runtime import Engine, SamplingParams, TokenLogprobs
 
 PROCESSED = SamplingParams(

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specbuild.runtime.draft import Drafter, ModelDrafter
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.mixed import MixedDrafter
-from specbuild.runtime.ngram import NgramDrafter
-from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.sequence import Sequence
+
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.lookup import NgramDrafter
+from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.drafting.model import Drafter, ModelDrafter
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.sampling.sampler import SamplingParams
 
 VOCAB = 12
 CHUNK = 8

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from specbuild.runtime import Bundle, memory
+
+from specbuild.runtime import Bundle
+from specbuild.runtime.bundle import memory_plan
+from specbuild.runtime.bundle.manifest import EngineRecord, FileRecord, Manifest
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.manifest import EngineRecord, FileRecord, Manifest
 
 MIB = 1 << 20
 
@@ -33,25 +35,25 @@ def test_a_plan(manifest: Manifest, bundle: Path) -> None:
         name: sum(f.bytes for file, f in manifest.files.items() if file.startswith(f"{name}/"))
         for name in ("target", "draft")
     }
-    both, alone = memory.plan(manifest, 2), memory.plan(manifest, 2, models=["target"])
+    both, alone = memory_plan.plan(manifest, 2), memory_plan.plan(manifest, 2, models=["target"])
     assert (both.weights, alone.weights) == (sum(weights.values()), weights["target"])
     row = {"target": 2 * 6 * 2 * 64 * 2, "draft": 2 * 2 * 1 * 64 * 2}
     assert both.caches == 2 * (1024 + 64) * sum(row.values())
     assert alone.caches == 2 * (1024 + 64) * row["target"]
     assert (both.activations, alone.activations) == (3 * MIB, 3 * MIB)
     assert both.buffers == 2 * (2 * 4096 * (4 * 64 + 12) + 512 * 1088)
-    assert memory.plan(manifest, 16).buffers == 2 * (16 * 4096 * (4 * 64 + 12) + 16 * 64 * 1088)
+    assert memory_plan.plan(manifest, 16).buffers == 2 * (16 * 4096 * (4 * 64 + 12) + 16 * 64 * 1088)
     assert both.total == both.weights + both.caches + both.activations + both.buffers + both.graphs
-    half = memory.plan(manifest, 2, 500)  # in whole 64 rows
+    half = memory_plan.plan(manifest, 2, 500)  # in whole 64 rows
     assert half.caches == both.caches * (512 + 64) // (1024 + 64)
-    assert memory.plan(manifest, 4).caches == 2 * both.caches
+    assert memory_plan.plan(manifest, 4).caches == 2 * both.caches
     assert both.to_dict()["total"] == both.total
 
 
 def test_fp8_caches_have_a_byte_a_number(manifest: Manifest) -> None:
     engines = dict(manifest.engines)
     engines["target/model.plan"] = replace(engines["target/model.plan"], kv_cache_dtype="fp8")
-    found, before = memory.plan(replace(manifest, engines=engines), 2), memory.plan(manifest, 2)
+    found, before = memory_plan.plan(replace(manifest, engines=engines), 2), memory_plan.plan(manifest, 2)
     assert found.caches == 2 * (1024 + 64) * (2 * 6 * 2 * 64 + 2 * 2 * 64 * 2)
     assert replace(found, caches=before.caches) == before
 
@@ -64,62 +66,66 @@ def paged(manifest: Manifest) -> Manifest:
 
 def test_pages(paged: Manifest, manifest: Manifest) -> None:
     row = 2 * 6 * 2 * 64 * 2 + 2 * 2 * 64 * 2
-    assert [memory.pages(paged, 2, tokens) for tokens in (None, 32, 100, 4 * 1088)] == [68, 1, 3, 136]
-    assert memory.pages(manifest, 2) == 0
+    assert [memory_plan.pages(paged, 2, tokens) for tokens in (None, 32, 100, 4 * 1088)] == [68, 1, 3, 136]
+    assert memory_plan.pages(manifest, 2) == 0
     for wrong in (31, 4 * 1088 + 1, 0, -5, 64.0, True):
         with pytest.raises(OptionError, match=f"kv_cache_tokens must be 32…4352 for this bundle, not {wrong}$"):
-            memory.pages(paged, 2, wrong)  # type: ignore[arg-type]
+            memory_plan.pages(paged, 2, wrong)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="caches are not paged: drop kv_cache_tokens, or build it with --block-size"):
-        memory.pages(manifest, 2, 1088)
-    linear, same, fewer = memory.plan(manifest, 2), memory.plan(paged, 2), memory.plan(paged, 2, tokens=100)
+        memory_plan.pages(manifest, 2, 1088)
+    linear, same, fewer = (
+        memory_plan.plan(manifest, 2),
+        memory_plan.plan(paged, 2),
+        memory_plan.plan(paged, 2, tokens=100),
+    )
     assert same.caches == linear.caches + 32 * row  # the page that is nobody's
     assert fewer == replace(same, caches=(96 + 32) * row)
 
 
 def test_what_fits_of_pages(paged: Manifest) -> None:
-    free = memory.plan(paged, 4, tokens=320).total
-    assert memory.check(paged, 4, free, tokens=320).total == free
+    free = memory_plan.plan(paged, 4, tokens=320).total
+    assert memory_plan.check(paged, 4, free, tokens=320).total == free
     with pytest.raises(OptionError, match="are free: load it with kv_cache_tokens=320, or load") as told:
-        memory.check(paged, 4, free)
+        memory_plan.check(paged, 4, free)
     assert "batch_size=" in str(told.value)
     with pytest.raises(OptionError, match="are free: load it with kv_cache_tokens=288, or "):
-        memory.check(paged, 4, free - 1)
+        memory_plan.check(paged, 4, free - 1)
     with pytest.raises(OptionError, match="are free: use a GPU with more memory") as told:
-        memory.check(paged, 4, MIB)
+        memory_plan.check(paged, 4, MIB)
     assert "kv_cache_tokens" not in str(told.value)
 
 
 def test_what_fits(manifest: Manifest) -> None:
-    needed = memory.plan(manifest, 4).total
-    assert memory.check(manifest, 4, needed).total == needed
+    needed = memory_plan.plan(manifest, 4).total
+    assert memory_plan.check(manifest, 4, needed).total == needed
     with pytest.raises(
         OptionError, match=r"batch 4 of 1024 tokens takes \d+ MiB, \d+ MiB are free: load it with "
     ) as e:
-        memory.check(manifest, 4, memory.plan(manifest, 3).total)
+        memory_plan.check(manifest, 4, memory_plan.plan(manifest, 3).total)
     assert "load it with batch_size=3, or build it with --max-seq-len " in str(e.value)
     length = int(str(e.value).split()[-1])
-    assert memory.plan(manifest, 4, length).total <= memory.plan(manifest, 3).total
-    assert memory.plan(manifest, 4, length + 64).total > memory.plan(manifest, 3).total
+    assert memory_plan.plan(manifest, 4, length).total <= memory_plan.plan(manifest, 3).total
+    assert memory_plan.plan(manifest, 4, length + 64).total > memory_plan.plan(manifest, 3).total
 
 
 def test_streamed_weights_are_not_on_the_device(manifest: Manifest) -> None:
-    needed = memory.plan(manifest, 4).total
+    needed = memory_plan.plan(manifest, 4).total
     files = [file.bytes for name, file in manifest.files.items() if name.startswith("target/")]
     assert sum(files) >= 40 * MIB
     streamed = int(sum(files) * 0.75)
-    memory.check(manifest, 4, needed - streamed, weights=0.25)
+    memory_plan.check(manifest, 4, needed - streamed, weights=0.25)
     with pytest.raises(
         OptionError, match=rf"takes {(needed - streamed) >> 20} MiB, {(needed - streamed - 1) >> 20} MiB"
     ):
-        memory.check(manifest, 4, needed - streamed - 1, weights=0.25)
+        memory_plan.check(manifest, 4, needed - streamed - 1, weights=0.25)
 
 
 def test_nothing_fits(manifest: Manifest) -> None:
     with pytest.raises(OptionError, match="use a GPU with more memory, or a smaller model"):
-        memory.check(manifest, 4, MIB)
+        memory_plan.check(manifest, 4, MIB)
 
 
 def test_the_plan_of_a_cpu_bundle(bundle: Path) -> None:
-    found = memory.plan(Bundle.open(bundle).manifest, 1)
+    found = memory_plan.plan(Bundle.open(bundle).manifest, 1)
     assert (found.activations, found.graphs) == (0, 0)
     assert found.caches == (1024 + 64) * 4 * (2 * 6 * 2 * 64 + 2 * 2 * 64)

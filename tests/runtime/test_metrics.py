@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from specbuild.runtime.metrics import RequestMetrics, RunStats, SpeculationStats
+
+from specbuild.runtime.requests.metrics import RequestMetrics, RunStats, SpeculationStats
 
 
 def recorded(*rounds: tuple[int, ...]) -> SpeculationStats:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from specbuild.runtime.draft import ModelDrafter
-from specbuild.runtime.mixed import MixedDrafter
-from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.sampling.sampler import SamplingParams
 
 REPEATING, FRESH = [1, 2, 3, 4, 5, 1, 2, 3, 4], [6, 7, 8, 9]
 

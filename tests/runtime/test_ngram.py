@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from specbuild.runtime.ngram import LONGEST, SURE, continuation, lookup, matches, repeats
-from specbuild.runtime.tree import TreeSpec
+
+from specbuild.runtime.drafting.lookup import LONGEST, SURE, continuation, lookup, matches, repeats
+from specbuild.runtime.speculation.tree import TreeSpec
 
 histories = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 specs = st.sampled_from(["chain:1", "chain:4", "chain:20", "topk:1,4", "topk:2,3", "topk:4,4", "best:1", "best:5"])

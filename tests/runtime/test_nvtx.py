@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from specbuild.runtime import nvtx
+
+from specbuild.runtime.backends import nvtx
 from specbuild.runtime.errors import OptionError
 
 

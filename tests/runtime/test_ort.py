@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from specbuild.runtime import backends
-from specbuild.runtime.backends import Executor, ModelSpec, Share
+
+from specbuild.runtime.backends.executor import Executor, ModelSpec, Share, share_rows
+from specbuild.runtime.backends.executor import load as load_executor
 from specbuild.runtime.errors import BundleError, ExecutionError
-from specbuild.runtime.tree import Tree
+from specbuild.runtime.speculation.tree import Tree
 
 Load = Callable[[str, int], Executor]
 Rows = NDArray[np.float32]
@@ -201,7 +202,7 @@ def test_idle_lanes_are_not_disturbed(single: Executor, batched: Executor) -> No
 def test_rows_of_another_lane_go_on_as_ones_own(single: Executor, batched: Executor) -> None:
     """Also after a step in which the lane that has them was idle."""
     read(batched, PROMPT, 1)
-    backends.share_rows(batched, 0, 1, 7)
+    share_rows(batched, 0, 1, 7)
     yours = batched.step([chain([9], len(PROMPT), 1, 1)])[0].copy()
     mine = batched.step([chain([1, 2, 3], 7, 1, 0)])[0].copy()
     for slot in (0, 1):
@@ -251,12 +252,12 @@ def test_time_and_bytes_are_counted(single: Executor) -> None:
 
 def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="abacus"):
-        backends.load("abacus", tmp_path / "x", ModelSpec("target", 1, 1, 1, 1, 1, 1), 1, 1)
+        load_executor("abacus", tmp_path / "x", ModelSpec("target", 1, 1, 1, 1, 1, 1), 1, 1)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a model"])
 def test_a_file_that_is_no_model_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.onnx").write_bytes(content)
     with pytest.raises(BundleError) as caught:
-        backends.load("onnxruntime", tmp_path / "x.onnx", ModelSpec("target", 1, 1, 1, 1, 1, 1), 1, 1)
+        load_executor("onnxruntime", tmp_path / "x.onnx", ModelSpec("target", 1, 1, 1, 1, 1, 1), 1, 1)
     assert "\n" not in str(caught.value)

@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specbuild.runtime.pages import Pages
+
+from specbuild.runtime.backends.gpu.pages import Pages
 
 ROWS, SLOTS, CAPACITY = 4, 4, 32
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specbuild.runtime.backends import ModelSpec, plan, trt
-from specbuild.runtime.backends.plan import (
+
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu import plan, tensorrt
+from specbuild.runtime.backends.gpu.plan import (
     PLUGIN_VERSION,
     check_architecture,
     check_attention,
@@ -23,9 +25,9 @@ from specbuild.runtime.backends.plan import (
     limit_weights,
     load_plugin,
 )
-from specbuild.runtime.backends.tensors import CACHES, TensorInfo, check_tensors, expected_tensors
+from specbuild.runtime.backends.gpu.tensors import CACHES, TensorInfo, check_tensors, expected_tensors
+from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
-from specbuild.runtime.manifest import EngineRecord
 
 SPEC = ModelSpec("target", 2, 4, 8, 50, 64, 8, (0, 16))
 RECORD = EngineRecord(
@@ -62,7 +64,7 @@ RTX_ALONE = {
 def used() -> set[tuple[str, str]]:
     """Every attribute that the sources ask of TensorRT's objects, by the name they give them."""
     found = set()
-    for module in (plan, trt):
+    for module in (plan, tensorrt):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.Attribute):
                 owner = node.value

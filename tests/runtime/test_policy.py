@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from specbuild.runtime.costs import Costs
-from specbuild.runtime.draft import ModelDrafter
-from specbuild.runtime.limits import Limits
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.mixed import MixedDrafter
-from specbuild.runtime.policy import CAUTION, Option, Policy, Trust
-from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.sequence import Sequence
+
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.speculation.draft_limits import Limits
+from specbuild.runtime.speculation.policy import CAUTION, Option, Policy, Trust
+from specbuild.runtime.speculation.timings import Costs
 
 VOCAB = 12
 LARGE = {"verify": [[1, 12.0], [64, 48.0]], "draft": [[1, 0.6], [64, 4.0]], "plain": 0.1, "round": 0.2, "level": 0.1}

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from host_device import HostDevice
+from tiny_models import BUCKETS, CAPACITY, executor
+
 from specbuild.runtime import Bundle
-from specbuild.runtime.backends import Executor
+from specbuild.runtime.backends.executor import Executor
+from specbuild.runtime.bundle.manifest import ModelRecord
 from specbuild.runtime.errors import ExecutionError
-from specbuild.runtime.manifest import ModelRecord
 from specbuild.runtime.roofline import (
     Attention,
     Experts,
@@ -22,7 +24,6 @@ from specbuild.runtime.roofline import (
     measure_device,
     timed_step,
 )
-from tiny_models import BUCKETS, CAPACITY, executor
 
 PLAIN = Products(parameters=1000, bytes=4100, head_dim=64, attention=(Attention(0, 4, 6),))
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.sampling import Sampler, SamplingParams, fresh_seed, gumbel
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed, gumbel
 
 VOCAB = 32
 CHI_SQUARE_31 = 61.098  # the 0.999 quantile of χ² with 31 degrees of freedom, from tables

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+
 from specbuild.runtime import Handle, Result, SamplingParams
 from specbuild.runtime.errors import EngineClosedError, ExecutionError, OptionError, PromptError, QueueFullError
 

@@ -10,13 +10,14 @@ import onnxruntime
 import pytest
 from host_device import HostDevice
 from small_models import branching, reference
-from specbuild.runtime.backends import Share
-from specbuild.runtime.backends.ort_cuda import OrtModel
-from specbuild.runtime.backends.standard import StandardExecutor
-from specbuild.runtime.errors import BundleError, ExecutionError
-from specbuild.runtime.loop import Loop
-from specbuild.runtime.tree import Tree
 from tiny_models import BUCKETS, CAPACITY, CHUNK, VOCAB, executor, torch_model
+
+from specbuild.runtime.backends.executor import Share
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.errors import BundleError, ExecutionError
+from specbuild.runtime.speculation.tree import Tree
 
 BOUND = {"rtol": 1e-4, "atol": 1e-4}
 PROMPTS = [[5, 17, 3, 88, 42, 9, 9, 61, 30, 2, 77], [61, 4, 4], [8]]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specbuild.runtime.chat import Chat
+
 from specbuild.runtime.errors import BundleError, PromptError
-from specbuild.runtime.tokenizer import Detokenizer, Tokenizer
+from specbuild.runtime.requests.chat import Chat
+from specbuild.runtime.requests.tokenizer import Detokenizer, Tokenizer
 
 token_lists = st.lists(st.integers(0, 4095), max_size=30)
 texts = st.text(st.characters(codec="utf-8"), max_size=30)

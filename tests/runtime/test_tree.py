@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 
 @st.composite

@@ -14,15 +14,16 @@ import pytest
 from device import gpus
 from host_device import HostDevice
 from numpy.typing import NDArray
-from specbuild.runtime.backends import ModelSpec
-from specbuild.runtime.backends.cuda import Cuda
-from specbuild.runtime.backends.device import PageTable, Tensor
-from specbuild.runtime.backends.plan import Plan, logger
-from specbuild.runtime.backends.tensors import TensorInfo, check_tensors, expected_tensors
-from specbuild.runtime.backends.trt import TrtModel
+
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu.cuda import Cuda
+from specbuild.runtime.backends.gpu.device import PageTable, Tensor
+from specbuild.runtime.backends.gpu.pages import Pages
+from specbuild.runtime.backends.gpu.plan import Plan, logger
+from specbuild.runtime.backends.gpu.tensorrt import TrtModel
+from specbuild.runtime.backends.gpu.tensors import TensorInfo, check_tensors, expected_tensors
+from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.manifest import EngineRecord
-from specbuild.runtime.pages import Pages
 
 BACKEND = "tensorrt-rtx"
 HEADS, CAPACITY, HEAD_DIM, VOCAB, BATCH, BUCKETS, CHUNK = 2, 32, 16, 64, 2, [1, 4], 8

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.sampling import Sampler
+from specbuild.runtime.sampling.sampler import Sampler
 from specbuild.runtime.verify import Case, compare, plain
 
 PROMPTS = [[5, 900, 17], [33, 2048]]

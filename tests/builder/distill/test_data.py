@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from specbuild.builder import checkpoint as checkpoints
 from specbuild.builder.distill import data, texts
 from specbuild.builder.distill.data import Corpus

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from specbuild.builder.distill import options
 from specbuild.builder.distill.divergence import DIVERGENCES, log_probabilities
 

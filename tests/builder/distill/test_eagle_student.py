@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
 from specbuild.builder.checkpoint import find, load
 from specbuild.builder.distill.divergence import DIVERGENCES
 from specbuild.builder.distill.eagle import DECAY, EagleStudent
 from specbuild.builder.distill.student import Lesson
 from specbuild.builder.eagle import find_head, load_head
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
 
 VOCAB, DRAFTED, LENGTH, DEPTH = 97, 30, 8, 3
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+
 from specbuild.builder.distill.pipeline import distill
 from specbuild.builder.distill.work import LOCK
 from specbuild.runtime.errors import InputError

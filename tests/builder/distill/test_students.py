@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from specbuild.builder import checkpoint as checkpoints
 from specbuild.builder.distill.chain import ChainStudent, trim
 from specbuild.builder.distill.divergence import DIVERGENCES
@@ -17,7 +19,6 @@ from specbuild.builder.distill.parallel import Layout, ParallelStudent, with_mas
 from specbuild.builder.distill.student import Lesson
 from specbuild.builder.distill.teacher import Teacher
 from specbuild.builder.distill.validate import Exam
-from transformers import AutoModelForCausalLM
 
 MASK = 97
 

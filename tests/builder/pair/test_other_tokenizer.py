@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from pair.other_tokenizers import byte_level, with_tokenizer
+
 from specbuild.builder.checkpoint import find
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.pipeline import build

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from specbuild.builder.pair.verdict import judge, needed
-from specbuild.runtime.costs import Times
+from specbuild.runtime.speculation.timings import Times
 
 
 def times(draft: float, node: float = 0.0) -> Times:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from small_models import random_model, random_texts
+
 from specbuild.builder.check import kl
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.export import export

@@ -14,6 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from small_models import random_model, random_texts
+from torch import Tensor
+
 from specbuild.builder.quantize import calibrate as module
 from specbuild.builder.quantize.calibrate import Found, Keep, calibrate
 from specbuild.builder.quantize.linears import Names, decoder_layers, no_grad, rows, simulated
@@ -21,7 +23,6 @@ from specbuild.builder.quantize.numbers import Inputs, Quantized, quantize
 from specbuild.builder.quantize.scheme import Scheme
 from specbuild.builder.reference import text_logits
 from specbuild.runtime.errors import OptionError, OutputError
-from torch import Tensor
 
 GPTQ = Scheme("int4", "fp32", 32, symmetric=False, method="gptq", activations="dynamic")
 AWQ = Scheme("int4", "fp32", 32, method="awq")

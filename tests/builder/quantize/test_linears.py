@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from small_models import random_model, random_texts
+from torch import nn
+
 from specbuild.builder.layout import empty
 from specbuild.builder.quantize.linears import Names, decoder_layers, groups, no_grad, rows, simulated
 from specbuild.builder.quantize.numbers import Inputs, Quantized, quantize
 from specbuild.builder.quantize.scheme import Scheme
 from specbuild.builder.reference import text_logits
-from torch import nn
 
 TEXT = random_texts()[0]
 FAMILIES = ["llama", "gpt2", "opt", "qwen3", "gptj"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.options import AUTO, QuantizeOptions, assign, check_patterns, matches
 from specbuild.builder.quantize.scheme import parse

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import random_model, random_texts
+
 from specbuild.builder.quantize import quality
 from specbuild.builder.quantize.linears import Names, no_grad, rows, simulated
 from specbuild.builder.quantize.numbers import Quantized, fit, quantize

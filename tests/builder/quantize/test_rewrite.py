@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from small_models import random_model, random_texts
+
 from specbuild.builder.check import kl, standard_chain
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
@@ -27,7 +28,7 @@ from specbuild.builder.quantize.options import QuantizeOptions, assign
 from specbuild.builder.quantize.rewrite import Quantize, pack
 from specbuild.builder.quantize.scheme import parse
 from specbuild.builder.reference import text_logits
-from specbuild.runtime.backends import ModelSpec, Share, load
+from specbuild.runtime.backends.executor import ModelSpec, Share, load
 from specbuild.runtime.errors import OptionError
 
 CAPACITY = 40

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specbuild.builder.quantize.scheme import ACTIVATIONS, BLOCKS, DTYPES, KINDS, METHODS, Scheme, parse
 from specbuild.runtime.errors import OptionError
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import random_model, random_texts
+
 from specbuild.builder.check import kl
 from specbuild.builder.quantize import sensitivity
 from specbuild.builder.quantize.calibrate import Found, calibrate

@@ -10,12 +10,13 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 from small_models import random_model
+
 from specbuild.builder.export import export
 from specbuild.builder.layout import probe
 from specbuild.builder.passes import run_portable
 from specbuild.builder.quantize import steps
 from specbuild.builder.quantize.steps import plain_graph, step_times
-from specbuild.runtime.backends import ModelSpec
+from specbuild.runtime.backends.executor import ModelSpec
 
 CAPACITY = 24
 

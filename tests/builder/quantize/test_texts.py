@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specbuild.builder.quantize import texts
 from specbuild.builder.quantize.texts import HELD_OUT, LENGTH, read
 from specbuild.runtime.errors import OptionError

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from specbuild.runtime.kernels import Attention
+
+from specbuild.runtime.backends.kernels.abi import Attention
 
 ROOT = "TensorRT_ROOT"  # as CMake spells it
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"

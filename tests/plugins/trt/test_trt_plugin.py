@@ -9,7 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from specbuild.runtime.kernels import Attention, Dtype, Fault
+
+from specbuild.runtime.backends.kernels.abi import Attention, Dtype, Fault
 
 INPUTS = "query,key,value,past_key,past_value,parents,cache_len,tree_offset,cos,sin"
 HALVES = ["float16"] * 5 + ["int32"] * 3 + ["float32"] * 2

@@ -1,0 +1,204 @@
+"""ONNX Runtime on a CPU: one session, one cache, everything bound by address.
+
+The lowered graph computes all sequences' nodes as one flat list of T nodes; only attention is split into lanes, one
+per cache slot (ONNX Runtime's GroupQueryAttention takes one sequence where there are several new nodes over a past).
+Every lane takes part in every step: a slot without a share runs one idle node in the row past its last one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from specbuild.runtime.backends.executor import ModelSpec, Share
+from specbuild.runtime.errors import BundleError, ExecutionError, one_line
+
+from .kv_cache import KVCache
+
+_ERRORS = 3  # ONNX Runtime's log severity: what it says below that is for its developers
+# The build has fused already, and ONNX Runtime's own QuickGelu is slower than what it replaces.
+OPTIMIZATION = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+_MOST_PLANS = 256
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Everything bound for steps of one shape: how many nodes and wanted logits each lane has."""
+
+    binding: Any  # onnxruntime.IOBinding
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    logits: list[NDArray[np.float32]]  # per lane, `[wanted, V]`
+    fed: NDArray[np.float32]  # hidden states that are read, `[1, T, H]`, and those that are written
+    hidden: NDArray[np.float32]
+    keep: list[NDArray[Any]]  # arrays that are bound by address only
+
+
+class OrtExecutor:
+    """See `Executor`: cache in place, buffers shared by all plans, nothing allocated in a step of a known shape."""
+
+    def __init__(self, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> None:
+        self.spec, self.batch_size, self.seconds = spec, batch_size, 0.0
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = _ERRORS
+        options.graph_optimization_level = OPTIMIZATION
+        try:
+            self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime raises many unrelated types
+            raise BundleError(
+                f"{graph} does not load in ONNX Runtime {onnxruntime.__version__}: {one_line(error)}"
+            ) from error
+        self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)
+        shape = batch_size, spec.max_nodes, spec.capacity
+        self._bias = {window: np.zeros(shape, dtype=np.float32) for window in spec.windows}  # zero between steps
+        self._windowed = any(spec.windows)
+        self._positions = np.tile(np.arange(spec.capacity), (batch_size, 1))  # of each cache row, where windows ask
+        self._last_row = np.zeros((batch_size, 1), dtype=np.int32)
+        self._logits = np.empty((batch_size * spec.max_nodes, spec.vocab_size), dtype=np.float32)
+        self._hidden = np.zeros((batch_size, spec.capacity, spec.hidden), dtype=np.float32)
+        self._ends = [0] * batch_size  # per slot, the row past the last one in use
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+
+    def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
+        """Run one step; see `Executor.step`."""
+        lanes = self._lanes(shares)
+        shape = tuple([size for lane in lanes for size in (len(lane.tokens), lane.logits)])
+        plan = self._plans.get(shape) or self._plan(shape)
+        first, touched = 0, list[NDArray[np.float32]]()
+        for lane in lanes:
+            last = first + len(lane.tokens)
+            plan.tokens[0, first:last] = lane.tokens
+            plan.positions[0, first:last] = lane.positions
+            if lane.hidden is not None:
+                plan.fed[0, first:last] = lane.hidden
+            if lane.start + len(lane.tokens) > self.spec.max_positions:  # a learned table ends there
+                np.minimum(plan.positions, self.spec.max_positions - 1, out=plan.positions)
+            self._last_row[lane.slot, 0] = lane.start + len(lane.tokens) - 1
+            touched += self._hide(lane)
+            first = last
+        started = time.perf_counter()
+        try:
+            self._session.run_with_iobinding(plan.binding)
+        except Exception as error:
+            raise ExecutionError(f"ONNX Runtime failed in a step: {one_line(error)}") from error
+        finally:
+            self.seconds += time.perf_counter() - started
+            for region in touched:
+                region.fill(0)
+        first = 0
+        for lane in lanes if self.spec.hidden else ():
+            count = len(lane.tokens)
+            self._hidden[lane.slot, lane.start : lane.start + count] = plan.hidden[0, first : first + count]
+            first += count
+        return [plan.logits[share.slot] for share in shares]
+
+    def _hide(self, lane: Share) -> list[NDArray[np.float32]]:
+        """Set a lane's biases to −inf where a node does not see a row; the regions to clear after the step."""
+        nodes, end, touched = len(lane.tokens), lane.start + len(lane.tokens), []
+        if self._windowed:
+            self._positions[lane.slot, lane.start : end] = lane.positions
+        for window, bias in self._bias.items():
+            if lane.visible is not None:
+                tree = bias[lane.slot, :nodes, lane.committed : end]
+                np.copyto(tree, -np.inf, where=~lane.visible)
+                touched.append(tree)
+            if 0 < window <= max(lane.positions):
+                rows = bias[lane.slot, :nodes, :end]
+                distance = np.asarray(lane.positions)[:, None] - self._positions[lane.slot, :end]
+                np.copyto(rows, -np.inf, where=distance >= window)
+                touched.append(rows)
+        return touched
+
+    def _lanes(self, shares: Sequence[Share]) -> list[Share]:
+        """A share per slot, idle ones for the slots that have none."""
+        for share in shares:
+            end = share.start + len(share.tokens)
+            if end > self.spec.capacity or len(share.tokens) > self.spec.max_nodes:
+                raise ExecutionError(
+                    f"{len(share.tokens)} nodes from row {share.start} on do not fit the {self.spec.name}"
+                )
+            self._ends[share.slot] = end
+        if len(shares) == self.batch_size == 1:
+            return list(shares)
+        lanes = [Share(slot, end, end, (0,), (0,), None, 0) for slot, end in enumerate(self._ends)]
+        for share in shares:
+            lanes[share.slot] = share
+        return lanes
+
+    def _plan(self, shape: tuple[int, ...]) -> _Plan:
+        """Bind a step's inputs and outputs once; `shape` is nodes and wanted logits of each lane in turn."""
+        sizes, wanted = shape[::2], shape[1::2]
+        binding, keep, ends = self._session.io_binding(), [], np.cumsum(sizes)
+        tokens, positions = np.zeros((1, ends[-1]), dtype=np.int64), np.zeros((1, ends[-1]), dtype=np.int64)
+        nodes = [node for end, count in zip(ends, wanted, strict=True) for node in range(end - count, end)]
+        logits = self._logits[: len(nodes) or 1]
+        splits = np.cumsum(wanted)[:-1]
+
+        def bind(name: str, array: NDArray[Any], output: bool = False) -> None:
+            keep.append(array)
+            method = binding.bind_output if output else binding.bind_input
+            method(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+        bind("input_ids", tokens)
+        bind("position_ids", positions)
+        bind("logit_nodes", np.array(nodes or [0], dtype=np.int64))
+        bind("logits", logits[None], output=True)
+        fed, hidden = (np.zeros((1, ends[-1], self.spec.hidden), dtype=np.float32) for _ in range(2))
+        if self.spec.reads_hidden:
+            bind("hidden_in", fed)
+        if self.spec.hidden:
+            bind("hidden", hidden, output=True)
+        if self.batch_size > 1:
+            bind("lane_sizes", np.array(sizes, dtype=np.int64))
+        for slot, size in enumerate(sizes):
+            for window, bias in self._bias.items():
+                bind(f"bias.{window}.{slot}", bias[slot, :size][None, None])
+            bind(f"last_row.{slot}", self._last_row[slot])
+            for layer in range(self.spec.layers):
+                for value, kind in enumerate(("key", "value")):
+                    rows = self._cache.view(layer, bool(value), slot)
+                    bind(f"past_{kind}.{layer}.{slot}", rows)
+                    bind(f"present_{kind}.{layer}.{slot}", rows, output=True)
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        plan = _Plan(binding, tokens, positions, np.split(logits[: len(nodes)], splits), fed, hidden, keep)
+        self._plans[shape] = plan
+        return plan
+
+    def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
+        """Move cache rows; see `Executor.commit`."""
+        self._cache.gather(slot, rows, start)
+        if self.spec.hidden and rows:
+            self._hidden[slot, start : start + len(rows)] = self._hidden[slot, list(rows)]
+        if self._windowed:
+            end = max(self._ends[slot], start + len(rows))
+            self._positions[slot, start:end] = np.arange(start, end)
+        self._ends[slot] = start + len(rows)
+
+    def copy(self, slot: int, source: int, rows: int) -> None:
+        """Copy cache rows; see `Executor.copy`."""
+        self._cache.copy(slot, source, rows)
+        self._hidden[slot, :rows] = self._hidden[source, :rows]
+
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        """See `HiddenExecutor`."""
+        rows: NDArray[np.float32] = self._hidden[slot]
+        return rows
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache."""
+        return self._cache.nbytes + self._hidden.nbytes
+
+    def close(self) -> None:
+        """Free the session and the cache."""
+        self._plans.clear()
+        del self._session, self._cache, self._hidden

@@ -1,0 +1,1 @@
+"""Devices: memory, streams, graphs, plans, and the executor over them."""

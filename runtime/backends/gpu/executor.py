@@ -1,0 +1,252 @@
+"""The executor over a model in standard operators or with TreeAttention, wherever its device is: batches are padded.
+
+A step computes the smallest bucket that holds its largest share, for all slots: one without a share computes padding
+into the rows past its last one. A chunk of a prompt longer than any bucket is a step of its slot alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.backends.executor import Share
+from specbuild.runtime.errors import ExecutionError
+
+from .device import MOST_NODES, Device, Model, Tensor, TreeInputs, slot_parts
+
+
+class StandardExecutor:
+    """See `Executor`: pinned staging is made once; only the logits' grows, to the most rows ever wanted in a step."""
+
+    def __init__(self, device: Device, model: Model, stream: int) -> None:
+        """`stream`: where the model runs. Whoever made the device closes it."""
+        self.device, self.model, self.stream = device, model, stream
+        self.spec, self.batch_size, self.seconds = model.spec, model.batch_size, 0.0
+        nodes = max(self.batch_size * model.buckets[-1], model.chunk)
+        self._tokens, self._positions = device.pinned((nodes,), np.int32), device.pinned((nodes,), np.int32)
+        self._rows = device.pinned((self.batch_size,), np.int32)
+        self._lengths = device.pinned((3, self.batch_size), np.int32)  # TreeAttention's cache_len, counts and offset 0
+        if model.tree:
+            self._parents = device.pinned(model.tree.parents.shape, np.int32)
+        states = nodes, self.spec.hidden
+        self._fed = device.pinned(states, np.float32) if model.hidden_in else None
+        self._made = device.pinned(states, np.float32) if model.hidden else None
+        self._hidden = np.zeros((self.batch_size, self.spec.capacity, self.spec.hidden), dtype=np.float32)
+        self._masks = {window: device.pinned((nodes * self.spec.capacity,), np.bool_) for window in model.masks}
+        self._logits = device.pinned((self.batch_size, self.spec.vocab_size), np.float32)
+        self._row_positions = np.tile(np.arange(self.spec.capacity), (self.batch_size, 1))  # of cache rows
+        self._ends = [0] * self.batch_size  # per slot, the row past the last one in use
+
+    def bucket(self, nodes: int) -> int:
+        """The smallest bucket of at least so many nodes; raises ExecutionError."""
+        for bucket in self.model.buckets:
+            if bucket >= nodes:
+                return bucket
+        raise ExecutionError(f"{nodes} nodes do not fit a step of the {self.spec.name}")
+
+    @property
+    def most_rows(self) -> int:
+        """Nodes of a draft's levels together."""
+        return self.model.tree.parents.shape[1] if self.model.tree else MOST_NODES
+
+    def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
+        """Run one step; see `Executor.step`. A share longer than any bucket gets one row of logits at most."""
+        most = self.model.buckets[-1]
+        for share in shares:
+            self._check(share)
+        logits = np.split(self._reserve(sum(s.logits for s in shares)), np.cumsum([s.logits for s in shares]))
+        short = [pair for pair in zip(shares, logits, strict=False) if len(pair[0].tokens) <= most]
+        for share, wanted in zip(shares, logits, strict=False):
+            if len(share.tokens) > most:
+                self._stage({0: share}, 1, len(share.tokens))
+                self.model.prefill(share.slot, len(share.tokens), self.stream)
+                self._download(wanted, 0)
+                self.keep([(share.slot, share.start, range(len(share.tokens)))])
+        if short:
+            nodes = self.bucket(max(len(share.tokens) for share, _ in short))
+            self._stage({share.slot: share for share, _ in short}, self.batch_size, nodes)
+            self.model.enqueue(nodes, self.stream)
+            for share, wanted in short:
+                self._download(wanted, share.slot * nodes + len(share.tokens) - share.logits)
+            self.keep([(s.slot, s.start, range(s.slot * nodes, s.slot * nodes + len(s.tokens))) for s, _ in short])
+        return logits[: len(shares)]
+
+    def fetch(self, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Rows of the last step's logits `[B · nodes, V]`, the caller's until the next step."""
+        found = self._reserve(len(rows))[: len(rows)]
+        for at, row in enumerate(rows):
+            self._download(found[at : at + 1], row)
+        self.wait()
+        return found
+
+    def keep(self, kept: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Wait, and keep what the last step made of some of its nodes.
+
+        kept: slot, first row of its cache, and the nodes' numbers among `[B · nodes]`.
+        """
+        if self._made is None or self.model.hidden is None:
+            return self.wait()
+        for _, _, nodes in kept:
+            first, end = min(nodes), max(nodes) + 1
+            source = self.model.hidden.address + first * self._made.strides[0]
+            to = self._made[first:end]
+            self.device.download(to, Tensor(source, to.shape, to.dtype), self.stream)
+        self.wait()
+        for slot, first, nodes in kept:
+            self._hidden[slot, first : first + len(nodes)] = self._made[list(nodes)]
+
+    def wait(self) -> None:
+        """Block until all that is enqueued on the stream has run; raises ExecutionError."""
+        started = time.perf_counter()
+        try:
+            self.device.wait(self.stream)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _check(self, share: Share) -> None:
+        """Raise ExecutionError for a share that does not fit or is not this model's, and note where it ends."""
+        count, end = len(share.tokens), share.start + len(share.tokens)
+        limit = self.model.chunk if share.logits < 2 else self.model.buckets[-1]
+        if end > self.spec.capacity or count > limit:
+            raise ExecutionError(f"{count} nodes from row {share.start} on do not fit the {self.spec.name}")
+        if self.model.tree and share.start + count - share.committed > self.most_rows and share.logits > 1:
+            raise ExecutionError(f"the tree has more than {self.most_rows} nodes: ask for a smaller one")
+        self._ends[share.slot] = end
+
+    def _stage(self, shares: dict[int, Share], batch: int, nodes: int) -> None:
+        """Enqueue the uploads of a step's inputs `[batch, nodes]`; `shares` by their place in the batch."""
+        tokens = _part(self._tokens, batch, nodes)
+        tokens.fill(0)
+        for at, share in shares.items():
+            tokens[at, : len(share.tokens)] = share.tokens
+        self.device.upload(self.model.tokens, tokens, self.stream)
+        if self._fed is not None and self.model.hidden_in:
+            fed = _part(self._fed.reshape(-1), batch, nodes, self.spec.hidden)
+            fed.fill(0)
+            for at, share in shares.items():
+                fed[at, : len(share.tokens)] = share.hidden
+            self.device.upload(self.model.hidden_in, fed, self.stream)
+        if self.model.tree:
+            self._stage_trees(self.model.tree, shares, batch)
+        else:
+            self._stage_masks(shares, batch, nodes)
+
+    def _stage_trees(self, tree: TreeInputs, shares: dict[int, Share], batch: int) -> None:
+        """The trees' part of `_stage`; a slot without a share has no nodes, and nothing is written."""
+        self._lengths.fill(0)
+        for at, share in shares.items():
+            count, before = len(share.tokens), share.start - share.committed
+            self._lengths[:, at] = share.committed, count, before
+            if before + count <= self.most_rows:  # what is longer is a prompt's chain, whose step reads no parents
+                self._parents[at, before : before + count] = _parents(share)
+        for to, source in zip((tree.cache_len, tree.counts, tree.tree_offset), self._lengths, strict=True):
+            self.device.upload(to, source[:batch], self.stream)
+        self.device.upload(tree.parents, self._parents[:batch], self.stream)
+
+    def _stage_masks(self, shares: dict[int, Share], batch: int, nodes: int) -> None:
+        """The masks' part of `_stage`, their positions and rows."""
+        shape = batch, nodes, self.spec.capacity
+        positions = _part(self._positions, batch, nodes)
+        masks = {window: _part(array, *shape) for window, array in self._masks.items()}
+        for array in (positions, *masks.values()):
+            array.fill(0)
+        for slot in range(batch):
+            self._rows[slot] = min(self._ends[slot], self.spec.capacity - nodes)
+            for mask in masks.values():
+                mask[slot, :, 0] = True  # padding sees something
+        for at, share in shares.items():
+            count = len(share.tokens)
+            self._rows[at] = share.start
+            positions[at, :count] = np.minimum(share.positions, self.spec.max_positions - 1)
+            for window, mask in masks.items():
+                self._show(share, window, mask[at, :count])
+        self.device.upload(self.model.positions, positions, self.stream)
+        self.device.upload(self.model.rows, self._rows[:batch], self.stream)
+        for window, mask in masks.items():
+            self.device.upload(self.model.masks[window], mask, self.stream)
+
+    def _show(self, share: Share, window: int, mask: NDArray[np.bool_]) -> None:
+        """Set which rows a share's nodes see, `mask [n, S]`."""
+        count, end = mask.shape[0], share.start + mask.shape[0]
+        mask[:, : share.committed] = True
+        if share.visible is None:
+            mask[:, share.committed : end] = np.tri(count, end - share.committed, share.start - share.committed)
+        else:
+            mask[:, share.committed : end] = share.visible
+        mask[:, end:] = False
+        if window:
+            self._row_positions[share.slot, share.start : end] = share.positions
+            distance = np.asarray(share.positions)[:, None] - self._row_positions[share.slot, :end]
+            mask[:, :end] &= distance < window
+
+    def _reserve(self, rows: int) -> NDArray[np.float32]:
+        if rows > len(self._logits):
+            self._logits = self.device.pinned((rows, self.spec.vocab_size), np.float32)
+        return self._logits
+
+    def _download(self, to: NDArray[np.float32], row: int) -> None:
+        """Enqueue the copy of logits from a row `[batch · nodes]` on."""
+        if len(to):
+            address = self.model.logits.address + row * to.strides[0]
+            self.device.download(to, Tensor(address, to.shape, to.dtype), self.stream)
+
+    def rows(self, slot: int) -> int:
+        """Rows that a slot has at the moment."""
+        table = self.model.pages
+        return len(table.pages.of[slot]) * table.pages.rows if table else self.spec.capacity
+
+    def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
+        """Move cache rows; see `Executor.commit`. Without rows it only notes where the slot's rows end."""
+        for to, row in enumerate(rows, start):
+            if row != to:
+                self.device.move_rows(self.model.cache, (slot, row), (slot, to), 1, self.stream)
+        if self.spec.hidden and rows:
+            self._hidden[slot, start : start + len(rows)] = self._hidden[slot, list(rows)]
+        end = max(self._ends[slot], start + len(rows))
+        self._row_positions[slot, start:end] = np.arange(start, end)
+        self._ends[slot] = start + len(rows)
+
+    def copy(self, slot: int, source: int, rows: int) -> None:
+        """Copy cache rows; see `Executor.copy`. Slots with pages have them together."""
+        self._hidden[slot, :rows] = self._hidden[source, :rows]
+        if self.model.pages is None:
+            self.device.move_rows(self.model.cache, (source, 0), (slot, 0), rows, self.stream)
+            self.wait()
+
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        """See `HiddenExecutor`."""
+        rows: NDArray[np.float32] = self._hidden[slot]
+        return rows
+
+    def erase(self, slot: int) -> None:
+        """Make a slot's cache zero, or a page: a row that is no number would spoil what sees the others, by 0 · NaN."""
+        for part in slot_parts(self.model.cache, slot):
+            self.device.fill(part, 0, self.stream)
+        self.wait()
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache."""
+        return self.model.cache.nbytes
+
+    def close(self) -> None:
+        """Free the model; its memory is the device's."""
+        self.model.close()
+
+
+def _parents(share: Share) -> NDArray[np.int64]:
+    """Each node's parent, by its number in the tree that begins at the row `committed`; −1: what is committed."""
+    count, before = len(share.tokens), share.start - share.committed
+    if share.visible is None:
+        return np.arange(before - 1, before + count - 1)
+    above = share.visible & np.tri(count, before + count, before - 1, dtype=np.bool_)  # itself it sees, too
+    return np.where(above.any(1), before + count - 1 - above[:, ::-1].argmax(1), -1)
+
+
+def _part(array: NDArray[Any], *shape: int) -> NDArray[Any]:
+    """The beginning of a flat array."""
+    return array[: int(np.prod(shape))].reshape(shape)

@@ -1,0 +1,146 @@
+"""A model of ONNX Runtime over the standard lowering: on a GPU by its CUDA provider, in tests on a CPU.
+
+One session; everything is bound by address, once a bucket, and the cache is updated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime
+
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.errors import BundleError, ExecutionError, one_line
+
+from .device import Device, hidden_states, slot_parts, with_room
+
+Provider = Literal["cuda", "cpu"]
+_ERRORS = 3  # ONNX Runtime's log severity
+_CACHES: dict[str, tuple[Any, Any]] = {  # by the input's type: what its memory is, and what ONNX Runtime calls it
+    "tensor(float)": (np.float32, np.float32),
+    "tensor(float16)": (np.float16, np.float16),
+    "tensor(bfloat16)": (np.uint16, 16),  # onnx.TensorProto.BFLOAT16
+}
+
+
+class OrtModel:
+    """See `Model`; it runs on the stream that it was made with."""
+
+    tree = pages = None
+    capturable = False  # ONNX Runtime may call the host, and free memory, between its kernels
+
+    def __init__(
+        self,
+        graph: Path,
+        spec: ModelSpec,
+        device: Device,
+        batch_size: int,
+        buckets: Sequence[int],
+        chunk: int,
+        provider: Provider,
+        stream: int,
+    ) -> None:
+        """Raises BundleError where the graph does not load, or ONNX Runtime has no such provider."""
+        self.spec, self.batch_size, self.chunk = spec, batch_size, chunk
+        self.buckets: Sequence[int] = tuple(buckets)
+        self._provider, self._stream = provider, stream
+        self._session = _session(graph, provider, stream)
+        types = {each.name: each.type for each in self._session.get_inputs()}
+        memory, self._cache_type = _CACHES[types["past_key.0"]]
+        most, size = self.buckets[-1], (batch_size, self.buckets[-1])
+        self.tokens, self.positions = (with_room(device, size, np.int32, most, chunk) for _ in range(2))
+        self.rows = device.empty((batch_size,), np.int32)
+        seen = batch_size, 1, most, spec.capacity
+        self.masks = {window: with_room(device, seen, np.bool_, most, chunk) for window in spec.windows}
+        self.logits = device.empty((*size, spec.vocab_size), np.float32)
+        self.hidden, self.hidden_in = hidden_states(device, spec, *size, chunk)
+        shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
+        self.cache = device.empty(shape, memory)
+        self._wanted = device.empty((max(most, chunk),), np.int32)  # 0, 1, 2, …: which nodes' logits
+        numbers = device.pinned(self._wanted.shape, np.int32)
+        numbers[:] = np.arange(len(numbers))
+        device.upload(self._wanted, numbers, stream)
+        device.wait(stream)
+        self._run = onnxruntime.RunOptions()
+        self._run.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._steps = {nodes: self._bind(batch_size, nodes, 0, 0, nodes) for nodes in self.buckets}
+        self._warm(device)
+
+    def _warm(self, device: Device) -> None:
+        """Run every step twice: the first runs allocate and choose kernels. All nodes see all rows, so none is NaN."""
+        for mask in self.masks.values():
+            device.fill(mask, 1, self._stream)
+        device.wait(self._stream)
+        for nodes in (*self.buckets, *self.buckets):
+            self.enqueue(nodes, self._stream)
+        for tensor in (*self.masks.values(), self.cache):
+            device.fill(tensor, 0, self._stream)
+        device.wait(self._stream)
+
+    def enqueue(self, nodes: int, stream: int) -> None:
+        """See `Model.enqueue`; raises ExecutionError."""
+        self._enqueue(self._steps[nodes], stream)
+
+    def prefill(self, slot: int, nodes: int, stream: int) -> None:
+        """See `Model.prefill`; raises ExecutionError."""
+        self._enqueue(self._bind(1, nodes, slot, nodes - 1, 1), stream)
+
+    def _enqueue(self, binding: Any, stream: int) -> None:
+        if stream != self._stream:
+            raise ExecutionError(f"the {self.spec.name} runs on stream {self._stream}, not on {stream}: use that")
+        try:
+            self._session.run_with_iobinding(binding, self._run)
+        except Exception as error:  # ONNX Runtime raises many unrelated types
+            raise ExecutionError(f"ONNX Runtime failed in a step: {one_line(error)}") from error
+
+    def _bind(self, batch: int, nodes: int, slot: int, first: int, wanted: int) -> Any:
+        """A step of `batch` slots from `slot` on, with logits of the nodes from `first` on."""
+        binding, spec = self._session.io_binding(), self.spec
+
+        def bind(name: str, kind: Any, shape: tuple[int, ...], address: int, output: bool = False) -> None:
+            method = binding.bind_output if output else binding.bind_input
+            method(name, self._provider, 0, kind, shape, address)
+
+        bind("input_ids", np.int32, (batch, nodes), self.tokens.address)
+        bind("position_ids", np.int32, (batch, nodes), self.positions.address)
+        bind("logit_nodes", np.int32, (wanted,), self._wanted.address + 4 * first)
+        bind("write_rows", np.int32, (batch,), self.rows.address)
+        for window, mask in self.masks.items():
+            bind(f"mask.{window}", np.bool_, (batch, 1, nodes, spec.capacity), mask.address)
+        bind("logits", np.float32, (batch, wanted, spec.vocab_size), self.logits.address, output=True)
+        if self.hidden_in:
+            bind("hidden_in", np.float32, (batch, nodes, spec.hidden), self.hidden_in.address)
+        if self.hidden:
+            bind("hidden", np.float32, (batch, nodes, spec.hidden), self.hidden.address, output=True)
+        shape = batch, *self.cache.shape[2:]
+        for index, part in enumerate(slot_parts(self.cache, slot)):
+            name = f"{('key', 'value')[index % 2]}.{index // 2}"
+            bind(f"past_{name}", self._cache_type, shape, part.address)
+            bind(f"present_{name}", self._cache_type, shape, part.address, output=True)
+        return binding
+
+    def close(self) -> None:
+        """Free the session."""
+        self._steps.clear()
+        del self._session
+
+
+def _session(graph: Path, provider: Provider, stream: int) -> Any:
+    if provider == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise BundleError(f"ONNX Runtime {onnxruntime.__version__} has no CUDA here: pip install onnxruntime-gpu")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # on a GPU the host computes next to nothing
+    options.log_severity_level = _ERRORS
+    cuda = ("CUDAExecutionProvider", {"user_compute_stream": str(stream)})
+    providers: list[Any] = [cuda] if provider == "cuda" else []
+    try:
+        session = onnxruntime.InferenceSession(graph, options, providers=[*providers, "CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime raises many unrelated types
+        version = onnxruntime.__version__
+        raise BundleError(f"{graph} does not load in ONNX Runtime {version}: {one_line(error)}") from error
+    if provider == "cuda" and "CUDAExecutionProvider" not in session.get_providers():  # it falls back in silence
+        raise BundleError("ONNX Runtime found no GPU it can use: pip install onnxruntime-gpu for this driver's CUDA")
+    return session

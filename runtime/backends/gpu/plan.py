@@ -1,0 +1,256 @@
+"""A compiled plan of TensorRT or TensorRT-RTX: the checks before it is run, and the engine it becomes.
+
+TensorRT prints nothing; what it says becomes the reason of an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import mmap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime.bundle.manifest import MODULES, EngineRecord
+from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, one_line
+
+from .cuda import Cuda
+from .device import Tensor
+from .library import PLUGIN, find_library
+from .tensors import TensorInfo
+
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # rows of a page
+PLUGIN_VERSION = "1"  # of TreeAttention, as plugins/trt registers it
+RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")  # that TensorRT-RTX compiles for
+_HEADER = 64  # bytes, `Runtime.engine_header_size`
+Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest "batch", "nodes"; a plugin's "tree", "pages"
+
+
+def flavour(backend: str) -> Any:
+    """The Python module of a backend; raises BundleError where it is not installed."""
+    try:
+        return importlib.import_module(MODULES[backend])
+    except ImportError as error:
+        raise BundleError(f"the bundle needs {backend} ({one_line(error)}): pip install {backend}") from None
+
+
+@functools.cache
+def logger(trt: Any) -> Any:
+    """A flavour's log, one a process: it keeps the first error since `clear`, the cause of what follows."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        first: str | None = None
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= trt.ILogger.ERROR and self.first is None:
+                self.first = " ".join(message.split())
+
+        def clear(self) -> None:
+            self.first = None
+
+        @property
+        def reason(self) -> str:
+            return self.first or "no reason given"
+
+    return Log()
+
+
+def check_version(backend: str, record: EngineRecord, installed: str) -> None:
+    """Raises BundleError where a plan is another TensorRT's."""
+    parts = 1 if record.version_compatible else 2 if backend == "tensorrt-rtx" else None
+    if record.version.split(".")[:parts] != installed.split(".")[:parts]:
+        raise BundleError(
+            f"the plan was compiled by {backend} {record.version}, installed is {installed}: "
+            f"pip install {backend}=={record.version}, or build the bundle again"
+        )
+
+
+def check_architecture(backend: str, record: EngineRecord, capability: str) -> None:
+    """Raises BundleError where a plan is for other GPUs; capability as "89"."""
+    portable = RTX_ARCHITECTURES if backend == "tensorrt-rtx" else ()
+    built = [name.rstrip("af") for name in record.architectures or portable]
+    newer = record.hardware_compatible == "ampere-plus" and int(capability) >= 80
+    if built and capability not in built and not newer:
+        names = ", ".join(f"sm_{name}" for name in built)
+        raise BundleError(f"the plan was compiled for {names}, this GPU is sm_{capability}: build the bundle for it")
+
+
+def check_attention(record: EngineRecord) -> None:
+    """Raises BundleError where a plan's attention is not this specbuild's."""
+    if (record.attention, record.plugin) not in (("native", None), ("plugin", PLUGIN_VERSION)):
+        raise BundleError(
+            f"the plan's attention is {record.attention} {record.plugin or ''}".rstrip()
+            + f", this specbuild has native and plugin {PLUGIN_VERSION}: build the bundle again"
+        )
+    if record.kv_cache_dtype != "auto" and (record.attention, record.kv_cache_dtype) != ("plugin", "fp8"):
+        raise BundleError(
+            f"the plan's attention is {record.attention} over caches of {record.kv_cache_dtype}, this specbuild has "
+            "fp8 with plugin alone: build the bundle again"
+        )
+    if record.block_size and (record.attention != "plugin" or record.block_size not in BLOCK_SIZES):
+        raise BundleError(
+            f"the plan's attention is {record.attention} over pages of {record.block_size} rows, this specbuild has "
+            f"{', '.join(map(str, BLOCK_SIZES))} with plugin alone: build the bundle again"
+        )
+
+
+def load_plugin(trt: Any) -> None:
+    """TreeAttention in a flavour's registry, from this installation's library; raises ExecutionError without one."""
+    registry, log, name = trt.get_plugin_registry(), logger(trt), ("TreeAttention", PLUGIN_VERSION, "specbuild")
+    if registry.get_creator(*name) is not None:
+        return
+    path = find_library(PLUGIN)
+    if path is None:
+        raise ExecutionError(
+            f"TreeAttention's {PLUGIN} is not installed: compile it with -DSPECBUILD_TENSORRT=ON (plugins/README.md)"
+        )
+    log.clear()
+    if registry.load_library(str(path)) is None or registry.get_creator(*name) is None:
+        raise ExecutionError(
+            f"{path} has no TreeAttention {PLUGIN_VERSION} for TensorRT {trt.__version__} ({log.reason}): compile it"
+        )
+
+
+def check_profiles(record: EngineRecord, found: list[Profile]) -> None:
+    """Raises BundleError where a plan's profiles are not those of its record."""
+    names = ["batch", "nodes", *(["tree"] if record.attention == "plugin" else [])]
+    names += ["pages"] if record.block_size else []
+    wanted = [{name: tuple(sizes.get(name, ())) for name in names} for sizes in record.profiles.values()]
+    if wanted != found:
+        raise BundleError(f"the plan has profiles {found}, its record {wanted}: build the bundle again")
+
+
+def deserialise(trt: Any, backend: str, path: Path, host_code: bool) -> tuple[Any, Any]:
+    """The runtime and the engine of a plan; raises BundleError with TensorRT's own reason.
+
+    Never without a driver: TensorRT then ends the process; TensorRT-RTX does not. `host_code`: let a version compatible
+    plan bring its own.
+    """
+    log = logger(trt)
+    runtime = trt.Runtime(log)
+    runtime.engine_host_code_allowed = host_code
+    engine, reason = None, "it is cut off"
+    if path.stat().st_size > _HEADER:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reason = invalidity(trt, runtime, data[:_HEADER])
+            log.clear()
+            engine = None if reason else runtime.deserialize_cuda_engine(data)
+    if engine is None:
+        reason = reason or log.reason
+        raise BundleError(f"{path.name} does not load in {backend} {trt.__version__}: {reason}; build it again")
+    return runtime, engine
+
+
+def invalidity(trt: Any, runtime: Any, header: bytes) -> str:
+    """What TensorRT-RTX finds wrong in a plan's header, in its own words; "" where nothing, and for TensorRT."""
+    if not hasattr(runtime, "get_engine_validity"):
+        return ""
+    flags = runtime.get_engine_validity(header)[1]
+    found = [name for name, flag in trt.EngineInvalidityDiagnostics.__members__.items() if flags & flag.value]
+    return ", ".join(found).lower().replace("_", " ")
+
+
+def limit_weights(engine: Any, name: str, share: float) -> None:
+    """Leave `share` of an engine's weights on the GPU, the others are streamed from the host in every step.
+
+    Before it has a context. Raises OptionError where the plan was not built for that, ExecutionError where it fails.
+    """
+    if not engine.streamable_weights_size:
+        raise OptionError(f"{name} keeps all weights on the GPU: build it with --weight-streaming to leave some out")
+    engine.weight_streaming_budget_v2 = wanted = int(share * engine.streamable_weights_size)
+    if engine.weight_streaming_budget_v2 != wanted:
+        raise ExecutionError(
+            f"TensorRT does not keep {wanted >> 20} MiB of {name}'s weights on the GPU: take another part"
+        )
+
+
+class Plan:
+    """A deserialised plan, whose weights alone are on the GPU."""
+
+    def __init__(
+        self, path: Path, backend: str, record: EngineRecord, device: Cuda, weights: float | None = None
+    ) -> None:
+        """`weights`: the part of them that is on the GPU, None for all that the plan keeps there.
+
+        Raises BundleError for a plan that does not fit this TensorRT or this GPU, and as `limit_weights` does.
+        """
+        self.trt = flavour(backend)
+        check_version(backend, record, self.trt.__version__)
+        check_architecture(backend, record, device.capability)
+        check_attention(record)
+        needed, free = int(path.stat().st_size * (1 if weights is None else weights)) >> 20, device.memory[0] >> 20
+        if needed > free:
+            raise BundleError(f"{path.name} takes {needed} MiB, the GPU has {free} MiB free: free some")
+        self.record, self._log = record, logger(self.trt)
+        if record.attention == "plugin":
+            load_plugin(self.trt)
+        with device.current:
+            self._runtime, self.engine = deserialise(self.trt, backend, path, record.version_compatible)
+            if weights is not None:
+                limit_weights(self.engine, path.name, weights)
+
+    @property
+    def profiles(self) -> list[Profile]:
+        """Its profiles, in order."""
+        engine, found = self.engine, list[Profile]()
+        for index in range(engine.num_optimization_profiles):
+            batch, nodes = zip(*engine.get_tensor_profile_shape("input_ids", index), strict=True)
+            found.append({"batch": batch, "nodes": nodes})
+            if self.record.attention == "plugin":
+                _, tree = zip(*engine.get_tensor_profile_shape("parents", index), strict=True)
+                found[-1] = {**found[-1], "tree": tree}
+            if self.record.block_size:
+                pages, *_ = zip(*engine.get_tensor_profile_shape("past_key.0", index), strict=True)
+                found[-1] = {**found[-1], "pages": pages}
+        return found
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory that the most demanding profile needs."""
+        return int(self.engine.device_memory_size_v2)
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Its inputs and outputs by name."""
+        engine, found = self.engine, {}
+        for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):
+            output = engine.get_tensor_mode(name) == self.trt.TensorIOMode.OUTPUT
+            alias = (engine.get_aliased_input_tensor(name) or None) if output else None
+            shape = tuple(engine.get_tensor_shape(name))
+            found[name] = TensorInfo(engine.get_tensor_dtype(name).name, shape, alias)
+        return found
+
+    def inspect(self) -> list[Any]:
+        """What TensorRT says of each layer: its name, kind, types and kernel, as the plan was built to tell."""
+        inspector = self.engine.create_engine_inspector()
+        text = inspector.get_engine_information(self.trt.LayerInformationFormat.JSON)
+        layers: list[Any] = json.loads(text)["Layers"]
+        return layers
+
+    def context(self, profile: int, scratch: Tensor, stream: int, lazy: bool) -> Any:
+        """An execution context of a profile. `lazy`: TensorRT-RTX may compile kernels for new shapes while it runs."""
+        config = self.engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        if hasattr(config, "cuda_graph_strategy"):
+            config.cuda_graph_strategy = self.trt.CudaGraphStrategy.DISABLED  # graphs are captured by the caller
+            strategy = self.trt.DynamicShapesKernelSpecializationStrategy
+            config.dynamic_shapes_kernel_specialization_strategy = strategy.LAZY if lazy else strategy.EAGER
+        self._log.clear()
+        context = self.engine.create_execution_context(config)
+        if context is None:
+            raise ExecutionError(f"TensorRT cannot make a context: {self._log.reason}")
+        context.set_device_memory(scratch.address, scratch.nbytes)
+        self.call(context.set_optimization_profile_async, profile, stream)
+        return context
+
+    def call(self, method: Callable[..., bool], *arguments: Any) -> None:
+        """Call what returns whether it worked; raises ExecutionError with TensorRT's reason."""
+        self._log.clear()
+        if not method(*arguments):
+            raise ExecutionError(f"TensorRT failed in {method.__name__}: {self._log.reason}")
+
+    def close(self) -> None:
+        """Free the weights; no context may be left."""
+        del self.engine, self._runtime

@@ -1,0 +1,196 @@
+"""A plan of TensorRT or TensorRT-RTX as a `Model`: an execution context for each bucket, every tensor bound once.
+
+Prompts have contexts of their own, whose cache is one slot's part. All contexts share one scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.errors import BundleError, ExecutionError
+
+from .cuda import Cuda
+from .device import PageTable, Tensor, TreeInputs, hidden_states, slot_parts, with_room
+from .plan import Plan, check_profiles
+from .tensors import CACHES, check_tensors
+
+PROMPT = "prompt"  # the profile of what is longer than any bucket
+_ALIGNMENT = 256  # bytes, of every address that TensorRT is given
+
+
+class TrtModel:
+    """See `Model`. Tensors' shapes are the largest bucket's; those of nodes have room for a chunk of one slot as well.
+
+    Its steps run one after the other, and so must those of models that share its scratch memory.
+    """
+
+    capturable = True
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: ModelSpec,
+        device: Cuda,
+        batch_size: int,
+        scratch: Tensor | None = None,
+        pages: PageTable | None = None,
+    ) -> None:
+        """`scratch`: at least `plan.scratch_bytes`, None for its own; `pages`: of a paged cache, all models'.
+
+        Raises BundleError and ExecutionError.
+        """
+        self.spec, self.batch_size, self._plan, self._device = spec, batch_size, plan, device
+        record = plan.record
+        caches = record.attention, record.kv_cache_dtype, record.block_size
+        dtype = np.dtype(CACHES[check_tensors(spec, plan.tensors, *caches)])
+        check_profiles(record, plan.profiles)
+        self.cache, self.pages = _cache(spec, record.block_size, batch_size, dtype, device, pages), pages
+        nodes = {name: sizes["nodes"][2] for name, sizes in plan.record.profiles.items()}
+        exact = {most: at for at, (name, most) in enumerate(nodes.items()) if name != PROMPT}
+        ranges = {most: at for at, (name, most) in enumerate(nodes.items()) if name == PROMPT}
+        self.buckets: Sequence[int] = tuple(sorted(exact))
+        self.chunk, largest = max([*self.buckets, *ranges]), self.buckets[-1]
+        each = batch_size, largest
+        self.tokens, self.positions = (with_room(device, each, np.int32, largest, self.chunk) for _ in range(2))
+        self.rows, *lengths = (device.empty((batch_size,), np.int32) for _ in range(4))
+        self.tree: TreeInputs | None = None
+        self.masks: dict[int, Tensor] = {}
+        if plan.record.attention == "plugin":
+            most = min(sizes["tree"][2] for sizes in plan.record.profiles.values() if sizes["tree"][2])
+            self.tree = TreeInputs(device.empty((batch_size, most), np.int32), *lengths)
+        else:
+            seen = batch_size, 1, largest, spec.capacity
+            self.masks = {w: with_room(device, seen, np.bool_, largest, self.chunk) for w in spec.windows}
+        self.logits = device.empty((batch_size, largest, spec.vocab_size), np.float32)
+        self.hidden, self.hidden_in = hidden_states(device, spec, *each, self.chunk)
+        scratch = scratch or device.empty((plan.scratch_bytes,), np.uint8)
+        if scratch.nbytes < plan.scratch_bytes:
+            raise ExecutionError(f"the {spec.name} needs {plan.scratch_bytes} bytes of scratch, not {scratch.nbytes}")
+        stream = device.stream()
+        self._wanted = self._number(stream)
+        with device.current:
+            self._steps = self._contexts(exact, scratch, stream)
+            self._slots = self._contexts({largest: exact[largest], **ranges}, scratch, stream)
+        for size, context in self._steps.items():
+            self._bind(context, batch_size, size, size)
+        self._warm(stream)
+
+    def _number(self, stream: int) -> Tensor:
+        """`int32[chunk, ≥ buckets[-1]]`: row 0 is 0, 1, 2, …; row n begins with n. Every row is aligned."""
+        step = _ALIGNMENT // 4
+        table = self._device.pinned((self.chunk, -(-self.buckets[-1] // step) * step), np.int32)
+        table[0], table[:, 0] = np.arange(table.shape[1]), np.arange(self.chunk)
+        tensor = self._device.empty(table.shape, np.int32)
+        self._device.upload(tensor, table, stream)
+        return tensor
+
+    def _contexts(self, profiles: Mapping[int, int], scratch: Tensor, stream: int) -> dict[int, Any]:
+        """By most nodes. What a graph may hold must be compiled before; a prompt's shapes are many, and in no graph."""
+        return {
+            most: self._plan.context(profile, scratch, stream, lazy=most > self.buckets[-1])
+            for most, profile in profiles.items()
+        }
+
+    def _warm(self, stream: int) -> None:
+        """Run every context once: the first run allocates and compiles. All nodes see all rows, so none gives NaN.
+
+        Of TreeAttention's all are padding, which gives 0.
+        """
+        for mask in self.masks.values():
+            self._device.fill(mask, 1, stream)
+        for nodes in self._steps:
+            self.enqueue(nodes, stream)
+        for nodes in self._slots:
+            self.prefill(0, min(nodes, self.spec.capacity), stream)
+        for tensor in (*self.masks.values(), self.cache):
+            self._device.fill(tensor, 0, stream)
+        self._device.wait(stream)
+
+    def _bind(self, context: Any, batch: int, nodes: int, wanted: int, slot: int = 0, first: int = 0) -> None:
+        """Shapes and addresses, of the cache from a slot on. `first`: the row of `_wanted` with the nodes wanted."""
+        row = self._wanted.address + first * self._wanted.shape[1] * self._wanted.dtype.itemsize
+        tensors: list[tuple[str, tuple[int, ...] | None, int]] = [
+            ("input_ids", (batch, nodes), self.tokens.address),
+            ("logit_nodes", (wanted,), row),
+            ("logits", None, self.logits.address),
+        ]
+        if tree := self.tree:
+            columns = tree.parents.shape[1] if nodes <= self.buckets[-1] else 0
+            vectors = ("cache_len", tree.cache_len), ("tree_offset", tree.tree_offset), ("counts", tree.counts)
+            tensors.append(("parents", (batch, columns), tree.parents.address))
+            tensors += [(name, (batch,), vector.address) for name, vector in vectors]
+            if table := self.pages:
+                address = table.tensor.address if batch == self.batch_size else table.row(slot)
+                tensors.append(("page_table", (batch, table.tensor.shape[1]), address))
+        else:
+            tensors.append(("position_ids", (batch, nodes), self.positions.address))
+            tensors.append(("write_rows", (batch,), self.rows.address))
+            seen = batch, 1, nodes, self.spec.capacity
+            tensors += [(f"mask.{window}", seen, mask.address) for window, mask in self.masks.items()]
+        if self.hidden_in:
+            tensors.append(("hidden_in", (batch, nodes, self.spec.hidden), self.hidden_in.address))
+        if self.hidden:
+            tensors.append(("hidden", None, self.hidden.address))
+        first_part, parts = (0, self.cache.shape[1]) if self.pages else (slot, batch)
+        for index, part in enumerate(slot_parts(self.cache, first_part)):
+            name = f"{('key', 'value')[index % 2]}.{index // 2}"
+            tensors.append((f"past_{name}", (parts, *self.cache.shape[2:]), part.address))
+            tensors.append((f"present_{name}", None, part.address))
+        with self._device.current:
+            for name, shape, address in tensors:
+                if shape:
+                    self._plan.call(context.set_input_shape, name, shape)
+                self._plan.call(context.set_tensor_address, name, address)
+
+    def enqueue(self, nodes: int, stream: int) -> None:
+        """A step of all slots; see `Model.enqueue`."""
+        context = self._steps[nodes]
+        with self._device.current:
+            self._plan.call(context.execute_async_v3, stream)
+
+    def prefill(self, slot: int, nodes: int, stream: int) -> None:
+        """A step of one slot; see `Model.prefill`. It binds, so it is not for a graph.
+
+        Up to the largest bucket it is a step of that many nodes: those past `nodes` see every row, for which the masks
+        are overwritten there, and write rows that are garbage; TreeAttention's are padding by `counts`.
+        """
+        if not 0 < nodes <= self.chunk:
+            raise ExecutionError(f"a step of one slot has 1 to {self.chunk} nodes, not {nodes}")
+        largest, capacity = self.buckets[-1], self.spec.capacity
+        short = nodes <= largest
+        context = self._slots[largest if short else self.chunk]
+        if nodes < largest:
+            for mask in self.masks.values():
+                rest = Tensor(mask.address + nodes * capacity, (largest - nodes, capacity), mask.dtype)
+                self._device.fill(rest, 1, stream)
+        size, wanted = (largest, largest) if short else (nodes, 1)
+        self._bind(context, 1, size, wanted, slot, nodes - 1)
+        with self._device.current:
+            self._plan.call(context.execute_async_v3, stream)
+
+    def close(self) -> None:
+        """Free the contexts and the weights; see `Model.close`."""
+        self._steps.clear()
+        self._slots.clear()
+        self._plan.close()
+
+
+def _cache(
+    spec: ModelSpec, block_size: int, batch_size: int, dtype: np.dtype[Any], device: Cuda, table: PageTable | None
+) -> Tensor:
+    """A model's cache, a slot's rows together or in pages of `block_size`; raises BundleError where that cannot be."""
+    pages = table.pages if table else None
+    if block_size != (pages.rows if pages else 0) or (pages and block_size * pages.table.shape[1] != spec.capacity):
+        raise BundleError(f"the {spec.name}'s pages are not those of the other model: build the bundle again")
+    parts, rows = (1 + pages.count, pages.rows) if pages else (batch_size, spec.capacity)
+    size = spec.kv_heads * rows * spec.head_dim * dtype.itemsize
+    if size % _ALIGNMENT:
+        raise BundleError(
+            f"the {spec.name}'s cache has {size} bytes a slot and layer, and TensorRT wants multiples of "
+            f"{_ALIGNMENT}: build it for another length"
+        )
+    return device.empty((2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim), dtype)

@@ -1,0 +1,74 @@
+"""What an engine's inputs and outputs must be, by a bundle's manifest, and what a plan has instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.errors import BundleError
+
+CACHES = {"HALF": "float16", "BF16": "uint16", "FLOAT": "float32", "FP8": "uint8"}  # dtypes, by TensorRT's names
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """An engine's input or output: TensorRT's name of its type, its shape (−1: dynamic), and which input it aliases."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    alias: str | None = None
+
+
+def expected_tensors(
+    spec: ModelSpec, cache: str, attention: str = "native", block_size: int = 0
+) -> dict[str, TensorInfo]:
+    """What a plan's inputs and outputs must be; `cache`: TensorRT's name of its type, the rest as in EngineRecord.
+
+    The plugin writes in place without TensorRT's knowledge, so no present says that it is a past's alias.
+    """
+    past = TensorInfo(cache, (-1, spec.kv_heads, block_size or spec.capacity, spec.head_dim))
+    names = [f"{kind}.{layer}" for layer in range(spec.layers) for kind in ("key", "value")]
+    each, one, plugin = TensorInfo("INT32", (-1, -1)), TensorInfo("INT32", (-1,)), attention == "plugin"
+    masks = {f"mask.{window}": TensorInfo("BOOL", (-1, 1, -1, spec.capacity)) for window in spec.windows}
+    trees = {"parents": each, "cache_len": one, "tree_offset": one, "counts": one}
+    trees |= {"page_table": TensorInfo("INT32", (-1, spec.capacity // block_size))} if block_size else {}
+    states = TensorInfo("FLOAT", (-1, -1, spec.hidden))
+    return {
+        "input_ids": each,
+        "logit_nodes": one,
+        **({"hidden_in": states} if spec.reads_hidden else {}),
+        **({"hidden": states} if spec.hidden else {}),
+        **(trees if plugin else {"position_ids": each, "write_rows": one, **masks}),
+        **{f"past_{name}": past for name in names},
+        "logits": TensorInfo("FLOAT", (-1, -1, spec.vocab_size)),
+        **{f"present_{name}": TensorInfo(cache, past.shape, None if plugin else f"past_{name}") for name in names},
+    }
+
+
+def check_tensors(
+    spec: ModelSpec,
+    found: Mapping[str, TensorInfo],
+    attention: str = "native",
+    kv_cache_dtype: str = "auto",
+    block_size: int = 0,
+) -> str:
+    """TensorRT's name of the cache's type; raises BundleError, by tensor, where a plan is not as the manifest says."""
+    cache = found["past_key.0"].dtype if "past_key.0" in found else "HALF"
+    if cache not in CACHES:
+        raise BundleError(f"the {spec.name}'s plan has a cache of {cache}: build it in fp16, bf16 or fp32")
+    if (cache == "FP8") != (kv_cache_dtype == "fp8"):
+        raise BundleError(
+            f"the {spec.name}'s plan has past_key.0 as {cache}, its record a cache of {kv_cache_dtype}: build the "
+            "bundle again"
+        )
+    expected = expected_tensors(spec, cache, attention, block_size)
+    for name in sorted(expected.keys() ^ found.keys()):
+        what = "lacks" if name in expected else "has, and should not,"
+        raise BundleError(f"the {spec.name}'s plan {what} tensor {name}: build the bundle again")
+    for name, info in expected.items():
+        has = found[name]
+        shape = tuple(-1 if wanted == -1 else size for size, wanted in zip(has.shape, info.shape, strict=False))
+        if len(has.shape) != len(info.shape) or (has.dtype, shape, has.alias) != (info.dtype, info.shape, info.alias):
+            raise BundleError(f"the {spec.name}'s plan has {name} as {has}, not {info}: build the bundle again")
+    return cache

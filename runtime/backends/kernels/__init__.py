@@ -1,0 +1,1 @@
+"""Our CUDA kernels: their C interface, and the cubins of a bundle."""

@@ -1,0 +1,272 @@
+"""The kernels' C interface (plugins/kernels.h) from Python: the same structs, and a library that launches them.
+
+A struct's pointers are addresses, of device memory for a CUDA library, of host memory for one that runs the kernels on
+a CPU. Nothing is copied or converted: shapes and dtypes are in the struct, and the library refuses what does not fit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime.errors import ExecutionError, OptionError
+
+
+class Dtype(IntEnum):
+    """`specbuild_dtype`."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    E4M3 = 3
+    BOOL = 4
+    INT8 = 5
+
+
+class Fault(IntEnum):
+    """`specbuild_fault`: what a kernel found wrong in memory that only the device sees."""
+
+    NONE = 0
+    PARENT = 1
+    CAPACITY = 2
+    NODE = 3
+    TOKEN = 4
+
+
+class Attention(ctypes.Structure):
+    """`specbuild_attention`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("query", "key", "value", "key_cache", "value_cache", "page_table", "parents")),
+        *((name, c_void_p) for name in ("cache_len", "tree_offset", "counts", "cos", "sin", "query_norm", "key_norm")),
+        *((name, c_void_p) for name in ("key_scale", "value_scale", "sinks", "output", "workspace", "fault")),
+        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, c_float) for name in ("scale", "softcap", "norm_epsilon")),
+        *((name, c_int32) for name in ("window", "batch", "nodes", "tree_nodes", "heads", "kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("capacity", "page_rows", "rotary_dim", "positions", "splits")),
+        *((name, c_int32) for name in ("dtype", "cache_dtype")),
+    ]
+
+
+class Request(ctypes.Structure):
+    """`specbuild_request`."""
+
+    _fields_ = [
+        ("seed", c_uint64),
+        *((name, c_double) for name in ("top_p", "min_p_log")),
+        *((name, c_float) for name in ("temperature", "repetition", "frequency", "presence")),
+        *((name, c_int32) for name in ("top_k", "bias_begin", "bias_end")),
+    ]
+
+
+class Choose(ctypes.Structure):
+    """`specbuild_choose`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("logits", "requests", "history", "bias_tokens", "bias_values", "tokens")),
+        *((name, c_void_p) for name in ("parents", "row_nodes", "root_position", "counts", "choices", "scores")),
+        *((name, c_void_p) for name in ("workspace", "tickets", "fault")),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("batch", "nodes", "tree_nodes", "vocab", "best", "cut_offs", "dtype")),
+    ]
+
+
+class Noise(ctypes.Structure):
+    """`specbuild_noise`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("seeds", "positions", "words", "noise")),
+        *((name, c_int32) for name in ("rows", "count")),
+    ]
+
+
+class Walk(ctypes.Structure):
+    """`specbuild_walk`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("tokens", "parents", "choices", "counts", "history")),
+        *((name, c_void_p) for name in ("path", "length", "emitted", "roots", "pair", "fault")),
+        *((name, c_int32) for name in ("batch", "nodes", "vocab")),
+    ]
+
+
+class Cache(ctypes.Structure):
+    """`specbuild_cache`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("layers", "page_table", "base", "node_rows", "cache_len")),
+        *((name, c_int32) for name in ("count", "heads", "row_bytes", "capacity", "page_rows")),
+    ]
+
+
+class Commit(ctypes.Structure):
+    """`specbuild_commit`."""
+
+    _fields_ = [
+        ("caches", Cache * 2),
+        *((name, c_void_p) for name in ("path", "length", "kept", "ticket", "fault")),
+        *((name, c_int32) for name in ("batch", "nodes")),
+    ]
+
+
+class Mask(ctypes.Structure):
+    """`specbuild_mask`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("parents", "cache_len", "tree_offset", "counts", "output", "positions")),
+        *((name, c_void_p) for name in ("rows", "fault")),
+        *((name, c_int32) for name in ("shift", "window", "batch", "nodes", "tree_nodes", "capacity", "dtype")),
+    ]
+
+
+class Shape(ctypes.Structure):
+    """`specbuild_growth`: the shape of a tree, and how far it has come."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("branch", "width", "expand", "depth", "nodes")),
+        *((name, c_int32) for name in ("size", "level", "run", "done")),
+    ]
+
+
+class Grow(ctypes.Structure):
+    """`specbuild_grow`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("growths", "pool_tokens", "pool_parents", "pool_rows", "pool_scores")),
+        *((name, c_void_p) for name in ("frontier", "level_counts", "roots", "root_position", "choices", "scores")),
+        *((name, c_void_p) for name in ("level_tokens", "positions", "level_parents", "level_offset")),
+        *((name, c_void_p) for name in ("tree_tokens", "tree_parents", "tree_counts", "tree_nodes", "node_rows")),
+        ("fault", c_void_p),
+        *((name, c_int32) for name in ("batch", "pool", "frontiers", "best", "rows", "nodes", "first")),
+    ]
+
+
+class Ring(ctypes.Structure):
+    """`specbuild_ring`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("ring", "published", "round", "length", "emitted", "fault", "stop")),
+        *((name, c_uint64) for name in ("handle", "most")),
+        *((name, c_int32) for name in ("rounds", "batch", "nodes")),
+    ]
+
+
+class Norm(ctypes.Structure):
+    """`specbuild_norm`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "y", "weight", "sum", "output", "scales")),
+        ("epsilon", c_float),
+        *((name, c_int32) for name in ("rows", "width", "dtype", "output_dtype")),
+    ]
+
+
+class SwiGLU(ctypes.Structure):
+    """`specbuild_swiglu`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("gate", "up", "output")),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("rows", "width", "dtype")),
+    ]
+
+
+class Gather(ctypes.Structure):
+    """`specbuild_gather`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("table", "ids", "output", "fault")),
+        *((name, c_int32) for name in ("rows", "vocab", "row_bytes")),
+    ]
+
+
+STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "attention": Attention,
+    "request": Request,
+    "choose": Choose,
+    "noise": Noise,
+    "walk": Walk,
+    "cache": Cache,
+    "commit": Commit,
+    "mask": Mask,
+    "growth": Shape,
+    "grow": Grow,
+    "ring": Ring,
+    "norm": Norm,
+    "swiglu": SwiGLU,
+    "gather": Gather,
+}
+LAUNCHERS: dict[str, type[ctypes.Structure]] = {
+    "tree_attention": Attention,
+    "choose_tokens": Choose,
+    "make_noise": Noise,
+    "walk_tree": Walk,
+    "commit_path": Commit,
+    "tree_mask": Mask,
+    "grow_level": Grow,
+    "finish_tree": Grow,
+    "publish": Ring,
+    "rms_norm": Norm,
+    "swiglu_gate": SwiGLU,
+    "gather_rows": Gather,
+}
+
+
+class KernelLibrary:
+    """A compiled library of the kernels, for CUDA or for the host."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ExecutionError where the library does not load, or was compiled from another header."""
+        self.path = path
+        try:
+            self._library: Any = ctypes.CDLL(str(path))
+            self._library.specbuild_error.restype = ctypes.c_char_p
+            self._library.specbuild_struct_size.restype = ctypes.c_size_t
+            for kernel in ("attention", "choose"):
+                self._function(f"{kernel}_workspace").restype = ctypes.c_size_t
+        except (OSError, AttributeError) as error:
+            raise ExecutionError(f"{path} is no library of specbuild's kernels: {error}") from None
+        for name, struct in STRUCTS.items():
+            size = self._library.specbuild_struct_size(name.encode())
+            if size != ctypes.sizeof(struct):
+                raise ExecutionError(
+                    f"{path} was compiled from another version, {name} has {size} bytes: compile it again"
+                )
+
+    def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
+        """Launch `specbuild_<name>` on a stream; returns before it has run, except on a host.
+
+        Raises OptionError for what it refuses, and ExecutionError for what CUDA does.
+        """
+        if not isinstance(params, LAUNCHERS[name]):
+            raise OptionError(f"{name} takes {LAUNCHERS[name].__name__}, not {type(params).__name__}")
+        self._check(self._function(name)(ctypes.byref(params), c_void_p(stream)))
+
+    def splits(self, params: Attention, processors: int) -> int:
+        """How many parts of the context keep so many multiprocessors busy."""
+        return int(self._library.specbuild_attention_splits(ctypes.byref(params), processors))
+
+    def workspace(self, params: Attention | Choose) -> int:
+        """Bytes of workspace that TreeAttention or a choice needs."""
+        name = "attention_workspace" if isinstance(params, Attention) else "choose_workspace"
+        return int(self._function(name)(ctypes.byref(params)))
+
+    def check_tree(self, parents: int | None, cache_len: int, tree_offset: int | None, params: Attention) -> None:
+        """Refuse forward edges and rows past the capacity, from addresses of copies on the host; raises OptionError."""
+        sizes = params.batch, params.nodes, params.tree_nodes, params.capacity
+        addresses = c_void_p(parents), c_void_p(cache_len), c_void_p(tree_offset)
+        self._check(self._library.specbuild_tree_check(*addresses, *sizes))
+
+    def _function(self, name: str) -> Any:
+        return getattr(self._library, f"specbuild_{name}")
+
+    def _check(self, status: int) -> None:
+        if status:
+            message = self._library.specbuild_error().decode()
+            raise OptionError(message) if status == 1 else ExecutionError(message)
+
+
+__all__ = ["LAUNCHERS", "STRUCTS", "Dtype", "Fault", "KernelLibrary", *(struct.__name__ for struct in STRUCTS.values())]

@@ -1,0 +1,275 @@
+"""The kernels from a bundle's cubins, launched by CUDA's driver: a loop on the device needs no compiled library.
+
+The grids that a library's launchers compute are computed here, and the tests compare the two. Sizes and null
+pointers are refused as there; that addresses are aligned, as those of whole tensors are, is not looked at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+from ctypes import c_void_p
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specbuild.runtime.backends.gpu.device import Kernels
+from specbuild.runtime.backends.gpu.library import find_library
+from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.bundle.manifest import KernelRecord
+from specbuild.runtime.errors import ExecutionError, OptionError
+
+from .abi import LAUNCHERS, Choose, Commit, Dtype, Grow, KernelLibrary, Mask, Ring, Walk
+
+# Of plugins/kernels.h, and what CUDA allows for a grid's second and third number.
+_NODES, _POOL, _BEST, _VOCAB, _GRID, _ANY = 64, 512, 64, 1 << 19, 65535, 2**31 - 1
+_SLICE = 4096  # tokens a block chooses from
+_UNASKED = 16 * 1024  # with a kernel's static part, more shared memory than this may exceed the 48 KiB everyone has
+_LOGITS = ("F32", "F16", "BF16")
+_MASKS = ("BOOL", *_LOGITS)
+KERNELS = {
+    "choose_tokens": tuple(f"choose_{cut}{dtype}" for cut in ("", "cut_") for dtype in _LOGITS),
+    "walk_tree": ("walk_tree",),
+    "commit_path": ("commit_path",),
+    "tree_mask": tuple(f"tree_mask_{dtype}" for dtype in _MASKS),
+    "grow_level": ("grow_level",),
+    "finish_tree": ("grow_finish",),
+    "publish": ("publish",),
+}  # what each launcher launches
+_LATER = "publish"  # of resident rounds alone: looked for when it is first launched
+
+
+class Launch(NamedTuple):
+    """A kernel and its grid: blocks, threads a block, and bytes of dynamic shared memory."""
+
+    kernel: str
+    x: int
+    y: int
+    z: int
+    threads: int
+    shared: int = 0
+
+
+def launches(name: str, params: ctypes.Structure) -> list[Launch]:
+    """What `specbuild_<name>` launches for a struct, in order; raises OptionError for what it would refuse."""
+    if name not in _GRIDS:
+        raise OptionError(f"{name} is not among the kernels that cubins are loaded for: {', '.join(_GRIDS)}")
+    if not isinstance(params, LAUNCHERS[name]):
+        raise OptionError(f"{name} takes {LAUNCHERS[name].__name__}, not {type(params).__name__}")
+    return _GRIDS[name](params)
+
+
+def best_architecture(compiled: Iterable[str], device: str) -> str | None:
+    """Of the architectures compiled for ("90a", "86"), the one for a device of a compute capability ("90"); or None.
+
+    Its own, else the highest below it of the same major version. "90a" and its like run on their own alone, and so does
+    87, which is no desktop's.
+    """
+    fits = [
+        name
+        for name in compiled
+        if name.removesuffix("a") == device
+        or (name.isdigit() and name[:-1] == device[:-1] and int(name) < int(device) and "87" not in (name, device))
+    ]
+    return max(fits, key=lambda name: int(name.removesuffix("a")), default=None)
+
+
+def find_kernels(bundle: Bundle, architecture: str) -> Kernels:
+    """The bundle's kernels for a device of that compute capability ("90"), else the installed library's.
+
+    Raises ExecutionError where there are neither, or they cannot be loaded.
+    """
+    records = bundle.manifest.kernels
+    if best_architecture((record.architecture for record in records.values()), architecture):
+        return CubinKernels(bundle.folder, records, architecture)
+    if path := find_library():
+        return KernelLibrary(path)
+    raise ExecutionError(
+        f"{bundle.folder} has no kernels for compute capability {architecture}: build it with "
+        f"`specbuild build --cuda-arch {architecture}`, or compile them here with `SPECBUILD_CUDA=1 pip install .`"
+    )
+
+
+class CubinKernels:
+    """The kernels of KERNELS in the CUDA context that is current when this is made and used; they go with it."""
+
+    def __init__(self, folder: Path, records: Mapping[str, KernelRecord], architecture: str) -> None:
+        """`records`: of a manifest, by file in `folder`; `architecture`: the device's compute capability, "90".
+
+        Raises ExecutionError where a kernel is missing or of another version, and where there is no driver.
+        """
+        best = best_architecture((record.architecture for record in records.values()), architecture)
+        self._files = {
+            name: folder / file for file, r in records.items() if r.architecture == best for name in r.kernels
+        }
+        self._architecture, self._folder = architecture, folder
+        self._structs = {kernel: LAUNCHERS[name] for name, kernels in KERNELS.items() for kernel in kernels}
+        wanted = [kernel for kernel in self._structs if kernel != _LATER]
+        for kernel in sorted(wanted):
+            self._file(kernel)
+        self._driver = _driver()
+        self._modules, self._functions, self._shared = dict[Path, Any](), dict[str, Any](), dict[str, int]()
+        for kernel in wanted:
+            self._function(kernel)
+
+    def _file(self, kernel: str) -> Path:
+        if kernel in self._files:
+            return self._files[kernel]
+        raise ExecutionError(
+            f"{self._folder} has no kernel {kernel} for compute capability {self._architecture}: build it again with "
+            f"--cuda-arch {self._architecture}"
+        )
+
+    def _function(self, kernel: str) -> Any:
+        """A kernel, loaded when it is first asked for."""
+        if kernel not in self._functions:
+            path = self._file(kernel)
+            if path not in self._modules:
+                self._modules[path] = self._load(path)
+            function = self._call("cuModuleGetFunction", self._modules[path], kernel.encode())
+            _, size = self._call("cuFuncGetParamInfo", function, 0)
+            if size != ctypes.sizeof(self._structs[kernel]):
+                raise ExecutionError(f"{path} is of another version, {kernel} takes {size} bytes: build it again")
+            self._functions[kernel] = function
+        return self._functions[kernel]
+
+    def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
+        """Launch `specbuild_<name>` on a stream; returns before it has run.
+
+        Raises OptionError for what it refuses, and ExecutionError for what CUDA does.
+        """
+        for kernel, x, y, z, threads, shared in launches(name, params):
+            function = self._function(kernel)
+            if shared > max(_UNASKED, self._shared.get(kernel, 0)):
+                most = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._call("cuFuncSetAttribute", function, most, shared)
+                self._shared[kernel] = shared
+            arguments = (c_void_p * 1)(ctypes.addressof(params))
+            where = stream, ctypes.addressof(arguments), 0
+            self._call("cuLaunchKernel", function, x, y, z, threads, 1, 1, shared, *where)
+
+    @staticmethod
+    def workspace(params: Any) -> int:
+        """Bytes of workspace that a choice needs."""
+        if not isinstance(params, Choose):
+            raise OptionError(f"a workspace is a choice's, {type(params).__name__} is not among these kernels")
+        return int(params.batch * params.nodes * (_blocks(params.vocab, _SLICE) * params.best * 8 + 4))
+
+    def _load(self, path: Path) -> Any:
+        try:
+            return self._call("cuModuleLoadData", path.read_bytes())
+        except OSError as error:
+            raise ExecutionError(f"{path} cannot be read ({error.strerror}): build the bundle again") from None
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        status, *results = getattr(self._driver, name)(*arguments)
+        if status:
+            raise ExecutionError(f"CUDA: {name}: {status.name}")
+        return results[0] if len(results) == 1 else results
+
+
+def _driver() -> Any:
+    """The driver's bindings; raises ExecutionError."""
+    try:
+        from cuda.bindings import driver
+
+        (status,) = driver.cuInit(0)
+    except ImportError:
+        raise ExecutionError("launching kernels needs cuda-bindings: pip install 'specbuild-trt[cuda]'") from None
+    except RuntimeError:  # bindings that find no driver
+        raise ExecutionError("launching kernels needs NVIDIA's driver, and there is none on this machine") from None
+    if status:
+        raise ExecutionError(f"CUDA's driver does not start ({status.name}): see what nvidia-smi says")
+    return driver
+
+
+def _choose(p: Choose) -> list[Launch]:
+    optional = "history bias_tokens bias_values parents row_nodes counts scores fault"
+    _check(p, optional, batch=_GRID, nodes=_GRID, vocab=_VOCAB, best=_BEST, tree_nodes=_POOL)
+    _refuse(p.stride < p.vocab, f"rows of {p.vocab} logits lie {p.stride} apart")
+    _refuse(not p.row_nodes and p.nodes > p.tree_nodes, f"{p.nodes} rows of {p.tree_nodes} nodes need row_nodes")
+    _refuse((p.bias_tokens is None) != (p.bias_values is None), "a bias needs both tokens and values")
+    dtype = _dtype(p, _LOGITS)
+    cut = Launch(f"choose_cut_{dtype}", p.nodes, p.batch, 1, 512, 4 * _blocks(p.vocab, 32))
+    choose = Launch(f"choose_{dtype}", _blocks(p.vocab, _SLICE), p.nodes, p.batch, 256)
+    return [cut, choose] if p.cut_offs else [choose]
+
+
+def _walk(p: Walk) -> list[Launch]:
+    _check(p, "parents counts history roots pair fault", batch=_ANY, nodes=_NODES)
+    _refuse(bool(p.history) and p.vocab < 1, f"a history of a vocabulary of {p.vocab}")
+    return [Launch("walk_tree", p.batch, 1, 1, 32)]
+
+
+def _commit(p: Commit) -> list[Launch]:
+    _check(p, "fault", batch=_GRID, nodes=_NODES)
+    layers, columns = 0, 1
+    for cache in p.caches:
+        if cache.count == 0:
+            continue
+        _check(cache, "page_table node_rows", count=_GRID, heads=_ANY, row_bytes=_ANY, capacity=_ANY)
+        size, pages = cache.row_bytes, cache.page_rows
+        _refuse(size % 8 > 0, f"rows of {size} bytes: use a multiple of 8")
+        wrong = pages < 0 or pages & (pages - 1) or (pages and cache.capacity % pages)
+        _refuse(bool(wrong) or bool(pages) != bool(cache.page_table), f"{pages} rows a page of {cache.capacity}")
+        layers += cache.count
+        columns = max(columns, cache.heads * (size // (8 if size % 16 else 16)))
+    _refuse(not 1 <= layers <= _GRID, f"{layers} layers of keys and values in both caches")
+    return [Launch("commit_path", _blocks(columns, 128), layers, p.batch, 128)]
+
+
+def _mask(p: Mask) -> list[Launch]:
+    tree = {"nodes": _NODES, "tree_nodes": _NODES} if p.parents else {"nodes": _ANY}
+    _check(p, "parents tree_offset counts output positions rows fault", batch=_GRID, capacity=_ANY, **tree)
+    _refuse(bool(p.parents) and p.tree_nodes < p.nodes, f"a tree of {p.tree_nodes} nodes for {p.nodes} new ones")
+    _refuse(bool(p.rows) and p.capacity < p.nodes, f"{p.nodes} nodes in a cache slot of {p.capacity} rows")
+    _refuse(p.window < 0, f"window {p.window}")
+    return [Launch(f"tree_mask_{_dtype(p, _MASKS)}", _blocks(p.capacity, 1024) if p.output else 1, p.batch, 1, 256)]
+
+
+def _grow(kernel: str) -> Callable[[Grow], list[Launch]]:
+    def grids(p: Grow) -> list[Launch]:
+        _check(p, "fault", batch=_ANY, pool=_POOL, nodes=_NODES, rows=_NODES, frontiers=_NODES, best=_BEST)
+        _refuse(p.pool < 2 or p.nodes < 2, f"a pool of {p.pool} and a tree of {p.nodes} nodes: at least 2")
+        return [Launch(kernel, p.batch, 1, 1, 256)]
+
+    return grids
+
+
+def _publish(p: Ring) -> list[Launch]:
+    _check(p, "fault stop", batch=_GRID, nodes=_NODES, rounds=_ANY)
+    return [Launch("publish", 1, 1, 1, 256)]
+
+
+_GRIDS: dict[str, Callable[[Any], list[Launch]]] = {
+    "choose_tokens": _choose,
+    "walk_tree": _walk,
+    "commit_path": _commit,
+    "tree_mask": _mask,
+    "grow_level": _grow("grow_level"),
+    "finish_tree": _grow("grow_finish"),
+    "publish": _publish,
+}
+
+
+def _check(params: Any, optional: str, **most: int) -> None:
+    """Refuse a null pointer that is not among `optional`, and a size that is not from 1 to what is given."""
+    for name, most_of_it in most.items():
+        value = getattr(params, name)
+        _refuse(not 1 <= value <= most_of_it, f"{name} is {value}: 1 to {most_of_it}")
+    for name, kind in params._fields_:
+        _refuse(kind is c_void_p and not getattr(params, name) and name not in optional.split(), f"{name} is null")
+
+
+def _dtype(params: Any, names: tuple[str, ...]) -> str:
+    name = Dtype(params.dtype).name if params.dtype in set(Dtype) else "unknown"
+    _refuse(name not in names, f"dtype {params.dtype} is {name}: use {', '.join(names)}")
+    return name
+
+
+def _refuse(wrong: bool, message: str) -> None:
+    if wrong:
+        raise OptionError(message)
+
+
+def _blocks(count: int, each: int) -> int:
+    return -(-count // each)

@@ -1,0 +1,1 @@
+"""The round: draft, verify, accept, commit."""

@@ -1,0 +1,289 @@
+"""The graph of the rounds that follow each other, described without a device: what it holds, and in which order.
+
+The loop's own code enqueues a round on a device that only takes notes, with models of which only the manifest is known.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from ctypes import c_void_p
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from specbuild.runtime.backends.executor import ModelSpec, spec_of
+from specbuild.runtime.backends.gpu.device import PageTable, Place, Step, Tensor, TreeInputs
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.pages import Pages
+from specbuild.runtime.backends.kernels.cubins import CubinKernels, launches
+from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.bundle.manifest import Manifest
+from specbuild.runtime.bundle.memory_plan import block_size, cache_item_bytes, pages
+from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.speculation.tree import TreeSpec
+
+from .resident import ResidentLoop
+from .state import Asked, Block
+from .tree_grower import Extent
+
+HELD = frozenset({"kernel", "memcpy", "memset", "child", "conditional"})  # nodes that a conditional body may have
+GREEDY = Asked(cut_offs=False, history=False, bias=False)
+_WRITES = {
+    "choose_tokens": "choices scores workspace tickets fault",
+    "walk_tree": "history path length emitted roots pair fault",
+    "commit_path": "layers cache_len kept ticket fault",
+    "tree_mask": "output positions rows fault",
+    "grow_level": "growths pool_tokens pool_parents pool_rows pool_scores frontier level_counts level_tokens positions "
+    "level_parents level_offset fault",
+    "finish_tree": "tree_tokens tree_parents tree_counts tree_nodes node_rows fault",
+    "publish": "ring published round",
+}  # the fields through which a launcher's kernels write
+
+
+class Notes:
+    """A `Device` without memory: of what is enqueued in a loop's body it notes kind, stream, order and tensors."""
+
+    def __init__(self) -> None:
+        self.uncaptured: list[str] = []
+        self.nodes: list[dict[str, Any]] = []
+        self.edges: list[tuple[int, int]] = []
+        self.names: list[tuple[int, int, str]] = []  # where a named tensor begins and ends
+        self._addresses, self._streams = itertools.count(1 << 40, 1 << 36), itertools.count(1)
+        self._last: dict[int, set[int]] | None = None  # by stream, what its next node waits for, while one is captured
+
+    def add(self, kind: str, stream: int, reads: Seq[int] = (), writes: Seq[int] = (), **more: Any) -> None:
+        """Note a node; `reads` and `writes`: addresses."""
+        if self._last is None:
+            return
+        node = {"id": len(self.nodes), "kind": kind, "stream": stream, **more}
+        node |= {"reads": self._named(reads), "writes": self._named(writes)}
+        self.edges += [(before, node["id"]) for before in sorted(self._last.get(stream, ()))]
+        self._last[stream] = {node["id"]}
+        self.nodes.append(node)
+
+    def _named(self, addresses: Seq[int]) -> list[str]:
+        """The smallest tensors that the addresses lie in; what has no name is left out."""
+        inside = [[(e - b, name) for b, e, name in self.names if b <= address < e] for address in addresses]
+        return list(dict.fromkeys(min(found)[1] for found in inside if found))
+
+    def empty(self, shape: Seq[int], dtype: DTypeLike) -> Tensor:
+        """See `Device`; 64 GiB of addresses each, and nothing behind them."""
+        self.add("allocation", 0)
+        return Tensor(next(self._addresses), tuple(shape), np.dtype(dtype))
+
+    def pinned(self, shape: Seq[int], dtype: DTypeLike) -> NDArray[Any]:
+        """See `Device`; memory that the system gives when it is written."""
+        return np.zeros(shape, dtype)
+
+    def stream(self) -> int:
+        """See `Device`."""
+        return next(self._streams)
+
+    def upload(self, to: Tensor, source: NDArray[Any], stream: int) -> None:
+        """See `Device`; no node of a body of ours."""
+        self.add("copy from the host", stream, writes=[to.address], bytes=source.nbytes)
+
+    def download(self, to: NDArray[Any], source: Tensor, stream: int) -> None:
+        """See `Device`; no node of a body of ours: what the host reads is in the ring."""
+        self.add("copy to the host", stream, [source.address], bytes=to.nbytes)
+
+    def fill(self, to: Tensor, byte: int, stream: int) -> None:
+        """See `Device`."""
+        self.add("memset", stream, writes=[to.address], bytes=to.nbytes)
+
+    def copy(self, to: Tensor, source: Tensor, stream: int) -> None:
+        """See `Device`."""
+        self.add("memcpy", stream, [source.address], [to.address], bytes=source.nbytes)
+
+    copy_rows = copy
+
+    def move_rows(self, cache: Tensor, source: Place, to: Place, count: int, stream: int) -> None:
+        """See `Device`."""
+        self.add("memcpy", stream, [cache.address], [cache.address])
+
+    def after(self, stream: int, other: int) -> None:
+        """See `Device`: an edge."""
+        if self._last is not None:
+            self._last[stream] = self._last.get(stream, set()) | self._last.get(other, set())
+
+    def wait(self, stream: int) -> None:
+        """See `Device`; no node of any graph."""
+        self.add("wait of the host", stream)
+
+    def reached(self, counter: NDArray[np.uint64], value: int, stream: int) -> bool:
+        """See `Device`."""
+        return False
+
+    def graph(self, enqueue: Step, stream: int) -> Step:
+        """See `Device`."""
+        return enqueue
+
+    def loop(self, body: Callable[[int], None], stream: int) -> Step:
+        """Note the body; raises ExecutionError for a node that no conditional body holds."""
+        self.nodes, self.edges, self._last = [], [], {}
+        try:
+            body(1)
+        finally:
+            self._last = None
+        for at, kind in ((node["id"], node["kind"]) for node in self.nodes if node["kind"] not in HELD):
+            raise ExecutionError(f"node {at} of the loop, {kind}, is none that a conditional body can hold: report it")
+        return lambda: None
+
+    def close(self) -> None:
+        """See `Device`."""
+
+
+class _Kernels:
+    """Kernels that are noted where they would be launched."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+
+    def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
+        """See `Kernels`; raises OptionError for what the kernels refuse."""
+        pointers, writes = list(_pointers(params)), _WRITES[name].split()
+        for kernel, x, y, z, threads, shared in launches(name, params):
+            self._notes.add(
+                "kernel",
+                stream,
+                [address for field, address in pointers if field not in writes],
+                [address for field, address in pointers if field in writes],
+                kernel=kernel,
+                grid=[x, y, z],
+                threads=threads,
+                shared_bytes=shared,
+            )
+
+    workspace = staticmethod(CubinKernels.workspace)
+
+
+def _pointers(params: Any) -> Iterator[tuple[str, int]]:
+    """The fields of a struct, and of those in it, that point anywhere."""
+    for name, kind in params._fields_:
+        value = getattr(params, name)
+        if name == "caches":
+            yield from (pair for cache in value for pair in _pointers(cache))
+        elif kind is c_void_p and value:
+            yield name, value
+
+
+class _Model:
+    """A model of a manifest, whose step is a child graph."""
+
+    capturable = True
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        notes: Notes,
+        batch: int,
+        buckets: Seq[int],
+        plugin: bool,
+        item: Any,
+        pages: PageTable | None,
+    ) -> None:
+        """`plugin`: whether its attention is TreeAttention; `item`: the dtype of its cache."""
+        self.pages = pages
+        self.spec, self.batch_size, self.buckets, self.chunk = spec, batch, buckets, buckets[-1]
+        self._notes, most, empty = notes, buckets[-1], notes.empty
+        self.tokens, self.positions = (empty((batch, most), np.int32) for _ in range(2))
+        self.rows, *lengths = (empty((batch,), np.int32) for _ in range(4))
+        self.tree = TreeInputs(empty((batch, most), np.int32), *lengths) if plugin else None
+        windows = () if plugin else spec.windows
+        self.masks = {window: empty((batch, 1, most, spec.capacity), np.bool_) for window in windows}
+        self.logits = empty((batch, most, spec.vocab_size), np.float32)
+        self.hidden: Tensor | None = None  # a draft that reads them is not in the loop
+        self.hidden_in: Tensor | None = None
+        parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch, spec.capacity)
+        self.cache = empty((2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim), item)
+
+    def enqueue(self, nodes: int, stream: int) -> None:
+        """See `Model`."""
+        tree = self.tree
+        told = [tree.parents, tree.cache_len, tree.tree_offset, tree.counts] if tree else [self.positions, self.rows]
+        table = [self.pages.tensor] if self.pages else []
+        reads = [self.tokens, *told, *table, *self.masks.values(), self.cache]
+        addresses = [tensor.address for tensor in reads]
+        self._notes.add(
+            "child", stream, addresses, [self.logits.address, self.cache.address], model=self.spec.name, nodes=nodes
+        )
+
+    def prefill(self, slot: int, nodes: int, stream: int) -> None:
+        """See `Model`."""
+
+    def close(self) -> None:
+        """See `Model`."""
+
+
+def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Asked = GREEDY) -> dict[str, Any]:
+    """The graph in which a bundle's rounds would follow each other on a GPU, as JSON has it.
+
+    `tree`: what every sequence drafts, or "off"; `asked`: the processors of the requests, history and bias not among
+    them. The body has nodes (kind, stream, tensors by name, kernels and their grids) and edges between their ids. Needs
+    no GPU and no file but the manifest. Raises OptionError, BundleError, and ExecutionError for what no body holds.
+    """
+    manifest, notes = bundle.manifest, Notes()
+    if "draft" in manifest.models and (kind := manifest.models["draft"].kind) != "model":
+        raise OptionError(f"the host grows the trees of a draft of kind {kind}, so no rounds follow each other")
+    spec = None if tree == "off" or "draft" not in manifest.models else TreeSpec.parse(tree).check(manifest.buckets[-1])
+    names = ["target", "draft"] if spec else ["target"]
+    count, rows = pages(manifest, batch_size), block_size(manifest)
+    capacity = manifest.models["target"].capacity
+    table = PageTable(notes, Pages(batch_size, capacity, rows, count)) if rows else None
+    executors = {name: _executor(manifest, name, notes, batch_size, table) for name in names}
+    loop = ResidentLoop(
+        executors["target"], executors.get("draft"), _Kernels(notes), frozenset(manifest.eos_token_ids), "model"
+    )
+    nodes = executors["target"].bucket(1 + spec.nodes if spec else 1)
+    extent = Extent.of([spec], executors["draft"], nodes) if spec else None
+    parts: dict[str, Any] = {name: vars(executor.model) for name, executor in executors.items()} | {
+        "slots": loop._slots.at
+    }
+    parts |= {"round": loop._blocks[nodes], "loop": {k: v for k, v in vars(loop).items() if k != "_blocks"}}
+    parts |= {"drafting": vars(loop._model)} if loop._model else {}
+    notes.names += _tensors("", parts)
+    loop.capture(nodes, extent, asked)
+    return {
+        "backend": manifest.backend,
+        "batch_size": batch_size,
+        "tree": spec.text if spec else "off",
+        "nodes": nodes,
+        "rounds": loop.ahead,
+        "kind": "conditional",
+        "condition": "while",
+        "counts": dict(sorted(Counter(node["kind"] for node in notes.nodes).items())),
+        "body": {"nodes": notes.nodes, "edges": [list(edge) for edge in notes.edges]},
+    }
+
+
+def _executor(
+    manifest: Manifest, name: str, notes: Notes, batch_size: int, table: PageTable | None
+) -> StandardExecutor:
+    record, spec = manifest.models[name], spec_of(manifest, name)
+    engines = [manifest.engines[graph] for graph in record.graphs.values() if graph in manifest.engines]
+    plugin = any(engine.attention == "plugin" for engine in engines)
+    item = f"u{cache_item_bytes(manifest, record)}"  # as many bytes as a cache's number has
+    model = _Model(spec, notes, batch_size, tuple(manifest.buckets), plugin, item, table)
+    return StandardExecutor(notes, model, notes.stream())
+
+
+def _tensors(name: str, thing: Any) -> Iterator[tuple[int, int, str]]:
+    """Every tensor and every pinned array in something, by the names that lead to it."""
+    if isinstance(thing, Tensor):
+        yield thing.address, thing.address + thing.nbytes, name
+    elif isinstance(thing, np.ndarray):
+        yield thing.ctypes.data, thing.ctypes.data + thing.nbytes, f"{name} (host)"
+    elif isinstance(thing, Block):
+        yield from _tensors(name, thing.at)
+    elif isinstance(thing, TreeInputs):
+        yield from _tensors(name, {part: getattr(thing, part) for part in TreeInputs.__dataclass_fields__})
+    elif isinstance(thing, PageTable):
+        yield from _tensors(name, {"table": thing.tensor})
+    elif isinstance(thing, Mapping | list):
+        for part, inner in (thing if isinstance(thing, Mapping) else dict(enumerate(thing))).items():
+            yield from _tensors(f"{name}.{str(part).strip('_')}".strip("."), inner)

@@ -1,0 +1,244 @@
+"""What a device knows of the sequences it decodes, a slot each, and how it gets there."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Hashable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from specbuild.runtime.backends import nvtx
+from specbuild.runtime.backends.gpu.device import Device, Kernels, Step, Tensor, slot_parts
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Dtype, Request, Shape
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.speculation.tree import TreeSpec
+
+MOST_GRAPHS = 64
+UNCAPTURABLE = "ONNX Runtime's steps are not captured in graphs"  # of no other model is it true
+_ALIGNMENT = 16
+
+
+class Block:
+    """Arrays that travel together: one piece of a device's memory, and its pinned twin on the host."""
+
+    def __init__(self, device: Device, fields: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
+        """`fields`: shapes and dtypes, in the order in which they lie."""
+        self._device, self._ends = device, dict[str, tuple[int, int]]()
+        self.host, self.at = dict[str, NDArray[Any]](), dict[str, Tensor]()
+        end = 0
+        for name, (shape, dtype) in fields.items():
+            begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = begin + math.prod(shape) * np.dtype(dtype).itemsize
+            self._ends[name] = begin, end
+        self._memory, self._twin = device.empty((end,), np.uint8), device.pinned((end,), np.uint8)
+        for name, (shape, dtype) in fields.items():
+            begin, end = self._ends[name]
+            self.host[name] = self._twin[begin:end].view(dtype).reshape(shape)
+            self.at[name] = Tensor(self._memory.address + begin, shape, np.dtype(dtype))
+
+    def upload(self, first: str, last: str, stream: int) -> None:
+        """Enqueue the copy of the fields from `first` to `last` to the device."""
+        self._device.upload(*self._span(first, last), stream)
+
+    def download(self, first: str, last: str, stream: int) -> None:
+        """Enqueue the copy of the fields from `first` to `last` to the host."""
+        memory, twin = self._span(first, last)
+        self._device.download(twin, memory, stream)
+
+    def upload_row(self, name: str, slot: int, stream: int) -> None:
+        """Enqueue the copy of one slot's part of a field to the device."""
+        tensor, row = self.at[name], self.host[name][slot : slot + 1]
+        to = Tensor(tensor.address + slot * row.nbytes, row.shape, row.dtype)
+        self._device.upload(to, row, stream)
+
+    def _span(self, first: str, last: str) -> tuple[Tensor, NDArray[Any]]:
+        begin, end = self._ends[first][0], self._ends[last][1]
+        return Tensor(self._memory.address + begin, (end - begin,), np.dtype(np.uint8)), self._twin[begin:end]
+
+
+def round_block(target: StandardExecutor, nodes: int) -> Block:
+    """What a round takes from the host, up to `counts`, and what it gives back, from there on."""
+    one, each = (target.batch_size,), (target.batch_size, nodes)
+    shapes = {"tokens": each, "parents": each, "node_rows": each, "counts": one, "fault": one, "length": one}
+    shapes |= {"emitted": each, "path": each}
+    return Block(target.device, {name: (shape, np.int32) for name, shape in shapes.items()})
+
+
+def layer_addresses(executor: StandardExecutor) -> Tensor:
+    """The addresses of each layer's keys and values, `uint64[2·layers]`."""
+    device, cache = executor.device, executor.model.cache
+    addresses = device.pinned((cache.shape[0],), np.uint64)
+    addresses[:] = [part.address for part in slot_parts(cache)]
+    layers = device.empty(addresses.shape, np.uint64)
+    device.upload(layers, addresses, executor.stream)
+    device.wait(executor.stream)
+    return layers
+
+
+def launch(kernels: Kernels, name: str, stream: int, **fields: Any) -> None:
+    """Enqueue a kernel, its struct's pointers given as tensors; fields that are not named are null or 0."""
+    values = {key: value.address if isinstance(value, Tensor) else value for key, value in fields.items()}
+    kernels.launch(name, LAUNCHERS[name](**values), stream)
+
+
+def show(kernels: Kernels, executor: StandardExecutor, cache_len: Tensor, nodes: int, **fields: Any) -> None:
+    """Enqueue what tells a step of `nodes` nodes its trees: masks, positions and rows, or TreeAttention's own inputs.
+
+    `fields`: of `specbuild_mask`; parents, tree_nodes and counts are among them, tree_offset where it may not be 0.
+    """
+    model, tree, device, stream = executor.model, executor.model.tree, executor.device, executor.stream
+    fields |= {"cache_len": cache_len, "batch": executor.batch_size, "nodes": nodes}
+    fields |= {"capacity": executor.spec.capacity, "dtype": Dtype.BOOL}
+    for window, mask in model.masks.items():
+        out = {"output": mask, "window": window, "positions": model.positions, "rows": model.rows}
+        launch(kernels, "tree_mask", stream, **fields, **out)
+    if tree:
+        launch(kernels, "tree_mask", stream, **fields, rows=tree.cache_len)
+        shape = executor.batch_size, fields["tree_nodes"]
+        device.copy_rows(tree.parents, Tensor(fields["parents"].address, shape, tree.parents.dtype), stream)
+        device.copy(tree.counts, fields["counts"], stream)
+        if "tree_offset" in fields:  # else it is 0, as the executor left it
+            device.copy(tree.tree_offset, fields["tree_offset"], stream)
+
+
+class Graphs:
+    """Graphs by key, each captured when it is first run, where the model's steps can be."""
+
+    def __init__(self, executor: StandardExecutor) -> None:
+        """What `executor` runs is in the graphs, on its stream."""
+        self._device, self._stream, self._made = executor.device, executor.stream, dict[Hashable, Step]()
+        self._capturable = executor.model.capturable
+        if not self._capturable and UNCAPTURABLE not in self._device.uncaptured:
+            self._device.uncaptured.append(UNCAPTURABLE)
+
+    def run(self, key: Hashable, enqueue: Step) -> None:
+        """Enqueue this key's graph; or call by call what it would hold, also while a profiler wants ranges."""
+        if nvtx.enabled or not self._capturable:
+            return enqueue()
+        if key not in self._made:
+            if len(self._made) >= MOST_GRAPHS:
+                self._made.clear()
+            self._made[key] = self._device.graph(enqueue, self._stream)
+        self._made[key]()
+
+    def clear(self) -> None:
+        """Drop them all."""
+        self._made.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which processors any sequence of a round asks for: what a graph must have."""
+
+    cut_offs: bool
+    history: bool
+    bias: bool
+
+    @classmethod
+    def of(cls, params: Seq[SamplingParams]) -> Asked:
+        """What these sequences ask for together."""
+        return cls(
+            any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
+            any(p.repetition_penalty != 1 or p.frequency_penalty or p.presence_penalty for p in params),
+            any(p.logit_bias for p in params),
+        )
+
+
+class Slots:
+    """Every slot's text and request on the device; the host's twin is written from the sequences themselves.
+
+    `cache_len`: the root's position. A slot that decodes nothing has one where its rows may be overwritten from.
+    """
+
+    def __init__(self, device: Device, batch_size: int, vocab_size: int) -> None:
+        self._device, self._vocab = device, vocab_size
+        fields: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
+            "cache_len": ((batch_size,), np.int32),
+            "roots": ((batch_size,), np.int32),
+            "pair": ((batch_size, 2), np.int32),
+            "requests": ((batch_size, ctypes.sizeof(Request)), np.uint8),
+            "growths": ((batch_size, ctypes.sizeof(Shape)), np.uint8),
+        }
+        self._block = Block(device, fields)
+        self.at = self._block.at
+        self._optional: dict[str, Block] = {}
+        self._decoding: list[tuple[Sequence | None, TreeSpec | None]] = [(None, None)] * batch_size
+        self._changed = True
+        self._block.host["cache_len"][:] = 1
+
+    def hold(self, slot: int, rows: int) -> None:
+        """Nothing is decoded in a slot; its rows from `rows` on may be overwritten."""
+        self._decoding[slot], self._changed = (None, None), True
+        self._block.host["cache_len"][slot] = max(rows, 1)  # what runs a pair of nodes begins a row before
+        self._block.host["growths"][slot] = 0
+
+    def update(self, decoding: Seq[tuple[Sequence, TreeSpec | None]], stream: int) -> None:
+        """Enqueue the upload of what is new: who decodes, and what is grown for whom (None: nothing)."""
+        host = self._block.host
+        for sequence, spec in decoding:
+            known, grown = self._decoding[sequence.slot]
+            if known is not sequence:
+                self._enter(sequence, stream)
+            if known is not sequence or grown != spec:
+                shape = Shape(spec.branch, spec.width, spec.expand, spec.depth, spec.nodes) if spec else Shape()
+                host["growths"][sequence.slot] = np.frombuffer(bytes(shape), dtype=np.uint8)
+                self._decoding[sequence.slot], self._changed = (sequence, spec), True
+        if self._changed:
+            for sequence, _ in decoding:
+                host["cache_len"][sequence.slot], host["roots"][sequence.slot] = sequence.cached, sequence.tokens[-1]
+                host["pair"][sequence.slot] = sequence.tokens[-2:]
+            self._block.upload("cache_len", "growths", stream)
+            self._changed = False
+
+    def choosing(self, asked: Asked) -> dict[str, Any]:
+        """The fields of `specbuild_choose` and `specbuild_walk` that are about the slots."""
+        return {
+            "requests": self.at["requests"],
+            "root_position": self.at["cache_len"],
+            "history": self.history(asked),
+            "bias_tokens": self._optional["bias"].at["tokens"] if asked.bias else None,
+            "bias_values": self._optional["bias"].at["values"] if asked.bias else None,
+            "cut_offs": int(asked.cut_offs),
+            "vocab": self._vocab,
+        }
+
+    def history(self, asked: Asked) -> Tensor | None:
+        """`uint32[B, V]`, where any sequence has penalties."""
+        return self._optional["history"].at["counts"] if asked.history else None
+
+    def _enter(self, sequence: Sequence, stream: int) -> None:
+        """A sequence's request, and where it asks for them its history and its bias, which lies at V times its slot."""
+        slot, p = sequence.slot, sequence.params
+        begin, asked = slot * self._vocab, Asked.of([p])
+        floor = math.log(p.min_p) if p.min_p > 0 else -math.inf
+        penalties = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
+        ends = begin, begin + len(p.logit_bias)
+        request = Request(sequence.sampler.seed, p.top_p, floor, p.temperature, *penalties, p.top_k, *ends)
+        self._block.host["requests"][slot] = np.frombuffer(bytes(request), dtype=np.uint8)
+        if asked.history:
+            block = self._block_of("history", counts=np.uint32)
+            counts = np.bincount(np.array(sequence.output, dtype=np.int64), minlength=self._vocab)
+            block.host["counts"][slot] = counts
+            block.host["counts"][slot, sequence.tokens] |= np.uint32(1 << 31)
+            block.upload_row("counts", slot, stream)
+        if asked.bias:
+            block = self._block_of("bias", tokens=np.int32, values=np.float32)
+            tokens = sorted(p.logit_bias)
+            block.host["tokens"][slot, : len(tokens)] = tokens
+            block.host["values"][slot, : len(tokens)] = [p.logit_bias[token] for token in tokens]
+            block.upload_row("tokens", slot, stream)
+            block.upload_row("values", slot, stream)
+
+    def _block_of(self, name: str, **dtypes: DTypeLike) -> Block:
+        """Something of every token for every slot, made when the first sequence asks for it."""
+        if name not in self._optional:
+            shape = len(self._decoding), self._vocab
+            self._optional[name] = Block(self._device, {field: (shape, dtype) for field, dtype in dtypes.items()})
+        return self._optional[name]

@@ -1,0 +1,188 @@
+"""The draft model on a device: every sequence's tree grown in one graph, without a word to the host.
+
+The model always runs a text's last two tokens again, which is all that it may owe its cache after a round: the last
+accepted leaf, which no level has run, and the bonus token. A row that was right is written again as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.backends import nvtx
+from specbuild.runtime.backends.executor import Share, share_rows
+from specbuild.runtime.backends.gpu.device import MOST_NODES, Kernels
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.kernels.abi import Choose, Dtype
+from specbuild.runtime.errors import BundleError
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.tree import BEST_DEPTH, TreeSpec
+
+from .state import Asked, Block, Graphs, Slots, launch, show
+
+_PAIR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What one graph grows: the most that any of its trees asks for, in whole buckets."""
+
+    levels: int
+    branch: int
+    frontiers: int
+    pool: int
+    rows: int
+    nodes: int
+
+    @classmethod
+    def of(cls, specs: Seq[TreeSpec], executor: StandardExecutor, nodes: int) -> Extent:
+        """What these trees take that are verified `nodes` at a time."""
+        frontiers = executor.bucket(max(spec.expand for spec in specs))
+        return cls(
+            levels=max(spec.depth for spec in specs),
+            branch=max(spec.branch for spec in specs),
+            frontiers=frontiers,
+            pool=1 + max(spec.width * spec.depth for spec in specs),
+            rows=max(frontiers, *(spec.expand * (spec.depth - 1) for spec in specs)),
+            nodes=nodes,
+        )
+
+
+class DeviceDrafter:
+    """Grows trees of the shapes that `Slots` has, into a round's `Block`; memory for the largest is made once."""
+
+    def __init__(self, executor: StandardExecutor, kernels: Kernels, slots: Slots, most: int) -> None:
+        """`most`: nodes of the largest tree, its root included. Raises BundleError where no step has two nodes."""
+        if _PAIR not in executor.model.buckets:
+            raise BundleError("the draft has no step of two nodes: build it with a bucket of 2")
+        self.executor, self._kernels, self._slots = executor, kernels, slots
+        self.graphs = Graphs(executor)
+        self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are right, at least
+        batch, empty = executor.batch_size, executor.device.empty
+        wide, branch = executor.model.buckets[-1], most - 1
+        pool = {name: empty((batch, 1 + BEST_DEPTH * branch), np.int32) for name in ("tokens", "parents", "rows")}
+        self._tree = {f"pool_{name}": tensor for name, tensor in pool.items()}
+        self._tree["pool_scores"] = empty((batch, 1 + BEST_DEPTH * branch), np.float64)
+        self._tree |= {name: empty((batch,), np.int32) for name in ("level_counts", "level_offset")}
+        self._tree |= {name: empty((batch, MOST_NODES), np.int32) for name in ("level_parents", "tree_nodes")}
+        self._tree["frontier"] = empty((batch, wide), np.int32)
+        self._tree["choices"] = empty((batch, wide, branch), np.int32)
+        self._tree["scores"] = empty((batch, wide, branch), np.float32)
+        self._tickets = empty((batch, wide), np.uint32)
+        self._pair = _chain(executor, _PAIR)
+        largest = Choose(batch=batch, nodes=wide, vocab=executor.spec.vocab_size, best=branch)
+        self._workspace = empty((kernels.workspace(largest),), np.uint8)
+
+    def catch_up(self, sequences: Seq[Sequence]) -> None:
+        """Run all but the last two tokens that each sequence's cache is behind."""
+        while behind := [s for s in sequences if len(s.tokens) - self._cached[s.slot] > _PAIR]:
+            self.executor.step([self._chunk(sequence) for sequence in behind])
+            for sequence in behind:
+                self.executor.commit(sequence.slot, (), self._cached[sequence.slot])
+
+    def _chunk(self, sequence: Sequence) -> Share:
+        start = self._cached[sequence.slot]
+        stop = min(len(sequence.tokens) - _PAIR, start + self.executor.model.chunk)
+        self._cached[sequence.slot] = stop
+        return Share(sequence.slot, start, start, sequence.tokens[start:stop], range(start, stop), None, 0)
+
+    def draft(self, specs: Seq[TreeSpec], asked: Asked, block: Block, nodes: int) -> None:
+        """Enqueue the growing of trees of at most `nodes` nodes, on the draft's stream."""
+        extent = Extent.of(specs, self.executor, nodes)
+        self.graphs.run((extent, asked), lambda: self.grow(extent, asked, block))
+
+    def grow(self, extent: Extent, asked: Asked, block: Block) -> None:
+        """Enqueue the root's children, a level below them at a time, and the best of all as the final tree."""
+        executor, model, stream, slots = self.executor, self.executor.model, self.executor.stream, self._slots.at
+        fault, levels = block.at["fault"], self._tree
+        grown = self._fields(extent, block)
+        with nvtx.range("draft level"):
+            executor.device.copy(model.tokens, slots["pair"], stream)
+            show(self._kernels, executor, slots["cache_len"], _PAIR, fault=fault, shift=-1, **self._pair)
+            model.enqueue(_PAIR, stream)
+        row = model.logits.dtype.itemsize * executor.spec.vocab_size
+        self._choose(extent, asked, fault, nodes=1, logits=model.logits.address + row, rows_apart=_PAIR)
+        launch(self._kernels, "grow_level", stream, **grown, first=1)
+        for _ in range(extent.levels - 1):
+            below = {"parents": levels["level_parents"], "tree_nodes": extent.rows}
+            below |= {"tree_offset": levels["level_offset"], "counts": levels["level_counts"]}
+            with nvtx.range("draft level"):
+                show(self._kernels, executor, slots["cache_len"], extent.frontiers, fault=fault, shift=1, **below)
+                model.enqueue(extent.frontiers, stream)
+            asking = {"row_nodes": levels["frontier"], "counts": levels["level_counts"]}
+            self._choose(extent, asked, fault, nodes=extent.frontiers, logits=model.logits, rows_apart=1, **asking)
+            launch(self._kernels, "grow_level", stream, **grown)
+        launch(self._kernels, "finish_tree", stream, **grown)
+
+    def _fields(self, extent: Extent, block: Block) -> dict[str, Any]:
+        """`specbuild_grow` but for `first`; a level's tokens and positions go to the model's own inputs."""
+        model, at = self.executor.model, self._slots.at
+        return {
+            **self._tree,
+            "growths": at["growths"],
+            "roots": at["roots"],
+            "root_position": at["cache_len"],
+            "level_tokens": model.tokens,
+            "positions": model.positions,
+            "tree_tokens": block.at["tokens"],
+            "tree_parents": block.at["parents"],
+            "tree_counts": block.at["counts"],
+            "node_rows": block.at["node_rows"],
+            "fault": block.at["fault"],
+            "batch": self.executor.batch_size,
+            "pool": extent.pool,
+            "frontiers": extent.frontiers,
+            "best": extent.branch,
+            "rows": extent.rows,
+            "nodes": extent.nodes,
+        }
+
+    def _choose(self, extent: Extent, asked: Asked, fault: Any, rows_apart: int, **fields: Any) -> None:
+        """The best children of every node that was run, by the target's own processors and noise."""
+        launch(
+            self._kernels,
+            "choose_tokens",
+            self.executor.stream,
+            **self._slots.choosing(asked),
+            **fields,
+            tokens=self._tree["pool_tokens"],
+            parents=self._tree["pool_parents"],
+            choices=self._tree["choices"],
+            scores=self._tree["scores"],
+            workspace=self._workspace,
+            tickets=self._tickets,
+            fault=fault,
+            stride=rows_apart * self.executor.spec.vocab_size,
+            batch=self.executor.batch_size,
+            tree_nodes=extent.pool,
+            best=extent.branch,
+            dtype=Dtype.F32,
+        )
+
+    def commit(self, sequence: Sequence, rows: int) -> None:
+        """The cache has at least so many rows of the text now."""
+        self._cached[sequence.slot] = rows
+        self.executor.commit(sequence.slot, (), rows)
+
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """See `Drafter.keep`."""
+        self._cached[slot] = min(rows, self._cached[source])
+        share_rows(self.executor, slot, source, self._cached[slot])
+
+    def release(self, slot: int) -> None:
+        """The sequence in a slot has ended."""
+        self.executor.commit(slot, (), self._cached[slot])
+
+
+def _chain(executor: StandardExecutor, nodes: int) -> dict[str, Any]:
+    """Every slot's new nodes as a chain, for `show`."""
+    one = (executor.batch_size,)
+    shapes = {"parents": (*one, nodes), "counts": one, "tree_offset": one}
+    block = Block(executor.device, {name: (shape, np.int32) for name, shape in shapes.items()})
+    block.host["parents"][:], block.host["counts"][:] = np.arange(nodes) - 1, nodes
+    block.upload("parents", "counts", executor.stream)
+    executor.wait()  # the block's host part goes with it
+    return {**block.at, "tree_nodes": nodes}

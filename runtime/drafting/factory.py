@@ -1,0 +1,47 @@
+"""The drafter that a bundle's draft is made for, by its kind."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.backends.executor import HiddenExecutor
+from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.errors import BundleError
+
+from .eagle3 import EagleDrafter
+from .model import ModelDrafter
+from .pard import ParallelDrafter
+
+
+def drafter_of(
+    bundle: Bundle, draft: HiddenExecutor, target: HiddenExecutor, chunk: int, overlap: bool
+) -> ModelDrafter:
+    """`chunk`: nodes of a step of the draft at most. `overlap`: it drafts ahead, where its kind can.
+
+    Raises BundleError for tokens of its head that are none.
+    """
+    record, tokens = bundle.manifest.models["draft"], _tokens(bundle)
+    if record.kind == "eagle3":
+        return EagleDrafter(draft, chunk, target, tokens)
+    if record.mask_token is not None:
+        return ParallelDrafter(draft, chunk, record.mask_token, tokens)
+    return ModelDrafter(draft, chunk, overlap, tokens)
+
+
+def _tokens(bundle: Bundle) -> NDArray[np.int64] | None:
+    """The token of each column of the draft's logits."""
+    record, vocabulary = bundle.manifest.models["draft"], bundle.manifest.models["target"].vocab_size
+    if record.tokens is None:
+        return None
+    path = bundle.path(record.tokens)
+    try:
+        tokens = np.array(json.loads(path.read_text(encoding="utf-8")))
+        sound = tokens.dtype.kind == "i" and np.unique(tokens).shape == tokens.shape == (record.vocab_size,)
+    except (OSError, ValueError):
+        sound = False
+    if not sound or tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise BundleError(f"{path} does not name {record.vocab_size} of {vocabulary} tokens: build the bundle again")
+    return tokens

@@ -1,0 +1,130 @@
+"""Prompt lookup: drafts what followed the last tokens' earlier occurrences; needs no model.
+
+Source: Saxena, "Prompt Lookup Decoding" (2023); the n-gram drafter of vLLM and transformers. Two things differ: the
+longest match comes first, whatever its length, and a continuation that reaches the end of the text goes on through
+itself, so that a loop is drafted to any depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+
+LONGEST = 12  # tokens compared at most
+SURE = 4  # tokens that must match for the text to count as repeating itself
+SURE_GREEDY = 2  # at temperature 0, where texts repeat themselves sooner and longer
+_MOST_MATCHES = 32
+
+
+class NgramDrafter:
+    """Merges the continuations of the best matches into a tree of the asked shape; the root alone where none is."""
+
+    executor = None
+
+    def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
+        """A tree per sequence."""
+        return [self._tree(s, len(sequences)) for s in sequences]
+
+    def _tree(self, sequence: Sequence, batch: int) -> Tree:
+        found = from_text(sequence, batch) if sequence.outlook else None
+        return found or (lookup(sequence.history, sequence.shape) if sequence.shape else Tree([sequence.tokens[-1]]))
+
+    def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
+        """Nothing: a tree takes no time."""
+        return nullcontext()
+
+    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
+        """Nothing to keep: the text is the state."""
+
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """There is no cache."""
+
+    def release(self, slot: int) -> None:
+        """Nothing to forget."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def from_text(sequence: Sequence, batch: int, looks_up: bool = True) -> Tree | None:
+    """The text's own continuation, or the root alone where nothing is worth drafting; None: the model is asked.
+
+    batch: how many sequences draft in this round. looks_up: False never takes the text's.
+    """
+    history, shape, outlook = sequence.history, sequence.shape, sequence.outlook
+    if not shape:
+        return None
+    if not outlook:
+        return repeats(history, shape, SURE if sequence.params.temperature else SURE_GREEDY) if looks_up else None
+    start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
+    outlook.guess = int(history[start]) if matched else -1
+    option = outlook.choose(batch, matched, sequence.limit - len(history) - 1)
+    if option.kind in ("model", "probe"):
+        return None
+    return Tree.chain([int(history[-1]), *continuation(history, start, option.nodes)])
+
+
+def lookup(history: NDArray[np.int64], spec: TreeSpec) -> Tree:
+    """The tree of continuations: at most `branch` matches, `width` nodes a level, `nodes` in all.
+
+    A match of SURE tokens may fill a best:N tree alone, deeper than its levels.
+    """
+    tree = Tree([int(history[-1])])
+    children: dict[tuple[int, int], int] = {}
+    for rank, (start, length) in enumerate(matches(history, spec.branch)):
+        alone = rank == 0 and length >= SURE and spec.fills_with_chain
+        node = 0
+        for token in continuation(history, start, spec.nodes if alone else spec.depth):
+            child = children.get((node, token))
+            if child is None:
+                depth = tree.depths[node] + 1
+                if len(tree) > spec.nodes or tree.depths.count(depth) >= spec.width:
+                    break
+                child = children[node, token] = tree.add(token, node)
+            node = child
+    return tree
+
+
+def repeats(history: NDArray[np.int64], spec: TreeSpec, sure: int) -> Tree | None:
+    """The continuation of a text whose last `sure` tokens have occurred before, as a chain that fills the tree."""
+    found = matches(history, 1) if spec.fills_with_chain else []
+    if not found or found[0][1] < sure:
+        return None
+    return Tree.chain([int(history[-1]), *continuation(history, found[0][0], spec.nodes)])
+
+
+def matches(history: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
+    """Earlier occurrences of the text's end: (where the text went on after it, tokens that match), best first.
+
+    The longest match is best, the most recent among equals.
+    """
+    ends = np.flatnonzero(history[:-1] == history[-1])
+    nested = [ends]
+    for back in range(1, min(LONGEST, len(history) - 1)):
+        ends = ends[ends >= back]
+        ends = ends[history[ends - back] == history[-1 - back]]
+        if not ends.size:
+            break
+        nested.append(ends)
+    found: dict[int, int] = {}
+    for length in range(len(nested), 0, -1):
+        for end in nested[length - 1][: -_MOST_MATCHES - 1 : -1].tolist():
+            found.setdefault(end + 1, length)
+            if len(found) == count:
+                return list(found.items())
+    return list(found.items())
+
+
+def continuation(history: NDArray[np.int64], start: int, count: int) -> list[int]:
+    """`count` tokens from `start` on; past the end of the text, what was just drafted."""
+    tokens: list[int] = history[start : start + count].tolist()
+    period = len(history) - start
+    while len(tokens) < count:
+        tokens.append(tokens[len(tokens) - period])
+    return tokens

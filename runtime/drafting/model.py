@@ -1,0 +1,266 @@
+"""Drafters: whatever proposes a round's trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.backends import nvtx
+from specbuild.runtime.backends.executor import Executor, Share, share_rows
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.sampling.sampler import Sampler
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth, best_tokens, likelihoods
+
+DrafterName = Literal["model", "ngram"]
+PATIENCE = 4  # tokens outside top-p the draft passes over before it stops looking for children
+ONE = TreeSpec.parse("chain:1")
+
+
+class Drafter(Protocol):
+    """Proposes trees, and is told which path of each was accepted."""
+
+    @property
+    def executor(self) -> Executor | None:
+        """The model that drafts; None where none does."""
+        ...
+
+    def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
+        """A tree per sequence, its root the sequence's last token; may be the root alone."""
+        ...
+
+    def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
+        """While inside, what the next round's trees might be; `sequences` were just proposed to."""
+        ...
+
+    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
+        """`path`: the accepted nodes of the tree just proposed, the root first."""
+        ...
+
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """A slot's new sequence begins with the first `rows` tokens of what is, or was last, in slot `source`."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """The sequence in this slot has ended."""
+        ...
+
+    def close(self) -> None:
+        """Free what it holds."""
+        ...
+
+
+@dataclass(slots=True)
+class Text:
+    """What is drafted for: a sequence's tokens, or those of a guess how it goes on."""
+
+    slot: int
+    tokens: list[int]
+    sampler: Sampler
+    growth: Growth
+
+
+class ModelDrafter:
+    """A small language model, run level by level: only new nodes, keys and values in place.
+
+    Its cache may be behind by the last accepted leaf, the bonus token and whatever was emitted while it was not
+    asked; it catches up before it drafts.
+
+    With `overlap` it drafts on while the target verifies, on a thread of its own, as if each tree's likeliest leaf came
+    true and the draft's own choice after it. Where that is what happens the next tree is there already. Else the
+    rows it shares with the text are kept, and the draft catches up with the others.
+    """
+
+    def __init__(
+        self, executor: Executor, chunk: int, overlap: bool = False, tokens: NDArray[np.int64] | None = None
+    ) -> None:
+        """`chunk`: nodes of a step at most. `tokens`: of each column of the logits; None: its number."""
+        self.executor, self._chunk, self._tokens = executor, chunk, tokens
+        self.guessed = self.hit = 0  # rounds that were drafted ahead, and those that came to be
+        self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are committed
+        self._growth: dict[int, Growth] = {}
+        self._guesses: dict[int, Text] = {}
+        self._thread = ThreadPoolExecutor(1, "specbuild-draft") if overlap else None
+
+    def again(self, overlap: bool = False) -> Self:
+        """Another one of the same model, that knows of no text yet."""
+        return type(self)(self.executor, self._chunk, overlap, self._tokens)
+
+    def growth(self, slot: int) -> Growth:
+        """How a slot's tree grew that was just proposed."""
+        return self._growth[slot]
+
+    def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
+        """Grow all sequences' trees together, a step of the draft a level."""
+        texts = [self._text(s, s.shape) for s in sequences if s.shape]
+        self._grow([text for text in texts if not text.growth.depth])
+        self._growth.update((text.slot, text.growth) for text in texts)
+        return [text.growth.tree() for text in texts]
+
+    def _text(self, sequence: Sequence, shape: TreeSpec) -> Text:
+        guess = self._guesses.pop(sequence.slot, None)
+        if guess and guess.tokens == sequence.tokens and guess.growth.spec == shape:
+            self.hit += 1
+            return guess
+        growth = Growth(shape, Tree([sequence.tokens[-1]]), outlook=sequence.outlook)
+        return Text(sequence.slot, sequence.tokens, sequence.sampler, growth)
+
+    def _grow(self, growing: list[Text]) -> None:
+        """All levels of all texts' trees."""
+        logits = self._catch_up(growing) if growing else []
+        while growing:
+            for text, rows in zip(growing, logits, strict=True):
+                text.growth.grow(*self._children(text, rows))
+            growing = [text for text in growing if not text.growth.done]
+            if growing:
+                with nvtx.range("draft level"):
+                    logits = self.executor.step([self._level(text) for text in growing])
+
+    def _catch_up(self, texts: Seq[Text]) -> list[NDArray[np.float32]]:
+        """Run what each text's cache is behind, its last token included; the logits after it."""
+        while True:
+            behind = [text for text in texts if self._behind(text) > self._chunk]
+            if not behind:
+                with nvtx.range("draft level"):
+                    return self.executor.step([self._last(text) for text in texts])
+            self.executor.step([self._chain(text, 0) for text in behind])
+
+    def _behind(self, text: Text) -> int:
+        """Rows that a text's cache lacks."""
+        return len(text.tokens) - self._cached[text.slot]
+
+    def _last(self, text: Text) -> Share:
+        """The last chunk, after which the first level is known."""
+        return self._chain(text, 1)
+
+    def _chain(self, text: Text, logits: int) -> Share:
+        start = self._cached[text.slot]
+        stop = min(len(text.tokens), start + self._chunk)
+        self._cached[text.slot] = stop
+        return Share(text.slot, start, start, text.tokens[start:stop], range(start, stop), None, logits)
+
+    def _level(self, text: Text) -> Share:
+        """The share that runs a growth's frontier."""
+        growth, committed = text.growth, self._cached[text.slot]
+        nodes, start = growth.frontier, committed + growth.run
+        visible = growth.place()
+        tokens = [growth.pool.tokens[node] for node in nodes]
+        positions = [committed - 1 + growth.depth] * len(nodes)
+        return Share(text.slot, start, committed, tokens, positions, visible, len(nodes))
+
+    def _children(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The frontier's best children by the target's own processors and noise, and how likely each seems.
+
+        Under noise, the scores' softmax is a guess at how likely the target chooses the same.
+        """
+        tokens, likely = self._best(text, logits)
+        return tokens, text.growth.outlook.log_chances(likely) if text.growth.outlook else likely
+
+    def _best(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        growth = text.growth
+        if text.sampler.greedy:
+            columns, likely = best_tokens(logits, growth.spec.branch)
+            return columns if self._tokens is None else self._tokens[columns], likely
+        if self._tokens is not None:
+            logits = spread(logits, self._tokens, text.sampler.vocab_size)
+        position = len(text.tokens) - 1 + growth.depth
+        tokens = np.zeros((len(logits), growth.spec.branch), dtype=np.int64)
+        scores = np.full(tokens.shape, -np.inf)
+        for i, (node, row) in enumerate(zip(growth.frontier, logits, strict=True)):
+            ranked = text.sampler.ranked(row, position, [*growth.before, *growth.pool.path(node)], PATIENCE)
+            for j, (token, score) in enumerate(islice(ranked, growth.spec.branch)):
+                tokens[i, j], scores[i, j] = token, score
+        return tokens, likelihoods(scores)
+
+    @contextmanager
+    def ahead(self, sequences: Seq[Sequence]) -> Iterator[None]:
+        """See `Drafter.ahead`. Its time is the target's."""
+        if self._thread is None:
+            yield
+            return
+        seconds, job = self.executor.seconds, self._thread.submit(self._guess, sequences)
+        try:
+            yield
+        finally:
+            job.result()
+            self.executor.seconds = seconds
+
+    def _guess(self, sequences: Seq[Sequence]) -> None:
+        """Draft what would follow the likeliest leaf of each tree, and the draft's own choice after that."""
+        guesses, drafted = list[Text](), {s.slot: s for s in sequences if s.slot in self._growth}
+        for slot, sequence in drafted.items():
+            growth = self._growth[slot]
+            path = growth.likeliest()
+            tokens = [growth.pool.tokens[node] for node in path]
+            if path and len(sequence.tokens) + len(path) + 2 < sequence.limit:
+                self._move(slot, [growth.rows[node] for node in path[:-1]])
+                first = Growth(ONE, Tree(tokens[-1:]), tokens)
+                guesses.append(Text(slot, [*sequence.tokens, *tokens], sequence.sampler, first))
+        self._grow(guesses)
+        self._guesses = {guess.slot: guess for guess in guesses}
+        guesses = [guess for guess in guesses if len(guess.growth.pool) > 1]
+        for guess in guesses:
+            sequence, bonus = drafted[guess.slot], guess.growth.pool.tokens[1]
+            before = [*guess.growth.before, bonus]
+            guess.tokens.append(bonus)
+            guess.growth = Growth(sequence.shape or ONE, Tree([bonus]), before, outlook=sequence.outlook)
+        self._grow(guesses)
+        self.guessed += len(guesses)
+
+    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
+        """Keep the rows of the accepted nodes that were run; the root's is in place. See `Drafter.commit`."""
+        slot = sequence.slot
+        growth, guess = self._growth.pop(slot), self._guesses.get(slot)
+        if guess is None:
+            self._move(slot, [growth.rows[growth.kept[node]] for node in path[1:]])
+            return
+        before = guess.growth.before
+        same = len(guess.tokens) - len(before)  # what is guessed comes after that
+        emitted = sequence.tokens[same:]
+        for one, other in zip(before, emitted, strict=False):
+            if one != other:
+                break
+            same += 1
+        self._cached[slot] = min(same, self._cached[slot])
+        ready = guess.growth.run if before == emitted else 0  # rows of the tree that is there already
+        self.executor.commit(slot, (), self._cached[slot] + ready)
+
+    def _move(self, slot: int, rows: Seq[int]) -> None:
+        """Move rows, counted from the committed ones, up to these; −1 where there is none."""
+        start = self._cached[slot]
+        moved = [start + row for row in rows if row >= 0]
+        self.executor.commit(slot, moved, start)
+        self._cached[slot] = start + len(moved)
+
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """Keep what the cache has of these rows; see `Drafter.keep`."""
+        self._guesses.pop(slot, None)
+        self._cached[slot] = min(rows, self._cached[source])
+        share_rows(self.executor, slot, source, self._cached[slot])
+
+    def release(self, slot: int) -> None:
+        """Forget a slot's tree."""
+        self._growth.pop(slot, None)
+        self._guesses.pop(slot, None)
+        self.executor.commit(slot, (), self._cached[slot])
+
+    def close(self) -> None:
+        """Free the draft."""
+        if self._thread:
+            self._thread.shutdown()
+        self.executor.close()
+
+
+def spread(logits: NDArray[np.float32], tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.float32]:
+    """Logits `[n, columns]` by token, `[n, V]`: −inf where no column is the token's."""
+    full = np.full((len(logits), vocab_size), -np.inf, dtype=np.float32)
+    full[:, tokens] = logits
+    return full

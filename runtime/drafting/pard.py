@@ -1,0 +1,55 @@
+"""PARD (arXiv 2504.18583): a draft model that says several tokens in one pass, after masks for those between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.backends.executor import Executor, Share
+
+from .model import ModelDrafter, Text
+
+
+class ParallelDrafter(ModelDrafter):
+    """A tree of any depth costs one step: mask j stands for the token j after the root, and tells what follows it.
+
+    A level's candidates are the same below every node of the level above. The masks' rows are not kept.
+    """
+
+    def __init__(self, executor: Executor, chunk: int, mask: int, tokens: NDArray[np.int64] | None = None) -> None:
+        """`mask`: the token that stands for one not known yet."""
+        super().__init__(executor, chunk, tokens=tokens)
+        self._mask = mask
+
+    def again(self, overlap: bool = False) -> Self:
+        """See `ModelDrafter.again`. There is no next pass to draft ahead."""
+        return type(self)(self.executor, self._chunk, self._mask, self._tokens)
+
+    def _grow(self, growing: list[Text]) -> None:
+        """All levels of all texts' trees, from one step."""
+        for text, rows in zip(growing, self._catch_up(growing) if growing else [], strict=True):
+            growth = text.growth
+            while not growth.done:
+                row = rows[growth.depth]
+                growth.grow(*self._children(text, np.repeat(row[None], len(growth.frontier), axis=0)))
+
+    def _behind(self, text: Text) -> int:
+        return super()._behind(text) + self._masks(text)
+
+    def _last(self, text: Text) -> Share:
+        share, masks = super()._chain(text, 1), self._masks(text)
+        tokens, count = [*share.tokens, *[self._mask] * masks], len(share.tokens) + masks
+        positions = range(share.start, share.start + count)
+        return replace(share, tokens=tokens, positions=positions, logits=1 + masks)
+
+    @staticmethod
+    def _masks(text: Text) -> int:
+        return masks(text.growth.spec.depth)
+
+
+def masks(levels: int) -> int:
+    """How many masks stand for the tokens of so many levels."""
+    return levels - 1

@@ -1,0 +1,1 @@
+"""Queue, scheduler, handles, and the engines that a service embeds."""

@@ -1,0 +1,300 @@
+"""The engine: load a bundle, generate or stream."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import closing
+from dataclasses import replace
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.backends.executor import ON_GPU, HiddenExecutor, load, spec_of
+from specbuild.runtime.bundle import memory_plan
+from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.bundle.manifest import Manifest
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.factory import drafter_of
+from specbuild.runtime.drafting.lookup import NgramDrafter
+from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.drafting.model import Drafter, DrafterName
+from specbuild.runtime.errors import BundleError, EngineClosedError, OptionError
+from specbuild.runtime.requests.metrics import RunStats
+from specbuild.runtime.requests.result import Chunk, Result
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.requests.tokenizer import Prompt, Tokenizer
+from specbuild.runtime.requests.validation import Errors, Intake, Params, Prompts, params_list
+from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.timings import FILE, Costs, machine
+
+from .handle import Handle
+from .scheduler import Scheduler
+from .window import Feed
+
+MAX_WAITING = 256
+PROMPT_CHUNK = 256  # nodes of a prompt in a step where nobody else waits for its end; on a CPU
+_log = logging.getLogger("specbuild")
+
+
+class Engine:
+    """A loaded bundle, to be used from any number of threads; a context manager, or `close()` it."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        tokenizer: Tokenizer,
+        loop: Loop,
+        batch_size: int,
+        max_waiting: int = MAX_WAITING,
+        clock: Callable[[], float] = time.perf_counter,
+        policy: Policy | None = None,
+    ) -> None:
+        self.manifest, self.tokenizer, self.batch_size = manifest, tokenizer, batch_size
+        self._loop, self._intake = loop, Intake(manifest, tokenizer, clock, loop.check, policy)
+        self.scheduler = Scheduler(loop, batch_size, max_waiting, clock)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        drafter: DrafterName | None = None,
+        batch_size: int = 1,
+        threads: int | None = None,
+        draft_threads: int | None = None,
+        max_waiting: int = MAX_WAITING,
+        resident: bool = False,
+        gpu_weights_percent: float | None = None,
+        prefix_caching: bool = True,
+        kv_cache_tokens: int | None = None,
+        limits: Limits = NO_LIMITS,
+        overlap: bool | None = None,
+    ) -> Engine:
+        """Load a bundle, checking its files' hashes meanwhile.
+
+        drafter: "model", "ngram", or None for both (lookup where the text repeats itself, else the model).
+        batch_size: how many sequences share a step. threads: of the target, all cores by default; draft_threads: the
+        draft's own, one by default. max_waiting: requests in the queue at most. prefix_caching: a prompt that begins
+        as a text in a cache does is read from there on.
+
+        On a CPU alone yet: limits, what rounds may draft, whatever requests ask for; overlap, the draft model drafts on
+        while the target verifies, by default where tuning found that it pays.
+
+        On a GPU alone: resident, rounds follow each other without the host (docs/device-loop.md); gpu_weights_percent,
+        0 … 1 of the target's weights are on the GPU, where its engine was built to stream the others; kv_cache_tokens,
+        in paged caches, of all texts together, batch_size times the longest by default.
+
+        Raises BundleError, OptionError, and ExecutionError where there is no GPU to run on.
+        """
+        bundle = Bundle.open(path)
+        manifest = bundle.manifest
+        if drafter == "model" and "draft" not in manifest.models:
+            raise OptionError(f"{path} was built without a draft: use the ngram drafter, or build it with --draft")
+        if drafter not in (None, "model", "ngram"):
+            raise OptionError(f"unknown drafter {drafter!r}: use model or ngram")
+        if type(batch_size) is not int or not 1 <= batch_size <= manifest.max_batch_size:
+            raise OptionError(
+                f"batch size {batch_size} is not in 1…{manifest.max_batch_size}, what {path} was built "
+                "for: build it with --max-batch-size"
+            )
+        most = max(64, os.cpu_count() or 1)
+        for count in (threads, draft_threads):
+            if count is not None and (type(count) is not int or not 1 <= count <= most):
+                raise OptionError(f"threads must be 1…{most}, not {count}")
+        if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
+            raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
+        if gpu_weights_percent is not None and not 0 <= gpu_weights_percent <= 1:
+            raise OptionError(f"gpu_weights_percent is of 0…1, not {gpu_weights_percent}")
+        memory_plan.pages(manifest, batch_size, kv_cache_tokens)
+        if manifest.backend in ON_GPU:
+            if threads is not None or draft_threads is not None:
+                raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
+            if limits != NO_LIMITS or overlap:
+                raise OptionError(f"{path} runs on a GPU, which knows no limits and no overlap yet: load without")
+            from .load_gpu import load_loop
+
+            loop: Loop = load_loop(
+                bundle,
+                drafter,
+                batch_size,
+                resident=resident,
+                weights=gpu_weights_percent,
+                kv_cache_tokens=kv_cache_tokens,
+            )
+            loop.reuses = prefix_caching
+            return cls(manifest, _tokenizer(bundle), loop, batch_size, max_waiting)
+        if resident or gpu_weights_percent is not None:
+            raise OptionError(
+                f"{path} runs on a CPU: resident and gpu_weights_percent are for bundles that run on a GPU"
+            )
+        chunk = manifest.buckets[-1]
+        with bundle.verifying():
+            tokenizer = _tokenizer(bundle)
+            target = _load_model(bundle, "target", batch_size, threads or cores())
+            drafting: Drafter = NgramDrafter()
+            drafts = drafter != "ngram" and "draft" in manifest.models
+            policy = _policy(bundle, drafts, threads or cores(), limits)
+            if overlap is None:
+                overlap = policy is not None and policy.costs.overlap
+            if drafts:
+                draft = _load_model(bundle, "draft", batch_size, draft_threads or 1)
+                model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
+                drafting = MixedDrafter(model, looks_up=drafter != "model")
+        loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
+        loop.reuses, loop.limits, loop.lone_chunk = prefix_caching, limits, max(chunk, PROMPT_CHUNK)
+        return cls(manifest, tokenizer, loop, batch_size, max_waiting, policy=policy)
+
+    def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
+        """Decode every prompt; results in the prompts' order, the n samples of one after another.
+
+        A prompt is a text, a list of token ids, a Chat or its messages; one alone is a list of one. What is wrong with
+        a prompt is raised before anything runs (PromptError, OptionError), or with errors="return" becomes its result;
+        what goes wrong while running is always in the result. Raises EngineClosedError.
+        """
+        with closing(self._chunks(*self.requests(prompts, params, errors), each_round=False)) as chunks:
+            results = {(chunk.index, chunk.sample): chunk.result for chunk in chunks if chunk.result}
+        return [results[key] for key in sorted(results)]
+
+    def stream(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> Iterator[Chunk]:
+        """As `generate`, a chunk at a time as the text grows; closing the iterator cancels what is left."""
+        return self._chunks(*self.requests(prompts, params, errors), each_round=True)
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, wait: bool = True) -> Handle:
+        """Queue one sample of one prompt, and return at once unless the queue is full.
+
+        Then it waits for room, or with wait=False raises QueueFullError. Raises PromptError, OptionError and
+        EngineClosedError.
+        """
+        self._check_open()
+        (one,), entered = params_list(params, 1), threading.Event()
+        if one.n > 1:
+            raise OptionError(f"submit takes one sample, not n={one.n}: submit each with a seed, or use generate")
+        (sequence,) = self._intake.samples(prompt, one)
+        handle = self.scheduler.submit(sequence, entered.set, wait=wait)
+        try:
+            if not handle.queued:
+                entered.wait()
+        except BaseException:
+            handle.cancel()
+            raise
+        return handle
+
+    def logits(self, token_ids: Seq[int]) -> NDArray[np.float32]:
+        """The target's logits after a text, `float32[V]`: for measuring, not for decoding.
+
+        Waits for the requests that run, and holds the waiting ones. Raises PromptError and EngineClosedError.
+        """
+        last: NDArray[np.float32] = self.text_logits(token_ids, 1)[0]
+        return last
+
+    def text_logits(
+        self, token_ids: Seq[int], count: int | None = None, nodes: int | None = None
+    ) -> NDArray[np.float32]:
+        """As `logits`, after each of the last `count` tokens, all by default: `float32[count, V]`.
+
+        nodes: how many tokens a step computes at most.
+        """
+        tokens = self._intake.check(list(token_ids))
+        with self.scheduler.exclusive() as loop:
+            return loop.logits(tokens, len(tokens) if count is None else count, nodes)
+
+    def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
+        """What `generate` and `stream` would run, and the chunks of what cannot; see `Intake.requests`."""
+        self._check_open()
+        return self._intake.requests(prompts, params, errors)
+
+    def feed(self, sequences: Seq[Sequence], wake: Callable[[], None], each_round: bool) -> Feed:
+        """A feed of sequences: as many submitted as keep every slot busy."""
+        return Feed(self.scheduler, sequences, 2 * self.batch_size, wake, each_round)
+
+    def _chunks(
+        self, sequences: list[Sequence], refused: list[Chunk], each_round: bool
+    ) -> Generator[Chunk, None, None]:
+        yield from refused
+        changed = threading.Event()
+        feed = self.feed(sequences, changed.set, each_round)
+        try:
+            while feed.pending:
+                changed.clear()
+                yield from feed.chunks()
+                if feed.pending:
+                    changed.wait()
+        finally:
+            feed.cancel()
+
+    def _check_open(self) -> None:
+        if self.scheduler.closed:
+            raise EngineClosedError("the engine is closed: load the bundle again")
+
+    @property
+    def stats(self) -> RunStats:
+        """Where the time of all rounds since loading went."""
+        return self._loop.stats
+
+    @property
+    def notes(self) -> list[str]:
+        """What runs otherwise than it should: steps that could not be captured in a CUDA graph, and why."""
+        return self._loop.notes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of both caches."""
+        return self._loop.cache_bytes
+
+    def close(self) -> None:
+        """Cancel what is left, and free the models and the caches."""
+        self.scheduler.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _tokenizer(bundle: Bundle) -> Tokenizer:
+    manifest = bundle.manifest
+    template = bundle.path(manifest.chat_template) if manifest.chat_template else None
+    return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
+
+
+def _policy(bundle: Bundle, drafts: bool, threads: int, limits: Limits) -> Policy | None:
+    """By the bundle's cost table; None where it was never tuned. Warns of a table that is of another machine."""
+    if FILE not in bundle.manifest.files:
+        if limits.min_expected_speedup > 1:
+            raise OptionError(f"min_expected_speedup needs a tuned bundle: run specbuild tune {bundle.folder}")
+        return None
+    try:
+        record = json.loads(bundle.path(FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{bundle.path(FILE)} cannot be read as JSON ({error}): run specbuild tune") from None
+    costs, here = Costs.of(record, bundle.manifest.buckets[-1]), machine(threads)
+    if dict(costs.machine) != here:
+        tuned, now = (", ".join(map(str, each.values())) for each in (costs.machine, here))
+        _log.warning("%s was tuned on another machine (%s; here %s): run specbuild tune", bundle.folder, tuned, now)
+    return Policy(costs, drafts, limits)
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> HiddenExecutor:
+    """The smallest compiled graph that holds `batch_size` sequences."""
+    graphs = bundle.manifest.models[name].graphs
+    compiled = min(int(size) for size in graphs if int(size) >= batch_size)
+    graph, spec = bundle.path(graphs[str(compiled)]), spec_of(bundle.manifest, name)
+    spec = replace(spec, max_nodes=max(spec.max_nodes, PROMPT_CHUNK))
+    return load(bundle.manifest.backend, graph, spec, compiled, threads)

@@ -1,0 +1,1 @@
+"""A request as data: prompts, chat templates, tokens, validation, sequences, results, metrics."""

@@ -1,0 +1,98 @@
+"""Prompt files: JSON lines with `prompt`, Spec-Bench's `turns`, or a chat's `messages`, plus sampling fields.
+
+Beside `messages` may stand `tools` and `chat_template_kwargs`, the template's further variables.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specbuild.runtime import Chat, Prompt, SamplingParams
+from specbuild.runtime.errors import InputError, PromptError
+
+_BESIDE = {  # fields that only one of the sources has
+    "prompt": frozenset[str](),
+    "turns": frozenset({"question_id", "category", "reference"}),
+    "messages": frozenset({"tools", "chat_template_kwargs"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt, its parameters, how many of its later turns are not run, its category, and `where` it was."""
+
+    prompt: Prompt
+    params: SamplingParams
+    later_turns: int = 0
+    category: str | None = None
+    where: str = field(default="", compare=False)  # FILE:LINE
+
+
+def read(path: str, defaults: dict[str, Any]) -> list[Request]:
+    """The requests of a file, `-` for standard input; a line's fields override `defaults`. Raises PromptError."""
+    try:
+        text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read ({error.strerror}): give a file of JSON lines") from None
+    requests = []
+    for number, line in enumerate(text.split(b"\n"), 1):
+        if line.strip():
+            try:
+                requests.append(replace(_request(line, defaults), where=f"{path}:{number}"))
+            except InputError as error:
+                raise PromptError(f"{path}:{number}: {error}") from None
+    if not requests:
+        raise PromptError(f"{path} has no prompts: give one JSON object per line")
+    return requests
+
+
+def tell_later_turns(requests: Sequence[Request]) -> None:
+    """Say on stderr what of the prompts is not run."""
+    later = sum(request.later_turns for request in requests)
+    if later:
+        click.echo(f"specbuild: only the first of each line's turns is run; {later} later turns are not", err=True)
+
+
+def _request(line: bytes, defaults: dict[str, Any]) -> Request:
+    try:
+        fields = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"not JSON ({error}): give one object per line") from None
+    if not isinstance(fields, dict):
+        raise PromptError('not a JSON object: give one like {"prompt": "…"}')
+    sources = [name for name in _BESIDE if name in fields]
+    if len(sources) != 1:
+        raise PromptError(f"has {' and '.join(sources) or 'no prompt'}: give one of {', '.join(_BESIDE)}")
+    known = {sources[0]} | SamplingParams.names() | _BESIDE[sources[0]]
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise PromptError(f"unknown field {unknown[0]!r}: use {', '.join(sorted(known))}")
+    prompt, later_turns = _prompt(sources[0], fields)
+    sampling = {name: fields[name] for name in SamplingParams.names() & set(fields)}
+    category = fields.get("category")
+    if not isinstance(category, str | None):
+        raise PromptError(f"category must be a string, not {category!r}")
+    return Request(prompt, SamplingParams(**defaults | sampling), later_turns, category)
+
+
+def _prompt(source: str, fields: dict[str, Any]) -> tuple[Prompt, int]:
+    value = fields[source]
+    if source == "prompt":
+        if not isinstance(value, str):
+            raise PromptError(f"prompt must be a string, not {value!r}")
+        return value, 0
+    if source == "turns":
+        if not isinstance(value, list) or not value or not all(isinstance(turn, str) for turn in value):
+            raise PromptError("turns must be a list of strings, at least one")
+        return value[0], len(value) - 1
+    variables = fields.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        raise PromptError(f"chat_template_kwargs must be an object, not {variables!r}")
+    return Chat(value, fields.get("tools"), variables=variables), 0

@@ -1,0 +1,90 @@
+"""One sequence in flight: its tokens, its slot, its parameters, and what is measured of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.errors import ExecutionError, SpecbuildError
+from specbuild.runtime.sampling.logprobs import TokenLogprobs
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
+from specbuild.runtime.speculation.draft_limits import Limits
+from specbuild.runtime.speculation.policy import Outlook
+from specbuild.runtime.speculation.tree import TreeSpec
+
+from .metrics import RequestMetrics
+from .tokenizer import Detokenizer
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request while it runs. `tokens` is prompt and output; the last one is the next round's root."""
+
+    index: int  # which prompt
+    tokens: list[int]
+    params: SamplingParams
+    sampler: Sampler
+    tree: TreeSpec | None  # None: plain decoding
+    detokenizer: Detokenizer
+    metrics: RequestMetrics
+    limit: int  # most tokens in all, prompt included
+    outlook: Outlook | None = None  # what chooses each round's tree; None: the same tree always
+    sample: int = 0  # which of the prompt's samples
+    deadline: float = math.inf  # when to end it, on the scheduler's clock
+    slot: int = -1
+    started: float = 0.0  # when it got its slot, on the scheduler's clock
+    cached: int = 0  # tokens whose rows the target has committed
+    output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where asked for
+    finish_reason: str | None = None
+    error: SpecbuildError | None = None
+    shape: TreeSpec | None = field(init=False)  # the tree, no larger than the round's limits
+    _ids: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape = self.tree
+        self._ids = np.empty(max(self.limit, len(self.tokens)), dtype=np.int64)
+        self._ids[: len(self.tokens)] = self.tokens
+
+    @property
+    def history(self) -> NDArray[np.int64]:
+        """`tokens` as an array; not a copy."""
+        return self._ids[: len(self.tokens)]
+
+    @property
+    def pending(self) -> int:
+        """Tokens the target has not seen: 1 (the root) once the prompt is in."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the next round should draft: not while the prompt is read, not for the last token."""
+        return self.tree is not None and self.pending == 1 and len(self.tokens) + 1 < self.limit
+
+    def limit_tree(self, limits: Limits, batch: int) -> None:
+        """Set the round's `shape`, beside `batch − 1` others that draft; None where nothing may be drafted."""
+        self.shape = self.tree and self.tree.within(limits.most(batch, self.tree.nodes))
+
+    def emit(self, token: int, eos: frozenset[int]) -> None:
+        """Append a token; sets `finish_reason` where the text ends with it."""
+        self._ids[len(self.tokens)] = token
+        self.tokens.append(token)
+        self.output.append(token)
+        self.sampler.emit(token, len(self.tokens) - 1)
+        ended = token in eos and not self.params.ignore_eos
+        if ended or self.detokenizer.push(token):
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self.limit:
+            self.finish_reason = "length"
+
+    def fail(self, error: Exception) -> None:
+        """End the sequence with an error; what was not raised on purpose becomes an ExecutionError."""
+        if not isinstance(error, SpecbuildError):
+            text = " ".join(str(error).split())
+            cause = error
+            error = ExecutionError(f"decoding failed, {type(cause).__name__}: {text}")
+            error.__cause__ = cause
+        self.error, self.finish_reason = error, "error"

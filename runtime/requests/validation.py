@@ -1,0 +1,131 @@
+"""The intake: prompts and parameters become sequences, or what is wrong with them is said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, Literal
+
+from specbuild.runtime.bundle.manifest import Manifest
+from specbuild.runtime.errors import OptionError, PromptError, SpecbuildError
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed
+from specbuild.runtime.speculation.policy import Outlook, Policy
+from specbuild.runtime.speculation.tree import TreeSpec
+
+from .metrics import RequestMetrics
+from .result import Chunk, Result
+from .sequence import Sequence
+from .tokenizer import Detokenizer, Prompt, Tokenizer
+
+Prompts = Prompt | Seq[Prompt]
+Params = SamplingParams | Seq[SamplingParams] | None
+Errors = Literal["raise", "return"]
+
+
+class Intake:
+    """Everything that can be wrong with a request before it runs is found here; safe to use from several threads."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        tokenizer: Tokenizer,
+        clock: Callable[[], float],
+        fits: Callable[[Sequence], None],
+        policy: Policy | None = None,
+    ) -> None:
+        """`fits`: raises OptionError for a sequence that the caches have no room for, whatever else runs.
+
+        `policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it.
+        """
+        self._manifest, self._tokenizer, self._clock = manifest, tokenizer, clock
+        self._fits, self._policy = fits, policy
+
+    def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
+        """A sequence per sample, prompt by prompt; and the last chunks of prompts that cannot run.
+
+        Raises PromptError and OptionError for the first such prompt where `errors` is "raise".
+        """
+        if errors not in ("raise", "return"):
+            raise OptionError(f'errors must be "raise" or "return", not {errors!r}')
+        listed, sequences, refused = _prompt_list(prompts), list[Sequence](), list[Chunk]()
+        for index, (prompt, each) in enumerate(zip(listed, params_list(params, len(listed)), strict=True)):
+            try:
+                sequences += self.samples(prompt, each, index)
+            except SpecbuildError as error:
+                if errors == "raise":
+                    raise type(error)(f"prompt {index + 1}: {error}") from None
+                metrics = RequestMetrics(0, each.seed or 0, each.speculation)
+                result = Result("", [], "error", metrics, None, error)
+                refused += [Chunk(index, sample, "", [], None, result) for sample in range(each.n)]
+        return sequences, refused
+
+    def samples(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> list[Sequence]:
+        """The n sequences of one prompt; raises PromptError and OptionError."""
+        tokens, tree = self.check(self._tokenizer.encode(prompt)), self._tree(params.speculation)
+        first = fresh_seed() if params.seed is None else params.seed
+        deadline = math.inf if params.deadline is None else self._clock() + params.deadline
+        sequences = [
+            Sequence(
+                index=index,
+                tokens=list(tokens),
+                params=params,
+                sampler=Sampler(params, seed, tokens, self._manifest.models["target"].vocab_size),
+                tree=tree,
+                detokenizer=Detokenizer(self._tokenizer, tokens, params.stop),
+                metrics=RequestMetrics(len(tokens), seed, self._named(params.speculation, tree)),
+                limit=min(len(tokens) + params.max_new_tokens, self._manifest.max_seq_len),
+                sample=sample,
+                outlook=self._outlook(params),
+                deadline=deadline,
+            )
+            for sample, seed in enumerate((first + i) % 2**64 for i in range(params.n))
+        ]
+        self._fits(sequences[0])
+        return sequences
+
+    def _named(self, speculation: str, tree: TreeSpec | None) -> str:
+        return "auto" if self._policy and speculation == "auto" else str(tree or "off")
+
+    def check(self, tokens: list[int]) -> list[int]:
+        """The tokens of a prompt that fits the bundle; raises PromptError."""
+        vocab_size, longest = self._manifest.models["target"].vocab_size, self._manifest.max_seq_len
+        if not tokens:
+            raise PromptError("the prompt is empty: give at least one token")
+        if len(tokens) >= longest:
+            raise PromptError(
+                f"the prompt has {len(tokens)} tokens, this bundle holds {longest} with at least one of output: "
+                "shorten it, or build with a larger --max-seq-len"
+            )
+        if not all(0 <= token < vocab_size for token in tokens):
+            raise PromptError(f"the prompt has a token id outside the vocabulary of {vocab_size}")
+        return tokens
+
+    def _outlook(self, params: SamplingParams) -> Outlook | None:
+        return self._policy.outlook(params.temperature) if self._policy and params.speculation == "auto" else None
+
+    def _tree(self, speculation: str) -> TreeSpec | None:
+        if speculation == "off":
+            return None
+        default = self._policy.costs.widest if self._policy else self._manifest.default_tree
+        text = default if speculation == "auto" else speculation
+        return TreeSpec.parse(text).check(self._manifest.buckets[-1])
+
+
+def _prompt_list(prompts: Any) -> list[Prompt]:
+    """A list of prompts, from that or from a single one."""
+    if isinstance(prompts, str) or not isinstance(prompts, list | tuple):
+        return [prompts]
+    single = bool(prompts) and all(isinstance(p, int | Mapping) and not isinstance(p, bool) for p in prompts)
+    return [list(prompts)] if single else list(prompts)
+
+
+def params_list(params: Params, count: int) -> list[SamplingParams]:
+    """Parameters for each of `count` prompts; raises OptionError."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams) for each in params):
+        raise OptionError(f"parameters must be SamplingParams, one or a list of them, not {params!r}")
+    if len(params) != count:
+        raise OptionError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")
+    return list(params)

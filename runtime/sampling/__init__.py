@@ -1,0 +1,1 @@
+"""Parameters, logit processors, the one choice and log-probabilities: pure."""

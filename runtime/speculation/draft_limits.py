@@ -1,0 +1,74 @@
+"""What an operator lets rounds draft, whatever requests ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbuild.runtime.errors import OptionError
+
+Schedule = tuple[tuple[int, int, int], ...]  # batch sizes from, to, and the nodes that a sequence may draft
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Validated when made; raises OptionError.
+
+    max_draft_tokens: nodes of a sequence's tree, the root not counted; None: what the bundle verifies. 0 is plain
+    decoding. num_speculative_tokens_per_batch_size: the same by how many sequences draft together, in vLLM's two forms,
+    {"1-4": 8, "5-16": 2} or [[1, 4, 8], [5, 16, 2]], or JSON of either; both ends are included, and a size between two
+    ranges, or past the last, has what the range before it has. min_expected_speedup: over plain decoding, for a round
+    of `auto` to draft at all.
+    """
+
+    max_draft_tokens: int | None = None
+    min_expected_speedup: float = 1.0
+    num_speculative_tokens_per_batch_size: Any = ()
+
+    def __post_init__(self) -> None:
+        if self.max_draft_tokens is not None and not _whole(self.max_draft_tokens, 0):
+            raise OptionError(f"max_draft_tokens must be a whole number from 0 on, not {self.max_draft_tokens!r}")
+        least = self.min_expected_speedup
+        if isinstance(least, bool) or not isinstance(least, int | float) or not 1 <= least <= 1000:
+            raise OptionError(f"min_expected_speedup must be a number from 1 to 1000, not {least!r}")
+        schedule = _schedule(self.num_speculative_tokens_per_batch_size)
+        object.__setattr__(self, "num_speculative_tokens_per_batch_size", schedule)
+
+    def most(self, batch: int, wanted: int) -> int:
+        """How many of `wanted` nodes a sequence may draft beside `batch − 1` others."""
+        schedule: Schedule = self.num_speculative_tokens_per_batch_size
+        reached = [nodes for first, _, nodes in schedule if first <= batch]
+        return min([wanted, *reached[-1:], *([] if self.max_draft_tokens is None else [self.max_draft_tokens])])
+
+
+def _schedule(given: Any) -> Schedule:
+    """Both forms as triples, in ascending order."""
+    form = '{"1-4": 8, "5-16": 2} or [[1, 4, 8], [5, 16, 2]]'
+    try:
+        if isinstance(given, str):
+            given = json.loads(given)
+        if isinstance(given, Mapping):
+            given = [[*map(int, str(sizes).split("-")), nodes] for sizes, nodes in given.items()]
+        if not isinstance(given, Sequence):
+            raise TypeError
+        triples = sorted((first, last, nodes) for first, last, nodes in given)
+    except (ValueError, TypeError):
+        raise OptionError(f"num_speculative_tokens_per_batch_size must be like {form}, not {given!r}") from None
+    ends = [0]
+    for first, last, nodes in triples:
+        if not (_whole(first, 1) and _whole(last, first) and _whole(nodes, 0)) or first <= ends[-1]:
+            raise OptionError(
+                f"num_speculative_tokens_per_batch_size has {[first, last, nodes]}: give ranges of batch sizes from 1 "
+                f"that do not overlap, and whole numbers of tokens, like {form}"
+            )
+        ends.append(last)
+    return tuple(triples)
+
+
+def _whole(value: Any, least: int) -> bool:
+    return type(value) is int and value >= least
+
+
+NO_LIMITS = Limits()

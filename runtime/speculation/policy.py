@@ -1,0 +1,244 @@
+"""Never slower than plain decoding: what each round drafts, by the tokens a second that it promises.
+
+A round does what promises most tokens a second: nothing, the text's continuation so far as it pays, or a tree of the
+draft model. That promise, λ, is what a second is worth in tokens. While the tree grows, another level, or a node to
+verify, is worth its while where the tokens that it adds are more than λ times its seconds: the stop rule of CaDDTree
+(arXiv 2606.01813). Seconds are the cost table's, never a clock's. No token depends on any of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .draft_limits import NO_LIMITS, Limits
+from .timings import Chances, Costs, Times
+
+PRIOR, CAUTION = 3.0, 0.9  # trials that what was known before weighs, and how far nothing known is believed
+LOOKUP_PRIOR = 8.0
+MEMORY, SESSION_MEMORY = 0.95, 0.98  # what is left of a round a round later
+SURPRISE, LEFT = 0.005, 2.0  # failures in a row less likely than that: all is forgotten but doubt, of so many trials
+DOUBTED = 0.1
+SURE = 0.98  # no token is likelier
+MARGIN = 1.15  # what has to be promised over plain decoding: tables, chances and this policy's own time are inexact
+HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
+PROBES = (16, 256)  # rounds until a draft that does not pay is tried again: the first time, and at most
+UNLIKELY, SHALLOW = 0.05, 2  # tokens that no continuation is made longer for; levels that are weighed in any case
+LONGEST = 24  # tokens of the text's continuation at most
+Kind = Literal["plain", "lookup", "model", "probe"]
+
+
+@dataclass(slots=True)
+class Trust:
+    """How many drafted tokens came true for each that was expected to by calibration; what was long ago counts less.
+
+    A trial is a node of the accepted path that had children; it fails where none of them came true, and ends the path.
+    """
+
+    accepted: float = PRIOR * CAUTION
+    expected: float = PRIOR
+    memory: float = MEMORY
+    surprise: float = SURPRISE
+    doubt: float = 1.0  # how likely the failures since the last success were, by the estimate
+
+    @property
+    def ratio(self) -> float:
+        """The estimate: the mean of a gamma distribution."""
+        return self.accepted / self.expected
+
+    def record(self, accepted: int, chances: Sequence[float]) -> None:
+        """A round's trials: how many succeeded, and by calibration each one's chance."""
+        if not chances:
+            return
+        self.doubt = 1.0 if accepted else self.doubt * (1 - min(chances[0] * self.ratio, SURE))
+        self.accepted = self.memory * self.accepted + accepted
+        self.expected = self.memory * self.expected + sum(chances)
+        if self.doubt < self.surprise:
+            self.accepted, self.expected, self.doubt = LEFT * DOUBTED, LEFT, 1.0
+
+
+@dataclass(slots=True)
+class Session:
+    """What all sequences of an engine share: trust in the model, and when it is tried next where it does not pay."""
+
+    model: Trust = field(default_factory=lambda: Trust(memory=SESSION_MEMORY, surprise=0.0))
+    rest: int = 0  # rounds, of all those that would try
+    wait: int = PROBES[0]
+
+    def may_probe(self) -> bool:
+        """Whether it is time."""
+        self.rest -= 1
+        return self.rest < 0
+
+    def probed(self, accepted: int) -> None:
+        """What came of it: the next round may try again, or none for longer than the last time."""
+        self.rest = 0 if accepted else self.wait
+        self.wait = max(self.wait // 2, PROBES[0]) if accepted else min(2 * self.wait, PROBES[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a round might do: tokens it should emit, and seconds. `nodes`: drafted; of the model's tree, a guess."""
+
+    kind: Kind
+    nodes: int
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(slots=True)
+class Outlook:
+    """One sequence's policy: how its drafts have fared, and what its next round does."""
+
+    costs: Costs
+    chances: Chances
+    temperature: float
+    drafts: bool  # whether there is a model to draft with
+    session: Session
+    limits: Limits = NO_LIMITS
+    model: Trust = field(init=False)
+    lookup: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))  # it costs little to be believed
+    now: Option = Option("plain", 0, 1.0, 1.0)
+    guess: int = -1  # the first token of the text's continuation, where there is one
+    below: list[float] = field(default_factory=list)  # by node of the round's tree: that a child comes true, calibrated
+    _times: Times = field(init=False)
+    _rate: float = 0.0  # λ
+    _continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
+
+    def __post_init__(self) -> None:
+        self.model = Trust(PRIOR * min(self.session.model.ratio, 1.0))
+
+    def choose(self, batch: int, matched: int, room: int) -> Option:
+        """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
+        self._times = times = self.costs.at(batch, self.temperature)
+        room = self.limits.most(batch, min(room, len(times.verify) - 2))
+        plain = Option("plain", 0, 1.0, times.alone)
+        self._continued = self._continuation(matched, min(room, LONGEST)) if matched else []
+        best = self._lookup(self._tree(self.model.ratio, room, plain))
+        least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
+        self.now, self._rate = best if best.rate >= least else plain, best.rate
+        if self.now is plain and self.session.may_probe():
+            if self._tree(HOPE, room, plain).rate > least:
+                self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1))
+            else:
+                self.session.probed(0)
+        self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
+        return self.now
+
+    def _continuation(self, matched: int, count: int) -> list[float]:
+        """The chance of each token after those before it: the match grows with each."""
+        known = self.chances.lookup
+        return [known[min(matched + more, len(known) - 1)] for more in range(count)]
+
+    def _lookup(self, best: Option) -> Option:
+        """The text's continuation at its best length, where it promises more than another option."""
+        tokens, reached, ratio, rate, times = 1.0, 1.0, self.lookup.ratio, best.rate, self._times
+        for count, chance in enumerate(self._continued, 1):
+            reached *= min(chance * ratio, SURE)
+            if reached < UNLIKELY:
+                break
+            tokens += reached
+            seconds = times.verify.item(count + 1) + times.round
+            if tokens > rate * seconds:
+                best, rate = Option("lookup", count, tokens, seconds), tokens / seconds
+        return best
+
+    def _tree(self, ratio: float, room: int, best: Option) -> Option:
+        """The model's tree of as many levels as is best, where that promises more than another option.
+
+        A token's chance is `ratio` times the calibrated one.
+        """
+        reach, tokens, reached, rate = self.chances.reach, 1.0, SURE, best.rate
+        for levels in range(1, min(len(reach) - 1, room) + 1 if self.drafts else 1):
+            reached = min((reach[levels] - reach[levels - 1]) * ratio**levels, reached)
+            tokens += reached
+            nodes = min(2 * levels, room)
+            seconds = self._seconds(levels, nodes)
+            if tokens > rate * seconds:
+                best, rate = Option("model", nodes, tokens, seconds), tokens / seconds
+            elif levels > SHALLOW:
+                break
+        return best
+
+    def _seconds(self, levels: int, nodes: int) -> float:
+        times = self._times
+        draft = times.once + levels * (times.draft.item(1) + times.level)
+        return draft + times.verify.item(nodes + 1) + times.round
+
+    def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The logarithms of children's chances, where their parent comes true, by those of their likelihoods."""
+        return np.minimum(self.chances.log_chances(likelihoods) + self._log_ratio, math.log(SURE))
+
+    @property
+    def _log_ratio(self) -> float:
+        return math.log(max(self.model.ratio, 1e-3))
+
+    def expands(self, scores: Sequence[float]) -> int:
+        """How many nodes, best first by the logarithms of their chances, are worth another level of the draft.
+
+        A node counts where a child of it is worth more than its own verification.
+        """
+        if self.now.kind == "probe":
+            return 0
+        times, step = self._times, min(self.chances.step * self.model.ratio, SURE)
+        node = self._rate * times.node
+        gain, best, count = 0.0, 0.0, 0
+        for size, score in enumerate(scores[: len(times.draft) - 1], 1):
+            gain += max(step * math.exp(score) - node, 0.0)
+            worth = gain - self._rate * (float(times.draft[size]) + times.level)
+            if worth > best:
+                best, count = worth, size
+        return count
+
+    def verifies(self, scores: Sequence[float]) -> int:
+        """How many nodes, best first by the logarithms of their chances, are worth verifying."""
+        if self.now.kind == "probe":
+            return min(len(scores), 1)
+        expected = np.concatenate([[0.0], np.cumsum(np.exp(scores))])
+        return int((expected - self._rate * self._times.verify[1 : len(expected) + 1]).argmax())
+
+    def promise(self, parents: Sequence[int], scores: Sequence[float]) -> None:
+        """The model's tree, as it will be verified: `parents` and the logarithms of its nodes' chances."""
+        self.below = [0.0] * len(parents)
+        for node in range(1, len(parents)):
+            self.below[parents[node]] += math.exp(scores[node] - scores[parents[node]] - self._log_ratio)
+
+    def record(self, path: Sequence[int], token: int) -> None:
+        """What came of the round: the accepted nodes, the root first, and the first token that was emitted.
+
+        So it is known of the text's continuation whether it comes true, even where it was not drafted.
+        """
+        accepted, chances = len(path) - 1, [min(self.below[node], 1.0) for node in path if self.below[node]]
+        if self.now.kind == "lookup":
+            self.lookup.record(accepted, chances)
+            return
+        self.lookup.record(int(token == self.guess), self._continued[:1])
+        if chances:
+            self.model.record(accepted, chances)
+            self.session.model.record(accepted, chances)
+        if self.now.kind == "probe":
+            self.session.probed(accepted)
+
+
+class Policy:
+    """An engine's: every request that leaves speculation to it gets an `Outlook`."""
+
+    def __init__(self, costs: Costs, drafts: bool, limits: Limits = NO_LIMITS) -> None:
+        """`drafts`: whether there is a model to draft with."""
+        self.costs, self.drafts, self.limits = costs, drafts, limits
+        self._sessions = {sampled: Session() for sampled in (False, True)}
+
+    def outlook(self, temperature: float) -> Outlook:
+        """A sequence's own, that begins with what was seen of the model in others."""
+        chances, session = self.costs.chances(temperature), self._sessions[temperature > 0]
+        return Outlook(self.costs, chances, temperature, self.drafts, session, self.limits)

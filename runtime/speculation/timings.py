@@ -1,0 +1,152 @@
+"""What the parts of a round take on a machine, and how often drafts come true: what `specbuild tune` measures.
+
+A bundle has it as `costs.json`. Times are seconds; probabilities are of the calibration's texts.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.errors import BundleError
+
+FILE = "costs.json"
+SCHEMA = 1
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one batch size. `verify[n]`, `draft[n]`: a step of n nodes of each sequence, n from 0, where it is 0."""
+
+    verify: NDArray[np.float64]
+    draft: NDArray[np.float64]  # a bundle without a draft: 0 alone; 0 where all levels are drafted at once
+    plain: float  # the loop's own part of a round that drafts nothing
+    round: float  # of one that verifies a tree
+    level: float  # of each level that the draft grows
+    once: float = 0.0  # the one step of a draft that drafts all levels at once
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], nodes: int, sampled: bool = False) -> Times:
+        """From JSON, up to `nodes`: pairs of nodes and seconds, between which cost grows evenly, and never falls.
+
+        sampled: the loop's own times are those of sampled rounds, where the table has them.
+        """
+        verify, draft = (_filled(record[name], nodes) for name in ("verify", "draft"))
+        own, once = record.get("sampled", record) if sampled else record, float(record.get("once", 0.0))
+        times = {name: float(own[name]) for name in ("plain", "round", "level")}
+        return cls(verify, np.zeros(nodes + 1) if once else draft, **times, once=once)
+
+    @property
+    def node(self) -> float:
+        """Of one more node in a step of the target, on average."""
+        last = min(8, len(self.verify) - 1)
+        first = min(2, last - 1)
+        return float(self.verify[last] - self.verify[first]) / (last - first)
+
+    @property
+    def alone(self) -> float:
+        """A round of plain decoding."""
+        return float(self.verify[1]) + self.plain
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """How often what is drafted comes true, greedy or sampled.
+
+    A drafted child's chance, where its parent was accepted, by the logarithm of its likelihood: `chance[i]` at
+    `likely[i]`, ascending, straight in between. `step`: that any child of the draft is accepted, where its parent was.
+    `reach[d]`: accepted tokens in d levels, on average, from 0. `lookup[n]`: that a token of the text's continuation
+    comes true after n that matched, from 0.
+    """
+
+    likely: NDArray[np.float64]
+    chance: NDArray[np.float64]
+    step: float
+    reach: tuple[float, ...]
+    lookup: tuple[float, ...]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Chances:
+        """From JSON; raises ValueError for what are no chances."""
+        likely, chance = (np.asarray(record[name], dtype=np.float64) for name in ("likely", "chance"))
+        if likely.shape != chance.shape or not ((chance >= 0) & (chance <= 1)).all() or (np.diff(likely) < 0).any():
+            raise ValueError("chances must be of 0 to 1, one for each likelihood, which ascend")
+        return cls(likely, chance, float(record["step"]), tuple(record["reach"]), tuple(record["lookup"]))
+
+    def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The logarithms of children's chances, by those of their likelihoods; −inf where there is no child."""
+        found: NDArray[np.float64] = np.log(np.interp(likelihoods, self.likely, self.chance))
+        return np.where(np.isneginf(likelihoods), -np.inf, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """A bundle's cost table."""
+
+    machine: Mapping[str, Any]
+    widest: str  # the tree that a round may grow at most
+    times: Mapping[int, Times]  # by batch size, greedy
+    sampled_times: Mapping[int, Times]
+    greedy: Chances
+    sampled: Chances
+    overlap: bool = False  # whether drafting ahead pays
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], nodes: int) -> Costs:
+        """From `costs.json`, up to so many nodes; raises BundleError where it is no such thing."""
+        try:
+            if record["schema"] != SCHEMA:
+                raise BundleError(f"{FILE} is of schema {record['schema']}, this specbuild reads {SCHEMA}: tune again")
+            by_size = sorted((int(batch), each) for batch, each in record["times"].items())
+            if not by_size:
+                raise ValueError("no batch size")
+            times, others = ({size: Times.of(each, nodes, how) for size, each in by_size} for how in (False, True))
+            greedy, sampled = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
+            overlap = record.get("overlap", False) is True
+            return cls(record["machine"], record["widest"], times, others, greedy, sampled, overlap)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise BundleError(f"{FILE} is not a cost table ({error}): run specbuild tune") from None
+
+    def at(self, batch: int, temperature: float = 0.0) -> Times:
+        """The times of the smallest measured batch size that holds `batch` sequences, else of the largest."""
+        times = self.sampled_times if temperature > 0 else self.times
+        return next((each for size, each in times.items() if size >= batch), list(times.values())[-1])
+
+    def chances(self, temperature: float) -> Chances:
+        """Those of a request's temperature."""
+        return self.sampled if temperature > 0 else self.greedy
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """What times are true of: a processor, how many threads of it, and the library that computes."""
+    return {"processor": processor(), "threads": threads, "onnxruntime": version("onnxruntime")}
+
+
+def processor() -> str:
+    """Its name, where the system tells it."""
+    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _filled(pairs: Sequence[Sequence[float]], nodes: int) -> NDArray[np.float64]:
+    """`float64[nodes + 1]`, monotone, from 0 at no nodes; past the last measured pair as steep as before it."""
+    if not pairs:
+        return np.zeros(1)
+    sizes, seconds = (np.asarray(each, dtype=np.float64) for each in zip(*pairs, strict=True))
+    if sizes[0] != 1 or (np.diff(sizes) <= 0).any() or not all(math.isfinite(s) and s > 0 for s in seconds):
+        raise ValueError("sizes must ascend from 1, seconds be positive")
+    seconds = np.maximum.accumulate(seconds)
+    steep = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1)
+    wanted = np.arange(1, nodes + 1)
+    filled = np.interp(wanted, sizes, seconds) + np.maximum(wanted - sizes[-1], 0) * steep
+    return np.concatenate([[0.0], filled])

@@ -1,0 +1,124 @@
+"""Token trees: how they are asked for (`TreeSpec`) and what a round drafts (`Tree`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.errors import OptionError
+
+BEST_BRANCH = 4  # children considered of a node, in best:N
+BEST_EXPAND = 8  # nodes expanded a level
+BEST_DEPTH = 8  # levels at most in best:N
+GRAMMAR = "chain:K (K nodes in a row), topk:W,D (D levels of W nodes) or best:N (N nodes, best first)"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSpec:
+    """What a round may draft; the root is never counted.
+
+    Level by level, every expanded node proposes its `branch` best children; of a level's candidates the `width` best
+    stay, and the `expand` best of those are expanded in turn, `depth` levels deep; the `nodes` best of all make the
+    tree. `chain:K` is (1, 1, 1, K, K); `topk:W,D` is (W, W, W, D, W·D); `best:N` looks at 4 children of 8 nodes a
+    level and keeps the N best of all levels (the dynamic tree of EAGLE-2, arXiv 2406.16858).
+    """
+
+    text: str
+    branch: int
+    width: int
+    expand: int
+    depth: int
+    nodes: int
+
+    @classmethod
+    def parse(cls, text: str) -> TreeSpec:
+        """Read the grammar; raises OptionError."""
+        match = (
+            re.fullmatch(r"(chain|best):(\d{1,6})|(topk):(\d{1,6}),(\d{1,6})", text) if isinstance(text, str) else None
+        )
+        if match is None:
+            raise OptionError(f"unknown tree {text!r}: use {GRAMMAR}")
+        kind, numbers = match[1] or match[3], [int(n) for n in match.groups() if n and n.isdigit()]
+        if min(numbers) < 1 or max(numbers) > 4096:
+            raise OptionError(f"tree {text!r} has a number out of range: every number is at least 1")
+        if kind == "chain":
+            return cls(text, 1, 1, 1, numbers[0], numbers[0])
+        if kind == "topk":
+            width, depth = numbers
+            return cls(text, width, width, width, depth, width * depth)
+        (nodes,) = numbers
+        return cls(text, min(nodes, BEST_BRANCH), nodes, min(nodes, BEST_EXPAND), min(nodes, BEST_DEPTH), nodes)
+
+    def check(self, largest_bucket: int) -> TreeSpec:
+        """The spec itself where root and nodes fit the largest bucket; raises OptionError otherwise."""
+        if self.nodes + 1 > largest_bucket:
+            raise OptionError(
+                f"tree {self.text!r} drafts {self.nodes} nodes, this bundle verifies at most {largest_bucket - 1}"
+            )
+        return self
+
+    def within(self, nodes: int) -> TreeSpec | None:
+        """The same with at most so many nodes; None for none."""
+        if nodes >= self.nodes:
+            return self
+        return replace(self, nodes=nodes, depth=min(self.depth, nodes)) if nodes else None
+
+    @property
+    def fills_with_chain(self) -> bool:
+        """Whether a single chain of `nodes` tokens is of this shape: chain:K and best:N."""
+        return self.width == 1 or not self.text.startswith("topk")
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(slots=True)
+class Tree:
+    """The proposed tokens of one sequence's round; node 0 is the root, parents come before children."""
+
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    depths: list[int] = field(default_factory=lambda: [0])
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> Tree:
+        """A tree without branches: the root and whatever follows it."""
+        return cls(list(tokens), list(range(-1, len(tokens) - 1)), list(range(len(tokens))))
+
+    def add(self, token: int, parent: int) -> int:
+        """Append a node and return its index."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        return len(self.tokens) - 1
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """True where node i + 1 is the child of node i, so that causal order is the tree's own order."""
+        return self.depths[-1] == len(self.tokens) - 1
+
+    def children(self) -> dict[tuple[int, int], int]:
+        """(parent, token) → node. Siblings never share a token."""
+        return {(p, t): n for n, (p, t) in enumerate(zip(self.parents, self.tokens, strict=True))}
+
+    def path(self, node: int) -> list[int]:
+        """The tokens of `node` and its ancestors, the root excluded, in order."""
+        tokens: list[int] = []
+        while node > 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def ancestors(self) -> NDArray[np.bool_]:
+        """`bool[N, N]`: row i is true at i and at every ancestor of i."""
+        visible = np.eye(len(self.tokens), dtype=np.bool_)
+        for node in range(1, len(self.tokens)):
+            visible[node] |= visible[self.parents[node]]
+        return visible
