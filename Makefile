@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 BUNDLE ?= pycode.bundle
 PROMPT ?= def parse_arguments(argv):
 JOBS ?= 2
+PACKAGES := runtime measure builder cli
 
 .PHONY: demo test lint kernels bench clean
 
@@ -22,9 +23,8 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	@# The sources lie in folders of other names than their package's: mypy reads them through links.
 	@mkdir -p build/typing/specbuild
-	@ln -sfn ../../../builder build/typing/specbuild/builder
-	@ln -sfn ../../../runtime build/typing/specbuild/runtime
-	cd build/typing && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p specbuild.runtime -p specbuild.builder
+	@for folder in $(PACKAGES); do ln -sfn ../../../$$folder build/typing/specbuild/$$folder; done
+	cd build/typing && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml $(PACKAGES:%=-p specbuild.%)
 	$(BIN)/python scripts/size_budget.py
 
 # Every kernel for every architecture, by NVRTC; fails where registers spill.

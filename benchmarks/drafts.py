@@ -15,8 +15,8 @@ from pathlib import Path
 
 import onnxruntime
 
+from specbuild.measure.roofline import timed_step
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.roofline import timed_step
 from specbuild.runtime.speculation.timings import processor
 
 TOKENS, TREES, TEMPERATURES = 96, ("off", "chain:4", "best:5"), (0.0, 0.8)

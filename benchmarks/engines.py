@@ -30,10 +30,10 @@ from typing import Any
 
 from common import ROOT, prompts
 
+from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams, SpecbuildError, TreeSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.decoding.device.loop import DeviceLoop
-from specbuild.runtime.verify import compare, plain
 
 TREES = ("chain:4", "topk:2,3", "best:8", "best:16")
 SAMPLED = 0.8

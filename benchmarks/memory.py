@@ -22,7 +22,7 @@ import common
 COMMAND = Path(sys.executable).parent / "specbuild"
 PROBE = """
 import resource, sys
-from specbuild.builder.cli import main
+from specbuild.cli import main
 try:
     main()
 finally:

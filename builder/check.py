@@ -14,13 +14,13 @@ import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 
+from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.gpu.plan import Plan, check_architecture
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 from specbuild.runtime.sampling.logprobs import log_softmax
-from specbuild.runtime.verify import Case, compare, plain
 
 from .lower import standard
 from .quantize.options import MOST_KL

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from specbuild.measure.tuning.tune import tune_build
 from specbuild.runtime import Engine
 from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.bundle import memory_plan
@@ -50,7 +51,6 @@ from .quantize.steps import plain_graph, step_times
 from .reference import greedy, text_logits
 from .rounding import DTYPES, measure
 from .taps import Taps
-from .tuning.tune import tune_build
 from .vocabulary import by_token
 from .work import Detail, Progress, Work
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from specbuild.runtime.roofline import Attention, Experts, Products
+from specbuild.measure.roofline import Attention, Experts, Products
 
 from .passes.pattern import dims
 

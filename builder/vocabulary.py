@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from specbuild.measure.tuning.measure import PROMPTS
 from specbuild.runtime.errors import CheckpointError
 
 from .checkpoint import Checkpoint
-from .tuning.measure import PROMPTS
 
 Kind = Literal["identical", "padded", "reordered", "intersecting"]
 Meaning = tuple[bool, bytes]  # whether it is a special token, and what it stands for

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams, TreeSpec
-from specbuild.runtime.verify import compare, plain
 
 NEW_TOKENS = 40
 TREES = ("chain:4", "topk:2,3", "topk:4,4", "best:16")

@@ -38,7 +38,7 @@ def test_importing_the_runtime_brings_in_nothing_heavy() -> None:
 def command(arguments: list[str]) -> str:
     return f"""{BLOCK}
 sys.argv = ["specbuild", *{arguments!r}]
-from specbuild.builder.cli import main
+from specbuild.cli import main
 try:
     main()
 except SystemExit as stop:

@@ -15,12 +15,12 @@ from specbuild.builder import checkpoint as checkpoints
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.eagle import is_eagle
 from specbuild.builder.pipeline import build
-from specbuild.builder.tuning import measure as tuning
-from specbuild.builder.tuning import trees
-from specbuild.builder.tuning.chances import Record
-from specbuild.builder.tuning.decode import AUTO, OFF, Decoded, Decoder
-from specbuild.builder.tuning.tune import SECONDS
 from specbuild.builder.vocabulary import Vocabulary, reconcile
+from specbuild.measure.tuning import measure as tuning
+from specbuild.measure.tuning import trees
+from specbuild.measure.tuning.chances import Record
+from specbuild.measure.tuning.decode import AUTO, OFF, Decoded, Decoder
+from specbuild.measure.tuning.tune import SECONDS
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.requests.prompt_file import Request, read

@@ -10,9 +10,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from specbuild.builder.lower import onnxruntime
+from specbuild.measure.roofline import timed_step
 from specbuild.runtime.backends.executor import ModelSpec, load
 from specbuild.runtime.engine.engine import cores
-from specbuild.runtime.roofline import timed_step
 
 NODES = (1, 8, 32)
 ROWS = 128  # that a step's nodes see, at most

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.bench import measure as module
-from specbuild.builder.bench.measure import Case, Stopwatch, inter_token_latencies, measure, prepare
+from specbuild.measure.bench import measure as module
+from specbuild.measure.bench.measure import Case, Stopwatch, inter_token_latencies, measure, prepare
 from specbuild.runtime import Engine, RunStats, SamplingParams
 from specbuild.runtime.errors import ExecutionError, PromptError
 from specbuild.runtime.requests.prompt_file import Request

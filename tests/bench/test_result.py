@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.bench import html
-from specbuild.builder.bench.measure import Sample, Turn
-from specbuild.builder.bench.report import check, tables
-from specbuild.builder.bench.result import build
+from specbuild.measure.bench import html
+from specbuild.measure.bench.measure import Sample, Turn
+from specbuild.measure.bench.report import check, tables
+from specbuild.measure.bench.result import build
 from specbuild.runtime import Bundle, RunStats, SpeculationStats
 from specbuild.runtime.bundle.manifest import FileRecord
 from specbuild.runtime.errors import OutputError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specbuild.builder.bench import statistics
-from specbuild.builder.bench.statistics import acceptance, latency, speedup
+from specbuild.measure.bench import statistics
+from specbuild.measure.bench.statistics import acceptance, latency, speedup
 from specbuild.runtime import SpeculationStats
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.bench.workload import PYCODE, concurrencies, contenders, load
+from specbuild.measure.bench.workload import PYCODE, concurrencies, contenders, load
 from specbuild.runtime import Bundle, SamplingParams
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import OptionError, PromptError

@@ -18,7 +18,7 @@ from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.rewrite import Quantize
 from specbuild.builder.quantize.scheme import parse
-from specbuild.runtime.roofline import Attention, Experts
+from specbuild.measure.roofline import Attention, Experts
 
 # Of a layer: queries and output 64 wide, keys and values 32, three products of the MLP; two norms.
 LAYER = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 48

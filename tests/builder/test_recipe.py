@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specbuild.builder.cli.build import command
 from specbuild.builder.recipe import read
+from specbuild.cli.build import command
 from specbuild.runtime.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.tuning.sequoia import best_tree
+from specbuild.measure.tuning.sequoia import best_tree
 
 Chances = list[list[float]]
 

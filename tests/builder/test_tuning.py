@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbuild.builder.cli.tuned import in_words
-from specbuild.builder.tuning import tune as tuning
-from specbuild.builder.tuning.chances import Record, _monotone, begun, lookup_chances, note
-from specbuild.builder.tuning.decode import Decoded, Decoder
-from specbuild.builder.tuning.measure import Tuning
-from specbuild.builder.tuning.times import host_times
-from specbuild.builder.tuning.trees import measured, overall, promises
-from specbuild.builder.tuning.tune import tune
+from specbuild.cli.tuned import in_words
+from specbuild.measure.tuning import tune as tuning
+from specbuild.measure.tuning.chances import Record, _monotone, begun, lookup_chances, note
+from specbuild.measure.tuning.decode import Decoded, Decoder
+from specbuild.measure.tuning.measure import Tuning
+from specbuild.measure.tuning.times import host_times
+from specbuild.measure.tuning.trees import measured, overall, promises
+from specbuild.measure.tuning.tune import tune
 from specbuild.runtime import Bundle, Engine, RunStats, SamplingParams
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request

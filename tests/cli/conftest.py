@@ -39,7 +39,7 @@ class Outcome:
 @pytest.fixture
 def specbuild(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """`specbuild("generate", …, stdin=b"")` runs the command in this process."""
-    from specbuild.builder.cli import main
+    from specbuild.cli import main
 
     def run(*arguments: object, stdin: bytes = b"") -> Outcome:
         monkeypatch.setattr(sys, "argv", ["specbuild", *map(str, arguments)])

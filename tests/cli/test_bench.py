@@ -112,7 +112,7 @@ def test_tables_without_a_draft(specbuild: Command, tiny_bundle: Path, tmp_path:
 def test_an_interrupt_leaves_nothing(
     specbuild: Command, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specbuild.builder.cli import bench
+    from specbuild.cli import bench
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -22,7 +22,7 @@ import pytest
 from specbuild.runtime import Bundle, TreeSpec
 
 Command = Callable[..., Any]
-ENTRY = [sys.executable, "-c", "from specbuild.builder.cli import main; main()"]
+ENTRY = [sys.executable, "-c", "from specbuild.cli import main; main()"]
 
 
 @pytest.fixture
@@ -431,7 +431,7 @@ def test_a_refusal_in_a_process_of_its_own(checkpoint: Path, place: Path) -> Non
 
 
 def test_without_the_build_extra() -> None:
-    code = "import sys; sys.modules['torch'] = None; from specbuild.builder.cli import main; main()"
+    code = "import sys; sys.modules['torch'] = None; from specbuild.cli import main; main()"
     command = [sys.executable, "-c", code, "build", "--target", "t", "-o", "b"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -505,7 +505,7 @@ def test_a_build_is_tuned(specbuild: Command, tiny: Path, place: Path) -> None:
 def test_a_build_whose_tuning_is_interrupted_leaves_nothing(
     specbuild: Command, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specbuild.builder.tuning import tune
+    from specbuild.measure.tuning import tune
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt

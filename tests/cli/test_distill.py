@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.cli import distill as command
 from specbuild.builder.distill import pipeline
+from specbuild.cli import distill as command
 
 from .conftest import Outcome
 

@@ -10,7 +10,7 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from specbuild.builder.cli import doctor
+from specbuild.cli import doctor
 
 Command = Callable[..., Any]
 

@@ -517,7 +517,7 @@ def test_the_runtime_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("arguments", [["generate", "BUNDLE", "-p", "x", "-n", "4", "--stats"], ["inspect", "BUNDLE"]])
 def test_the_light_commands_work_without_what_is_heavy(bundle: Path, arguments: list[str]) -> None:
     block = f"sys.modules.update(dict.fromkeys({HEAVY}))"
-    code = f"import sys; {block}; from specbuild.builder.cli import main; main()"
+    code = f"import sys; {block}; from specbuild.cli import main; main()"
     command = [sys.executable, "-c", code, *[str(bundle) if a == "BUNDLE" else a for a in arguments]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
@@ -525,13 +525,13 @@ def test_the_light_commands_work_without_what_is_heavy(bundle: Path, arguments: 
 
 def test_generate_imports_nothing_heavy(bundle: Path) -> None:
     call = "try:\n main()\nexcept SystemExit: pass\n"
-    code = f"import sys\nfrom specbuild.builder.cli import main\n{call}{REPORT}"
+    code = f"import sys\nfrom specbuild.cli import main\n{call}{REPORT}"
     command = [sys.executable, "-c", code, "generate", str(bundle), "-p", "x", "-n", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == "heavy []\n"
 
 
 def test_a_reader_that_has_enough(bundle: Path) -> None:
-    script = f"{sys.executable} -c 'from specbuild.builder.cli import main; main()' generate '{bundle}' -p x -n 200"
+    script = f"{sys.executable} -c 'from specbuild.cli import main; main()' generate '{bundle}' -p x -n 200"
     done = subprocess.run(f"{script} | head -c 5", shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from specbuild.builder import kernels
-from specbuild.builder.cli import doctor
 from specbuild.builder.config import BuildConfig
 from specbuild.builder.pipeline import build, stages
+from specbuild.cli import doctor
 from specbuild.runtime import Bundle
 from specbuild.runtime.bundle.manifest import MANIFEST, KernelRecord
 from specbuild.runtime.errors import BundleError, CheckpointError, OptionError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.cli import pair as command
+from specbuild.cli import pair as command
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.cli import tune as command
+from specbuild.cli import tune as command
 
 
 @pytest.fixture

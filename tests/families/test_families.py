@@ -19,8 +19,8 @@ from specbuild.builder.layout import probe
 from specbuild.builder.passes import run_portable
 from specbuild.builder.pipeline import build
 from specbuild.builder.reference import greedy as hugging_face
+from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.verify import compare, plain
 
 PROMPTS = int(os.environ.get("FAMILY_PROMPTS", "4"))  # 32 for the whole check, which takes minutes
 CAPACITY = 128

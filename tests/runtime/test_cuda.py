@@ -48,7 +48,7 @@ def test_what_is_wrong_with_a_driver(version: int, status: int, devices: int, fa
 
 
 def test_importing_it_needs_no_package_of_cuda() -> None:
-    code = """import sys, specbuild.runtime.backends.trt
+    code = """import sys, specbuild.runtime.backends.gpu.tensorrt
 assert not {"cuda", "tensorrt", "tensorrt_rtx"} & {*sys.modules}"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

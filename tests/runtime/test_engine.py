@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, Limits, Result, SamplingParams
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.errors import OptionError, QueueFullError
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.verify import compare, plain
 
 THREADS, EACH = 8, 25
 

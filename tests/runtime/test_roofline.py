@@ -10,11 +10,7 @@ import pytest
 from host_device import HostDevice
 from tiny_models import BUCKETS, CAPACITY, executor
 
-from specbuild.runtime import Bundle
-from specbuild.runtime.backends.executor import Executor
-from specbuild.runtime.bundle.manifest import ModelRecord
-from specbuild.runtime.errors import ExecutionError
-from specbuild.runtime.roofline import (
+from specbuild.measure.roofline import (
     Attention,
     Experts,
     Products,
@@ -24,6 +20,10 @@ from specbuild.runtime.roofline import (
     measure_device,
     timed_step,
 )
+from specbuild.runtime import Bundle
+from specbuild.runtime.backends.executor import Executor
+from specbuild.runtime.bundle.manifest import ModelRecord
+from specbuild.runtime.errors import ExecutionError
 
 PLAIN = Products(parameters=1000, bytes=4100, head_dim=64, attention=(Attention(0, 4, 6),))
 

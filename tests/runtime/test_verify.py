@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.sampling.sampler import Sampler
-from specbuild.runtime.verify import Case, compare, plain
 
 PROMPTS = [[5, 900, 17], [33, 2048]]
 PARAMS = SamplingParams(max_new_tokens=16, seed=3, speculation="topk:2,3")

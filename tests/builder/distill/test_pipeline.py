@@ -63,7 +63,7 @@ def test_killed_it_goes_on(asked: Callable[..., Any], tmp_path: Path) -> None:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in config.to_dict().items()
              if name in ("generate", "sequence_length", "depth", "steps", "batch_size", "eval_every", "save_every",
                          "dtype", "device", "draft_vocab_size")]  # fmt: skip
-    command = [sys.executable, "-c", "from specbuild.builder.cli import main; main()", "distill", config.target]
+    command = [sys.executable, "-c", "from specbuild.cli import main; main()", "distill", config.target]
     process = subprocess.Popen([*command, "--out", str(killed.output), *flags], stderr=subprocess.DEVNULL)
     while not (killed.work / "state.safetensors").exists():
         assert process.poll() is None

@@ -24,9 +24,9 @@ from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.options import QuantizeOptions, assign
 from specbuild.builder.quantize.rewrite import Quantize
+from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.errors import ExecutionError
-from specbuild.runtime.verify import compare, plain
 
 CAPACITY = 40
 

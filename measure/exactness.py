@@ -10,9 +10,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .engine.engine import Engine
-from .requests.result import Result
-from .sampling.sampler import Sampler, SamplingParams
+from specbuild.runtime.engine.engine import Engine
+from specbuild.runtime.requests.result import Result
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

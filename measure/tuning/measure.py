@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.builder.bench.measure import prepare
+from specbuild.measure.bench.measure import prepare
+from specbuild.measure.roofline import Steps
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.engine.engine import cores
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
-from specbuild.runtime.roofline import Steps
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import SCHEMA, Costs, Times, machine
 from specbuild.runtime.speculation.tree import BEST_DEPTH

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from specbuild.measure.roofline import Steps
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.pard import masks
-from specbuild.runtime.roofline import Steps
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .decode import OFF, Texts, drafted, seconds

@@ -41,8 +41,8 @@ def command(
     \b
     specbuild tune pycode.bundle --prompts prompts.jsonl
     """
-    from specbuild.builder.tuning.measure import Tuning
-    from specbuild.builder.tuning.tune import tune
+    from specbuild.measure.tuning.measure import Tuning
+    from specbuild.measure.tuning.tune import tune
 
     if num_prompts and not file:
         raise OptionError("--num-prompts counts a file's prompts: give one with --prompts")

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from specbuild.builder.bench import html, report, workload
-from specbuild.builder.bench.measure import Turn, measure, prepare
-from specbuild.builder.bench.result import build
+from specbuild.measure.bench import html, report, workload
+from specbuild.measure.bench.measure import Turn, measure, prepare
+from specbuild.measure.bench.result import build
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.bundle.atomic_output import write

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
+from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
-from specbuild.runtime.verify import Case, compare, plain
 
 TREES = ("auto", "chain:4", "topk:2,3", "topk:4,4", "best:16")
 PROMPTS = ("def main(argv):\n    ", "import os\n", "The weather today is", "\n", "日本語のテキスト")

@@ -1,0 +1,1 @@
+"""Benchmarks, tuning, roofline and exactness: whatever is measured of a bundle. Needs no torch."""
