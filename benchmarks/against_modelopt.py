@@ -20,13 +20,13 @@ import modelopt
 import modelopt.torch.quantization as mtq
 import torch
 
-from specbuild.builder import checkpoint
+from specbuild.builder.config.scheme import parse
+from specbuild.builder.frontend import checkpoint
+from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.quantize import texts
 from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names, no_grad, simulated
 from specbuild.builder.quantize.quality import Before, moved
-from specbuild.builder.quantize.scheme import parse
-from specbuild.builder.reference import text_logits
 
 BACKEND = "tensorrt-rtx"  # symmetric weights, as ModelOpt's
 

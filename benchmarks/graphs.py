@@ -21,10 +21,11 @@ import common
 import numpy as np
 import onnxruntime
 
-from specbuild.builder import checkpoint, passes
-from specbuild.builder.check import kl
-from specbuild.builder.export import export
-from specbuild.builder.layout import probe
+from specbuild.builder import passes
+from specbuild.builder.check.bundle_check import kl
+from specbuild.builder.frontend import checkpoint
+from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.export import export
 from specbuild.builder.lower.onnxruntime import lower
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.cpu import executor as onnxruntime_cpu

@@ -24,35 +24,45 @@ from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.bundle.manifest import MODULES, REPORT, KernelRecord, Manifest, ModelRecord
 from specbuild.runtime.errors import ExecutionError
 
-from . import kernels, passes
-from .calibrate import Scales, calibrate
-from .check import MOST_DIVERGENCE, check, graph_difference, inspected, rounding, standard_chain, tokenize, unrunnable
-from .checkpoint import Checkpoint
-from .compile import check_machine
-from .config import BuildConfig
-from .eagle import EagleCheckpoint
-from .emit import emit, lowering
-from .export import export
-from .loading import columns_of, load_model, save_tokens, tokens_of
-from .lower import BOUND
+from . import passes
+from .build_state import Detail, Progress, Work
+from .bundle_writer import memory_plans, save_tokenizer, write_manifest
+from .check.bundle_check import (
+    MOST_DIVERGENCE,
+    check,
+    graph_difference,
+    inspected,
+    rounding,
+    standard_chain,
+    tokenize,
+    unrunnable,
+)
+from .check.rounding import DTYPES, measure
+from .check.step_times import plain_graph, step_times
+from .codegen import nvrtc
+from .codegen.emit import emit, lowering
+from .codegen.products import count
+from .codegen.tensorrt import check_machine
+from .config.build_config import BuildConfig
+from .config.quantize_options import AUTO, assign
+from .frontend.checkpoint import Checkpoint
+from .frontend.eagle3_head import EagleCheckpoint
+from .frontend.export import export
+from .frontend.hidden_state_taps import Taps
+from .frontend.reference import greedy, text_logits
+from .frontend.vocabulary import by_token
 from .lower.lanes import cache_width
 from .lower.plugin import PAGED
-from .manifest import memory_plans, save_tokenizer, write_manifest
+from .model_loading import columns_of, load_model, save_tokens, tokens_of
 from .passes.spread_logits import spread_logits
 from .prepare import prepare
-from .products import count
 from .quantize import texts
+from .quantize.fp8_caches import Scales, calibrate
 from .quantize.linears import Names, simulated
-from .quantize.options import AUTO, assign
 from .quantize.quality import Before, moved
 from .quantize.rewrite import Quantize, check_products
 from .quantize.stage import Request, quantize_model
-from .quantize.steps import plain_graph, step_times
-from .reference import greedy, text_logits
-from .rounding import DTYPES, measure
-from .taps import Taps
-from .vocabulary import by_token
-from .work import Detail, Progress, Work
+from .targets import BOUND
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,7 +89,7 @@ def build(
     if config.backend in MODULES:
         check_machine(config.backend, config.engine, config.fp8)
     if config.architectures:
-        kernels.check_compiler(config.architectures)
+        nvrtc.check_compiler(config.architectures)
     progress("checkpoints")
     source = prepare(config)
     progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
@@ -289,11 +299,11 @@ def _quality(work: Work) -> dict[str, Any]:
 
 def _save_kernels(work: Work) -> None:
     """A cubin per source, shape and architecture."""
-    sources = None if work.source.shapes else kernels.sources(kernels.GLUE)
-    cubins = kernels.compile_kernels(work.config.architectures, work.source.shapes, sources)
+    sources = None if work.source.shapes else nvrtc.sources(nvrtc.GLUE)
+    cubins = nvrtc.compile_kernels(work.config.architectures, work.source.shapes, sources)
     for cubin in cubins:
         file = f"{KERNELS}/{cubin.name}.cubin"
         (work.folder / file).parent.mkdir(parents=True, exist_ok=True)
         (work.folder / file).write_bytes(cubin.image)
         work.kernels[file] = KernelRecord(cubin.architecture, sorted(cubin.kernels))
-    work.kernel_report = kernels.report(cubins)
+    work.kernel_report = nvrtc.report(cubins)

@@ -12,16 +12,16 @@ from specbuild.runtime.bundle.atomic_output import check_output
 from specbuild.runtime.bundle.manifest import MODULES
 from specbuild.runtime.errors import OptionError
 
-from . import checkpoint as checkpoints
-from . import kernels
-from .checkpoint import Checkpoint
-from .compile import profiles_of
-from .config import LONGEST_DEFAULT, BuildConfig
-from .eagle import EagleCheckpoint, find_head, is_eagle
-from .layout import Layout, empty, probe
+from .codegen import nvrtc
+from .codegen.tensorrt import profiles_of
+from .config.build_config import LONGEST_DEFAULT, BuildConfig
+from .config.quantize_options import assign, check_patterns
+from .frontend import checkpoint as checkpoints
+from .frontend.attention_layout import Layout, empty, probe
+from .frontend.checkpoint import Checkpoint
+from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
+from .frontend.vocabulary import Vocabulary, reconcile
 from .quantize.linears import Names
-from .quantize.options import assign, check_patterns
-from .vocabulary import Vocabulary, reconcile
 
 CUBINS_BYTES = 2 << 20  # of one architecture, at most
 PROFILE_BYTES = 6 << 20  # of code, in an engine
@@ -40,7 +40,7 @@ class Sources:
     vocabulary: Vocabulary | None  # how the draft's stands to the target's
     max_seq_len: int
     layouts: dict[str, Layout]
-    shapes: list[kernels.Shape]  # of TreeAttention, where its kernels are asked for
+    shapes: list[nvrtc.Shape]  # of TreeAttention, where its kernels are asked for
     bundle_bytes: int  # at most
     memory_bytes: int  # of the build at its peak, an estimate
 
@@ -132,7 +132,7 @@ def _check_head(config: BuildConfig, name: str, size: int) -> None:
     """Raises OptionError for a head size that the backend's attention has not."""
     if config.engine.plugin(config.backend):
         try:
-            kernels.Shape(size, "F16", "F16")
+            nvrtc.Shape(size, "F16", "F16")
         except OptionError as error:
             raise OptionError(f"the {name} has no plugin, {error}: use --attention native") from None
     elif config.backend in MODULES and config.dtype_of(name) != "fp32" and size % 8:
@@ -173,14 +173,14 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
     }
 
 
-def _shape(name: str, checkpoint: Checkpoint | EagleCheckpoint, layout: Layout) -> kernels.Shape:
+def _shape(name: str, checkpoint: Checkpoint | EagleCheckpoint, layout: Layout) -> nvrtc.Shape:
     """What TreeAttention is compiled for: float16 stays, all else computes in bfloat16, and the cache holds the same.
 
     Raises OptionError for a head size that it has not.
     """
     dtype = "F16" if checkpoint.config.dtype == torch.float16 else "BF16"
     try:
-        return kernels.Shape(layout.head_dim, dtype, dtype)
+        return nvrtc.Shape(layout.head_dim, dtype, dtype)
     except OptionError as error:
         raise OptionError(f"the {name} has no kernels, {error}: build it without --cuda-arch") from None
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from specbuild.builder import layers, recipe
-from specbuild.builder.config import BUCKETS, DEFAULT_TREE, BuildConfig
-from specbuild.builder.kernels import ARCHITECTURES
-from specbuild.builder.lower import BACKENDS
-from specbuild.builder.options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
-from specbuild.builder.quantize.options import AUTO_KL, MOST_KL, QuantizeOptions
+from specbuild.builder.codegen import engine_layers
+from specbuild.builder.codegen.nvrtc import ARCHITECTURES
+from specbuild.builder.config import recipe
+from specbuild.builder.config.build_config import BUCKETS, DEFAULT_TREE, BuildConfig
+from specbuild.builder.config.engine_options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
+from specbuild.builder.config.quantize_options import AUTO_KL, MOST_KL, QuantizeOptions
+from specbuild.builder.targets import BACKENDS
 from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES, RTX_ARCHITECTURES
 from specbuild.runtime.backends.kernels.cubins import best_architecture
 from specbuild.runtime.errors import OptionError
@@ -219,7 +220,7 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
         for name, table in report["kernels"]["architectures"].items():
             click.echo(f"  kernels: {len(table)} for {name}, by {report['kernels']['compiler']}")
     for name, engine in report["engines"].items():
-        click.echo(f"  {name} engine: {layers.in_words(engine)}")
+        click.echo(f"  {name} engine: {engine_layers.in_words(engine)}")
     for case in exactness["cases"]:
         ties = len(case["divergences"])
         note = f", {ties} near-tie{'s' if ties > 1 else ''} below {exactness['bound']:g}" if ties else ""

@@ -17,10 +17,10 @@ from typing import Any
 import click
 import onnxruntime
 
-from specbuild.builder import kernels
-from specbuild.builder.compile import flavour
-from specbuild.builder.lower import BACKENDS
-from specbuild.builder.quantize.scheme import KINDS
+from specbuild.builder.codegen.nvrtc import INSTALL, compiler_version
+from specbuild.builder.codegen.tensorrt import flavour
+from specbuild.builder.config.scheme import KINDS
+from specbuild.builder.targets import BACKENDS
 from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.backends.gpu.cuda import check_driver
 from specbuild.runtime.backends.gpu.library import PLUGIN, find_library
@@ -55,7 +55,7 @@ def examine() -> dict[str, Any]:
         "TensorRT flavours": [f"{name} {_version(name)}" for name, module in _FLAVOURS.items() if _importable(module)],
         "ONNX Runtime": onnxruntime.__version__,
         "ONNX Runtime providers": list(onnxruntime.get_available_providers()),
-        "NVRTC": nvrtc or f"not found: {kernels.INSTALL}",
+        "NVRTC": nvrtc or f"not found: {INSTALL}",
         "kernel library": str(library) if library else "not found: SPECBUILD_CUDA=1 pip install . compiles it",
         "CUDA kernels": _kernels(nvrtc, library),
         "build": f"no, missing {', '.join(build)}: pip install 'specbuild-trt[build]'" if build else "yes",
@@ -88,7 +88,7 @@ def _fault(check: Callable[[], object]) -> str | None:
 def _nvrtc() -> str | None:
     """NVRTC's version, None where it is not installed."""
     try:
-        return kernels.compiler_version()
+        return compiler_version()
     except OptionError:
         return None
 

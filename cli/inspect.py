@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from specbuild.builder import layers
+from specbuild.builder.codegen import engine_layers
 from specbuild.runtime import Bundle
 from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.bundle.manifest import REPORT
@@ -87,7 +87,7 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
         attention = f"{engine['attention']} attention{caches}{pages}"
         table.add_row("engine", f"{name}: TensorRT {engine['version']}, {targets}, {attention}")
         table.add_row("", f"profiles {', '.join(engine['profiles'])}")
-        table.add_row("", layers.in_words(report["engines"][name.split("/")[0]]))
+        table.add_row("", engine_layers.in_words(report["engines"][name.split("/")[0]]))
     memory = report["memory"]
     table.add_row(
         "memory",

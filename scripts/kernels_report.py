@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from specbuild.builder import kernels
+from specbuild.builder.codegen import nvrtc
 from specbuild.runtime.errors import SpecbuildError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,14 +31,14 @@ def main() -> int:
     options = parser.parse_args()
     started = time.perf_counter()
     try:
-        wanted = kernels.architectures(options.cuda_arch or ["all"])
-        cubins = kernels.compile_kernels(wanted, kernels.SHAPES, jobs=options.jobs)
+        wanted = nvrtc.architectures(options.cuda_arch or ["all"])
+        cubins = nvrtc.compile_kernels(wanted, nvrtc.SHAPES, jobs=options.jobs)
     except SpecbuildError as error:
         print(f"kernels_report: {error}", file=sys.stderr)
         return error.exit_status
-    spilling = kernels.spills(cubins)
+    spilling = nvrtc.spills(cubins)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    report = kernels.report(cubins) | {"spills": spilling}
+    report = nvrtc.report(cubins) | {"spills": spilling}
     text = re.sub(
         r"\{\s+([^{}]*?)\s+\}", lambda match: "{" + " ".join(match[1].split()) + "}", json.dumps(report, indent=1)
     )

@@ -56,7 +56,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 @pytest.fixture(scope="session")
 def bundle(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """The reference pair as a bundle; read it, do not change it."""
-    from specbuild.builder.config import BuildConfig
+    from specbuild.builder.config.build_config import BuildConfig
     from specbuild.builder.pipeline import build
 
     pair = {"target": str(PAIR / "target"), "draft": str(PAIR / "draft")}

@@ -38,8 +38,8 @@ def tokens(bundle: Path, prompts: list[str]) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def references(pair: Path, tokens: list[list[int]]) -> list[list[int]]:
     """What `transformers` generates greedily in float32."""
-    from specbuild.builder import checkpoint
-    from specbuild.builder.reference import greedy
+    from specbuild.builder.frontend import checkpoint
+    from specbuild.builder.frontend.reference import greedy
 
     model = checkpoint.load(checkpoint.find(str(pair / "target")), "eager")
     return [reference.tokens for reference in greedy(model, tokens, NEW_TOKENS, [0])]

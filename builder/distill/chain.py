@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specbuild.builder.vocabulary import DRAFT_TOKENS
+from specbuild.builder.frontend.vocabulary import DRAFT_TOKENS
 
 from .divergence import Divergence, log_probabilities
 from .generate import go_on, sample

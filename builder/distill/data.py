@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from specbuild.builder.checkpoint import Checkpoint
+from specbuild.builder.frontend.checkpoint import Checkpoint
 from specbuild.runtime.errors import OptionError
 
 from .generate import NEVER, write

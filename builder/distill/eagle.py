@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaMLP, repeat_kv
 
-from specbuild.builder.eagle import EagleHead, head_config, save_head
+from specbuild.builder.frontend.eagle3_head import EagleHead, head_config, save_head
 
 from .divergence import Divergence, log_probabilities
 from .student import Lesson

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from specbuild.builder import checkpoint as checkpoints
-from specbuild.builder.checkpoint import Checkpoint
-from specbuild.builder.vocabulary import DRAFT_TOKENS, PARD_TOKEN, reconcile
+from specbuild.builder.frontend import checkpoint as checkpoints
+from specbuild.builder.frontend.checkpoint import Checkpoint
+from specbuild.builder.frontend.vocabulary import DRAFT_TOKENS, PARD_TOKEN, reconcile
 from specbuild.runtime.errors import CheckpointError, OptionError
 
 from . import shape
 from .chain import ChainStudent, trim, untied
+from .eagle import EagleStudent
 from .options import HEAD_MLP, INITS, DistillConfig, flag
 from .parallel import ParallelStudent, mask_of, with_mask
 from .student import Student
@@ -94,12 +93,11 @@ class Plan:
         named = sorted(set(self.target.tokenizer.get_vocab().values()))  # rows behind them are padding
         wanted, ends = min(config.vocabulary(size), len(named)), self.target.eos_token_ids()
         if config.kind == "eagle3":
-            head: Any = importlib.import_module(".eagle", __package__).EagleStudent
             tokens = frequent(counts, wanted, ends, named)
             own = getattr(model.config.get_text_config(), "intermediate_size", 0)
             inner = config.intermediate_size or round(HEAD_MLP * own) or None
-            student: Student = head.start(model, tokens, depth=config.depth, intermediate_size=inner, seed=config.seed)
-            return student, {}
+            head = EagleStudent.start(model, tokens, depth=config.depth, intermediate_size=inner, seed=config.seed)
+            return head, {}
         assert self.shape is not None
         if self.before:
             net, known = checkpoints.load(self.before, "sdpa"), self._known(self.before)

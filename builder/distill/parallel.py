@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specbuild.builder.checkpoint import Checkpoint
-from specbuild.builder.vocabulary import PARD_TOKEN
+from specbuild.builder.frontend.checkpoint import Checkpoint
+from specbuild.builder.frontend.vocabulary import PARD_TOKEN
 
 from .chain import ChainStudent
 from .divergence import Divergence

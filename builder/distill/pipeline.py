@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbuild.builder import checkpoint as checkpoints
+from specbuild.builder.frontend import checkpoint as checkpoints
 from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.errors import CheckpointError, OptionError
 

@@ -28,11 +28,15 @@ class Lesson:
 
 
 class Student(Protocol):
-    """A draft in training. `net` holds all that is trained."""
+    """A draft in training."""
 
-    net: nn.Module
     tokens: Tensor  # `int64[columns]`, the target's tokens that its logits are of
     taps: tuple[int, ...]  # layers of the target whose inputs it reads (HF's `hidden_states[i]`); none: ()
+
+    @property
+    def net(self) -> nn.Module:
+        """All that is trained."""
+        ...
 
     def to(self, device: torch.device) -> None:
         """Move it."""

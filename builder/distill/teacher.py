@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specbuild.builder.taps import Taps
+from specbuild.builder.frontend.hidden_state_taps import Taps
 
 from .data import Corpus, Progress
 from .student import Lesson

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from specbuild.builder.checkpoint import Checkpoint
+from specbuild.builder.frontend.checkpoint import Checkpoint
 from specbuild.builder.quantize.texts import lines
 from specbuild.runtime.errors import OptionError
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.builder import checkpoint as checkpoints
-from specbuild.builder.config import BuildConfig
-from specbuild.builder.eagle import is_eagle
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.frontend import checkpoint as checkpoints
+from specbuild.builder.frontend.eagle3_head import is_eagle
+from specbuild.builder.frontend.vocabulary import Vocabulary, reconcile
 from specbuild.builder.pipeline import build
-from specbuild.builder.vocabulary import Vocabulary, reconcile
 from specbuild.measure.tuning import measure as tuning
 from specbuild.measure.tuning import trees
 from specbuild.measure.tuning.chances import Record

@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specbuild.builder.config.scheme import Scheme
 from specbuild.runtime.errors import OptionError, OutputError, one_line
 
 from .linears import decoder_layers, groups, no_grad, rows, simulated
 from .numbers import SPAN, Inputs, Quantized, fit, quantize
-from .scheme import Scheme
 
 Progress = Callable[[str, float], None]
 Found = dict[str, Quantized]

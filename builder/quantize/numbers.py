@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .scheme import BLOCKS, LEAST_GPU_BLOCK, Scheme
+from specbuild.builder.config.scheme import BLOCKS, LEAST_GPU_BLOCK, Scheme
 
 E4M3_LARGEST = 448.0
 SPAN = 2048  # columns whose second moments are looked at together; more would take memory and time by its cube

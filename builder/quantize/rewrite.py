@@ -18,12 +18,12 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 
+from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, producer, replace
 from specbuild.runtime.errors import OptionError
 
 from .linears import Names
 from .numbers import Quantized
-from .scheme import Scheme
 
 _NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # which input is the weight
 

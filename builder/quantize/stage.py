@@ -9,13 +9,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from specbuild.builder.reference import Reference, text_logits
+from specbuild.builder.config.quantize_options import AUTO, AUTO_KL, QuantizeOptions, assign
+from specbuild.builder.config.scheme import Scheme
+from specbuild.builder.frontend.reference import Reference, text_logits
 
 from .calibrate import Found, Keep, calibrate
 from .linears import Names, simulated
-from .options import AUTO, AUTO_KL, QuantizeOptions, assign
 from .quality import Before, acceptance, moved
-from .scheme import Scheme
 from .sensitivity import Cost, costs, narrowest, stored, units, within
 from .texts import Texts
 

@@ -10,8 +10,8 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from specbuild.builder.eagle import EagleHead, head_config
-from specbuild.builder.taps import Taps
+from specbuild.builder.frontend.eagle3_head import EagleHead, head_config
+from specbuild.builder.frontend.hidden_state_taps import Taps
 from specbuild.runtime.speculation.tree import Tree
 
 Chain = Callable[[list[int], int], list[int]]  # a text, and how many tokens → those that are drafted after it
@@ -31,8 +31,8 @@ _FUSED: dict[tuple[Any, ...], ir.Model] = {}
 
 def fused(model: Any, capacity: int) -> ir.Model:
     """A model's portable graph after all passes, exported once a process; read it, do not change it."""
-    from specbuild.builder.export import export
-    from specbuild.builder.layout import probe
+    from specbuild.builder.frontend.attention_layout import probe
+    from specbuild.builder.frontend.export import export
     from specbuild.builder.passes import run_portable
 
     sums = tuple(float(weight.detach().double().sum()) for weight in model.parameters())

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from small_models import reference
 from test_lower_plugin import MODELS, make
 
-from specbuild.builder import calibrate as calibration
-from specbuild.builder.calibrate import LEAST, Scales, cached_logits, calibrate
+from specbuild.builder.quantize import fp8_caches as calibration
+from specbuild.builder.quantize.fp8_caches import LEAST, Scales, cached_logits, calibrate
 
 TEXTS = [[5, 17, 3, 88, 42, 9, 9, 61], [61, 4, 4], list(range(20, 50))]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbuild.builder.checkpoint import find, load
+from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.runtime.errors import CheckpointError
 
 Make = Callable[..., Path]

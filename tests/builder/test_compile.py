@@ -12,8 +12,8 @@ import onnx_ir as ir
 import pytest
 from device import gpus
 
-from specbuild.builder import checkpoint, passes
-from specbuild.builder.compile import (
+from specbuild.builder import passes
+from specbuild.builder.codegen.tensorrt import (
     Profile,
     capacity_of,
     check_machine,
@@ -22,11 +22,12 @@ from specbuild.builder.compile import (
     make_profiles,
     profiles_of,
 )
-from specbuild.builder.config import BuildConfig
-from specbuild.builder.export import export
-from specbuild.builder.layout import probe
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.engine_options import EngineOptions
+from specbuild.builder.frontend import checkpoint
+from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.export import export
 from specbuild.builder.lower.standard import lower
-from specbuild.builder.options import EngineOptions
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 CAPACITY = 320
@@ -159,7 +160,7 @@ def test_a_missing_flavour_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     def missing(name: str) -> Any:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr("specbuild.builder.compile.importlib.import_module", missing)
+    monkeypatch.setattr("specbuild.builder.codegen.tensorrt.importlib.import_module", missing)
     with pytest.raises(OptionError, match=r"tensorrt-rtx is not installed .*: pip install tensorrt-rtx"):
         flavour("tensorrt-rtx")
 

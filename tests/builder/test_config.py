@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.config import BUCKETS, BuildConfig
-from specbuild.builder.options import EngineOptions
+from specbuild.builder.config.build_config import BUCKETS, BuildConfig
+from specbuild.builder.config.engine_options import EngineOptions
 from specbuild.runtime.errors import InputError, OptionError
 
 

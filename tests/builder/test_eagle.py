@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from specbuild.builder import rotary
-from specbuild.builder.checkpoint import Checkpoint, find
-from specbuild.builder.eagle import EagleHead, find_head, head_config, is_eagle, load_head, save_head
-from specbuild.builder.taps import default_taps
+from specbuild.builder.frontend import portable_rotary
+from specbuild.builder.frontend.checkpoint import Checkpoint, find
+from specbuild.builder.frontend.eagle3_head import EagleHead, find_head, head_config, is_eagle, load_head, save_head
+from specbuild.builder.frontend.hidden_state_taps import default_taps
 from specbuild.runtime.errors import CheckpointError
 
 VOCAB, HIDDEN, DRAFTED = 4096, 32, 40
@@ -135,8 +135,8 @@ def test_rotates_by_tables_where_they_are_swapped_in(head: EagleHead) -> None:
     ids, hidden, positions = rows(7)
     logits, _ = head(ids, hidden, positions)
     with contextlib.ExitStack() as undo:
-        rotary.swap(head, 16, 20, undo)
-        assert isinstance(head.rotary_emb, rotary.RotaryTable)
+        portable_rotary.swap(head, 16, 20, undo)
+        assert isinstance(head.rotary_emb, portable_rotary.RotaryTable)
         torch.testing.assert_close(head(ids, hidden, positions)[0], logits)
         head.rotary_emb.get_buffer("sin_None").zero_()
         assert not torch.allclose(head(ids, hidden, positions)[0], logits, atol=1e-2)

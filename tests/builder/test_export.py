@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers.models.llama import modeling_llama
 
-from specbuild.builder.export import PortableModel, export, portable
-from specbuild.builder.layout import Layout, probe
+from specbuild.builder.frontend.attention_layout import Layout, probe
+from specbuild.builder.frontend.export import PortableModel, export, portable
 
 Make = Callable[..., Any]
 PROMPT = [5, 17, 3, 88, 42, 9, 9, 61]

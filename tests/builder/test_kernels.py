@@ -14,9 +14,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from specbuild.builder import kernels
-from specbuild.builder.config import BuildConfig
-from specbuild.builder.kernels import ARCHITECTURES, HEAD_DIMS, SHAPES, Cubin, Resources, Shape
+from specbuild.builder.codegen import nvrtc
+from specbuild.builder.codegen.nvrtc import ARCHITECTURES, HEAD_DIMS, SHAPES, Cubin, Resources, Shape
+from specbuild.builder.config.build_config import BuildConfig
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,12 +74,12 @@ def entries(image: bytes) -> list[str]:
 
 @pytest.fixture(scope="module")
 def cubins() -> list[Cubin]:
-    return kernels.compile_kernels(["90a"], [SMALLEST, SMALLEST])
+    return nvrtc.compile_kernels(["90a"], [SMALLEST, SMALLEST])
 
 
 @needs_nvrtc
 def test_each_source_is_compiled_once(cubins: list[Cubin]) -> None:
-    stems = {source.stem for source in kernels.sources()}
+    stems = {source.stem for source in nvrtc.sources()}
     assert stems >= {"attention", "choose", "commit", "mask", "walk"}
     assert "error" not in stems  # has no kernel
     shaped = {stem if stem != "attention" else "attention_BF16_E4M3_d256" for stem in stems}
@@ -100,18 +100,18 @@ def test_a_cubin_holds_what_its_report_names(cubins: list[Cubin]) -> None:
 def test_the_bytes_depend_on_the_sources_alone(
     cubins: list[Cubin], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(kernels.PLUGINS, tmp_path / "elsewhere")
-    monkeypatch.setattr(kernels, "PLUGINS", tmp_path / "elsewhere")
+    shutil.copytree(nvrtc.PLUGINS, tmp_path / "elsewhere")
+    monkeypatch.setattr(nvrtc, "PLUGINS", tmp_path / "elsewhere")
     files = [tmp_path / "elsewhere" / "kernels" / name for name in ("attention.cu", "mask.cu", "walk.cu")]
     before = {cubin.name: cubin.image for cubin in cubins}
-    for cubin in kernels.compile_kernels(["90a"], [SMALLEST], files, jobs=1):
+    for cubin in nvrtc.compile_kernels(["90a"], [SMALLEST], files, jobs=1):
         assert cubin.image == before[cubin.name]
 
 
 @needs_nvrtc
 def test_one_cubin_an_architecture(tmp_path: Path) -> None:
     (tmp_path / "modest.cu").write_text('extern "C" __global__ void modest(float *x) { x[threadIdx.x] = 1.0f; }')
-    cubins = kernels.compile_kernels(ARCHITECTURES, SHAPES, [tmp_path / "modest.cu"])
+    cubins = nvrtc.compile_kernels(ARCHITECTURES, SHAPES, [tmp_path / "modest.cu"])
     assert [cubin.name for cubin in cubins] == [f"sm_{name}/modest" for name in ARCHITECTURES]
     assert len({cubin.image for cubin in cubins}) == len(cubins)
 
@@ -119,12 +119,12 @@ def test_one_cubin_an_architecture(tmp_path: Path) -> None:
 @needs_nvrtc
 def test_a_spill_is_seen(tmp_path: Path) -> None:
     (tmp_path / "hungry.cu").write_text(SPILLING)
-    cubins = kernels.compile_kernels(["80"], [], [tmp_path / "hungry.cu"])
+    cubins = nvrtc.compile_kernels(["80"], [], [tmp_path / "hungry.cu"])
     assert entries(cubins[0].image) == ["hungry", "modest"]
     hungry = cubins[0].kernels["hungry"]
-    (line,) = kernels.spills(cubins)
+    (line,) = nvrtc.spills(cubins)
     assert line == f"sm_80 hungry: {hungry.spill_stores} bytes stored, {hungry.spill_loads} loaded"
-    table = kernels.report(cubins)["architectures"]["sm_80"]
+    table = nvrtc.report(cubins)["architectures"]["sm_80"]
     assert table["hungry"]["spill_stores"] > 0 == table["modest"]["spill_stores"]
 
 
@@ -144,7 +144,7 @@ def test_the_report_of_all_kernels(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: int
 ) -> None:
     (tmp_path / "hungry.cu").write_text(text)
-    monkeypatch.setattr(kernels, "sources", lambda: [tmp_path / "hungry.cu"])
+    monkeypatch.setattr(nvrtc, "sources", lambda: [tmp_path / "hungry.cu"])
     monkeypatch.setattr(sys, "argv", ["kernels_report", "--out", str(tmp_path / "a" / "report.json")])
     assert script.main() == status
     if text != "?":
@@ -159,26 +159,26 @@ def test_the_report_of_all_kernels(
 def test_a_source_that_does_not_compile(tmp_path: Path) -> None:
     (tmp_path / "wrong.cu").write_text('extern "C" __global__ void wrong() { nonsense(); }')
     with pytest.raises(ExecutionError, match=r'^sm_80/wrong does not compile: wrong.cu\(1\): error: .*"nonsense"'):
-        kernels.compile_kernels(["80", "89"], [], [tmp_path / "wrong.cu"])
+        nvrtc.compile_kernels(["80", "89"], [], [tmp_path / "wrong.cu"])
     (tmp_path / "wrong.cu").write_text('extern "C" __global__ void wrong() { asm("nonsense;"); }')
     with pytest.raises(ExecutionError, match=r"sm_80/wrong does not compile: .*nonsense"):
-        kernels.compile_kernels(["80"], [], [tmp_path / "wrong.cu"])
+        nvrtc.compile_kernels(["80"], [], [tmp_path / "wrong.cu"])
 
 
 def test_the_compilers_reports() -> None:
-    assert kernels.parse_report(NVCC_LOG) == {"one": Resources(40, 0, 0, 0, 576)}
+    assert nvrtc.parse_report(NVCC_LOG) == {"one": Resources(40, 0, 0, 0, 576)}
     two = Resources(157, 16, 5, 14, 1120)  # what it calls included
-    assert kernels.parse_report(NVRTC_LOG) == {"one": Resources(28, 8, 0, 0, 0), "two": two}
+    assert nvrtc.parse_report(NVRTC_LOG) == {"one": Resources(28, 8, 0, 0, 0), "two": two}
     for log in ("", "ptxas info", NVCC_LOG.replace("Used", "Took"), NVCC_LOG.replace("spill", "split")):
         with pytest.raises(ExecutionError, match="another version of NVRTC"):
-            kernels.parse_report(log)
+            nvrtc.parse_report(log)
 
 
 def test_architectures() -> None:
-    assert kernels.architectures([]) == ()
-    assert kernels.architectures(["90a,89", "sm_90a", " 121 "]) == ("90a", "89", "121")
-    assert kernels.architectures(["89", "all"]) == ARCHITECTURES
-    assert kernels.architectures(["sm_90,100", "90a"]) == ("90a", "100a")
+    assert nvrtc.architectures([]) == ()
+    assert nvrtc.architectures(["90a,89", "sm_90a", " 121 "]) == ("90a", "89", "121")
+    assert nvrtc.architectures(["89", "all"]) == ARCHITECTURES
+    assert nvrtc.architectures(["sm_90,100", "90a"]) == ("90a", "100a")
     assert BuildConfig("t", Path("b"), cuda_arch=("90a,89",)).architectures == ("90a", "89")
 
 
@@ -190,7 +190,7 @@ def test_an_unsupported_architecture_is_named(name: str) -> None:
 
 def test_an_empty_architecture() -> None:
     with pytest.raises(OptionError, match="an architecture is empty: use 80, 86"):
-        kernels.architectures(["80,"])
+        nvrtc.architectures(["80,"])
 
 
 def test_a_shape_is_one_of_the_kernels() -> None:
@@ -199,7 +199,7 @@ def test_a_shape_is_one_of_the_kernels() -> None:
     for dtype, cache in (("F32", "F32"), ("BF16", "F16"), ("BF16", "F32")):
         with pytest.raises(OptionError, match=f"^{dtype} with a cache of {cache}: TreeAttention has F16 with F16, F16"):
             Shape(64, dtype, cache)
-    text = "".join(path.read_text(encoding="utf-8") for path in (kernels.PLUGINS / "kernels").iterdir())
+    text = "".join(path.read_text(encoding="utf-8") for path in (nvrtc.PLUGINS / "kernels").iterdir())
     assert "TreeAttention has 64, 80, 96, 128 and 256" in text  # the launcher's own words
     assert all(f"EACH_ROWS(X, T, C, {size})" in text or f"X(T, C, {size}, " in text for size in HEAD_DIMS)
     assert len(SHAPES) == len({str(shape) for shape in SHAPES}) == 20
@@ -207,23 +207,23 @@ def test_a_shape_is_one_of_the_kernels() -> None:
 
 def test_without_nvrtc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    for ask in (kernels.compiler_version, lambda: kernels.check_compiler(["80"])):
+    for ask in (nvrtc.compiler_version, lambda: nvrtc.check_compiler(["80"])):
         with pytest.raises(OptionError, match=r"needs NVRTC.*pip install 'specbuild-trt\[cuda\]'"):
             ask()
 
 
 def test_an_older_nvrtc_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     older = SimpleNamespace(nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90]))
-    monkeypatch.setattr(kernels, "_nvrtc", lambda: (older, "12.4"))
-    kernels.check_compiler(["80", "90a"])
+    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: (older, "12.4"))
+    nvrtc.check_compiler(["80", "90a"])
     with pytest.raises(OptionError, match=r"NVRTC 12\.4 does not know sm_110"):
-        kernels.check_compiler(["80", "110"])
+        nvrtc.check_compiler(["80", "110"])
 
 
 def test_an_installation_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "PLUGINS", tmp_path)
+    monkeypatch.setattr(nvrtc, "PLUGINS", tmp_path)
     with pytest.raises(ExecutionError, match="has no kernels: install specbuild again"):
-        kernels.sources()
+        nvrtc.sources()
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")

@@ -13,10 +13,10 @@ import pytest
 import torch
 from small_models import Chain, head_chain, parallel_chain, random_head
 
-from specbuild.builder.checkpoint import find, load
-from specbuild.builder.config import BuildConfig
-from specbuild.builder.eagle import find_head, load_head, save_head
-from specbuild.builder.options import EngineOptions
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.engine_options import EngineOptions
+from specbuild.builder.frontend.checkpoint import find, load
+from specbuild.builder.frontend.eagle3_head import find_head, load_head, save_head
 from specbuild.builder.pipeline import build
 from specbuild.builder.prepare import prepare
 from specbuild.runtime import Bundle, Engine, SamplingParams

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from specbuild.builder import layout
-from specbuild.builder.layout import Layout, probe
+from specbuild.builder.frontend import attention_layout
+from specbuild.builder.frontend.attention_layout import Layout, probe
 from specbuild.runtime.errors import CheckpointError
 
 BASE = {
@@ -98,7 +98,7 @@ def test_recurrent_layers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_mask_is_refused() -> None:
     chunks = torch.arange(64)[None] // 8 == torch.tensor([63, 62, 42, 31, 21, 0])[:, None] // 8
     with pytest.raises(CheckpointError, match="neither causal nor a sliding window"):
-        layout._window(chunks[None, None])
+        attention_layout._window(chunks[None, None])
 
 
 def test_nothing_is_allocated() -> None:

@@ -13,7 +13,7 @@ import pytest
 import small_models
 from small_models import LLAMA3, branching, reference
 
-from specbuild.builder.layout import probe
+from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.lower.onnxruntime import INPUTS, OUTPUTS, cache_width, lower
 from specbuild.runtime.backends.executor import Executor, ModelSpec, Share, load
 from specbuild.runtime.speculation.tree import Tree

@@ -19,10 +19,10 @@ from onnx.reference import ReferenceEvaluator
 from plugin_model import TreeAttention
 from small_models import LLAMA3, branching, reference
 
-from specbuild.builder.calibrate import Scales, cached_logits, calibrate
+from specbuild.builder.check.rounding import measure
+from specbuild.builder.frontend.reference import Reference
 from specbuild.builder.lower.plugin import DTYPES, INPUTS, OUTPUTS, PAGED, lower
-from specbuild.builder.reference import Reference
-from specbuild.builder.rounding import measure
+from specbuild.builder.quantize.fp8_caches import Scales, cached_logits, calibrate
 from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.speculation.tree import Tree

@@ -21,22 +21,22 @@ from small_models import reference
 from test_lower_plugin import Session as PluginSession
 
 from specbuild.builder import passes
-from specbuild.builder.calibrate import cached_logits
-from specbuild.builder.calibrate import calibrate as calibrate_caches
-from specbuild.builder.check import standard_chain
-from specbuild.builder.compile import Engine, compile_engine, make_profiles
-from specbuild.builder.export import export
-from specbuild.builder.layers import describe, in_words
-from specbuild.builder.layout import probe
+from specbuild.builder.check.bundle_check import standard_chain
+from specbuild.builder.codegen.engine_layers import describe, in_words
+from specbuild.builder.codegen.tensorrt import Engine, compile_engine, make_profiles
+from specbuild.builder.config.engine_options import EngineOptions
+from specbuild.builder.config.quantize_options import QuantizeOptions, assign
+from specbuild.builder.config.scheme import parse
+from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.export import export
 from specbuild.builder.lower import plugin
 from specbuild.builder.lower.standard import DTYPES, lower
-from specbuild.builder.options import EngineOptions
 from specbuild.builder.quantize.calibrate import calibrate
+from specbuild.builder.quantize.fp8_caches import cached_logits
+from specbuild.builder.quantize.fp8_caches import calibrate as calibrate_caches
 from specbuild.builder.quantize.linears import Names, simulated
 from specbuild.builder.quantize.numbers import Quantized
-from specbuild.builder.quantize.options import QuantizeOptions, assign
 from specbuild.builder.quantize.rewrite import Quantize
-from specbuild.builder.quantize.scheme import parse
 from specbuild.runtime.backends.kernels.abi import Dtype
 from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.speculation.tree import Tree

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from specbuild.builder.ops import ancestor_mask, rotary, tree_attention
+from specbuild.builder.frontend.portable_ops import ancestor_mask, rotary, tree_attention
 
 SCALE = 0.3
 CAPACITY = 24

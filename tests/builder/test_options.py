@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.options import EngineOptions, architectures
+from specbuild.builder.config.engine_options import EngineOptions, architectures
 from specbuild.runtime.errors import OptionError
 
 

@@ -13,8 +13,8 @@ import onnxruntime
 import pytest
 from onnx_ir.passes import PostconditionError, PreconditionError
 
-from specbuild.builder.export import export
-from specbuild.builder.layout import probe
+from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.export import export
 from specbuild.builder.passes import PORTABLE, census, clean, run_portable
 from specbuild.builder.passes.gate_up import FuseGateUp
 from specbuild.builder.passes.gather_logits import GatherLogits

@@ -16,7 +16,7 @@ import torch
 from small_models import LLAMA3
 
 from specbuild.builder import pipeline
-from specbuild.builder.config import BuildConfig
+from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.pipeline import build, stages
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.errors import CheckpointError, ExecutionError, OutputError
@@ -315,7 +315,7 @@ def test_a_precision_that_changes_too_much_stops_the_build(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specbuild.builder.pipeline.MOST_DIVERGENCE", 1e-9)
-    monkeypatch.setattr("specbuild.builder.config.MOST_KL", 1e-9)
+    monkeypatch.setattr("specbuild.builder.config.build_config.MOST_KL", 1e-9)
     with pytest.raises(ExecutionError, match="int8 changes this model too much"):
         build(BuildConfig(tiny, tmp_path / "bundle", max_batch_size=1, precision="int8"))
     assert list(tmp_path.iterdir()) == []

@@ -11,13 +11,13 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from specbuild.builder import passes
-from specbuild.builder.export import export
-from specbuild.builder.layout import probe
-from specbuild.builder.products import count
+from specbuild.builder.codegen.products import count
+from specbuild.builder.config.scheme import parse
+from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.export import export
 from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.rewrite import Quantize
-from specbuild.builder.quantize.scheme import parse
 from specbuild.measure.roofline import Attention, Experts
 
 # Of a layer: queries and output 64 wide, keys and values 32, three products of the MLP; two norms.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specbuild.builder.recipe import read
+from specbuild.builder.config.recipe import read
 from specbuild.cli.build import command
 from specbuild.runtime.errors import OptionError
 

@@ -17,8 +17,8 @@ import torch
 from pair.other_tokenizers import END, byte_level, edit, give, sentencepiece
 from small_models import random_model
 
-from specbuild.builder.checkpoint import Checkpoint, find, load
-from specbuild.builder.vocabulary import Vocabulary, fit, reconcile
+from specbuild.builder.frontend.checkpoint import Checkpoint, find, load
+from specbuild.builder.frontend.vocabulary import Vocabulary, fit, reconcile
 from specbuild.runtime.errors import CheckpointError
 
 Make = Callable[..., Path]

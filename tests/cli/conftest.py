@@ -71,7 +71,7 @@ def tiny(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small bundle without a draft; read it, do not change it."""
-    from specbuild.builder.config import BuildConfig
+    from specbuild.builder.config.build_config import BuildConfig
     from specbuild.builder.pipeline import build
 
     path = tmp_path_factory.mktemp("bundles") / "tiny.bundle"

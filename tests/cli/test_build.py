@@ -518,8 +518,9 @@ def test_a_build_whose_tuning_is_interrupted_leaves_nothing(
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that TensorRT would have compiled on a machine with a GPU."""
-    from specbuild.builder import emit, pipeline
-    from specbuild.builder.compile import Engine
+    from specbuild.builder import pipeline
+    from specbuild.builder.codegen import emit
+    from specbuild.builder.codegen.tensorrt import Engine
 
     graphs: list[Any] = []
 

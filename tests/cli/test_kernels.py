@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder import kernels
-from specbuild.builder.config import BuildConfig
+from specbuild.builder.codegen import nvrtc
+from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.pipeline import build, stages
 from specbuild.cli import doctor
 from specbuild.runtime import Bundle
@@ -42,8 +42,8 @@ def built(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(wide), tmp_path_factory.mktemp("bundles") / "b", max_seq_len=40, max_batch_size=1, cuda_arch=("90a,80",)
     )
     with pytest.MonkeyPatch.context() as patch:
-        files = [kernels.PLUGINS / "kernels" / name for name in ("attention.cu", "walk.cu")]
-        patch.setattr(kernels, "sources", lambda names=(): files)
+        files = [nvrtc.PLUGINS / "kernels" / name for name in ("attention.cu", "walk.cu")]
+        patch.setattr(nvrtc, "sources", lambda names=(): files)
         build(config, announced.append)
     assert len(announced) == stages(config)
     assert (announced[0], announced[2]) == ("checkpoints", "kernels")
@@ -69,7 +69,7 @@ def test_the_manifest_lists_kernels_and_hashes(built: Path) -> None:
     for name in ("80", "90a"):
         records = [record for record in manifest.kernels.values() if record.architecture == name]
         assert {kernel for record in records for kernel in record.kernels} == set(report["architectures"][f"sm_{name}"])
-    assert report["compiler"] == f"NVRTC {kernels.compiler_version()}"
+    assert report["compiler"] == f"NVRTC {nvrtc.compiler_version()}"
 
 
 @needs_nvrtc
@@ -140,14 +140,14 @@ def test_a_head_size_without_kernels(specbuild: Command, wide: Path, tiny: Path,
 
 def test_what_is_refused_is_refused_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = BuildConfig(str(tmp_path / "none"), tmp_path / "b", cuda_arch=("80",))
-    monkeypatch.setattr(kernels, "_nvrtc", lambda: pytest.fail("no compiler is needed"))
+    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: pytest.fail("no compiler is needed"))
     with pytest.raises(CheckpointError):
         build(dataclasses.replace(config, cuda_arch=()))
 
     def missing() -> None:
         raise OptionError("compiling kernels needs NVRTC")
 
-    monkeypatch.setattr(kernels, "_nvrtc", missing)
+    monkeypatch.setattr(nvrtc, "_nvrtc", missing)
     with pytest.raises(OptionError, match="needs NVRTC"):
         build(config)
 
@@ -160,13 +160,13 @@ def test_float16_models_get_float16_kernels(wide: Path, tmp_path: Path, monkeypa
         asked.extend(arguments)
         raise OptionError("seen")
 
-    monkeypatch.setattr(kernels, "compile_kernels", stop)
+    monkeypatch.setattr(nvrtc, "compile_kernels", stop)
     half = shutil.copytree(wide, tmp_path / "half")
     content = json.loads((half / "config.json").read_text(encoding="utf-8"))
     (half / "config.json").write_text(json.dumps(content | {"dtype": "float16"}), encoding="utf-8")
     with pytest.raises(OptionError, match="seen"):
         build(BuildConfig(str(half), tmp_path / "b", draft=str(wide), cuda_arch=("all",)))
-    assert asked[:2] == [kernels.ARCHITECTURES, [kernels.Shape(256, "F16", "F16"), kernels.Shape(256, "BF16", "BF16")]]
+    assert asked[:2] == [nvrtc.ARCHITECTURES, [nvrtc.Shape(256, "F16", "F16"), nvrtc.Shape(256, "BF16", "BF16")]]
 
 
 def test_doctor_says_what_compiles_kernels(specbuild: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_doctor_says_how_to_get_them(specbuild: Command, monkeypatch: pytest.Mon
     def missing() -> None:
         raise OptionError("compiling kernels needs NVRTC")
 
-    monkeypatch.setattr(kernels, "_nvrtc", missing)
+    monkeypatch.setattr(nvrtc, "_nvrtc", missing)
     monkeypatch.setattr(doctor, "find_library", lambda name="": None)
     found = json.loads(specbuild("doctor", "--json").out)
     assert "pip install 'specbuild-trt[cuda]'" in found["NVRTC"]

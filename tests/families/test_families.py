@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder import checkpoint
-from specbuild.builder.config import BuildConfig
-from specbuild.builder.emit import emit
-from specbuild.builder.export import export
-from specbuild.builder.layout import probe
+from specbuild.builder.codegen.emit import emit
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.frontend import checkpoint
+from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.export import export
+from specbuild.builder.frontend.reference import greedy as hugging_face
 from specbuild.builder.passes import run_portable
 from specbuild.builder.pipeline import build
-from specbuild.builder.reference import greedy as hugging_face
 from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams
 

@@ -19,7 +19,7 @@ from device import CudaKernels, gpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder import kernels as compiler
+from specbuild.builder.codegen import nvrtc as compiler
 from specbuild.runtime.backends.kernels import cubins
 from specbuild.runtime.backends.kernels.abi import LAUNCHERS, STRUCTS, Attention, Choose, Dtype, KernelLibrary
 from specbuild.runtime.backends.kernels.cubins import (

@@ -15,7 +15,7 @@ from host_device import HostDevice, HostQueue, QueuedModel
 from small_models import reference
 from tiny_models import CAPACITY, CHUNK, TEXT, VOCAB, executor, torch_model
 
-from specbuild.builder import checkpoint
+from specbuild.builder.frontend import checkpoint
 from specbuild.runtime import Engine
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor

@@ -16,12 +16,12 @@ from test_device_loop import prompt_of, request_of, run
 from test_plugin_model import HEAD, _in_float32, torch_model
 from tiny_models import BUCKETS, CAPACITY, CHUNK, TEXT, VOCAB
 
-from specbuild.builder.export import export
-from specbuild.builder.layout import Layout, probe
+from specbuild.builder.frontend.attention_layout import Layout, probe
+from specbuild.builder.frontend.export import export
+from specbuild.builder.frontend.hidden_state_taps import Taps
 from specbuild.builder.lower import plugin, standard
 from specbuild.builder.passes import run_portable
 from specbuild.builder.passes.spread_logits import spread_logits
-from specbuild.builder.taps import Taps
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.device import PageTable
 from specbuild.runtime.backends.gpu.executor import StandardExecutor

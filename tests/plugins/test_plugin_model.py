@@ -70,10 +70,10 @@ def torch_model(name: str) -> Any:
 @functools.cache
 def lowered(name: str, precision: str, page_rows: int = 0) -> ir.Model:
     """The graph with the plugin; "fp16, fp8": in float16 over caches in E4M3."""
-    from specbuild.builder.calibrate import calibrate
-    from specbuild.builder.export import export
-    from specbuild.builder.layout import probe
+    from specbuild.builder.frontend.attention_layout import probe
+    from specbuild.builder.frontend.export import export
     from specbuild.builder.passes import run_portable
+    from specbuild.builder.quantize.fp8_caches import calibrate
 
     model = torch_model(name)
     graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)

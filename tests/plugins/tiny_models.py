@@ -45,8 +45,8 @@ def lowered(name: str) -> ir.Model:
 
 def lower_model(model: Any, capacity: int) -> ir.Model:
     """Any model's graph, in float32."""
-    from specbuild.builder.export import export
-    from specbuild.builder.layout import probe
+    from specbuild.builder.frontend.attention_layout import probe
+    from specbuild.builder.frontend.export import export
     from specbuild.builder.lower.standard import lower
     from specbuild.builder.passes import run_portable
 

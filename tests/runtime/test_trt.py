@@ -221,7 +221,7 @@ class OnGpu:
     """A toy plan, compiled here for any GPU, and what is copied to it and back."""
 
     def __init__(self, graph: Path) -> None:
-        from specbuild.builder.compile import compile_engine, make_profiles
+        from specbuild.builder.codegen.tensorrt import compile_engine, make_profiles
 
         profiles = make_profiles(BUCKETS, BATCH, CHUNK)
         engine = compile_engine(graph, BACKEND, profiles)

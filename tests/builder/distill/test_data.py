@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from specbuild.builder import checkpoint as checkpoints
 from specbuild.builder.distill import data, texts
 from specbuild.builder.distill.data import Corpus
 from specbuild.builder.distill.generate import NEVER, SampledThenGreedy, sample, write
 from specbuild.builder.distill.teacher import Course, Teacher
 from specbuild.builder.distill.work import Work
+from specbuild.builder.frontend import checkpoint as checkpoints
 from specbuild.runtime.errors import OptionError
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from specbuild.builder.checkpoint import find, load
 from specbuild.builder.distill.divergence import DIVERGENCES
 from specbuild.builder.distill.eagle import DECAY, EagleStudent
 from specbuild.builder.distill.student import Lesson
-from specbuild.builder.eagle import find_head, load_head
+from specbuild.builder.frontend.checkpoint import find, load
+from specbuild.builder.frontend.eagle3_head import find_head, load_head
 
 VOCAB, DRAFTED, LENGTH, DEPTH = 97, 30, 8, 3
 

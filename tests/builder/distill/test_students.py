@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specbuild.builder import checkpoint as checkpoints
 from specbuild.builder.distill.chain import ChainStudent, trim
 from specbuild.builder.distill.divergence import DIVERGENCES
 from specbuild.builder.distill.make import Plan, frequent
@@ -19,6 +18,7 @@ from specbuild.builder.distill.parallel import Layout, ParallelStudent, with_mas
 from specbuild.builder.distill.student import Lesson
 from specbuild.builder.distill.teacher import Teacher
 from specbuild.builder.distill.validate import Exam
+from specbuild.builder.frontend import checkpoint as checkpoints
 
 MASK = 97
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from pair.other_tokenizers import byte_level, with_tokenizer
 
-from specbuild.builder.checkpoint import find
-from specbuild.builder.config import BuildConfig
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.frontend.checkpoint import find
+from specbuild.builder.frontend.vocabulary import reconcile
 from specbuild.builder.pipeline import build
-from specbuild.builder.vocabulary import reconcile
 from specbuild.runtime import Engine, SamplingParams
 
 SOURCES = argparse, collections, logging, tarfile

@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 from small_models import random_model, random_texts
 from torch import Tensor
 
+from specbuild.builder.config.scheme import Scheme
+from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.quantize import calibrate as module
 from specbuild.builder.quantize.calibrate import Found, Keep, calibrate
 from specbuild.builder.quantize.linears import Names, decoder_layers, no_grad, rows, simulated
 from specbuild.builder.quantize.numbers import Inputs, Quantized, quantize
-from specbuild.builder.quantize.scheme import Scheme
-from specbuild.builder.reference import text_logits
 from specbuild.runtime.errors import OptionError, OutputError
 
 GPTQ = Scheme("int4", "fp32", 32, symmetric=False, method="gptq", activations="dynamic")

@@ -9,11 +9,11 @@ import torch
 from small_models import random_model, random_texts
 from torch import nn
 
-from specbuild.builder.layout import empty
+from specbuild.builder.config.scheme import Scheme
+from specbuild.builder.frontend.attention_layout import empty
+from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.quantize.linears import Names, decoder_layers, groups, no_grad, rows, simulated
 from specbuild.builder.quantize.numbers import Inputs, Quantized, quantize
-from specbuild.builder.quantize.scheme import Scheme
-from specbuild.builder.reference import text_logits
 
 TEXT = random_texts()[0]
 FAMILIES = ["llama", "gpt2", "opt", "qwen3", "gptj"]

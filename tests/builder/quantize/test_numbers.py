@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
+from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.quantize import numbers
 from specbuild.builder.quantize.numbers import SPAN, Inputs, Quantized, fit, quantize
-from specbuild.builder.quantize.scheme import Scheme
 
 INT8 = Scheme("int8", "fp32", 32)
 INT4 = Scheme("int4", "fp32", 32)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from small_models import random_model, random_texts
 
+from specbuild.builder.config.scheme import Scheme
+from specbuild.builder.frontend.reference import Reference, greedy, text_logits
 from specbuild.builder.quantize import quality
 from specbuild.builder.quantize.linears import Names, no_grad, rows, simulated
 from specbuild.builder.quantize.numbers import Quantized, fit, quantize
 from specbuild.builder.quantize.quality import DEPTH, Before, acceptance, moved
-from specbuild.builder.quantize.scheme import Scheme
-from specbuild.builder.reference import Reference, greedy, text_logits
 
 TEXTS = random_texts(3, 20)
 

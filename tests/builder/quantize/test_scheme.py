@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.quantize.scheme import ACTIVATIONS, BLOCKS, DTYPES, KINDS, METHODS, Scheme, parse
+from specbuild.builder.config.scheme import ACTIVATIONS, BLOCKS, DTYPES, KINDS, METHODS, Scheme, parse
 from specbuild.runtime.errors import OptionError
 
 CPU, GPU = "onnxruntime", "tensorrt"

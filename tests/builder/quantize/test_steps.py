@@ -11,11 +11,10 @@ import onnx_ir as ir
 import pytest
 from small_models import random_model
 
-from specbuild.builder.export import export
-from specbuild.builder.layout import probe
+from specbuild.builder.check.step_times import ROWS, plain_graph, step_times
+from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.export import export
 from specbuild.builder.passes import run_portable
-from specbuild.builder.quantize import steps
-from specbuild.builder.quantize.steps import plain_graph, step_times
 from specbuild.runtime.backends.executor import ModelSpec
 
 CAPACITY = 24
@@ -44,7 +43,7 @@ class Fake:
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Fake]]:
     Fake.made = []
-    monkeypatch.setattr(steps, "load", lambda backend, graph, *args, **options: Fake(graph))
+    monkeypatch.setattr("specbuild.builder.check.step_times.load", lambda backend, graph, *args, **options: Fake(graph))
     return lambda: Fake.made
 
 
@@ -60,7 +59,7 @@ def test_medians_by_graph_and_nodes(fakes: Callable[[], list[Fake]], largest: in
         "b": {str(n): pytest.approx(250.0 * n) for n in sizes},
     }
     assert all(each.closed for each in fakes())
-    assert {start for each in fakes() for _, start in each.calls} == {steps.ROWS}
+    assert {start for each in fakes() for _, start in each.calls} == {ROWS}
 
 
 def test_steps_fit_small_caches(fakes: Callable[[], list[Fake]]) -> None:
@@ -71,7 +70,7 @@ def test_steps_fit_small_caches(fakes: Callable[[], list[Fake]]) -> None:
 def test_executors_are_closed_whatever_happens(
     fakes: Callable[[], list[Fake]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "timed_step", lambda *args: 1 / 0)
+    monkeypatch.setattr("specbuild.builder.check.step_times.timed_step", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         step_times({"a": Path("1"), "b": Path("2")}, spec(40), 8)
     assert [each.closed for each in fakes()] == [True, True]

@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.bundle.manifest import EngineRecord, FileRecord, KernelRecord, ModelRecord
 
-from .calibrate import Scales
-from .compile import capacity_of
-from .config import BuildConfig
-from .eagle import EagleHead
-from .emit import Stored
-from .lower import BOUND
+from .codegen.emit import Stored
+from .codegen.tensorrt import capacity_of
+from .config.build_config import BuildConfig
+from .frontend.eagle3_head import EagleHead
+from .frontend.reference import Reference
 from .lower.lanes import cache_width
 from .prepare import Sources
 from .quantize.calibrate import Found
+from .quantize.fp8_caches import Scales
 from .quantize.linears import Names
 from .quantize.stage import Quantization
 from .quantize.texts import Texts
-from .reference import Reference
+from .targets import BOUND
 
 Progress = Callable[[str], None]
 Detail = Callable[[str, float], None]

@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specbuild.runtime.errors import CheckpointError, one_line
 
-from . import rotary
+from . import portable_rotary
 
 PROBE = "specbuild_probe"
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
@@ -63,7 +63,7 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
     name, model = empty(config)
     try:
         with torch.no_grad():
-            rotary.check(model, positions)
+            portable_rotary.check(model, positions)
             ids = torch.zeros(1, 3, dtype=torch.int64, device="meta")
             logits = model(input_ids=ids, position_ids=ids, attention_mask=ids, use_cache=False).logits
             layers = sorted(_layers, key=lambda layer: layer.index)

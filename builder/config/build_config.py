@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specbuild.builder.codegen import nvrtc
+from specbuild.builder.targets import BACKENDS
 from specbuild.runtime.errors import OptionError, OutputError
 from specbuild.runtime.speculation.tree import TreeSpec
 
-from . import kernels
-from .lower import BACKENDS
-from .options import EngineOptions
-from .quantize.options import AUTO, AUTO_KL, MOST_KL, SELF, QuantizeOptions
-from .quantize.scheme import DTYPES, KINDS, Scheme, parse
+from .engine_options import EngineOptions
+from .quantize_options import AUTO, AUTO_KL, MOST_KL, SELF, QuantizeOptions
+from .scheme import DTYPES, KINDS, Scheme, parse
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
 MAX_BATCH_SIZE = 64
@@ -61,7 +61,7 @@ class BuildConfig:
             raise OptionError("a draft on a GPU runs two nodes at a time: give a bucket of 2")
         TreeSpec.parse(self.tree).check(self.buckets[-1])
         if self.cuda_arch != ("none",):
-            kernels.architectures(self.cuda_arch)
+            nvrtc.architectures(self.cuda_arch)
         self.engine.check(self.backend)
         if self.engine.plugin(self.backend) and "fp32" in map(self.dtype_of, self.models):
             linear = self.engine.kv_cache_dtype == "auto" and not self.engine.block_size
@@ -142,10 +142,10 @@ class BuildConfig:
     def architectures(self) -> tuple[str, ...]:
         """What kernels are compiled for, "90a": as asked, else for the GPUs that the backend's graphs run on."""
         if self.cuda_arch or self.backend == "onnxruntime":
-            return () if self.cuda_arch == ("none",) else kernels.architectures(self.cuda_arch)
+            return () if self.cuda_arch == ("none",) else nvrtc.architectures(self.cuda_arch)
         if not self.engine.targets:
-            return ("80", "120") if self.backend == "tensorrt-rtx" else kernels.COMPATIBLE
-        return tuple(name for name in self.engine.targets if name in kernels.ARCHITECTURES)
+            return ("80", "120") if self.backend == "tensorrt-rtx" else nvrtc.COMPATIBLE
+        return tuple(name for name in self.engine.targets if name in nvrtc.ARCHITECTURES)
 
     @property
     def batch_sizes(self) -> list[int]:

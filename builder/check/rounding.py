@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from .calibrate import Scales, cached_logits
-from .check import FP8_CACHE, check_divergence, divergences
-from .reference import Reference
+from specbuild.builder.frontend.reference import Reference
+from specbuild.builder.quantize.fp8_caches import Scales, cached_logits
+
+from .bundle_check import FP8_CACHE, check_divergence, divergences
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

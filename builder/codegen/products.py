@@ -7,9 +7,8 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from specbuild.builder.passes.pattern import dims
 from specbuild.measure.roofline import Attention, Experts, Products
-
-from .passes.pattern import dims
 
 _PRODUCTS = {"MatMul", "MatMulNT", "Gemm", "BlockMatMul", "ScaledMatMul"}
 _LOOKUPS = {"Gather", "GatherND", "BlockGather"}

@@ -26,7 +26,7 @@ from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import CheckpointError, one_line
 
 from .checkpoint import Checkpoint, locate, read_json, sha256_files, weight_files
-from .taps import TAPS, read_taps
+from .hidden_state_taps import TAPS, read_taps
 
 
 class EagleAttention(nn.Module):

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specbuild.builder.quantize.linears import decoder_layers
 from specbuild.runtime.errors import CheckpointError
-
-from .quantize.linears import decoder_layers
 
 TAPS = "eagle_aux_hidden_state_layer_ids"  # where a head's config.json names them
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from specbuild.runtime.backends.executor import ON_GPU
 
-from . import checkpoint as checkpoints
-from .eagle import load_head
-from .vocabulary import fit
-from .work import Work
+from .build_state import Work
+from .frontend import checkpoint as checkpoints
+from .frontend.eagle3_head import load_head
+from .frontend.vocabulary import fit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from specbuild.runtime.errors import CheckpointError
 
-from .ops import rotary
+from .portable_ops import rotary
 
 
 class RotaryTable(nn.Module):

@@ -30,14 +30,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from specbuild.builder.passes.pattern import TRANSPOSED
 from specbuild.runtime.errors import CheckpointError
 
-from . import rotary
-from .eagle import EagleHead
-from .layout import Layout, refuse_options, set_experts
-from .ops import OPSET, TRANSLATIONS
-from .passes.pattern import TRANSPOSED
-from .taps import Taps
+from . import portable_rotary
+from .attention_layout import Layout, refuse_options, set_experts
+from .eagle3_head import EagleHead
+from .hidden_state_taps import Taps
+from .portable_ops import OPSET, TRANSLATIONS
 
 ATTENTION = "specbuild"
 
@@ -141,7 +141,7 @@ def portable(
         model.set_attn_implementation(ATTENTION)
         if experts := set_experts(model):
             undo.callback(set_experts, model, experts)
-        rotary.swap(model, positions, capacity, undo)
+        portable_rotary.swap(model, positions, capacity, undo)
         yield PortableModel(model, layout, taps).eval()
 
 

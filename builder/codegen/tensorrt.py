@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.engine_options import FP8_FROM, HARDWARE, EngineOptions
 from specbuild.runtime.backends.gpu.device import MOST_NODES
 from specbuild.runtime.backends.gpu.plan import load_plugin, logger
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.bundle.manifest import MODULES
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
-
-from .config import BuildConfig
-from .options import FP8_FROM, HARDWARE, EngineOptions
 
 Progress = Callable[[str, float], None]
 CHUNK = 512  # nodes of a prompt in a step, by default

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .reference import text_logits
+from specbuild.builder.frontend.reference import text_logits
 
 ATTENTION = "specbuild_cached"
 LARGEST = 448.0  # of E4M3

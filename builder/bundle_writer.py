@@ -9,8 +9,8 @@ from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, Manifest
 
-from .config import BuildConfig
-from .work import Work
+from .build_state import Work
+from .config.build_config import BuildConfig
 
 TOKENIZER, CHAT_TEMPLATE = "tokenizer.json", "chat_template.jinja"
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")

@@ -14,6 +14,9 @@ import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 
+from specbuild.builder.config.quantize_options import MOST_KL
+from specbuild.builder.frontend.reference import Reference
+from specbuild.builder.lower import standard
 from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.gpu.cuda import Cuda
@@ -21,10 +24,6 @@ from specbuild.runtime.backends.gpu.plan import Plan, check_architecture
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 from specbuild.runtime.sampling.logprobs import log_softmax
-
-from .lower import standard
-from .quantize.options import MOST_KL
-from .reference import Reference
 
 NEW_TOKENS = 32
 MOST_DIVERGENCE = MOST_KL  # nats a token, in any precision: more is another model

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from specbuild.runtime.bundle.bundle import sha256_file
 from specbuild.runtime.errors import CheckpointError, one_line
 
-from .layout import check_interface
+from .attention_layout import check_interface
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -13,7 +13,7 @@ from specbuild.runtime.errors import OptionError
 from .scheme import DTYPES, Scheme, parse
 
 if TYPE_CHECKING:
-    from .linears import Names
+    from specbuild.builder.quantize.linears import Names
 
 AUTO = "auto"
 SELF = "self:"  # begins a draft that is the target's own weights in another precision

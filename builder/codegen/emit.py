@@ -13,16 +13,16 @@ from typing import Any
 
 import onnx_ir as ir
 
+from specbuild.builder import passes
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.passes.pattern import dims, renamed
+from specbuild.builder.quantize.fp8_caches import Scales
+from specbuild.builder.targets import BACKENDS
 from specbuild.runtime.backends.gpu.plan import PLUGIN_VERSION
 from specbuild.runtime.bundle.manifest import MODULES, EngineRecord
 
-from . import passes
-from .calibrate import Scales
-from .compile import built_on, compile_engine, profiles_of
-from .config import BuildConfig
-from .layers import describe
-from .lower import BACKENDS
-from .passes.pattern import dims, renamed
+from .engine_layers import describe
+from .tensorrt import built_on, compile_engine, profiles_of
 
 WEIGHTS, GRAPH, PLAN = "weights.bin", "model.onnx", "model.plan"
 INLINE_BYTES = 1024  # smaller tensors stay in the graph file
@@ -45,7 +45,7 @@ def lowering(config: BuildConfig) -> ModuleType:
     module = BACKENDS[config.backend]
     if config.backend == "tensorrt" and not config.engine.plugin(config.backend):
         module = BACKENDS["tensorrt-rtx"]
-    return importlib.import_module(f".lower{module}", __package__)
+    return importlib.import_module(f"specbuild.builder.lower{module}")
 
 
 def emit(

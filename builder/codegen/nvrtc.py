@@ -21,7 +21,7 @@ COMPATIBLE = ("80", "90a", "100a", "120")  # GPUs from 8.0 on run one of them, b
 GLUE = ("choose", "commit", "grow", "mask", "publish", "walk")  # what decodes around engines, by source
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = {"F16": ("F16", "E4M3"), "BF16": ("BF16", "E4M3")}  # activations, and the caches each may have
-PLUGINS = Path(__file__).resolve().parent.parent / "plugins"  # beside `builder` in a clone and in a wheel alike
+PLUGINS = Path(__file__).resolve().parents[2] / "plugins"  # beside `builder` in a clone and in a wheel alike
 INSTALL = "pip install 'specbuild-trt[cuda]'"
 # kernels.h also declares the launchers, which are the host's: without the second flag NVRTC refuses them.
 FLAGS = ("-std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")

@@ -1,0 +1,1 @@
+"""What a build was asked for, validated once."""
