@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 BUNDLE ?= pycode.bundle
 PROMPT ?= def parse_arguments(argv):
 JOBS ?= 2
-PACKAGES := runtime measure builder cli
 
 .PHONY: demo test lint kernels bench clean
 
@@ -21,10 +20,8 @@ test: $(VENV)/.ready
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@# The sources lie in folders of other names than their package's: mypy reads them through links.
-	@mkdir -p build/typing/specbuild
-	@for folder in $(PACKAGES); do ln -sfn ../../../$$folder build/typing/specbuild/$$folder; done
-	cd build/typing && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml $(PACKAGES:%=-p specbuild.%)
+	$(BIN)/python scripts/package_tree.py build/package --lint-imports
+	cd build/package && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p specbuild
 	$(BIN)/python scripts/size_budget.py
 
 # Every kernel for every architecture, by NVRTC; fails where registers spill.

@@ -1,0 +1,51 @@
+"""Lay the sources out as the package they are installed as, for tools that read files: mypy and import-linter.
+
+    python scripts/package_tree.py build/package [--lint-imports]
+
+The folders are those of pyproject.toml's `wheel.packages`; every file is a link, so nothing is ever out of date. With
+`--lint-imports` import-linter checks the contracts of pyproject.toml over that tree, whatever is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def packages() -> dict[str, str]:
+    """Folders by the package they are installed as: {"specbuild/cli": "cli"}."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    table = re.search(r"^wheel\.packages = \{(.*?)\}", text, re.MULTILINE | re.DOTALL)
+    assert table, "pyproject.toml says what the wheel holds"
+    return dict(re.findall(r'"([\w/]+)" = "(\w+)"', table[1]))
+
+
+def lay_out(tree: Path) -> None:
+    """Make the tree anew."""
+    shutil.rmtree(tree, ignore_errors=True)
+    for package, folder in packages().items():
+        for source in (ROOT / folder).rglob("*.py"):
+            link = tree / package / source.relative_to(ROOT / folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(source)
+
+
+def lint_imports(tree: Path) -> int:
+    """import-linter's exit status over the tree; an editable installation would hide it, so its finder is left out."""
+    from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in type(finder).__name__]
+    sys.path.insert(0, str(tree))
+    done = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    return int(done != EXIT_STATUS_SUCCESS)
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    lay_out(Path(sys.argv[1]).resolve())
+    sys.exit(lint_imports(Path(sys.argv[1]).resolve()) if "--lint-imports" in sys.argv else 0)
