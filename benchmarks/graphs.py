@@ -22,11 +22,11 @@ import numpy as np
 import onnxruntime
 
 from specbuild.builder import passes
-from specbuild.builder.check.bundle_check import kl
 from specbuild.builder.frontend import checkpoint
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
 from specbuild.builder.lower.onnxruntime import lower
+from specbuild.measure.divergence import kl
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.cpu import executor as onnxruntime_cpu
 from specbuild.runtime.backends.executor import Executor, ModelSpec, Share, load

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from specbuild.builder.config.quantize_options import AUTO
+from specbuild.builder.quantize.assignment import assign
 from specbuild.measure.tuning.tune import tune_build
 from specbuild.runtime import Engine
 from specbuild.runtime.backends.executor import ON_GPU
@@ -44,7 +46,6 @@ from .codegen.emit import emit, lowering
 from .codegen.products import count
 from .codegen.tensorrt import check_machine
 from .config.build_config import BuildConfig
-from .config.quantize_options import AUTO, assign
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleCheckpoint
 from .frontend.export import export

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from specbuild.builder.quantize.assignment import assign, check_patterns
 from specbuild.runtime.bundle.atomic_output import check_output
 from specbuild.runtime.bundle.manifest import MODULES
 from specbuild.runtime.errors import OptionError
@@ -15,7 +16,6 @@ from specbuild.runtime.errors import OptionError
 from .codegen import nvrtc
 from .codegen.tensorrt import profiles_of
 from .config.build_config import LONGEST_DEFAULT, BuildConfig
-from .config.quantize_options import assign, check_patterns
 from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
 from .frontend.checkpoint import Checkpoint

@@ -10,12 +10,11 @@ from typing import Any
 import click
 
 from specbuild.builder.codegen import engine_layers
-from specbuild.builder.codegen.nvrtc import ARCHITECTURES
 from specbuild.builder.config import recipe
 from specbuild.builder.config.build_config import BUCKETS, DEFAULT_TREE, BuildConfig
 from specbuild.builder.config.engine_options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
 from specbuild.builder.config.quantize_options import AUTO_KL, MOST_KL, QuantizeOptions
-from specbuild.builder.targets import BACKENDS
+from specbuild.builder.targets import ARCHITECTURES, BACKENDS
 from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES, RTX_ARCHITECTURES
 from specbuild.runtime.backends.kernels.cubins import best_architecture
 from specbuild.runtime.errors import OptionError

@@ -80,9 +80,9 @@ def _tokenize(engine: Engine, requests: list[Request]) -> list[list[int]]:
 
 def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new_tokens: int, as_json: bool) -> bool:
     """Compare tokens, or in a precision that changes them, distributions; True where a divergence is real."""
-    from specbuild.builder.check.bundle_check import kl
     from specbuild.builder.frontend import checkpoint
     from specbuild.builder.frontend.reference import greedy, text_logits
+    from specbuild.measure.divergence import kl
 
     model = checkpoint.load(checkpoint.find(folder), "eager")
     references = greedy(model, prompts, max_new_tokens, engine.manifest.eos_token_ids)

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from specbuild.builder.codegen import nvrtc
+from specbuild.builder.targets import architectures
 from specbuild.runtime.errors import SpecbuildError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +32,7 @@ def main() -> int:
     options = parser.parse_args()
     started = time.perf_counter()
     try:
-        wanted = nvrtc.architectures(options.cuda_arch or ["all"])
+        wanted = architectures(options.cuda_arch or ["all"])
         cubins = nvrtc.compile_kernels(wanted, nvrtc.SHAPES, jobs=options.jobs)
     except SpecbuildError as error:
         print(f"kernels_report: {error}", file=sys.stderr)

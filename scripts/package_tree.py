@@ -41,7 +41,7 @@ def lint_imports(tree: Path) -> int:
 
     sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in type(finder).__name__]
     sys.path.insert(0, str(tree))
-    done = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    done = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True)
     return int(done != EXIT_STATUS_SUCCESS)
 
 

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from specbuild.builder.config.quantize_options import MOST_KL
 from specbuild.builder.frontend.reference import Reference
 from specbuild.builder.lower import standard
+from specbuild.measure.divergence import divergences
 from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.gpu.plan import Plan, check_architecture
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
-from specbuild.runtime.sampling.logprobs import log_softmax
 
 NEW_TOKENS = 32
 MOST_DIVERGENCE = MOST_KL  # nats a token, in any precision: more is another model
@@ -191,20 +191,6 @@ def check_divergence(
         by, wider = f"by {divergence:.2g} nats a token", INSTEAD.get(rounding, "fp32")
         raise ExecutionError(f"{rounding} changes this model too much, {by}: nothing was written, use {wider}")
     return divergence
-
-
-def divergences(
-    references: Sequence[NDArray[np.float32]], logits: Sequence[NDArray[np.float32]]
-) -> NDArray[np.float64]:
-    """`kl` of all rows of several texts' logits, one after another."""
-    return np.concatenate([kl(exact, each) for exact, each in zip(references, logits, strict=True)])
-
-
-def kl(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """KL(reference ‖ other) of each row's softmax, in nats: `[T, V]` twice to `float64[T]`."""
-    p, q = log_softmax(reference), log_softmax(logits)
-    with np.errstate(invalid="ignore"):  # −inf where a token is impossible
-        return np.asarray(np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q)).sum(axis=1))
 
 
 def _raise_far(gap: float, logits: Sequence[NDArray[np.float32]]) -> None:

@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from specbuild.builder.frontend.reference import Reference
 from specbuild.builder.quantize.fp8_caches import Scales, cached_logits
+from specbuild.measure.divergence import divergences
 
-from .bundle_check import FP8_CACHE, check_divergence, divergences
+from .bundle_check import FP8_CACHE, check_divergence
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -45,7 +45,7 @@ def lowering(config: BuildConfig) -> ModuleType:
     module = BACKENDS[config.backend]
     if config.backend == "tensorrt" and not config.engine.plugin(config.backend):
         module = BACKENDS["tensorrt-rtx"]
-    return importlib.import_module(f"specbuild.builder.lower{module}")
+    return importlib.import_module(f"specbuild.builder.lower.{module}")
 
 
 def emit(

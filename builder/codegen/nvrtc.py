@@ -14,12 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specbuild.builder.targets import HEAD_DIMS
 from specbuild.runtime.errors import ExecutionError, OptionError
 
-ARCHITECTURES = ("80", "86", "87", "89", "90a", "100a", "110", "120", "121")
-COMPATIBLE = ("80", "90a", "100a", "120")  # GPUs from 8.0 on run one of them, but for 8.7, 10.3 and 11.0
 GLUE = ("choose", "commit", "grow", "mask", "publish", "walk")  # what decodes around engines, by source
-HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = {"F16": ("F16", "E4M3"), "BF16": ("BF16", "E4M3")}  # activations, and the caches each may have
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"  # beside `builder` in a clone and in a wheel alike
 INSTALL = "pip install 'specbuild-trt[cuda]'"
@@ -81,24 +79,6 @@ class Cubin:
     image: bytes
     kernels: dict[str, Resources]
     log: str
-
-
-def split_names(wanted: Iterable[str]) -> list[str]:
-    """`["90a,89", "sm_80"]` → the names one by one, without their prefix."""
-    return [part.strip().removeprefix("sm_") for text in wanted for part in text.split(",")]
-
-
-def architectures(wanted: Iterable[str]) -> tuple[str, ...]:
-    """`["90a,89", "sm_80"]` or `["all"]` → the architectures, each once; raises OptionError for one unsupported.
-
-    "90" and "100" are what the GPUs are called; their kernels use what only "90a" and "100a" have.
-    """
-    names = [f"{name}a" if f"{name}a" in ARCHITECTURES else name for name in split_names(wanted)]
-    for name in names:
-        if name not in (*ARCHITECTURES, "all"):
-            asked = f"sm_{name} is not supported" if name else "an architecture is empty"
-            raise OptionError(f"{asked}: use {', '.join(ARCHITECTURES)}, or all")
-    return ARCHITECTURES if "all" in names else tuple(dict.fromkeys(names))
 
 
 def sources(names: Sequence[str] = ()) -> list[Path]:

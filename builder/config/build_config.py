@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specbuild.builder.codegen import nvrtc
+from specbuild.builder import targets
 from specbuild.builder.targets import BACKENDS
 from specbuild.runtime.errors import OptionError, OutputError
 from specbuild.runtime.speculation.tree import TreeSpec
@@ -61,7 +61,7 @@ class BuildConfig:
             raise OptionError("a draft on a GPU runs two nodes at a time: give a bucket of 2")
         TreeSpec.parse(self.tree).check(self.buckets[-1])
         if self.cuda_arch != ("none",):
-            nvrtc.architectures(self.cuda_arch)
+            targets.architectures(self.cuda_arch)
         self.engine.check(self.backend)
         if self.engine.plugin(self.backend) and "fp32" in map(self.dtype_of, self.models):
             linear = self.engine.kv_cache_dtype == "auto" and not self.engine.block_size
@@ -142,10 +142,10 @@ class BuildConfig:
     def architectures(self) -> tuple[str, ...]:
         """What kernels are compiled for, "90a": as asked, else for the GPUs that the backend's graphs run on."""
         if self.cuda_arch or self.backend == "onnxruntime":
-            return () if self.cuda_arch == ("none",) else nvrtc.architectures(self.cuda_arch)
+            return () if self.cuda_arch == ("none",) else targets.architectures(self.cuda_arch)
         if not self.engine.targets:
-            return ("80", "120") if self.backend == "tensorrt-rtx" else nvrtc.COMPATIBLE
-        return tuple(name for name in self.engine.targets if name in nvrtc.ARCHITECTURES)
+            return ("80", "120") if self.backend == "tensorrt-rtx" else targets.COMPATIBLE
+        return tuple(name for name in self.engine.targets if name in targets.ARCHITECTURES)
 
     @property
     def batch_sizes(self) -> list[int]:

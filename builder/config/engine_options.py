@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from specbuild.builder.codegen.nvrtc import split_names
+from specbuild.builder.targets import split_names
 from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES, RTX_ARCHITECTURES
 from specbuild.runtime.bundle.manifest import MODULES
 from specbuild.runtime.errors import OptionError

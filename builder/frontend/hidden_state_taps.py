@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from specbuild.builder.quantize.linears import decoder_layers
 from specbuild.runtime.errors import CheckpointError
 
 TAPS = "eagle_aux_hidden_state_layer_ids"  # where a head's config.json names them
@@ -57,6 +57,14 @@ class Taps:
                 undo.callback(handle.remove)
             yield
         self._seen.clear()
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The model's layers in order, [] where they are not one list."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
+    with_products = [each for each in lists if any(isinstance(m, nn.Linear | Conv1D) for m in each.modules())]
+    return list(with_products[0]) if with_products else []
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

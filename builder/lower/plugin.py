@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from specbuild.builder.codegen.nvrtc import HEAD_DIMS
 from specbuild.builder.passes import clean
 from specbuild.builder.passes.pattern import constant, dims, initializer, insert, permutation, producer, replace
 from specbuild.builder.quantize.fp8_caches import Scales
+from specbuild.builder.targets import HEAD_DIMS
 from specbuild.runtime.errors import OptionError
 
 from .lanes import window_of

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specbuild.builder.config.scheme import Scheme
+from specbuild.builder.frontend.hidden_state_taps import decoder_layers
 from specbuild.runtime.errors import OptionError, OutputError, one_line
 
-from .linears import decoder_layers, groups, no_grad, rows, simulated
+from .linears import groups, no_grad, rows, simulated
 from .numbers import SPAN, Inputs, Quantized, fit, quantize
 
 Progress = Callable[[str, float], None]

@@ -83,14 +83,6 @@ def _replace(module: nn.Module, name: str, found: Quantized, watch: Watch | None
         undo.callback(module.register_forward_hook(after).remove)
 
 
-def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The model's layers in order, [] where they are not one list."""
-    count = model.config.get_text_config().num_hidden_layers
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
-    with_products = [each for each in lists if any(isinstance(m, nn.Linear | Conv1D) for m in each.modules())]
-    return list(with_products[0]) if with_products else []
-
-
 def groups(model: PreTrainedModel, names: Sequence[str]) -> list[list[str]]:
     """Products that read one tensor, together, as query, key and value do: those become one product."""
     readers: list[tuple[Tensor, list[str]]] = []  # holds the tensors, so that no other has their identity

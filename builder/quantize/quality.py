@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from specbuild.builder.check.bundle_check import divergences
 from specbuild.builder.frontend.reference import Reference, greedy, text_logits
+from specbuild.measure.divergence import divergences
 from specbuild.runtime.sampling.logprobs import log_softmax
 
 from .linears import no_grad, simulated

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specbuild.builder.check.bundle_check import divergences
 from specbuild.builder.frontend.reference import Reference, text_logits
+from specbuild.measure.divergence import divergences
 from specbuild.runtime.errors import ExecutionError
 
 from .calibrate import Found

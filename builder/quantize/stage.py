@@ -9,10 +9,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from specbuild.builder.config.quantize_options import AUTO, AUTO_KL, QuantizeOptions, assign
+from specbuild.builder.config.quantize_options import AUTO, AUTO_KL, QuantizeOptions
 from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.reference import Reference, text_logits
 
+from .assignment import assign
 from .calibrate import Found, Keep, calibrate
 from .linears import Names, simulated
 from .quality import Before, acceptance, moved

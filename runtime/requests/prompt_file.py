@@ -14,8 +14,11 @@ from typing import Any
 
 import click
 
-from specbuild.runtime import Chat, Prompt, SamplingParams
 from specbuild.runtime.errors import InputError, PromptError
+from specbuild.runtime.sampling.sampler import SamplingParams
+
+from .chat import Chat
+from .tokenizer import Prompt
 
 _BESIDE = {  # fields that only one of the sources has
     "prompt": frozenset[str](),

@@ -15,8 +15,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from specbuild.builder.codegen import nvrtc
-from specbuild.builder.codegen.nvrtc import ARCHITECTURES, HEAD_DIMS, SHAPES, Cubin, Resources, Shape
+from specbuild.builder.codegen.nvrtc import SHAPES, Cubin, Resources, Shape
 from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.targets import ARCHITECTURES, HEAD_DIMS, architectures
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,10 +176,10 @@ def test_the_compilers_reports() -> None:
 
 
 def test_architectures() -> None:
-    assert nvrtc.architectures([]) == ()
-    assert nvrtc.architectures(["90a,89", "sm_90a", " 121 "]) == ("90a", "89", "121")
-    assert nvrtc.architectures(["89", "all"]) == ARCHITECTURES
-    assert nvrtc.architectures(["sm_90,100", "90a"]) == ("90a", "100a")
+    assert architectures([]) == ()
+    assert architectures(["90a,89", "sm_90a", " 121 "]) == ("90a", "89", "121")
+    assert architectures(["89", "all"]) == ARCHITECTURES
+    assert architectures(["sm_90,100", "90a"]) == ("90a", "100a")
     assert BuildConfig("t", Path("b"), cuda_arch=("90a,89",)).architectures == ("90a", "89")
 
 
@@ -190,7 +191,7 @@ def test_an_unsupported_architecture_is_named(name: str) -> None:
 
 def test_an_empty_architecture() -> None:
     with pytest.raises(OptionError, match="an architecture is empty: use 80, 86"):
-        nvrtc.architectures(["80,"])
+        architectures(["80,"])
 
 
 def test_a_shape_is_one_of_the_kernels() -> None:

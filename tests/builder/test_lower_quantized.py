@@ -25,12 +25,13 @@ from specbuild.builder.check.bundle_check import standard_chain
 from specbuild.builder.codegen.engine_layers import describe, in_words
 from specbuild.builder.codegen.tensorrt import Engine, compile_engine, make_profiles
 from specbuild.builder.config.engine_options import EngineOptions
-from specbuild.builder.config.quantize_options import QuantizeOptions, assign
+from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
 from specbuild.builder.lower import plugin
 from specbuild.builder.lower.standard import DTYPES, lower
+from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.fp8_caches import cached_logits
 from specbuild.builder.quantize.fp8_caches import calibrate as calibrate_caches

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specbuild.builder.check.bundle_check import kl
 from specbuild.builder.check.rounding import measure
 from specbuild.builder.frontend.reference import Reference, text_logits
 from specbuild.builder.quantize.fp8_caches import Scales, cached_logits, calibrate
+from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
 
 REFERENCES = [Reference([5, 17, 3, 88], [42, 9, 9, 61]), Reference([61, 4, 4], [8, 1]), Reference(list(range(40)), [0])]

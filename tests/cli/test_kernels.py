@@ -15,6 +15,7 @@ import pytest
 from specbuild.builder.codegen import nvrtc
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.pipeline import build, stages
+from specbuild.builder.targets import ARCHITECTURES
 from specbuild.cli import doctor
 from specbuild.runtime import Bundle
 from specbuild.runtime.bundle.manifest import MANIFEST, KernelRecord
@@ -166,7 +167,7 @@ def test_float16_models_get_float16_kernels(wide: Path, tmp_path: Path, monkeypa
     (half / "config.json").write_text(json.dumps(content | {"dtype": "float16"}), encoding="utf-8")
     with pytest.raises(OptionError, match="seen"):
         build(BuildConfig(str(half), tmp_path / "b", draft=str(wide), cuda_arch=("all",)))
-    assert asked[:2] == [nvrtc.ARCHITECTURES, [nvrtc.Shape(256, "F16", "F16"), nvrtc.Shape(256, "BF16", "BF16")]]
+    assert asked[:2] == [ARCHITECTURES, [nvrtc.Shape(256, "F16", "F16"), nvrtc.Shape(256, "BF16", "BF16")]]
 
 
 def test_doctor_says_what_compiles_kernels(specbuild: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.builder.codegen import nvrtc as compiler
+from specbuild.builder.targets import architectures
 from specbuild.runtime.backends.kernels import cubins
 from specbuild.runtime.backends.kernels.abi import LAUNCHERS, STRUCTS, Attention, Choose, Dtype, KernelLibrary
 from specbuild.runtime.backends.kernels.cubins import (
@@ -240,7 +241,7 @@ def test_cubins_on_a_gpu(tmp_path: Path) -> None:
 
     runtime.cudaFree(0)  # makes the device's context current
     _, device = runtime.cudaGetDeviceProperties(0)
-    (name,) = compiler.architectures([f"{device.major}{device.minor}"])
+    (name,) = architectures([f"{device.major}{device.minor}"])
     files = [
         path for path in compiler.sources() if path.stem in {"choose", "walk", "commit", "mask", "grow", "publish"}
     ]

@@ -13,17 +13,18 @@ import onnx_ir as ir
 import pytest
 from small_models import random_model, random_texts
 
-from specbuild.builder.check.bundle_check import kl
 from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.config.quantize_options import QuantizeOptions, assign
+from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
 from specbuild.builder.lower.onnxruntime import lower
 from specbuild.builder.passes import census, clean, run_portable
 from specbuild.builder.pipeline import build
+from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.rewrite import Quantize
+from specbuild.measure.divergence import kl
 from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.errors import ExecutionError

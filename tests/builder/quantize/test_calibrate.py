@@ -17,10 +17,11 @@ from small_models import random_model, random_texts
 from torch import Tensor
 
 from specbuild.builder.config.scheme import Scheme
+from specbuild.builder.frontend.hidden_state_taps import decoder_layers
 from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.quantize import calibrate as module
 from specbuild.builder.quantize.calibrate import Found, Keep, calibrate
-from specbuild.builder.quantize.linears import Names, decoder_layers, no_grad, rows, simulated
+from specbuild.builder.quantize.linears import Names, no_grad, rows, simulated
 from specbuild.builder.quantize.numbers import Inputs, Quantized, quantize
 from specbuild.runtime.errors import OptionError, OutputError
 

@@ -11,8 +11,9 @@ from torch import nn
 
 from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.attention_layout import empty
+from specbuild.builder.frontend.hidden_state_taps import decoder_layers
 from specbuild.builder.frontend.reference import text_logits
-from specbuild.builder.quantize.linears import Names, decoder_layers, groups, no_grad, rows, simulated
+from specbuild.builder.quantize.linears import Names, groups, no_grad, rows, simulated
 from specbuild.builder.quantize.numbers import Inputs, Quantized, quantize
 
 TEXT = random_texts()[0]

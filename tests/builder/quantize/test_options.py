@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.config.quantize_options import AUTO, QuantizeOptions, assign, check_patterns, matches
+from specbuild.builder.config.quantize_options import AUTO, QuantizeOptions
 from specbuild.builder.config.scheme import parse
+from specbuild.builder.quantize.assignment import assign, check_patterns, matches
 from specbuild.builder.quantize.linears import Names
 from specbuild.runtime.errors import OptionError
 

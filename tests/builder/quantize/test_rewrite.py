@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from small_models import random_model, random_texts
 
-from specbuild.builder.check.bundle_check import kl, standard_chain
-from specbuild.builder.config.quantize_options import QuantizeOptions, assign
+from specbuild.builder.check.bundle_check import standard_chain
+from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.export import export
@@ -24,10 +24,12 @@ from specbuild.builder.frontend.reference import text_logits
 from specbuild.builder.lower.lanes import cache_width
 from specbuild.builder.lower.onnxruntime import lower
 from specbuild.builder.passes import census, clean, run_portable
+from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import Found, calibrate
 from specbuild.builder.quantize.linears import Names, rows, simulated
 from specbuild.builder.quantize.numbers import Inputs, quantize
 from specbuild.builder.quantize.rewrite import Quantize, pack
+from specbuild.measure.divergence import kl
 from specbuild.runtime.backends.executor import ModelSpec, Share, load
 from specbuild.runtime.errors import OptionError
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from small_models import random_model, random_texts
 
-from specbuild.builder.check.bundle_check import kl
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import Scheme
 from specbuild.builder.frontend.reference import greedy, text_logits
@@ -20,6 +19,7 @@ from specbuild.builder.quantize.quality import Before, acceptance
 from specbuild.builder.quantize.sensitivity import Cost, costs, narrowest, stored, units, within
 from specbuild.builder.quantize.stage import Request, quantize_model
 from specbuild.builder.quantize.texts import Texts
+from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
 
 TEXTS = random_texts(3, 20)
@@ -245,7 +245,8 @@ def test_a_draft_is_as_narrow_as_its_acceptance_lets_it(case: Case, monkeypatch:
 
 
 def quantized(case: Case, precision: str, model: str = "target", **options: Any) -> Any:
-    from specbuild.builder.config.quantize_options import AUTO_KL, assign
+    from specbuild.builder.config.quantize_options import AUTO_KL
+    from specbuild.builder.quantize.assignment import assign
 
     asked = QuantizeOptions(**options)
     texts = Texts(random_texts(4, 24, seed=5), TEXTS, "here", "hash")
