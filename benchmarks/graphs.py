@@ -29,7 +29,7 @@ from specbuild.builder.lower.onnxruntime import lower
 from specbuild.measure.divergence import kl
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.cpu import executor as onnxruntime_cpu
-from specbuild.runtime.backends.executor import Executor, ModelSpec, Share, load
+from specbuild.runtime.backends.executor import Executor, ModelSpec, Share
 
 COMMITTED, CAPACITY, NODES = 256, 512, (1, 2, 6, 12, 16, 64)
 TURNS, STEPS, WARM = 15, 20, 5
@@ -72,7 +72,7 @@ def fusion() -> dict[str, Any]:
             counts[name] = sum(passes.census(lowered).values())
             ir.save(lowered, path)
             onnxruntime_cpu.OPTIMIZATION = level
-            executors[name] = load("onnxruntime", path, spec, 1, len(os.sched_getaffinity(0)))
+            executors[name] = onnxruntime_cpu.OrtExecutor(path, spec, 1, len(os.sched_getaffinity(0)))
         rows = {}
         for nodes in NODES:
             share = Share(0, COMMITTED, COMMITTED, [5] * nodes, range(COMMITTED, COMMITTED + nodes), None, nodes)

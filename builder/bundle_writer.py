@@ -1,4 +1,4 @@
-"""What a bundle says of itself: manifest.json, the tokenizer's files, and the memory that it will take."""
+"""What a bundle holds beside its models: manifest.json, the tokenizer's files, kernels, and the memory plan."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.bundle import file_record
-from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, Manifest
+from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, KernelRecord, Manifest
 
 from .build_state import Work
+from .codegen import nvrtc
 from .config.build_config import BuildConfig
 
-TOKENIZER, CHAT_TEMPLATE = "tokenizer.json", "chat_template.jinja"
+TOKENIZER, CHAT_TEMPLATE, KERNELS = "tokenizer.json", "chat_template.jinja", "kernels"
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")
 
 
@@ -65,3 +66,15 @@ def memory_plans(manifest: Manifest, config: BuildConfig) -> dict[str, Any]:
     lengths = sorted({length for length in (longest // 4, longest // 2, longest) if length})
     plans = [memory_plan.plan(manifest, batch, length).to_dict() for batch in config.batch_sizes for length in lengths]
     return {"weights": one.weights, "caches_per_sequence": one.caches, "plans": plans}
+
+
+def save_kernels(work: Work) -> None:
+    """A cubin per source, shape and architecture."""
+    sources = None if work.source.shapes else nvrtc.sources(nvrtc.GLUE)
+    cubins = nvrtc.compile_kernels(work.config.architectures, work.source.shapes, sources)
+    for cubin in cubins:
+        file = f"{KERNELS}/{cubin.name}.cubin"
+        (work.folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (work.folder / file).write_bytes(cubin.image)
+        work.kernels[file] = KernelRecord(cubin.architecture, sorted(cubin.kernels))
+    work.kernel_report = nvrtc.report(cubins)

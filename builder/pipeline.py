@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from specbuild.builder.check.bundle_check import MOST_DIVERGENCE, check, inspected, rounding, tokenize, unrunnable
+from specbuild.builder.check.standard_chain import graph_difference, standard_chain
 from specbuild.builder.config.quantize_options import AUTO
 from specbuild.builder.quantize.assignment import assign
 from specbuild.measure.tuning.tune import tune_build
@@ -23,22 +25,12 @@ from specbuild.runtime import Engine
 from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.atomic_output import check_output, staging
-from specbuild.runtime.bundle.manifest import MODULES, REPORT, KernelRecord, Manifest, ModelRecord
+from specbuild.runtime.bundle.manifest import MODULES, REPORT, Manifest, ModelRecord
 from specbuild.runtime.errors import ExecutionError
 
 from . import passes
 from .build_state import Detail, Progress, Work
-from .bundle_writer import memory_plans, save_tokenizer, write_manifest
-from .check.bundle_check import (
-    MOST_DIVERGENCE,
-    check,
-    graph_difference,
-    inspected,
-    rounding,
-    standard_chain,
-    tokenize,
-    unrunnable,
-)
+from .bundle_writer import memory_plans, save_kernels, save_tokenizer, write_manifest
 from .check.rounding import DTYPES, measure
 from .check.step_times import plain_graph, step_times
 from .codegen import nvrtc
@@ -67,8 +59,6 @@ from .targets import BOUND
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-KERNELS = "kernels"
 
 
 def stages(config: BuildConfig) -> int:
@@ -101,7 +91,7 @@ def build(
 def _run(work: Work) -> dict[str, Any]:
     if work.config.architectures:
         with work.stage("kernels"):
-            _save_kernels(work)
+            save_kernels(work)
     if work.config.quantizes:
         asked, tokenizer = work.config.quantize, work.source.target.tokenizer
         size = asked.calib_size, asked.calib_seed
@@ -296,15 +286,3 @@ def _quality(work: Work) -> dict[str, Any]:
             "wider --precision, or allow more"
         )
     return {"texts": work.texts.to_dict(), "models": told}
-
-
-def _save_kernels(work: Work) -> None:
-    """A cubin per source, shape and architecture."""
-    sources = None if work.source.shapes else nvrtc.sources(nvrtc.GLUE)
-    cubins = nvrtc.compile_kernels(work.config.architectures, work.source.shapes, sources)
-    for cubin in cubins:
-        file = f"{KERNELS}/{cubin.name}.cubin"
-        (work.folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (work.folder / file).write_bytes(cubin.image)
-        work.kernels[file] = KernelRecord(cubin.architecture, sorted(cubin.kernels))
-    work.kernel_report = nvrtc.report(cubins)

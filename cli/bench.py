@@ -16,9 +16,9 @@ from specbuild.measure.bench import html, report, workload
 from specbuild.measure.bench.measure import Turn, measure, prepare
 from specbuild.measure.bench.result import build
 from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.bundle.atomic_output import write
-from specbuild.runtime.engine.engine import cores
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import tell_later_turns
 

@@ -22,7 +22,7 @@ def packages() -> dict[str, str]:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     table = re.search(r"^wheel\.packages = \{(.*?)\}", text, re.MULTILINE | re.DOTALL)
     assert table, "pyproject.toml says what the wheel holds"
-    return dict(re.findall(r'"([\w/]+)" = "(\w+)"', table[1]))
+    return dict(re.findall(r'"([\w/]+)" = "([\w/]+)"', table[1]))
 
 
 def lay_out(tree: Path) -> None:

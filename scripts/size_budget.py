@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 PYTHON = {  # lines of code by folder
-    "builder": 4155,
-    "builder/distill": 1402,
-    "builder/quantize": 947,
-    "cli": 1328,
-    "measure": 1209,
-    "runtime": 2833,
-    "runtime/backends": 1789,
+    "builder": 4094,
+    "builder/distill": 1400,
+    "builder/quantize": 1011,
+    "cli": 1326,
+    "measure": 1222,
+    "runtime": 2880,
+    "runtime/backends": 1782,
     "runtime/decoding": 1224,
 }
 NATIVE = {("plugins", ".cu", ".cuh"): 2000, ("plugins", ".h", ".cpp"): 700}  # the kernels; C interface and plugin

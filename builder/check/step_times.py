@@ -11,8 +11,9 @@ import onnx_ir as ir
 
 from specbuild.builder.lower import onnxruntime
 from specbuild.measure.roofline import timed_step
-from specbuild.runtime.backends.executor import ModelSpec, load
-from specbuild.runtime.engine.engine import cores
+from specbuild.runtime.backends.cpu.cores import cores
+from specbuild.runtime.backends.cpu.executor import OrtExecutor
+from specbuild.runtime.backends.executor import ModelSpec
 
 NODES = (1, 8, 32)
 ROWS = 128  # that a step's nodes see, at most
@@ -33,7 +34,7 @@ def step_times(graphs: Mapping[str, Path], spec: ModelSpec, largest: int) -> dic
     with ExitStack() as close:
         executors = {}
         for name, file in graphs.items():
-            executors[name] = load("onnxruntime", file, spec, 1, threads=cores())
+            executors[name] = OrtExecutor(file, spec, 1, threads=cores())
             close.callback(executors[name].close)
         rows = min(ROWS, spec.capacity - largest)
         sizes = [nodes for nodes in NODES if nodes <= largest]

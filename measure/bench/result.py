@@ -9,8 +9,8 @@ from importlib.metadata import version
 from typing import Any
 
 from specbuild.runtime import Bundle, RunStats
+from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.bundle.manifest import MANIFEST, Manifest
-from specbuild.runtime.engine.engine import cores
 from specbuild.runtime.speculation.timings import FILE, processor
 from specbuild.runtime.speculation.tree import TreeSpec
 

@@ -1,23 +1,19 @@
-"""The seam between the loop and what runs the models: the executor protocol, and the backends by name.
+"""The seam between the loop and what runs the models: the executor protocol.
 
-The loop knows no backend; a backend knows no policy. A backend's module is imported when a bundle asks for it.
+The loop knows no backend; a backend knows no policy.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.bundle.manifest import Manifest
-from specbuild.runtime.errors import BundleError
 
-_MODULES = {"onnxruntime": ".cpu.executor"}
 ON_GPU = ("onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 
@@ -121,13 +117,3 @@ def spec_of(manifest: Manifest, name: str) -> ModelSpec:
         hidden=model.hidden,
         reads_hidden=model.kind == "eagle3",
     )
-
-
-def load(backend: str, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> HiddenExecutor:
-    """A compiled model on the CPU, by the backend that a bundle names; raises BundleError for one unknown here."""
-    if backend not in _MODULES:
-        known = ", ".join((*_MODULES, *ON_GPU))
-        raise BundleError(f"the bundle needs backend {backend!r}, this specbuild has {known}: update specbuild")
-    module = importlib.import_module(_MODULES[backend], __package__)
-    executor: HiddenExecutor = module.OrtExecutor(graph, spec, batch_size, threads)
-    return executor

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
-from dataclasses import replace
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.executor import ON_GPU, HiddenExecutor, load, spec_of
+from specbuild.runtime.backends.cpu.cores import cores
+from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.decoding.host_loop import Loop
-from specbuild.runtime.drafting.factory import drafter_of
-from specbuild.runtime.drafting.lookup import NgramDrafter
-from specbuild.runtime.drafting.lookup_first import MixedDrafter
-from specbuild.runtime.drafting.model import Drafter, DrafterName
-from specbuild.runtime.errors import BundleError, EngineClosedError, OptionError
+from specbuild.runtime.drafting.model import DrafterName
+from specbuild.runtime.errors import EngineClosedError, OptionError
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.result import Chunk, Result
 from specbuild.runtime.requests.sequence import Sequence
@@ -34,15 +29,12 @@ from specbuild.runtime.requests.validation import Errors, Intake, Params, Prompt
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import FILE, Costs, machine
 
 from .handle import Handle
 from .scheduler import Scheduler
 from .window import Feed
 
 MAX_WAITING = 256
-PROMPT_CHUNK = 256  # nodes of a prompt in a step where nobody else waits for its end; on a CPU
-_log = logging.getLogger("specbuild")
 
 
 class Engine:
@@ -136,21 +128,14 @@ class Engine:
             raise OptionError(
                 f"{path} runs on a CPU: resident and gpu_weights_percent are for bundles that run on a GPU"
             )
-        chunk = manifest.buckets[-1]
+        from .load_cpu import load_loop as load_cpu_loop
+
         with bundle.verifying():
             tokenizer = _tokenizer(bundle)
-            target = _load_model(bundle, "target", batch_size, threads or cores())
-            drafting: Drafter = NgramDrafter()
-            drafts = drafter != "ngram" and "draft" in manifest.models
-            policy = _policy(bundle, drafts, threads or cores(), limits)
-            if overlap is None:
-                overlap = policy is not None and policy.costs.overlap
-            if drafts:
-                draft = _load_model(bundle, "draft", batch_size, draft_threads or 1)
-                model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
-                drafting = MixedDrafter(model, looks_up=drafter != "model")
-        loop = Loop(target, drafting, chunk, frozenset(manifest.eos_token_ids))
-        loop.reuses, loop.limits, loop.lone_chunk = prefix_caching, limits, max(chunk, PROMPT_CHUNK)
+            loop, policy = load_cpu_loop(
+                bundle, drafter, batch_size, threads or cores(), draft_threads or 1, limits, overlap
+            )
+        loop.reuses = prefix_caching
         return cls(manifest, tokenizer, loop, batch_size, max_waiting, policy=policy)
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
@@ -267,34 +252,3 @@ def _tokenizer(bundle: Bundle) -> Tokenizer:
     manifest = bundle.manifest
     template = bundle.path(manifest.chat_template) if manifest.chat_template else None
     return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
-
-
-def _policy(bundle: Bundle, drafts: bool, threads: int, limits: Limits) -> Policy | None:
-    """By the bundle's cost table; None where it was never tuned. Warns of a table that is of another machine."""
-    if FILE not in bundle.manifest.files:
-        if limits.min_expected_speedup > 1:
-            raise OptionError(f"min_expected_speedup needs a tuned bundle: run specbuild tune {bundle.folder}")
-        return None
-    try:
-        record = json.loads(bundle.path(FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{bundle.path(FILE)} cannot be read as JSON ({error}): run specbuild tune") from None
-    costs, here = Costs.of(record, bundle.manifest.buckets[-1]), machine(threads)
-    if dict(costs.machine) != here:
-        tuned, now = (", ".join(map(str, each.values())) for each in (costs.machine, here))
-        _log.warning("%s was tuned on another machine (%s; here %s): run specbuild tune", bundle.folder, tuned, now)
-    return Policy(costs, drafts, limits)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> HiddenExecutor:
-    """The smallest compiled graph that holds `batch_size` sequences."""
-    graphs = bundle.manifest.models[name].graphs
-    compiled = min(int(size) for size in graphs if int(size) >= batch_size)
-    graph, spec = bundle.path(graphs[str(compiled)]), spec_of(bundle.manifest, name)
-    spec = replace(spec, max_nodes=max(spec.max_nodes, PROMPT_CHUNK))
-    return load(bundle.manifest.backend, graph, spec, compiled, threads)

@@ -15,7 +15,8 @@ from small_models import LLAMA3, branching, reference
 
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.lower.onnxruntime import INPUTS, OUTPUTS, cache_width, lower
-from specbuild.runtime.backends.executor import Executor, ModelSpec, Share, load
+from specbuild.runtime.backends.cpu.executor import OrtExecutor
+from specbuild.runtime.backends.executor import Executor, ModelSpec, Share
 from specbuild.runtime.speculation.tree import Tree
 
 Make = Callable[..., Any]
@@ -64,7 +65,7 @@ def compiled(model: Any, path: Path, batch_size: int) -> Executor:
     layout = probe(model.config, CAPACITY)
     width, windows = cache_width(layout.head_dim), tuple(sorted(set(layout.windows)))
     spec = ModelSpec("test", layout.layers, layout.kv_heads, width, model.config.vocab_size, CAPACITY, 16, windows)
-    return load("onnxruntime", path, spec, batch_size, threads=1)
+    return OrtExecutor(path, spec, batch_size, threads=1)
 
 
 def share(slot: int, start: int, tree: Tree) -> Share:

@@ -21,7 +21,7 @@ from small_models import reference
 from test_lower_plugin import Session as PluginSession
 
 from specbuild.builder import passes
-from specbuild.builder.check.bundle_check import standard_chain
+from specbuild.builder.check.standard_chain import standard_chain
 from specbuild.builder.codegen.engine_layers import describe, in_words
 from specbuild.builder.codegen.tensorrt import Engine, compile_engine, make_profiles
 from specbuild.builder.config.engine_options import EngineOptions

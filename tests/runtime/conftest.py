@@ -18,7 +18,7 @@ from specbuild.runtime.backends.executor import Executor, ModelSpec, Share
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.engine.engine import _load_model
+from specbuild.runtime.engine.load_cpu import load_model
 from specbuild.runtime.errors import PromptError
 from specbuild.runtime.requests.metrics import RequestMetrics
 from specbuild.runtime.requests.sequence import Sequence as Request
@@ -41,7 +41,7 @@ def load(bundle: Path) -> Iterator[Callable[[str, int], Executor]]:
     opened, loaded = Bundle.open(bundle), list[Executor]()
 
     def make(name: str, batch_size: int) -> Executor:
-        loaded.append(_load_model(opened, name, batch_size, threads=1))
+        loaded.append(load_model(opened, name, batch_size, threads=1))
         return loaded[-1]
 
     yield make

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from specbuild.runtime.backends.cpu.executor import OrtExecutor
 from specbuild.runtime.backends.executor import Executor, ModelSpec, Share, share_rows
-from specbuild.runtime.backends.executor import load as load_executor
 from specbuild.runtime.errors import BundleError, ExecutionError
 from specbuild.runtime.speculation.tree import Tree
 
@@ -250,14 +250,9 @@ def test_time_and_bytes_are_counted(single: Executor) -> None:
     assert single.cache_bytes == 4 * 2 * spec.layers * spec.kv_heads * spec.capacity * spec.head_dim
 
 
-def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="abacus"):
-        load_executor("abacus", tmp_path / "x", ModelSpec("target", 1, 1, 1, 1, 1, 1), 1, 1)
-
-
 @pytest.mark.parametrize("content", [b"", b"not a model"])
 def test_a_file_that_is_no_model_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.onnx").write_bytes(content)
     with pytest.raises(BundleError) as caught:
-        load_executor("onnxruntime", tmp_path / "x.onnx", ModelSpec("target", 1, 1, 1, 1, 1, 1), 1, 1)
+        OrtExecutor(tmp_path / "x.onnx", ModelSpec("target", 1, 1, 1, 1, 1, 1), 1, 1)
     assert "\n" not in str(caught.value)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from small_models import random_model, random_texts
 
-from specbuild.builder.check.bundle_check import standard_chain
+from specbuild.builder.check.standard_chain import standard_chain
 from specbuild.builder.config.quantize_options import QuantizeOptions
 from specbuild.builder.config.scheme import parse
 from specbuild.builder.frontend.attention_layout import probe
@@ -30,7 +30,8 @@ from specbuild.builder.quantize.linears import Names, rows, simulated
 from specbuild.builder.quantize.numbers import Inputs, quantize
 from specbuild.builder.quantize.rewrite import Quantize, pack
 from specbuild.measure.divergence import kl
-from specbuild.runtime.backends.executor import ModelSpec, Share, load
+from specbuild.runtime.backends.cpu.executor import OrtExecutor
+from specbuild.runtime.backends.executor import ModelSpec, Share
 from specbuild.runtime.errors import OptionError
 
 CAPACITY = 40
@@ -76,7 +77,7 @@ def run(name: str, graph: ir.Model, path: Path) -> np.ndarray:
     ir.save(lower(graph, 1, CAPACITY), path)
     layout = probe(model.config, CAPACITY)
     spec = ModelSpec("t", layout.layers, layout.kv_heads, cache_width(layout.head_dim), 97, CAPACITY, 16)
-    executor = load("onnxruntime", path, spec, 1, threads=1)
+    executor = OrtExecutor(path, spec, 1, threads=1)
     (logits,) = executor.step([Share(0, 0, 0, TEXT, range(len(TEXT)), None, len(TEXT))])
     logits = logits.copy()
     executor.close()

@@ -43,7 +43,7 @@ class Fake:
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Fake]]:
     Fake.made = []
-    monkeypatch.setattr("specbuild.builder.check.step_times.load", lambda backend, graph, *args, **options: Fake(graph))
+    monkeypatch.setattr("specbuild.builder.check.step_times.OrtExecutor", lambda graph, *args, **options: Fake(graph))
     return lambda: Fake.made
 
 

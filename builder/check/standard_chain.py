@@ -1,0 +1,73 @@
+"""The fused graph in standard operators, run on this CPU: what can be checked of engines that cannot be run here."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+from numpy.typing import NDArray
+
+from specbuild.builder.frontend.reference import Reference
+from specbuild.builder.lower import standard
+from specbuild.measure.divergence import divergences
+
+from .bundle_check import raise_far
+
+ROUNDING_DIVERGENCE = 1e-3  # nats a token, between two ways of computing with inputs that are rounded
+
+
+@contextmanager
+def standard_chain(graph: ir.Model, capacity: int) -> Iterator[Callable[[Sequence[int]], NDArray[np.float32]]]:
+    """The fused graph in standard operators and float32, on this CPU: a text's logits, `float32[T, V]`.
+
+    What can be checked of a graph whose engine cannot be run here. Quantized products are computed as they are written.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        ir.save(standard.lower(graph, "fp32", capacity), path, external_data="weights.bin")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # it says of every step that the cache is copied
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        # It would take a Relu in front of QuantizeLinear away, as if E4M3 had no negative numbers.
+        wrong = ["ReluQuantRewrite"]
+        session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"], disabled_optimizers=wrong)
+        yield lambda text: _chain(session, text)
+
+
+def graph_difference(
+    compute: Callable[[Sequence[int]], NDArray[np.float32]],
+    references: Sequence[Reference],
+    logits: Sequence[NDArray[np.float32]],
+    rounds: bool = False,
+) -> float:
+    """The logits' largest distance from what a `standard_chain` computes. Raises ExecutionError where they differ.
+
+    `logits`: PyTorch's, of each reference's text. `rounds`: inputs are rounded, so that a last bit may turn a whole
+    step; the divergence counts then.
+    """
+    ours = [compute(each.text) for each in references]
+    gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))
+    if not rounds or divergences(logits, ours).mean() > ROUNDING_DIVERGENCE:
+        raise_far(gap, logits)
+    return gap
+
+
+def _chain(session: onnxruntime.InferenceSession, text: Sequence[int]) -> NDArray[np.float32]:
+    """The logits after each token of a text in an empty cache, `float32[T, V]`."""
+    nodes = np.arange(len(text), dtype=np.int32)
+    feed: dict[str, Any] = {"input_ids": np.array([text], dtype=np.int32), "position_ids": nodes[None]}
+    feed |= {"logit_nodes": nodes, "write_rows": np.zeros(1, dtype=np.int32)}
+    for each in session.get_inputs():
+        if each.name.startswith("past_"):
+            feed[each.name] = np.zeros((1, *each.shape[1:]), dtype=np.float32)
+        elif each.name.startswith("mask."):
+            distance, window = nodes[:, None] - np.arange(each.shape[3]), int(each.name.removeprefix("mask."))
+            feed[each.name] = ((distance >= 0) & (distance < (window or len(text))))[None, None]
+    logits: NDArray[np.float32] = session.run(["logits"], feed)[0][0]
+    return logits
