@@ -18,7 +18,7 @@ from specbuild.runtime.backends.kernels.abi import Attention
 
 ROOT = "TensorRT_ROOT"  # as CMake spells it
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
-EMULATOR = Path(__file__).resolve().parents[1] / "host" / "host.cpp"
+EMULATOR = Path(__file__).resolve().parents[2] / "support" / "host" / "host.cpp"
 HOST = ["-w", "-ffp-contract=off", "-DSPECBUILD_HOST", "-DSPECBUILD_ONE_HEAD_DIM=64", "-x", "c++"]
 ONE = [*HOST, "-DSPECBUILD_ONE_DTYPE=F16", "-DSPECBUILD_ONE_CACHE_DTYPE=F16"]
 TYPES = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "float8_e4m3fn": 6, "bfloat16": 7}  # nvinfer1::DataType

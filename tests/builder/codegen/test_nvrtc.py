@@ -20,7 +20,7 @@ from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.targets import ARCHITECTURES, HEAD_DIMS, architectures
 from specbuild.runtime.errors import ExecutionError, OptionError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SMALLEST = Shape(256, "BF16", "E4M3")  # the shape with the fewest kernels
 SPILLING = """
 extern "C" __global__ void __launch_bounds__(1024, 2) hungry(float *x) {

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"hidden": 32, "layers": 2, "intermediate": 48, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab": 4096}
 ALL = {"hidden": 96, "layers": 5, "intermediate": 80, "heads": 12, "kv_heads": 3, "head_dim": 16, "vocab": 4100}
 

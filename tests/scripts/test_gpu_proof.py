@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from device import gpus
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"a-1-py3-none-any.whl": 0, "b-2-py3-none-any.whl": 900_000, "c-3-py3-none-any.whl": 2_500_000}
 Carry = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import tiny_models
+from device_requests import Made, Words, prompt_of, request_of, requests, run
 from host_device import HostDevice, HostQueue, QueuedModel
 from small_models import reference
 from tiny_models import CAPACITY, CHUNK, TEXT, VOCAB, executor, torch_model
@@ -25,90 +26,9 @@ from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import BundleError, ExecutionError
-from specbuild.runtime.requests.metrics import RequestMetrics
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.requests.tokenizer import Detokenizer
-from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
-from specbuild.runtime.speculation.tree import Tree, TreeSpec
-
-REQUESTS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.8, "top_p": 0.9},
-    {"temperature": 1.1, "top_k": 12, "min_p": 0.02, "repetition_penalty": 1.2},
-    {"temperature": 0.9, "frequency_penalty": 0.6, "presence_penalty": 0.3, "logit_bias": {10: 2.0, 11: -5.0}},
-    {"repetition_penalty": 1.4, "logit_bias": {3: 1.5}},
-    {"speculation": "off", "temperature": 1.0},
-    {"frequency_penalty": 0.8, "temperature": 1.0, "speculation": "off"},
-]
-LENGTHS = [3, 33, 1, 12, 26, 2, 7]
-
-
-class Words:
-    def decode(self, ids: Any) -> str:
-        return "".join(chr(0x4E00 + token) for token in ids)
-
-
-def request_of(prompt: list[int], **fields: Any) -> Sequence:
-    params = SamplingParams(**{"max_new_tokens": 14, "seed": 7} | fields)
-    tree = None if params.speculation == "off" else TreeSpec.parse(params.speculation)
-    return Sequence(
-        index=0,
-        tokens=list(prompt),
-        params=params,
-        sampler=Sampler(params, params.seed or 0, prompt, VOCAB),
-        tree=tree,
-        detokenizer=Detokenizer(Words(), prompt, params.stop),  # type: ignore[arg-type]
-        metrics=RequestMetrics(len(prompt), params.seed or 0, params.speculation),
-        limit=len(prompt) + params.max_new_tokens,
-    )
-
-
-def prompt_of(seed: int, length: int) -> list[int]:
-    tokens: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
-    return tokens
-
-
-def requests(tree: str) -> list[Sequence]:
-    return [
-        request_of(prompt_of(i, length), **{"speculation": tree, "max_new_tokens": 9 + 2 * i, "seed": i} | fields)
-        for i, (length, fields) in enumerate(zip(LENGTHS, REQUESTS, strict=True))
-    ]
-
-
-def run(loop: Loop, waiting: list[Sequence]) -> list[Sequence]:
-    """As the scheduler does: a freed slot takes the next sequence."""
-    everyone, waiting = waiting, list(waiting)
-    active, free = list[Sequence](), list(range(loop.target.batch_size))
-    while waiting or active:
-        while waiting and free and (slot := loop.pick(waiting[0], free)) is not None:
-            active.append(waiting.pop(0))
-            active[-1].slot = slot
-            free.remove(slot)
-        before = [len(s.tokens) + s.cached for s in active]
-        loop.round(active)
-        assert all(s.finish_reason or len(s.tokens) + s.cached > b for s, b in zip(active, before, strict=True))
-        for sequence in [s for s in active if s.finish_reason]:
-            loop.release(sequence.slot)
-            free.append(sequence.slot)
-            active.remove(sequence)
-    return everyone
-
-
-class Made:
-    """A loop with what it is made of."""
-
-    def __init__(
-        self,
-        host: KernelLibrary,
-        folder: Path,
-        batch_size: int = 2,
-        names: tuple[str, ...] = ("target", "draft"),
-        drafter: Any = "model",
-        eos: frozenset[int] = frozenset(),
-    ) -> None:
-        self.device = HostDevice()
-        self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]
-        self.loop = DeviceLoop(self.target, drafts[0] if drafts else None, HostQueue(host, self.device), eos, drafter)
+from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.speculation.tree import Tree
 
 
 @pytest.fixture(scope="module")

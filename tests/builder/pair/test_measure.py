@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pair.other_tokenizers import byte_level, with_tokenizer
+from other_tokenizers import byte_level, with_tokenizer
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.frontend.checkpoint import find

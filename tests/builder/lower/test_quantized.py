@@ -17,8 +17,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from plugin_lowering import Session as PluginSession
 from small_models import reference
-from test_lower_plugin import Session as PluginSession
 
 from specbuild.builder import passes
 from specbuild.builder.check.standard_chain import standard_chain

@@ -35,7 +35,7 @@ from specbuild.runtime.bundle.manifest import KernelRecord
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.sampling.sampler import SamplingParams
 
-REPORT = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "kernels-report.json"
+REPORT = Path(__file__).resolve().parents[4] / "benchmarks" / "results" / "kernels-report.json"
 ADDRESS = 1 << 20  # of nothing: what is noted is not run
 GROWING = {"batch": 3, "pool": 40, "frontiers": 4, "best": 4, "rows": 20, "nodes": 12}
 ACCEPTED = {

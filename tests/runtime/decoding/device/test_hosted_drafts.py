@@ -9,11 +9,11 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
+from device_requests import prompt_of, request_of, run
 from host_device import HostDevice, HostQueue, QueuedModel
+from plugin_executors import HEAD, _in_float32, torch_model
 from plugin_model import PluginModel
 from small_models import Chain, head_chain, parallel_chain, random_head
-from test_device_loop import prompt_of, request_of, run
-from test_plugin_model import HEAD, _in_float32, torch_model
 from tiny_models import BUCKETS, CAPACITY, CHUNK, TEXT, VOCAB
 
 from specbuild.builder.frontend.attention_layout import Layout, probe

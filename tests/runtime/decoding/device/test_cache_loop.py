@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from attention_oracle import Case, oracle
 from device import HostKernels
+from device_requests import prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
+from plugin_executors import _in_float32, made, requests  # noqa: F401  (a fixture)
 from plugin_model import Compute
-from test_device_loop import prompt_of, request_of, run
-from test_plugin_model import _in_float32, made, requests  # noqa: F401  (a fixture)
 from tiny_models import CAPACITY, CHUNK, TEXT
 
 from specbuild.runtime.backends.gpu.device import PageTable

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from pair.other_tokenizers import END, byte_level, edit, give, sentencepiece
+from other_tokenizers import END, byte_level, edit, give, sentencepiece
 from small_models import random_model
 
 from specbuild.builder.frontend.checkpoint import Checkpoint, find, load

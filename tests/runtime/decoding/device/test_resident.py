@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_requests import Made, Words, prompt_of, request_of, requests, run
 from host_device import HostDevice, HostQueue, QueuedModel
-from test_device_loop import Made, Words, prompt_of, request_of, requests, run
 from tiny_models import CHUNK, TEXT, VOCAB, executor
 
 from specbuild.runtime import Bundle

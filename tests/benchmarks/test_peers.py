@@ -14,7 +14,7 @@ import pytest
 
 from specbuild.runtime import Engine, SamplingParams
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / "benchmarks" / "peers"
 TOY = """
 import os

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from plugin_lowering import MODELS, make
 from small_models import reference
-from test_lower_plugin import MODELS, make
 
 from specbuild.builder.quantize import fp8_caches as calibration
 from specbuild.builder.quantize.fp8_caches import LEAST, Scales, cached_logits, calibrate

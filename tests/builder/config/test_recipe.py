@@ -10,7 +10,7 @@ from specbuild.builder.config.recipe import read
 from specbuild.cli.build import command
 from specbuild.runtime.errors import OptionError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OPTIONS = {str(option.name) for option in command.params}
 LISTS = {str(option.name) for option in command.params if option.multiple} | {"buckets"}
 

@@ -219,7 +219,7 @@ def test_attention_is_this_specbuild_s() -> None:
 
 
 def test_the_plugin_s_version_is_its_source_s() -> None:
-    source = Path(__file__).parents[2] / "plugins" / "trt"
+    source = Path(__file__).parents[4] / "plugins" / "trt"
     found = re.findall(r'kVersion\[\] = "(\w+)"', (source / "plugin.h").read_text(encoding="utf-8"))
     assert found == [PLUGIN_VERSION]
 
