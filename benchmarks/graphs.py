@@ -29,14 +29,14 @@ from specbuild.builder.lower.onnxruntime import lower
 from specbuild.measure.divergence import kl
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.cpu import executor as onnxruntime_cpu
-from specbuild.runtime.backends.executor import Executor, ModelSpec, Share
+from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput
 
 COMMITTED, CAPACITY, NODES = 256, 512, (1, 2, 6, 12, 16, 64)
 TURNS, STEPS, WARM = 15, 20, 5
 PRECISIONS = ("int8", "int8:static", "int4")
 
 
-def medians(executors: dict[str, Executor], share: Share) -> dict[str, float]:
+def medians(executors: dict[str, Executor], share: StepInput) -> dict[str, float]:
     """Milliseconds of each model's own time, in turns of 20 steps: two pools of spinning threads would fight."""
     times: dict[str, list[float]] = {name: [] for name in executors}
     for _ in range(TURNS):
@@ -75,7 +75,7 @@ def fusion() -> dict[str, Any]:
             executors[name] = onnxruntime_cpu.OrtExecutor(path, spec, 1, len(os.sched_getaffinity(0)))
         rows = {}
         for nodes in NODES:
-            share = Share(0, COMMITTED, COMMITTED, [5] * nodes, range(COMMITTED, COMMITTED + nodes), None, nodes)
+            share = StepInput(0, COMMITTED, COMMITTED, [5] * nodes, range(COMMITTED, COMMITTED + nodes), None, nodes)
             found_times = medians(executors, share)
             rows[nodes] = {f"{name}_ms": round(value, 3) for name, value in found_times.items()}
             for name in ("unfused", "unfused_optimized"):

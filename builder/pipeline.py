@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from specbuild.builder.check.bundle_check import MOST_DIVERGENCE, check, inspected, rounding, tokenize, unrunnable
+from specbuild.builder.check.bundle_check import MAX_DIVERGENCE, check, inspected, rounding, tokenize, unrunnable
 from specbuild.builder.check.standard_chain import graph_difference, standard_chain
 from specbuild.builder.config.quantize_options import AUTO
 from specbuild.builder.quantize.assignment import assign
@@ -142,7 +142,7 @@ def _check(work: Work, manifest: Manifest, template: str | None) -> dict[str, An
         if missing:
             exactness: dict[str, Any] = {"bound": work.bound, "cases": [], "not_run": missing}
         else:
-            limit = max(MOST_DIVERGENCE, work.config.max_kl) if work.config.quantizes else MOST_DIVERGENCE
+            limit = max(MAX_DIVERGENCE, work.config.max_kl) if work.config.quantizes else MAX_DIVERGENCE
             exactness = check(work.folder, work.references, work.reference_logits, work.check_tokens, limit)
             for name, layers in inspected(work.folder, manifest).items():
                 work.engine_reports[name]["inspector"] = layers
@@ -279,10 +279,10 @@ def _quality(work: Work) -> dict[str, Any]:
         with Engine.load(work.folder, prefix_caching=False) as engine:
             work.quantized["target"].measured |= moved(work.quantized["target"].before, engine.text_logits)
     told = {name: each.to_dict() for name, each in work.quantized.items()}
-    cost, most = told["target"].get("kl_nats_per_token", 0.0), work.config.max_kl
-    if not cost <= most:  # NaN is more than anything
+    cost, max_kl = told["target"].get("kl_nats_per_token", 0.0), work.config.max_kl
+    if not cost <= max_kl:  # NaN is more than anything
         raise ExecutionError(
-            f"the target moved by {cost:.2g} nats a token, more than --max-kl {most:g}: nothing was written, use a "
+            f"the target moved by {cost:.2g} nats a token, more than --max-kl {max_kl:g}: nothing was written, use a "
             "wider --precision, or allow more"
         )
     return {"texts": work.texts.to_dict(), "models": told}

@@ -21,7 +21,7 @@ _COMMANDS = {
     "inspect": "Show what a bundle holds.",
     "generate": "Generate text from a bundle.",
     "verify": "Check a bundle's tokens against plain decoding and Hugging Face.",
-    "tune": "Measure what rounds cost here, so that `auto` drafts what pays.",
+    "tune": "Measure what rounds take here, so that `auto` drafts what pays.",
     "profile": "Measure each step against the device's roofline, and where a round's time goes.",
     "bench": "Compare speculation with plain decoding: latency, speedup, acceptance.",
     "doctor": "Show what this machine has, and what that enables.",

@@ -13,7 +13,7 @@ from specbuild.builder.codegen import engine_layers
 from specbuild.builder.config import recipe
 from specbuild.builder.config.build_config import BUCKETS, DEFAULT_TREE, BuildConfig
 from specbuild.builder.config.engine_options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
-from specbuild.builder.config.quantize_options import AUTO_KL, MOST_KL, QuantizeOptions
+from specbuild.builder.config.quantize_options import AUTO_KL, MAX_KL, QuantizeOptions
 from specbuild.builder.targets import ARCHITECTURES, BACKENDS
 from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES, RTX_ARCHITECTURES
 from specbuild.runtime.backends.kernels.cubins import best_architecture
@@ -97,7 +97,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     "--max-kl",
     type=float,
     metavar="NATS",
-    help=f"Fail where the target moved further, in nats a token: {MOST_KL} by default, {AUTO_KL} with auto.",
+    help=f"Fail where the target moved further, in nats a token: {MAX_KL} by default, {AUTO_KL} with auto.",
 )
 @click.option("--max-seq-len", type=int, metavar="N", help="Most tokens of a text, prompt included.")
 @click.option("--max-batch-size", type=int, default=4, show_default=True, metavar="B", help="Most sequences in a step.")
@@ -233,8 +233,8 @@ def _summarize(output: Path, report: dict[str, Any]) -> None:
         difference = exactness["graph_logit_difference"]
         click.echo(f"  the target's graph in float32 on this CPU, to Hugging Face: largest difference {difference:.1e}")
     if cache := report["fp8_caches"]:
-        mean, most = cache["kl_nats_per_token"], cache["largest_kl_nats"]
-        click.echo(f"  FP8 caches alone, in float32: {mean:.1e} nats a token to Hugging Face, {most:.1e} at most")
+        mean, largest = cache["kl_nats_per_token"], cache["largest_kl_nats"]
+        click.echo(f"  FP8 caches alone, in float32: {mean:.1e} nats a token to Hugging Face, {largest:.1e} at most")
     for line in quality.in_words(report["quality"]):
         click.echo(f"  {line}")
     for line in in_words(report["tuning"]):

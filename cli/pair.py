@@ -11,14 +11,14 @@ from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import read, tell_later_turns
 
 from . import progress
-from .tune import MOST
+from .tune import MAX
 
 
 @click.command(name="pair")
 @click.argument("target")
 @click.argument("draft")
 @click.option("--prompts", "file", metavar="FILE", help="Prompts like those to come, as for generate; ours by default.")
-@click.option("--num-prompts", type=click.IntRange(1), help=f"Of the file, at most; {MOST} by default.")
+@click.option("--num-prompts", type=click.IntRange(1), help=f"Of the file, at most; {MAX} by default.")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(16), default=64, show_default=True)
 @click.option(
     "--temperature",
@@ -52,7 +52,7 @@ def command(
     """
     if num_prompts and not file:
         raise OptionError("--num-prompts counts a file's prompts: give one with --prompts")
-    requests = read(file, {})[: num_prompts or MOST] if file else []
+    requests = read(file, {})[: num_prompts or MAX] if file else []
     tell_later_turns(requests)
     report = _weigh(target, draft, requests, max_new_tokens, temperatures, threads)
     if as_json:
@@ -66,9 +66,9 @@ def _weigh(target: str, draft: str, *asked: Any) -> dict[str, Any]:
     from rich.progress import SpinnerColumn
 
     with progress.bar(SpinnerColumn()) as (bar, task):
-        from specbuild.builder.pair.measure import Asked, weigh
+        from specbuild.builder.pair.measure import PairRequest, weigh
 
-        return weigh(target, draft, Asked(*asked), lambda stage: bar.update(task, description=stage))
+        return weigh(target, draft, PairRequest(*asked), lambda stage: bar.update(task, description=stage))
 
 
 def _show(report: dict[str, Any]) -> None:

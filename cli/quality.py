@@ -53,11 +53,11 @@ def _rows(model: Mapping[str, Any]) -> list[tuple[str, str]]:
     before, after = model["weight_bytes_before"], model["weight_bytes"]
     rows = [("weights", f"{after / 1e6:.2f} MB, {after / before:.3f}× float32's")]
     if "kl_nats_per_token" in model:
-        error, most = model["kl_standard_error"], model["kl_largest"]
+        error, largest = model["kl_standard_error"], model["kl_largest"]
         parted = [at for at in model["first_divergence"] if at is not None]
         greedy = f"{len(parted)} of {len(model['first_divergence'])} texts of {max(model['greedy_tokens'])} tokens part"
         rows += [
-            ("KL to float32", f"{model['kl_nats_per_token']:.2e} ± {error:.0e} nats a token, {most:.1e} at most"),
+            ("KL to float32", f"{model['kl_nats_per_token']:.2e} ± {error:.0e} nats a token, {largest:.1e} at most"),
             ("cosine of logits", f"{model['logit_cosine']:.5f}"),
             ("perplexity", " → ".join("–" if each is None else f"{each:.3f}" for each in model["perplexity"])),
             ("same first choice", f"{model['top1_agreement']:.2%} of tokens"),

@@ -13,13 +13,13 @@ from specbuild.runtime.requests.prompt_file import read, tell_later_turns
 
 from .tuned import in_words
 
-MOST = 16  # prompts of a file
+MAX = 16  # prompts of a file
 
 
 @click.command(name="tune")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", "file", metavar="FILE", help="Prompts like those to come, as for generate.")
-@click.option("--num-prompts", type=click.IntRange(1), help=f"Of the file, at most; {MOST} by default.")
+@click.option("--num-prompts", type=click.IntRange(1), help=f"Of the file, at most; {MAX} by default.")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(8), default=64, show_default=True)
 @click.option("-b", "--batch-sizes", metavar="B,…", help="Batch sizes to measure; by default all that were compiled.")
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
@@ -33,7 +33,7 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure what rounds cost on this machine and how often drafts come true, and write it into the bundle.
+    """Measure what rounds take on this machine and how often drafts come true, and write it into the bundle.
 
     From then on `auto` drafts, in each round, what promises the most tokens a second, and nothing where that is plain
     decoding. Tokens stay what they are. Run it on a machine that does nothing else.
@@ -46,7 +46,7 @@ def command(
 
     if num_prompts and not file:
         raise OptionError("--num-prompts counts a file's prompts: give one with --prompts")
-    requests = read(file, {})[: num_prompts or MOST] if file else []
+    requests = read(file, {})[: num_prompts or MAX] if file else []
     tell_later_turns(requests)
     asked = Tuning(requests, max_new_tokens, _sizes(batch_sizes) if batch_sizes else (), threads)
     report = tune(bundle, asked, lambda stage: None if as_json else click.echo(stage, err=True))

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from specbuild.runtime.backends.cpu.cores import cores
-from specbuild.runtime.backends.executor import Executor, Share
+from specbuild.runtime.backends.executor import Executor, StepInput
 from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.bundle.manifest import ModelRecord
@@ -82,9 +82,9 @@ class Products:
             moved += experts.products * experts.bytes * min(experts.count, experts.chosen * new)
             products += experts.products * experts.parameters * experts.chosen * new
         for each in self.attention:
-            most = each.window or math.inf
-            moved += int(batch * each.layers * row * (min(rows, most - 1) + nodes))
-            seen = sum(min(rows + node + 1, most) for node in range(nodes))
+            window = each.window or math.inf
+            moved += int(batch * each.layers * row * (min(rows, window - 1) + nodes))
+            seen = sum(min(rows + node + 1, window) for node in range(nodes))
             products += int(batch * each.layers * each.heads * 2 * self.head_dim * seen)
         return moved, 2 * products
 
@@ -211,26 +211,26 @@ def timed_step(executor: Executor, nodes: int, rows: int) -> Callable[[], float]
     positions = range(rows, rows + nodes)
     hidden = np.zeros((nodes, executor.spec.hidden), np.float32) if executor.spec.reads_hidden else None
     slots = range(executor.batch_size)
-    shares = [Share(slot, rows, rows, [0] * nodes, positions, None, nodes, hidden) for slot in slots]
-    executor.step(shares)
+    inputs = [StepInput(slot, rows, rows, [0] * nodes, positions, None, nodes, hidden) for slot in slots]
+    executor.step(inputs)
     if isinstance(executor, StandardExecutor):
-        return _timed_graph(executor, shares)
+        return _timed_graph(executor, inputs)
 
     def run() -> float:
         before = executor.seconds
-        executor.step(shares)
+        executor.step(inputs)
         return executor.seconds - before
 
     return run
 
 
-def _timed_graph(executor: StandardExecutor, shares: Sequence[Share]) -> Callable[[], float]:
+def _timed_graph(executor: StandardExecutor, inputs: Sequence[StepInput]) -> Callable[[], float]:
     """See `timed_step`; the executor's own step brings the inputs, and is not timed."""
-    nodes, stream = executor.bucket(len(shares[0].tokens)), executor.stream
+    nodes, stream = executor.bucket(len(inputs[0].tokens)), executor.stream
     step = executor.device.graph(lambda: executor.model.enqueue(nodes, stream), stream)
 
     def run() -> float:
-        executor.step(shares)
+        executor.step(inputs)
         started = time.perf_counter()
         step()
         executor.wait()

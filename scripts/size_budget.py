@@ -16,14 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 PYTHON = {  # lines of code by folder
-    "builder": 4094,
+    "builder": 4100,
     "builder/distill": 1400,
     "builder/quantize": 1011,
     "cli": 1326,
-    "measure": 1222,
-    "runtime": 2880,
-    "runtime/backends": 1782,
-    "runtime/decoding": 1224,
+    "measure": 1230,
+    "runtime": 2900,
+    "runtime/backends": 1790,
+    "runtime/decoding": 1230,
 }
 NATIVE = {("plugins", ".cu", ".cuh"): 2000, ("plugins", ".h", ".cpp"): 700}  # the kernels; C interface and plugin
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

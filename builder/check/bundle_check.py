@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.builder.config.quantize_options import MOST_KL
+from specbuild.builder.config.quantize_options import MAX_KL
 from specbuild.builder.frontend.reference import Reference
 from specbuild.measure.divergence import divergences
 from specbuild.measure.exactness import Case, compare, plain
@@ -21,7 +21,7 @@ from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
 NEW_TOKENS = 32
-MOST_DIVERGENCE = MOST_KL  # nats a token, in any precision: more is another model
+MAX_DIVERGENCE = MAX_KL  # nats a token, in any precision: more is another model
 FP8_CACHE = "an FP8 cache"
 INSTEAD = {"fp16": "bf16 or fp32", FP8_CACHE: "--kv-cache-dtype auto"}  # otherwise fp32
 LOGIT_TOLERANCE = 1e-3  # relative to the largest logit; rounding stays two orders below
@@ -83,12 +83,12 @@ def check(
     references: Sequence[Reference],
     logits: Sequence[NDArray[np.float32]],
     new_tokens: int,
-    most: float,
+    max_kl: float,
 ) -> dict[str, Any]:
     """Hold the logits against Hugging Face's, decode with and without speculation, greedy and sampled.
 
     `logits`: Hugging Face's, of each reference's text. Raises ExecutionError where tokens really differ; in a precision
-    that changes them the Kullback-Leibler divergence is held against `most`, nats a token, instead of plain decoding's
+    that changes them the Kullback-Leibler divergence is held against `max_kl`, nats a token, not plain decoding's
     tokens.
     """
     prompts = [reference.prompt for reference in references]
@@ -110,7 +110,7 @@ def check(
     _raise_real(cases)
     if precision == "fp32":
         raise_far(gap, logits)
-    divergence = check_divergence(precision, ours, logits, most)
+    divergence = check_divergence(precision, ours, logits, max_kl)
     return {
         "bound": bound,
         "largest_logit_difference": gap,
@@ -123,14 +123,14 @@ def check_divergence(
     rounding: str,
     ours: Sequence[NDArray[np.float32]],
     logits: Sequence[NDArray[np.float32]],
-    most: float = MOST_DIVERGENCE,
+    max_kl: float = MAX_DIVERGENCE,
 ) -> float:
     """Nats a token from Hugging Face's float32 logits; raises ExecutionError where that is another model.
 
     `rounding`: a precision, or FP8_CACHE.
     """
     divergence = float(divergences(logits, ours).mean())
-    if not divergence <= most:  # NaN is more than anything
+    if not divergence <= max_kl:  # NaN is more than anything
         by, wider = f"by {divergence:.2g} nats a token", INSTEAD.get(rounding, "fp32")
         raise ExecutionError(f"{rounding} changes this model too much, {by}: nothing was written, use {wider}")
     return divergence

@@ -70,7 +70,9 @@ def emit(
     caches = (scales, config.engine.block_size) if config.engine.plugin(config.backend) else ()
     lowered = lowering(config).lower(graph, config.dtype_of(name), capacity, *caches)
     census, profiles = passes.census(lowered), profiles_of(config, max_seq_len)
-    activations = max(activation_bytes(lowered, {d: most for d, (_, _, most) in p.sizes.items()}) for p in profiles)
+    activations = max(
+        activation_bytes(lowered, {d: largest for d, (_, _, largest) in p.sizes.items()}) for p in profiles
+    )
     layers = sum(str(value.name).startswith("past_key") for value in lowered.graph.inputs)
     dynamic = sorted({d for value in lowered.graph.inputs for d in dims(value) or () if isinstance(d, str)})
     file = folder / name / GRAPH

@@ -16,7 +16,7 @@ from typing import Any
 
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.engine_options import FP8_FROM, HARDWARE, EngineOptions
-from specbuild.runtime.backends.gpu.device import MOST_NODES
+from specbuild.runtime.backends.gpu.device import MAX_NODES
 from specbuild.runtime.backends.gpu.plan import load_plugin, logger
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.bundle.manifest import MODULES
@@ -65,7 +65,7 @@ def make_profiles(buckets: Sequence[int], batch_size: int, chunk: int, pages: in
     """
     batch = (1, 1, max(2, batch_size))
     least, caches = buckets[-1] + 1, {"pages": (1, pages, pages)}
-    tree = {n: (n, MOST_NODES, MOST_NODES) for n in buckets}  # of the plugin: a draft's levels are a tree too
+    tree = {n: (n, MAX_NODES, MAX_NODES) for n in buckets}  # of the plugin: a draft's levels are a tree too
     profiles = [
         Profile(f"nodes{n}", {"batch": batch, "nodes": (n, n, n), "logit_nodes": (n, n, n), "tree": tree[n], **caches})
         for n in buckets

@@ -11,7 +11,7 @@ from specbuild.runtime.errors import OptionError, OutputError
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .engine_options import EngineOptions
-from .quantize_options import AUTO, AUTO_KL, MOST_KL, SELF, QuantizeOptions
+from .quantize_options import AUTO, AUTO_KL, MAX_KL, SELF, QuantizeOptions
 from .scheme import DTYPES, KINDS, Scheme, parse
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
@@ -112,7 +112,7 @@ class BuildConfig:
     @property
     def max_kl(self) -> float:
         """Nats a token that a quantized target may move, and what "auto" spends."""
-        return self.quantize.max_kl or (AUTO_KL if self.precision_of("target") == AUTO else MOST_KL)
+        return self.quantize.max_kl or (AUTO_KL if self.precision_of("target") == AUTO else MAX_KL)
 
     @property
     def own_draft(self) -> bool:

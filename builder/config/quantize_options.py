@@ -9,7 +9,7 @@ from specbuild.runtime.errors import OptionError
 
 AUTO = "auto"
 SELF = "self:"  # begins a draft that is the target's own weights in another precision
-AUTO_KL, MOST_KL = 0.01, 0.05  # nats a token that `auto`, and anything else, may cost where nothing else is asked
+AUTO_KL, MAX_KL = 0.01, 0.05  # nats a token that `auto`, and anything else, may cost where nothing else is asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from .student import Lesson
 from .work import Work
 
 LIKELIEST = 64  # tokens that are remembered of a distribution
-MOST_RECORDED = 2 << 30  # bytes; of more text the target is asked anew at every step
+MAX_RECORDED = 2 << 30  # bytes; of more text the target is asked anew at every step
 ROWS = 64  # of a file of the record
 
 
@@ -71,7 +71,7 @@ class Course:
         rows, vocabulary = corpus.rows, teacher.model.config.get_text_config().vocab_size
         kind = np.uint16 if vocabulary <= 1 << 16 else np.int32
         shape = (*rows.shape, min(LIKELIEST, vocabulary))
-        if np.prod(shape) * (kind().itemsize + 2) > MOST_RECORDED:
+        if np.prod(shape) * (kind().itemsize + 2) > MAX_RECORDED:
             return cls(teacher, rows)
         ids, probs, reader = np.empty(shape, kind), np.empty(shape, np.float16), replace(teacher, taps=())
         for first in range(0, len(rows), ROWS):

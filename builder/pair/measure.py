@@ -25,7 +25,7 @@ from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import Costs, Times
+from specbuild.runtime.speculation.timings import Times, TimingTable
 from specbuild.runtime.speculation.tree import BEST_DEPTH
 
 from .verdict import judge, needed
@@ -34,7 +34,7 @@ CHAIN = f"chain:{BEST_DEPTH}"  # the draft's first choices, by which acceptance 
 
 
 @dataclass(frozen=True)
-class Asked:
+class PairRequest:
     """Prompts, our own where none are given; tokens after each; temperatures; threads of the target, all by default."""
 
     prompts: Sequence[Request] = ()
@@ -47,7 +47,9 @@ class Asked:
             SamplingParams(temperature=temperature)  # raises OptionError
 
 
-def weigh(target: str, draft: str, asked: Asked, progress: tuning.Progress = lambda stage: None) -> dict[str, Any]:
+def weigh(
+    target: str, draft: str, asked: PairRequest, progress: tuning.Progress = lambda stage: None
+) -> dict[str, Any]:
     """What `specbuild pair` reports of two checkpoints, as JSON. Leaves nothing behind.
 
     Raises CheckpointError where the draft cannot be used, and whatever building and tuning raise.
@@ -101,8 +103,8 @@ def _at(
     temperature: float, decoder: Decoder, prompts: Sequence[list[int]], table: dict[str, Any], largest: int
 ) -> dict[str, Any]:
     """Acceptance by depth, the tree that promises most, and what `auto` brings with and without the draft."""
-    sampled, probes, costs = temperature > 0, trees.names(trees.PROBES, largest), Costs.of(table, largest + 1)
-    policies = {"auto": Policy(costs, drafts=True), "lookup": Policy(costs, drafts=False)}
+    sampled, probes, timings = temperature > 0, trees.names(trees.PROBES, largest), TimingTable.of(table, largest + 1)
+    policies = {"auto": Policy(timings, drafts=True), "lookup": Policy(timings, drafts=False)}
     texts, records, chain = [], [], list[Record]()
     auto: dict[str, list[dict[str, Decoded]]] = {name: [] for name in policies}
     for prompt in prompts:

@@ -45,15 +45,15 @@ def calibrate(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Scales:
     largest: dict[int, Tensor] = {}  # by layer, [2, Hkv]
 
     def note(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        most = torch.stack([x.float().abs().amax(dim=(0, 2, 3)) for x in (key, value)])
-        largest[layer] = torch.maximum(most, largest.get(layer, most))
+        peak = torch.stack([x.float().abs().amax(dim=(0, 2, 3)) for x in (key, value)])
+        largest[layer] = torch.maximum(peak, largest.get(layer, peak))
         return key, value
 
     with _kept(model, note):
         for text in texts:
             text_logits(model, text)
     key, value = torch.stack([largest[layer] for layer in sorted(largest)], dim=1)
-    return Scales(*((most * (MARGIN / LARGEST)).clamp(min=LEAST).numpy() for most in (key, value)))
+    return Scales(*((peak * (MARGIN / LARGEST)).clamp(min=LEAST).numpy() for peak in (key, value)))
 
 
 def cached_logits(

@@ -17,7 +17,7 @@ E4M3_LARGEST = 448.0
 SPAN = 2048  # columns whose second moments are looked at together; more would take memory and time by its cube
 DAMPING = 0.01  # of the mean of a Hessian's diagonal
 ALPHA = 0.7  # SmoothQuant's migration strength: more suits the calibration's texts alone
-_MOST_SMOOTH = 2.0**14  # and its inverse: what a column that was never seen may ask for fits fp16
+_MAX_SMOOTH = 2.0**14  # and its inverse: what a column that was never seen may ask for fits fp16
 _STEP = 128  # columns that GPTQ corrects at once
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -77,8 +77,8 @@ def fit(scheme: Scheme, columns: int) -> Scheme:
     """The scheme for a weight of so many columns: with a smaller block where it must be, or not quantized."""
     if not scheme.block or columns % scheme.block == 0:
         return scheme
-    least = 0 if scheme.dtype == "fp32" else LEAST_GPU_BLOCK
-    size = next((size for size in BLOCKS if least <= size < scheme.block and columns % size == 0), 0)
+    low = 0 if scheme.dtype == "fp32" else LEAST_GPU_BLOCK
+    size = next((size for size in BLOCKS if low <= size < scheme.block and columns % size == 0), 0)
     return replace(scheme, block=size) if size else Scheme(scheme.dtype, scheme.dtype)
 
 
@@ -96,7 +96,7 @@ def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None =
     elif scheme.activations == "static" and scheme.kind == "int8":
         smooth = _smoothing(together, inputs.largest)
     if smooth is not None:
-        smooth = 1 / _in_dtype(1 / smooth.clamp(1 / _MOST_SMOOTH, _MOST_SMOOTH), scheme)  # the inverse is stored
+        smooth = 1 / _in_dtype(1 / smooth.clamp(1 / _MAX_SMOOTH, _MAX_SMOOTH), scheme)  # the inverse is stored
     if scheme.activations == "static":
         largest = inputs.largest if smooth is None else inputs.largest / smooth
         levels = E4M3_LARGEST if scheme.kind == "fp8" else 127
@@ -112,8 +112,8 @@ def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None =
 def _in_dtype(scales: Tensor, scheme: Scheme) -> Tensor:
     """Scales as they are stored: in the type that is computed in, never 0 in it."""
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[scheme.dtype]
-    least = 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny  # scales of INT8 are subnormal in fp16
-    return scales.to(dtype).clamp(min=least).float()
+    low = 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny  # scales of INT8 are subnormal in fp16
+    return scales.to(dtype).clamp(min=low).float()
 
 
 def _grid(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
@@ -121,9 +121,9 @@ def _grid(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
     levels = (1 << scheme.bits) - 1
     if scheme.symmetric:
         return _in_dtype(blocks.abs().amax(-1) / (levels // 2), scheme), None
-    least, most = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
-    scales = _in_dtype((most - least) / levels, scheme)
-    return scales, (-least / scales).round().clamp(0, levels)
+    low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
+    scales = _in_dtype((high - low) / levels, scheme)
+    return scales, (-low / scales).round().clamp(0, levels)
 
 
 def _codes(blocks: Tensor, scheme: Scheme, scales: Tensor, zeros: Tensor | None) -> Tensor:
@@ -183,15 +183,15 @@ def _inverse_factor(moment: Tensor) -> Tensor:
 def _awq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Tensor:
     """The power of the inputs' sizes by which columns are scaled so that the outputs change least."""
     sizes = torch.cat([moment.diagonal() for moment in moments]).sqrt().clamp(min=1e-8)
-    best, least = torch.ones_like(sizes), float("inf")
+    best, low = torch.ones_like(sizes), float("inf")
     for step in range(20):
         smooth = sizes ** (step / 20)
         smooth = smooth / (smooth.max() * smooth.min()).sqrt()
         change = _rounded(weight * smooth, scheme).restored() / smooth - weight
         spans = zip(torch.split(change, SPAN, 1), moments, strict=True)
         error = sum(float(((part @ moment) * part).sum()) for part, moment in spans)
-        if error < least:
-            best, least = smooth, error
+        if error < low:
+            best, low = smooth, error
     return best
 
 

@@ -19,7 +19,7 @@ from .numbers import Quantized
 
 Logits = NDArray[np.float32]
 Compute = Callable[[Sequence[int]], Logits]
-MOST_LOGITS = 1 << 26  # numbers that are held at once
+MAX_LOGITS = 1 << 26  # numbers that are held at once
 BEGINNING, NEW_TOKENS = 32, 64  # of held-out texts, which are continued; both at most
 DEPTH = 4  # of the chain by which a draft is judged
 
@@ -35,12 +35,12 @@ class Before:
     @classmethod
     def of(cls, model: PreTrainedModel, texts: Sequence[Sequence[int]], eos: Sequence[int], positions: int) -> Before:
         """positions: the longest text. Of a large vocabulary fewer texts are held."""
-        most = max(1, MOST_LOGITS // model.config.get_text_config().vocab_size)
+        max_tokens = max(1, MAX_LOGITS // model.config.get_text_config().vocab_size)
         kept, tokens = list[list[int]](), 0
         for text in texts:
-            if kept and tokens + len(text) > most:
+            if kept and tokens + len(text) > max_tokens:
                 break
-            kept.append(list(text[:most]))
+            kept.append(list(text[:max_tokens]))
             tokens += len(text)
         with no_grad(model):
             logits = [text_logits(model, text) for text in kept]

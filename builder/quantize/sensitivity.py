@@ -100,9 +100,9 @@ def _cosines(model: PreTrainedModel, alone: Found) -> Iterator[dict[str, list[fl
         yield seen
 
 
-def _kl(model: PreTrainedModel, before: Before, most: int | None = None) -> float:
+def _kl(model: PreTrainedModel, before: Before, max_texts: int | None = None) -> float:
     """Nats a token from before, on all held-out texts, or on the longest ones."""
-    texts = sorted(zip(before.texts, before.logits, strict=True), key=lambda pair: -len(pair[0]))[:most]
+    texts = sorted(zip(before.texts, before.logits, strict=True), key=lambda pair: -len(pair[0]))[:max_texts]
     with no_grad(model):
         after = [text_logits(model, text) for text, _ in texts]
     return float(divergences([logits for _, logits in texts], after).mean())

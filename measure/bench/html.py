@@ -43,13 +43,13 @@ def render(result: Mapping[str, Any]) -> str:
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     groups = {size: [run for run in runs if run["concurrency"] == size] for size in sizes}
     parts = [_facts(result), _plot("Speedup by tree size", partial(_speedups, groups=groups), (9, 4))]
-    if times := result["bundle"]["costs"]:
-        parts += [_plot("Cost table: seconds of a step, as tuned", partial(_step_times, times=times), (9, 3.6))]
+    if times := result["bundle"]["timings"]:
+        parts += [_plot("Timing table: seconds of a step, as tuned", partial(_step_times, times=times), (9, 3.6))]
     parts += [_table(*each) for each in tables(result)]
     for size, rows in groups.items():
         drafted = [row for row in rows if row["speculative_decoding"]]
         parts += [f"<h2>Concurrency {size}</h2>"]
-        parts += [_plot("What a round costs", partial(_costs, rows=rows), (9, 1 + 0.4 * len(rows)))]
+        parts += [_plot("What a round takes", partial(_round_times, rows=rows), (9, 1 + 0.4 * len(rows)))]
         if drafted:
             draw = partial(_acceptance, rows=drafted, colours=colours)
             parts += [_plot("Acceptance by depth", draw, (11, 3.6))]
@@ -133,7 +133,7 @@ def _title(row: Mapping[str, Any]) -> str:
     return f"{row['speculation']}\n{row['nodes']} nodes" if row["nodes"] else f"{row['speculation']}\nwhat pays"
 
 
-def _costs(figure: Any, rows: Rows) -> None:
+def _round_times(figure: Any, rows: Rows) -> None:
     """A bar for each contender: the milliseconds of its mean round, by part."""
     axes, left = figure.subplots(), [0.0] * len(rows)
     names = [row["speculation"] for row in rows]

@@ -11,13 +11,13 @@ from typing import Any
 from specbuild.runtime import Bundle, RunStats
 from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.bundle.manifest import MANIFEST, Manifest
-from specbuild.runtime.speculation.timings import FILE, processor
+from specbuild.runtime.speculation.timings import find, processor
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .measure import BASELINE, Sample, Turn
 from .statistics import acceptance, latency, speedup
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PARTS = ("draft", "verify", "accept", "commit", "host")  # of a round
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 POLICY = "policy"  # no tree of its own: each round has another
@@ -25,7 +25,7 @@ POLICY = "policy"  # no tree of its own: each round has another
 
 def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict[int, dict[str, list[Turn]]]) -> Any:
     """The result object, JSON's types alone; `measured`: turns by concurrency and contender, the baseline first."""
-    manifest, tuned = bundle.manifest, FILE in bundle.manifest.files
+    manifest, table = bundle.manifest, find(bundle.manifest.files)
     models = {
         name: {"source": record.source, "parameters": record.parameters, "precision": record.precision}
         for name, record in manifest.models.items()
@@ -45,7 +45,7 @@ def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict
             "digest": json.loads((bundle.folder / MANIFEST).read_text(encoding="utf-8"))["digest"],
             "backend": manifest.backend,
             "default_tree": manifest.default_tree,
-            "costs": json.loads(bundle.path(FILE).read_text(encoding="utf-8"))["times"] if tuned else None,
+            "timings": json.loads(bundle.path(table).read_text(encoding="utf-8"))["times"] if table else None,
             "models": models,
         },
         "settings": settings,
@@ -61,7 +61,7 @@ def _tree(name: str, manifest: Manifest) -> dict[str, Any]:
     """What a contender drafts, in how many nodes: of a tuned bundle each round by its policy, in as many as pay."""
     if name == BASELINE:
         return {"tree": None, "nodes": 0}
-    if name == "auto" and FILE in manifest.files:
+    if name == "auto" and find(manifest.files):
         return {"tree": POLICY, "nodes": None}
     tree = TreeSpec.parse(manifest.default_tree if name == "auto" else name)
     return {"tree": tree.text, "nodes": tree.nodes}

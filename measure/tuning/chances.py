@@ -65,7 +65,7 @@ class Record:
         return _monotone(likely, wins, [len(group) + DOUBT for group in groups])
 
     def chances(self, texts: Iterable[Sequence]) -> dict[str, Any]:
-        """How often drafts came true, and the continuations of texts, as the cost table has it."""
+        """How often drafts came true, and the continuations of texts, as the timing table has it."""
         likely, chance = self.calibration() if self.likelihoods else ([0.0], [0.0])
         lookup = lookup_chances([(text.history, text.metrics.num_prompt_tokens) for text in texts])
         return {"likely": likely, "chance": chance, "step": self.step(), "reach": self.reach(), "lookup": lookup}
@@ -168,5 +168,5 @@ def _monotone(at: list[float], won: list[float], tried: list[float]) -> tuple[li
         while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
             w, t, count = blocks.pop()
             blocks[-1] = [blocks[-1][0] + w, blocks[-1][1] + t, blocks[-1][2] + count]
-    shares = [w / t for w, t, count in blocks for _ in range(count)]
-    return at, shares
+    inputs = [w / t for w, t, count in blocks for _ in range(count)]
+    return at, inputs

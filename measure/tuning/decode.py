@@ -53,8 +53,8 @@ class Decoder:
         self._engine, self._loop, self._new_tokens = engine, loop, new_tokens
         self._model = loop.drafter.model if isinstance(loop.drafter, MixedDrafter) else None
         self._ahead = self._model.again(overlap=True) if self._model else None
-        most = new_tokens + BEST_DEPTH  # so that no round is cut short
-        self._params = SamplingParams(max_new_tokens=most, seed=0, ignore_eos=True)
+        max_tokens = new_tokens + BEST_DEPTH  # so that no round is cut short
+        self._params = SamplingParams(max_new_tokens=max_tokens, seed=0, ignore_eos=True)
 
     def decode(
         self, prompt: list[int], speculation: str, temperature: float = 0.0, policy: Policy | None = None
@@ -62,12 +62,12 @@ class Decoder:
         """Plainly (OFF), with a fixed tree of the model alone, or with a policy and all drafters (AUTO, AHEAD)."""
         text, whole = self._request(prompt, speculation, temperature), self._loop
         if policy:
-            text.tree, text.outlook = TreeSpec.parse(policy.costs.widest), policy.outlook(temperature)
+            text.tree, text.policy = TreeSpec.parse(policy.timings.widest), policy.for_request(temperature)
         drafter = self._model.again() if self._model and not policy else whole.drafter
         if self._ahead and speculation == AHEAD:
             drafter = MixedDrafter(self._ahead)
         loop = Loop(whole.target, drafter, whole.chunk, whole.eos)
-        loop.reuses = False
+        loop.prefix_caching = False
         while not (text.output or text.error):
             loop.round([text])
         before = replace(loop.stats)
@@ -103,5 +103,5 @@ class Decoder:
         asked = AUTO if speculation == AHEAD else speculation
         params = replace(self._params, temperature=temperature, speculation=asked)
         (request,), _ = self._engine.requests([prompt], params, "raise")
-        request.slot, request.outlook = 0, None
+        request.slot, request.policy = 0, None
         return request

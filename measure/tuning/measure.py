@@ -19,7 +19,7 @@ from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import SCHEMA, Costs, Times, machine
+from specbuild.runtime.speculation.timings import SCHEMA, Times, TimingTable, machine
 from specbuild.runtime.speculation.tree import BEST_DEPTH
 
 from . import times, trees
@@ -64,7 +64,7 @@ class Seen:
 
 
 def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None) -> Found:
-    """The cost table of a bundle, and what its report says of it; see `tune`."""
+    """The timing table of a bundle, and what its report says of it; see `tune`."""
     manifest = Bundle.open(folder).manifest
     if reason := untunable(manifest):
         raise OptionError(f"{folder} {reason}")
@@ -86,7 +86,7 @@ def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None
                 table, report = _conclude(found, seen, largest, machine(asked.threads or cores()), kind == "parallel")
                 progress("auto")
                 turns = _in_time(prompts, asked.seconds / 3)
-                policy = Policy(Costs.of(table, largest + 1), drafts)
+                policy = Policy(TimingTable.of(table, largest + 1), drafts)
                 contenders = [OFF, AUTO, AHEAD] if kind == "model" else [OFF, AUTO]
                 auto = [_take_turns(decoder, each, contenders, number, policy) for number, each in turns]
     report |= {"new_tokens": asked.new_tokens, AUTO: trees.overall(auto, AUTO)}
@@ -98,7 +98,7 @@ def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None
 
 
 def _conclude(found: dict[int, Any], seen: Seen, largest: int, here: dict[str, Any], together: bool) -> Found:
-    """The cost table, and the report as far as it follows."""
+    """The timing table, and the report as far as it follows."""
     nodes = min(trees.SIZES[-1], largest)
     greedy = Record.sum(record for each in seen.records for record in begun(each, nodes))
     sampled = Record.sum(record for each in seen.sampled_records for record in each)

@@ -1,4 +1,4 @@
-"""What trees of each size promise over plain decoding, by the cost table, and what they brought."""
+"""What trees of each size promise over plain decoding, by the timing table, and what they brought."""
 
 from __future__ import annotations
 

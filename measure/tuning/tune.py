@@ -1,4 +1,4 @@
-"""Tuning: measure on this machine and on real texts, and write the cost table into the bundle."""
+"""Tuning: measure on this machine and on real texts, and write the timing table into the bundle."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from specbuild.runtime import Bundle
 from specbuild.runtime.bundle.atomic_output import staging
 from specbuild.runtime.bundle.bundle import file_record
-from specbuild.runtime.bundle.manifest import MANIFEST, REPORT
-from specbuild.runtime.speculation.timings import FILE
+from specbuild.runtime.bundle.manifest import MANIFEST, REPORT, SCHEMA_VERSION
+from specbuild.runtime.speculation.timings import FILE, OLD_FILE
 
 from .measure import Progress, Tuning, measure, untunable
 
@@ -21,42 +21,43 @@ SECONDS = 20.0  # for the prompts of a build's own tuning
 
 
 def tune(folder: Path, asked: Tuning, progress: Progress = lambda stage: None) -> dict[str, Any]:
-    """Measure a bundle that runs on this CPU, write its cost table into it, and return what was found.
+    """Measure a bundle that runs on this CPU, write its timing table into it, and return what was found.
 
     Raises OptionError for a bundle that cannot be tuned, and whatever loading it raises; the bundle is then as it was.
     """
-    costs, report = measure(folder, asked, progress)
+    timings, report = measure(folder, asked, progress)
     progress("writing")
-    _write(Bundle.open(folder), costs, report)
+    _write(Bundle.open(folder), timings, report)
     return report
 
 
 def tune_build(folder: Path) -> dict[str, Any] | None:
-    """Tune a bundle that is being built: its cost table is put beside its models, and what was found returned.
+    """Tune a bundle that is being built: its timing table is put beside its models, and what was found returned.
 
     None for a bundle that cannot be tuned.
     """
     if untunable(Bundle.open(folder).manifest):
         return None
-    costs, report = measure(folder, Tuning(seconds=SECONDS))
-    (folder / FILE).write_text(_json(costs), encoding="utf-8")
+    timings, report = measure(folder, Tuning(seconds=SECONDS))
+    (folder / FILE).write_text(_json(timings), encoding="utf-8")
     return report
 
 
-def _write(bundle: Bundle, costs: dict[str, Any], report: dict[str, Any]) -> None:
-    """The bundle with the cost table and the report in it, in place of what it was; other files are not copied."""
+def _write(bundle: Bundle, timings: dict[str, Any], report: dict[str, Any]) -> None:
+    """The bundle with the timing table and the report in it, in place of what it was; other files are not copied."""
     build = json.loads(bundle.path(REPORT).read_text(encoding="utf-8"))
-    contents = {FILE: costs, REPORT: build | {"tuning": report}}
+    contents = {FILE: timings, REPORT: build | {"tuning": report}}
     texts = {name: _json(content) for name, content in contents.items()}
     folder = bundle.folder.resolve()
     with staging(folder, sum(map(len, texts.values()))) as new:
-        for name in bundle.manifest.files.keys() - texts.keys():
+        kept = bundle.manifest.files.keys() - texts.keys() - {OLD_FILE}
+        for name in kept:
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             _link(bundle.path(name), new / name)
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
-        records = {name: file_record(new / name) for name in texts}
-        manifest = replace(bundle.manifest, files=dict(sorted((bundle.manifest.files | records).items())))
+        files = {name: bundle.manifest.files[name] for name in kept} | {name: file_record(new / name) for name in texts}
+        manifest = replace(bundle.manifest, schema_version=SCHEMA_VERSION, files=dict(sorted(files.items())))
         (new / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
 
 

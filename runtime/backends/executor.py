@@ -27,7 +27,7 @@ class ModelSpec:
     head_dim: int
     vocab_size: int
     capacity: int
-    max_nodes: int  # of one share
+    max_nodes: int  # of one step input
     windows: tuple[int, ...] = (0,)  # those its layers have, each once
     max_positions: int = 1 << 30  # that it was made for; drafted nodes may lie beyond, and are never emitted there
     hidden: int = 0  # width of the rows of hidden states that it writes
@@ -35,7 +35,7 @@ class ModelSpec:
 
 
 @dataclass(slots=True)
-class Share:
+class StepInput:
     """One sequence's part of a step: nodes that are new to its cache.
 
     Node i's row goes to cache row `start + i`. It sees every row before `committed`, and of the rows from there on
@@ -62,8 +62,8 @@ class Executor(Protocol):
     batch_size: int
     seconds: float  # spent executing the model since it was loaded
 
-    def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
-        """Run one step; per share `float32[logits, V]`, the caller's to overwrite until the next step.
+    def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
+        """Run one step; per input `float32[logits, V]`, the caller's to overwrite until the next step.
 
         Raises ExecutionError."""
         ...

@@ -14,7 +14,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from specbuild.runtime.errors import BundleError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+OLDEST_READABLE = 2  # whose timing table has another name
 MANIFEST, REPORT = "manifest.json", "report.json"
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # backends of compiled engines, by Python module
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say
@@ -176,7 +177,7 @@ def parse(root: Path) -> Manifest:
             f"{root} has schema_version {body['schema_version']}, this specbuild reads up to {SCHEMA_VERSION}: "
             "update specbuild, or build the bundle again"
         )
-    if body["schema_version"] < SCHEMA_VERSION:
+    if body["schema_version"] < OLDEST_READABLE:
         raise BundleError(f"{root} was built by an older specbuild: build the bundle again")
     try:
         for name in _paths(body):

@@ -57,11 +57,11 @@ def pages(manifest: Manifest, batch_size: int, tokens: int | None = None) -> int
     Raises OptionError for tokens that the bundle was not built for.
     """
     rows, capacity = block_size(manifest), manifest.models["target"].capacity
-    most = manifest.max_batch_size * capacity
+    limit = manifest.max_batch_size * capacity
     if tokens is not None and not rows:
         raise OptionError("the bundle's caches are not paged: drop kv_cache_tokens, or build it with --block-size")
-    if tokens is not None and (type(tokens) is not int or not rows <= tokens <= most):
-        raise OptionError(f"kv_cache_tokens must be {rows}…{most} for this bundle, not {tokens}")
+    if tokens is not None and (type(tokens) is not int or not rows <= tokens <= limit):
+        raise OptionError(f"kv_cache_tokens must be {rows}…{limit} for this bundle, not {tokens}")
     return (batch_size * capacity if tokens is None else tokens) // rows if rows else 0
 
 
@@ -136,9 +136,9 @@ def _fewer(manifest: Manifest, wanted: MemoryPlan, free: int, models: Iterable[s
     return ((free - wanted.total + wanted.caches) // size - 1) * page
 
 
-def _longest(most: int, fits: Callable[[int], bool]) -> int:
-    """The longest text, in steps of 64 tokens up to `most`, for which a batch would fit; 0: none."""
-    low, high = 0, most // 64
+def _longest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The longest text, in steps of 64 tokens up to `limit`, for which a batch would fit; 0: none."""
+    low, high = 0, limit // 64
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(64 * middle) else (low, middle - 1)

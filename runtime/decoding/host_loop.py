@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.executor import Executor, Share, share_rows
+from specbuild.runtime.backends.executor import Executor, StepInput, share_rows
 from specbuild.runtime.drafting.model import Drafter
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.requests.metrics import RunStats
@@ -33,7 +33,7 @@ class Loop:
         self.lone_chunk = chunk  # of a prompt whose reading holds nobody up
         self.stats = RunStats()
         self.limits = NO_LIMITS
-        self.reuses = True  # what a slot's cache holds of a text, for the next one that begins the same
+        self.prefix_caching = True  # what a slot's cache holds of a text, for the next one that begins the same
         self._last: list[Sequence | None] = [None] * target.batch_size  # who was in each slot last
 
     def round(self, sequences: Seq[Sequence]) -> None:
@@ -50,10 +50,10 @@ class Loop:
         """A round, without its statistics."""
         self.enter(sequences)
         trees = self.draft(sequences)
-        shares = [self.share(s, t) for s, t in zip(sequences, trees, strict=True)]
+        inputs = [self.step_input(s, t) for s, t in zip(sequences, trees, strict=True)]
         ahead = self.drafter.ahead(sequences) if self.drafter else nullcontext()
         with nvtx.range("verify"), ahead:
-            logits = self.target.step(shares)
+            logits = self.target.step(inputs)
         for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
             try:
                 with nvtx.range("accept"):
@@ -63,9 +63,11 @@ class Loop:
 
     def check(self, sequence: Sequence) -> None:
         """Raises OptionError for a sequence that asks for a larger tree than is allowed, or would never get a slot."""
-        most, tree = self.limits.max_draft_tokens, sequence.tree
-        if most is not None and tree and tree.nodes > most and sequence.params.speculation != "auto":
-            raise OptionError(f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {most}: ask for fewer")
+        max_nodes, tree = self.limits.max_draft_tokens, sequence.tree
+        if max_nodes is not None and tree and tree.nodes > max_nodes and sequence.params.speculation != "auto":
+            raise OptionError(
+                f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {max_nodes}: ask for fewer"
+            )
 
     def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
         """Of the free slots the one whose cache holds most of a sequence's prompt; the first of equals.
@@ -99,11 +101,11 @@ class Loop:
 
     def _common(self, sequence: Sequence, slot: int) -> int:
         """How many rows of a slot's cache a sequence can use; not its last token's, whose logits are wanted."""
-        last, most = self._last[slot], min(self.kept(slot), len(sequence.tokens) - 1)
-        if not last or not most:
+        last, limit = self._last[slot], min(self.kept(slot), len(sequence.tokens) - 1)
+        if not last or not limit:
             return 0
-        differing = np.flatnonzero(last.history[:most] != sequence.history[:most])
-        return int(differing[0]) if len(differing) else most
+        differing = np.flatnonzero(last.history[:limit] != sequence.history[:limit])
+        return int(differing[0]) if len(differing) else limit
 
     def _vacate(self, slot: int) -> None:
         """Nobody's rows are in a slot."""
@@ -125,12 +127,12 @@ class Loop:
         chunk = self.chunk if len(sequences) > 1 else self.lone_chunk
         return [drafted.get(s.slot) or Tree.chain(s.tokens[s.cached : s.cached + chunk]) for s in sequences]
 
-    def share(self, sequence: Sequence, tree: Tree) -> Share:
+    def step_input(self, sequence: Sequence, tree: Tree) -> StepInput:
         """A tree as the executor takes it: rows from the committed ones on, logits for what will be decided."""
         start = sequence.cached
         visible = None if tree.is_chain else tree.ancestors()
         wanted = len(tree) if sequence.pending == 1 else int(start + len(tree) == len(sequence.tokens))
-        return Share(sequence.slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, wanted)
+        return StepInput(sequence.slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, wanted)
 
     def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> None:
         """Walk the tree along the target's choices, emit them, commit the path in both caches."""
@@ -154,9 +156,9 @@ class Loop:
             drafting = sequence.metrics.speculative_decoding
             if len(tree) > 1:
                 drafting.record(len(tree) - 1, len(path) - 1, max(tree.depths))
-            if sequence.outlook:
-                sequence.outlook.record(path, sequence.tokens[root + 1])
-                drafting.decide(sequence.outlook.now.kind)
+            if sequence.policy:
+                sequence.policy.record(path, sequence.tokens[root + 1])
+                drafting.decide(sequence.policy.now.kind)
         self.stats.accept += walked - began
         self.stats.commit += time.perf_counter() - walked
 
@@ -202,8 +204,8 @@ class Loop:
             for start in range(0, len(tokens), size):
                 part = tokens[start : start + size]
                 wanted = min(max(start + len(part) - len(tokens) + count, 0), len(part))
-                share = Share(0, start, start, part, range(start, start + len(part)), None, wanted)
-                rows.append(self.target.step([share])[0].copy())
+                step_input = StepInput(0, start, start, part, range(start, start + len(part)), None, wanted)
+                rows.append(self.target.step([step_input])[0].copy())
         finally:
             self.release(0)
         return np.concatenate(rows)
@@ -217,7 +219,7 @@ class Loop:
     def kept(self, slot: int) -> int:
         """Rows of a slot's cache that are of use to anybody."""
         last = self._last[slot]
-        return last.cached if last and self.reuses and not last.error else 0
+        return last.cached if last and self.prefix_caching and not last.error else 0
 
     @property
     def draft_executor(self) -> Executor | None:

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.executor import HiddenExecutor, Share
+from specbuild.runtime.backends.executor import HiddenExecutor, StepInput
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
@@ -41,20 +41,20 @@ class EagleDrafter(ModelDrafter):
     def _behind(self, text: Text) -> int:
         return len(text.tokens) - 1 - self._cached[text.slot]
 
-    def _chain(self, text: Text, logits: int) -> Share:
+    def _chain(self, text: Text, logits: int) -> StepInput:
         start = self._cached[text.slot]
         stop = min(len(text.tokens) - 1, start + self._chunk)
         self._cached[text.slot] = stop
         hidden = self._target.hidden(text.slot)[start:stop]
-        return Share(
+        return StepInput(
             text.slot, start, start, text.tokens[start + 1 : stop + 1], range(start, stop), None, logits, hidden
         )
 
-    def _level(self, text: Text) -> Share:
-        share, growth = super()._level(text), text.growth
+    def _level(self, text: Text) -> StepInput:
+        step_input, growth = super()._level(text), text.growth
         above = [growth.rows[growth.pool.parents[node]] for node in growth.frontier]  # −1: the root, the row before
-        share.hidden = self.executor.hidden(text.slot)[share.committed + np.array(above)]
-        return share
+        step_input.hidden = self.executor.hidden(text.slot)[step_input.committed + np.array(above)]
+        return step_input
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """Forget the drafted rows; see the class."""

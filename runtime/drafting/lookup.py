@@ -19,7 +19,7 @@ from specbuild.runtime.speculation.tree import Tree, TreeSpec
 LONGEST = 12  # tokens compared at most
 SURE = 4  # tokens that must match for the text to count as repeating itself
 SURE_GREEDY = 2  # at temperature 0, where texts repeat themselves sooner and longer
-_MOST_MATCHES = 32
+_MAX_MATCHES = 32
 
 
 class NgramDrafter:
@@ -32,7 +32,7 @@ class NgramDrafter:
         return [self._tree(s, len(sequences)) for s in sequences]
 
     def _tree(self, sequence: Sequence, batch: int) -> Tree:
-        found = from_text(sequence, batch) if sequence.outlook else None
+        found = from_text(sequence, batch) if sequence.policy else None
         return found or (lookup(sequence.history, sequence.shape) if sequence.shape else Tree([sequence.tokens[-1]]))
 
     def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
@@ -57,14 +57,14 @@ def from_text(sequence: Sequence, batch: int, looks_up: bool = True) -> Tree | N
 
     batch: how many sequences draft in this round. looks_up: False never takes the text's.
     """
-    history, shape, outlook = sequence.history, sequence.shape, sequence.outlook
+    history, shape, policy = sequence.history, sequence.shape, sequence.policy
     if not shape:
         return None
-    if not outlook:
+    if not policy:
         return repeats(history, shape, SURE if sequence.params.temperature else SURE_GREEDY) if looks_up else None
     start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
-    outlook.guess = int(history[start]) if matched else -1
-    option = outlook.choose(batch, matched, sequence.limit - len(history) - 1)
+    policy.guess = int(history[start]) if matched else -1
+    option = policy.choose(batch, matched, sequence.limit - len(history) - 1)
     if option.kind in ("model", "probe"):
         return None
     return Tree.chain([int(history[-1]), *continuation(history, start, option.nodes)])
@@ -114,7 +114,7 @@ def matches(history: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
         nested.append(ends)
     found: dict[int, int] = {}
     for length in range(len(nested), 0, -1):
-        for end in nested[length - 1][: -_MOST_MATCHES - 1 : -1].tolist():
+        for end in nested[length - 1][: -_MAX_MATCHES - 1 : -1].tolist():
             found.setdefault(end + 1, length)
             if len(found) == count:
                 return list(found.items())

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.executor import Executor, Share, share_rows
+from specbuild.runtime.backends.executor import Executor, StepInput, share_rows
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import Sampler
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
@@ -110,7 +110,7 @@ class ModelDrafter:
         if guess and guess.tokens == sequence.tokens and guess.growth.spec == shape:
             self.hit += 1
             return guess
-        growth = Growth(shape, Tree([sequence.tokens[-1]]), outlook=sequence.outlook)
+        growth = Growth(shape, Tree([sequence.tokens[-1]]), policy=sequence.policy)
         return Text(sequence.slot, sequence.tokens, sequence.sampler, growth)
 
     def _grow(self, growing: list[Text]) -> None:
@@ -137,24 +137,24 @@ class ModelDrafter:
         """Rows that a text's cache lacks."""
         return len(text.tokens) - self._cached[text.slot]
 
-    def _last(self, text: Text) -> Share:
+    def _last(self, text: Text) -> StepInput:
         """The last chunk, after which the first level is known."""
         return self._chain(text, 1)
 
-    def _chain(self, text: Text, logits: int) -> Share:
+    def _chain(self, text: Text, logits: int) -> StepInput:
         start = self._cached[text.slot]
         stop = min(len(text.tokens), start + self._chunk)
         self._cached[text.slot] = stop
-        return Share(text.slot, start, start, text.tokens[start:stop], range(start, stop), None, logits)
+        return StepInput(text.slot, start, start, text.tokens[start:stop], range(start, stop), None, logits)
 
-    def _level(self, text: Text) -> Share:
-        """The share that runs a growth's frontier."""
+    def _level(self, text: Text) -> StepInput:
+        """The step input that runs a growth's frontier."""
         growth, committed = text.growth, self._cached[text.slot]
         nodes, start = growth.frontier, committed + growth.run
         visible = growth.place()
         tokens = [growth.pool.tokens[node] for node in nodes]
         positions = [committed - 1 + growth.depth] * len(nodes)
-        return Share(text.slot, start, committed, tokens, positions, visible, len(nodes))
+        return StepInput(text.slot, start, committed, tokens, positions, visible, len(nodes))
 
     def _children(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The frontier's best children by the target's own processors and noise, and how likely each seems.
@@ -162,7 +162,7 @@ class ModelDrafter:
         Under noise, the scores' softmax is a guess at how likely the target chooses the same.
         """
         tokens, likely = self._best(text, logits)
-        return tokens, text.growth.outlook.log_chances(likely) if text.growth.outlook else likely
+        return tokens, text.growth.policy.log_chances(likely) if text.growth.policy else likely
 
     def _best(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         growth = text.growth
@@ -211,7 +211,7 @@ class ModelDrafter:
             sequence, bonus = drafted[guess.slot], guess.growth.pool.tokens[1]
             before = [*guess.growth.before, bonus]
             guess.tokens.append(bonus)
-            guess.growth = Growth(sequence.shape or ONE, Tree([bonus]), before, outlook=sequence.outlook)
+            guess.growth = Growth(sequence.shape or ONE, Tree([bonus]), before, policy=sequence.policy)
         self._grow(guesses)
         self.guessed += len(guesses)
 

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.executor import Executor, Share
+from specbuild.runtime.backends.executor import Executor, StepInput
 
 from .model import ModelDrafter, Text
 
@@ -39,11 +39,11 @@ class ParallelDrafter(ModelDrafter):
     def _behind(self, text: Text) -> int:
         return super()._behind(text) + self._masks(text)
 
-    def _last(self, text: Text) -> Share:
-        share, masks = super()._chain(text, 1), self._masks(text)
-        tokens, count = [*share.tokens, *[self._mask] * masks], len(share.tokens) + masks
-        positions = range(share.start, share.start + count)
-        return replace(share, tokens=tokens, positions=positions, logits=1 + masks)
+    def _last(self, text: Text) -> StepInput:
+        step_input, masks = super()._chain(text, 1), self._masks(text)
+        tokens, count = [*step_input.tokens, *[self._mask] * masks], len(step_input.tokens) + masks
+        positions = range(step_input.start, step_input.start + count)
+        return replace(step_input, tokens=tokens, positions=positions, logits=1 + masks)
 
     @staticmethod
     def _masks(text: Text) -> int:

@@ -98,10 +98,10 @@ class Engine:
                 f"batch size {batch_size} is not in 1…{manifest.max_batch_size}, what {path} was built "
                 "for: build it with --max-batch-size"
             )
-        most = max(64, os.cpu_count() or 1)
+        max_threads = max(64, os.cpu_count() or 1)
         for count in (threads, draft_threads):
-            if count is not None and (type(count) is not int or not 1 <= count <= most):
-                raise OptionError(f"threads must be 1…{most}, not {count}")
+            if count is not None and (type(count) is not int or not 1 <= count <= max_threads):
+                raise OptionError(f"threads must be 1…{max_threads}, not {count}")
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
         if gpu_weights_percent is not None and not 0 <= gpu_weights_percent <= 1:
@@ -122,7 +122,7 @@ class Engine:
                 weights=gpu_weights_percent,
                 kv_cache_tokens=kv_cache_tokens,
             )
-            loop.reuses = prefix_caching
+            loop.prefix_caching = prefix_caching
             return cls(manifest, _tokenizer(bundle), loop, batch_size, max_waiting)
         if resident or gpu_weights_percent is not None:
             raise OptionError(
@@ -135,7 +135,7 @@ class Engine:
             loop, policy = load_cpu_loop(
                 bundle, drafter, batch_size, threads or cores(), draft_threads or 1, limits, overlap
             )
-        loop.reuses = prefix_caching
+        loop.prefix_caching = prefix_caching
         return cls(manifest, tokenizer, loop, batch_size, max_waiting, policy=policy)
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:

@@ -17,7 +17,7 @@ from specbuild.runtime.drafting.model import Drafter, DrafterName
 from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.speculation.draft_limits import Limits
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import FILE, Costs, machine
+from specbuild.runtime.speculation.timings import TimingTable, find, machine
 
 BACKEND = "onnxruntime"
 PROMPT_CHUNK = 256  # nodes of a prompt in a step where nobody else waits for its end
@@ -40,7 +40,7 @@ def load_loop(
     drafts = drafter != "ngram" and "draft" in bundle.manifest.models
     policy = _policy(bundle, drafts, threads, limits)
     if overlap is None:
-        overlap = policy is not None and policy.costs.overlap
+        overlap = policy is not None and policy.timings.overlap
     if drafts:
         draft = load_model(bundle, "draft", batch_size, draft_threads)
         model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
@@ -65,17 +65,18 @@ def load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> OrtE
 
 
 def _policy(bundle: Bundle, drafts: bool, threads: int, limits: Limits) -> Policy | None:
-    """By the bundle's cost table; None where it was never tuned. Warns of a table that is of another machine."""
-    if FILE not in bundle.manifest.files:
+    """By the bundle's timing table; None where it was never tuned. Warns of a table that is of another machine."""
+    name = find(bundle.manifest.files)
+    if name is None:
         if limits.min_expected_speedup > 1:
             raise OptionError(f"min_expected_speedup needs a tuned bundle: run specbuild tune {bundle.folder}")
         return None
     try:
-        record = json.loads(bundle.path(FILE).read_text(encoding="utf-8"))
+        record = json.loads(bundle.path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BundleError(f"{bundle.path(FILE)} cannot be read as JSON ({error}): run specbuild tune") from None
-    costs, here = Costs.of(record, bundle.manifest.buckets[-1]), machine(threads)
-    if dict(costs.machine) != here:
-        tuned, now = (", ".join(map(str, each.values())) for each in (costs.machine, here))
+        raise BundleError(f"{bundle.path(name)} cannot be read as JSON ({error}): run specbuild tune") from None
+    timings, here = TimingTable.of(record, bundle.manifest.buckets[-1]), machine(threads)
+    if dict(timings.machine) != here:
+        tuned, now = (", ".join(map(str, each.values())) for each in (timings.machine, here))
         _log.warning("%s was tuned on another machine (%s; here %s): run specbuild tune", bundle.folder, tuned, now)
-    return Policy(costs, drafts, limits)
+    return Policy(timings, drafts, limits)

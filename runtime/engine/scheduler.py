@@ -20,7 +20,7 @@ from .handle import Handle
 class Scheduler:
     """Takes sequences from any thread; every one of them gets a result.
 
-    In `waiting` are at most `max_waiting`, first come, first served. A caller who waits for room stands in `line`
+    In `waiting` are at most `max_waiting`, first come, first served. A caller who waits for room stands in `overflow`
     with one sequence. `clock`: seconds, for deadlines and metrics.
     """
 
@@ -29,7 +29,7 @@ class Scheduler:
     ) -> None:
         self.max_waiting, self.clock, self.closed = max_waiting, clock, False
         self.free, self.active = list(range(slots)), list[Handle]()
-        self.waiting, self.line = deque[Handle](), deque[Handle]()
+        self.waiting, self.overflow = deque[Handle](), deque[Handle]()
         self._loop = loop
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # the worker waits for something to do
@@ -57,12 +57,12 @@ class Scheduler:
             if self.closed:
                 handle.end("cancelled", self.clock())
                 return handle
-            if not wait and (self.line or len(self.waiting) >= self.max_waiting):
+            if not wait and (self.overflow or len(self.waiting) >= self.max_waiting):
                 raise QueueFullError(
                     f"the queue holds {self.max_waiting} requests and is full: try later, or load with more max_waiting"
                 )
             self._start_worker()
-            self.line.append(handle)
+            self.overflow.append(handle)
             self._admit()
             self._work.notify()
         return handle
@@ -91,7 +91,7 @@ class Scheduler:
         """Cancel everything, wait for the round under way, end the worker, free the models; again does nothing."""
         with self._lock:
             self.closed = True
-            for handle in [*self.waiting, *self.line, *self.active]:
+            for handle in [*self.waiting, *self.overflow, *self.active]:
                 handle.cancelled = True
             self._sweep()
             self._work.notify()
@@ -136,12 +136,12 @@ class Scheduler:
         except BaseException as error:  # a bug here: nobody must wait for ever
             with self._lock:
                 self.closed = True
-                for handle in [*self.active, *self.waiting, *self.line]:
+                for handle in [*self.active, *self.waiting, *self.overflow]:
                     handle.sequence.fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
                     handle.end("error", self.clock())
                 self.active.clear()
                 self.waiting.clear()
-                self.line.clear()
+                self.overflow.clear()
                 self._quiet.notify_all()
 
     def _next(self) -> list[Handle]:
@@ -162,7 +162,7 @@ class Scheduler:
 
     def _patience(self, now: float) -> float | None:
         """Seconds until the first deadline of what waits, which an exclusive section may hold; None for ever."""
-        first = min((handle.sequence.deadline for handle in [*self.waiting, *self.line]), default=math.inf)
+        first = min((handle.sequence.deadline for handle in [*self.waiting, *self.overflow]), default=math.inf)
         return None if first == math.inf else max(first - now, 0.0)
 
     def _round(self, handles: list[Handle]) -> None:
@@ -186,7 +186,7 @@ class Scheduler:
     def _sweep(self) -> None:
         """End what waits and was cancelled, or is past its deadline."""
         now = self.clock()
-        for queue in (self.waiting, self.line):
+        for queue in (self.waiting, self.overflow):
             for handle in [h for h in queue if h.cancelled or now >= h.sequence.deadline]:
                 queue.remove(handle)
                 handle.end("cancelled" if handle.cancelled else "deadline", now)
@@ -194,8 +194,8 @@ class Scheduler:
     def _admit(self) -> None:
         """Whoever stands in line enters the queue as far as there is room; whoever waits gets a free slot, in turn."""
         while True:
-            while self.line and len(self.waiting) < self.max_waiting:
-                self.waiting.append(self.line.popleft())
+            while self.overflow and len(self.waiting) < self.max_waiting:
+                self.waiting.append(self.overflow.popleft())
                 self.waiting[-1].enter()
             if not (self.waiting and self.free) or self._exclusive:
                 return

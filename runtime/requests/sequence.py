@@ -12,7 +12,7 @@ from specbuild.runtime.errors import ExecutionError, SpecbuildError
 from specbuild.runtime.sampling.logprobs import TokenLogprobs
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 from specbuild.runtime.speculation.draft_limits import Limits
-from specbuild.runtime.speculation.policy import Outlook
+from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .metrics import RequestMetrics
@@ -31,7 +31,7 @@ class Sequence:
     detokenizer: Detokenizer
     metrics: RequestMetrics
     limit: int  # most tokens in all, prompt included
-    outlook: Outlook | None = None  # what chooses each round's tree; None: the same tree always
+    policy: SequencePolicy | None = None  # what chooses each round's tree; None: the same tree always
     sample: int = 0  # which of the prompt's samples
     deadline: float = math.inf  # when to end it, on the scheduler's clock
     slot: int = -1
@@ -66,7 +66,7 @@ class Sequence:
 
     def limit_tree(self, limits: Limits, batch: int) -> None:
         """Set the round's `shape`, beside `batch − 1` others that draft; None where nothing may be drafted."""
-        self.shape = self.tree and self.tree.within(limits.most(batch, self.tree.nodes))
+        self.shape = self.tree and self.tree.within(limits.max_nodes(batch, self.tree.nodes))
 
     def emit(self, token: int, eos: frozenset[int]) -> None:
         """Append a token; sets `finish_reason` where the text ends with it."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import OptionError, PromptError, SpecbuildError
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed
-from specbuild.runtime.speculation.policy import Outlook, Policy
+from specbuild.runtime.speculation.policy import Policy, SequencePolicy
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .metrics import RequestMetrics
@@ -76,7 +76,7 @@ class Intake:
                 metrics=RequestMetrics(len(tokens), seed, self._named(params.speculation, tree)),
                 limit=min(len(tokens) + params.max_new_tokens, self._manifest.max_seq_len),
                 sample=sample,
-                outlook=self._outlook(params),
+                policy=self._policy_of(params),
                 deadline=deadline,
             )
             for sample, seed in enumerate((first + i) % 2**64 for i in range(params.n))
@@ -101,13 +101,13 @@ class Intake:
             raise PromptError(f"the prompt has a token id outside the vocabulary of {vocab_size}")
         return tokens
 
-    def _outlook(self, params: SamplingParams) -> Outlook | None:
-        return self._policy.outlook(params.temperature) if self._policy and params.speculation == "auto" else None
+    def _policy_of(self, params: SamplingParams) -> SequencePolicy | None:
+        return self._policy.for_request(params.temperature) if self._policy and params.speculation == "auto" else None
 
     def _tree(self, speculation: str) -> TreeSpec | None:
         if speculation == "off":
             return None
-        default = self._policy.costs.widest if self._policy else self._manifest.default_tree
+        default = self._policy.timings.widest if self._policy else self._manifest.default_tree
         text = default if speculation == "auto" else speculation
         return TreeSpec.parse(text).check(self._manifest.buckets[-1])
 

@@ -21,8 +21,8 @@ from specbuild.runtime.errors import OptionError
 from specbuild.runtime.speculation.tree import TreeSpec
 
 Logits = NDArray[np.float32]
-MOST_SAMPLES = 1024  # of one prompt
-MOST_LOGPROBS = 20  # tokens reported besides the emitted one, as in OpenAI's API
+MAX_SAMPLES = 1024  # of one prompt
+MAX_LOGPROBS = 20  # tokens reported besides the emitted one, as in OpenAI's API
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ class SamplingParams:
                 TreeSpec.parse(self.speculation)
             except OptionError as error:
                 raise OptionError(f'speculation must be "auto", "off" or a tree: {error}') from None
-        _integer("n", self.n, 1, MOST_SAMPLES)
+        _integer("n", self.n, 1, MAX_SAMPLES)
         if self.n > 1 and self.temperature == 0:
             raise OptionError(f"n is {self.n} at temperature 0, where all samples are equal: use n 1, or a temperature")
         if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.deadline is not None:
             _number("deadline", self.deadline, 0, 10**9, open_low=True)
 

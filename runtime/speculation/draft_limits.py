@@ -36,7 +36,7 @@ class Limits:
         schedule = _schedule(self.num_speculative_tokens_per_batch_size)
         object.__setattr__(self, "num_speculative_tokens_per_batch_size", schedule)
 
-    def most(self, batch: int, wanted: int) -> int:
+    def max_nodes(self, batch: int, wanted: int) -> int:
         """How many of `wanted` nodes a sequence may draft beside `batch − 1` others."""
         schedule: Schedule = self.num_speculative_tokens_per_batch_size
         reached = [nodes for first, _, nodes in schedule if first <= batch]

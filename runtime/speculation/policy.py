@@ -3,7 +3,7 @@
 A round does what promises most tokens a second: nothing, the text's continuation so far as it pays, or a tree of the
 draft model. That promise, λ, is what a second is worth in tokens. While the tree grows, another level, or a node to
 verify, is worth its while where the tokens that it adds are more than λ times its seconds: the stop rule of CaDDTree
-(arXiv 2606.01813). Seconds are the cost table's, never a clock's. No token depends on any of it.
+(arXiv 2606.01813). Seconds are the timing table's, never a clock's. No token depends on any of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .draft_limits import NO_LIMITS, Limits
-from .timings import Chances, Costs, Times
+from .timings import Chances, Times, TimingTable
 
 PRIOR, CAUTION = 3.0, 0.9  # trials that what was known before weighs, and how far nothing known is believed
 LOOKUP_PRIOR = 8.0
@@ -97,10 +97,10 @@ class Option:
 
 
 @dataclass(slots=True)
-class Outlook:
+class SequencePolicy:
     """One sequence's policy: how its drafts have fared, and what its next round does."""
 
-    costs: Costs
+    timings: TimingTable
     chances: Chances
     temperature: float
     drafts: bool  # whether there is a model to draft with
@@ -120,8 +120,8 @@ class Outlook:
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
-        self._times = times = self.costs.at(batch, self.temperature)
-        room = self.limits.most(batch, min(room, len(times.verify) - 2))
+        self._times = times = self.timings.at(batch, self.temperature)
+        room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
         plain = Option("plain", 0, 1.0, times.alone)
         self._continued = self._continuation(matched, min(room, LONGEST)) if matched else []
         best = self._lookup(self._tree(self.model.ratio, room, plain))
@@ -231,14 +231,14 @@ class Outlook:
 
 
 class Policy:
-    """An engine's: every request that leaves speculation to it gets an `Outlook`."""
+    """An engine's: every request that leaves speculation to it gets an `SequencePolicy`."""
 
-    def __init__(self, costs: Costs, drafts: bool, limits: Limits = NO_LIMITS) -> None:
+    def __init__(self, timings: TimingTable, drafts: bool, limits: Limits = NO_LIMITS) -> None:
         """`drafts`: whether there is a model to draft with."""
-        self.costs, self.drafts, self.limits = costs, drafts, limits
+        self.timings, self.drafts, self.limits = timings, drafts, limits
         self._sessions = {sampled: Session() for sampled in (False, True)}
 
-    def outlook(self, temperature: float) -> Outlook:
+    def for_request(self, temperature: float) -> SequencePolicy:
         """A sequence's own, that begins with what was seen of the model in others."""
-        chances, session = self.costs.chances(temperature), self._sessions[temperature > 0]
-        return Outlook(self.costs, chances, temperature, self.drafts, session, self.limits)
+        chances, session = self.timings.chances(temperature), self._sessions[temperature > 0]
+        return SequencePolicy(self.timings, chances, temperature, self.drafts, session, self.limits)

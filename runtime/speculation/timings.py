@@ -1,13 +1,14 @@
 """What the parts of a round take on a machine, and how often drafts come true: what `specbuild tune` measures.
 
-A bundle has it as `costs.json`. Times are seconds; probabilities are of the calibration's texts.
+A bundle has it as `timings.json`, or `costs.json` if it was tuned before schema 2. Times are seconds; probabilities are
+of the calibration's texts.
 """
 
 from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.errors import BundleError
 
-FILE = "costs.json"
-SCHEMA = 1
+FILE, OLD_FILE = "timings.json", "costs.json"
+SCHEMA = 2
+READABLE = (1, SCHEMA)  # schema 1 is the same under the old name
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -89,8 +91,8 @@ class Chances:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """A bundle's cost table."""
+class TimingTable:
+    """A bundle's timing table."""
 
     machine: Mapping[str, Any]
     widest: str  # the tree that a round may grow at most
@@ -101,10 +103,10 @@ class Costs:
     overlap: bool = False  # whether drafting ahead pays
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], nodes: int) -> Costs:
-        """From `costs.json`, up to so many nodes; raises BundleError where it is no such thing."""
+    def of(cls, record: Mapping[str, Any], nodes: int) -> TimingTable:
+        """From a bundle's table, up to so many nodes; raises BundleError where it is no such thing."""
         try:
-            if record["schema"] != SCHEMA:
+            if record["schema"] not in READABLE:
                 raise BundleError(f"{FILE} is of schema {record['schema']}, this specbuild reads {SCHEMA}: tune again")
             by_size = sorted((int(batch), each) for batch, each in record["times"].items())
             if not by_size:
@@ -114,7 +116,7 @@ class Costs:
             overlap = record.get("overlap", False) is True
             return cls(record["machine"], record["widest"], times, others, greedy, sampled, overlap)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise BundleError(f"{FILE} is not a cost table ({error}): run specbuild tune") from None
+            raise BundleError(f"{FILE} is not a timing table ({error}): run specbuild tune") from None
 
     def at(self, batch: int, temperature: float = 0.0) -> Times:
         """The times of the smallest measured batch size that holds `batch` sequences, else of the largest."""
@@ -124,6 +126,11 @@ class Costs:
     def chances(self, temperature: float) -> Chances:
         """Those of a request's temperature."""
         return self.sampled if temperature > 0 else self.greedy
+
+
+def find(files: Iterable[str]) -> str | None:
+    """The name of the timing table among a bundle's files; None where it was never tuned."""
+    return next((name for name in files if name in (FILE, OLD_FILE)), None)
 
 
 def machine(threads: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .policy import Outlook
+from .policy import SequencePolicy
 from .tree import Tree, TreeSpec
 
 _HUGE = 1e300
@@ -30,7 +30,9 @@ class Growth:
     run: int = 0  # nodes that have a row
     seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: who sees whom
     kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
-    outlook: Outlook | None = None  # says how far it is worth going; the scores are then the logarithms of chances
+    policy: SequencePolicy | None = (
+        None  # says how far it is worth going; the scores are then the logarithms of chances
+    )
 
     def grow(self, tokens: NDArray[np.int64], likely: NDArray[np.float64]) -> None:
         """Add a level: the frontier's children, `[frontier, branch]`, and their `likelihoods`."""
@@ -45,8 +47,8 @@ class Growth:
         self.depth += 1
         best = set(self.best())
         self.frontier = [node for node in level if node in best][: self.spec.expand]
-        if self.outlook and not self.done:
-            self.frontier = self.frontier[: self.outlook.expands([self.scores[node] for node in self.frontier])]
+        if self.policy and not self.done:
+            self.frontier = self.frontier[: self.policy.expands([self.scores[node] for node in self.frontier])]
 
     def best(self, nodes: int | None = None) -> list[int]:
         """The root and the best `nodes` of the pool; an ancestor never scores below its descendants."""
@@ -63,15 +65,15 @@ class Growth:
 
     def tree(self) -> Tree:
         """The final tree; remembers where its nodes lie in the pool."""
-        outlook, tree = self.outlook, self.pool
-        best = sorted(self.scores[1:], reverse=True)[: self.spec.nodes] if outlook else []
-        self.kept = self.best(outlook.verifies(best) if outlook else None)
+        policy, tree = self.policy, self.pool
+        best = sorted(self.scores[1:], reverse=True)[: self.spec.nodes] if policy else []
+        self.kept = self.best(policy.verifies(best) if policy else None)
         if len(self.kept) < len(self.pool):
             tree, index = Tree([self.pool.tokens[0]]), {0: 0}
             for node in self.kept[1:]:
                 index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
-        if outlook:
-            outlook.promise(tree.parents, [self.scores[node] for node in self.kept])
+        if policy:
+            policy.promise(tree.parents, [self.scores[node] for node in self.kept])
         return tree
 
     def likeliest(self) -> list[int]:

@@ -493,9 +493,9 @@ def test_a_build_is_tuned(specbuild: Command, tiny: Path, place: Path) -> None:
     shown = f"auto {report['auto']:.2f}× plain decoding, measured; {report['tree']} of the draft model"
     assert shown in outcome.out
     assert shown in specbuild("inspect", place / "b").out
-    costs = json.loads((place / "b" / "costs.json").read_text(encoding="utf-8"))
-    assert list(costs["times"]) == ["1", "2"]
-    assert TreeSpec.parse(costs["widest"]).nodes in (8, 16, 31)
+    timings = json.loads((place / "b" / "timings.json").read_text(encoding="utf-8"))
+    assert list(timings["times"]) == ["1", "2"]
+    assert TreeSpec.parse(timings["widest"]).nodes in (8, 16, 31)
     answer = json.loads(specbuild("generate", place / "b", "-p", "a b", "-n", 8, "--json").out)
     assert answer["metrics"]["speculation"] == "auto"
     assert [path.name for path in place.iterdir()] == ["b"]

@@ -435,7 +435,7 @@ def change(manifest: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"schema_version": 3}, ["schema_version 3", "update specbuild"]),
+        ({"schema_version": 4}, ["schema_version 4", "update specbuild"]),
         ({"schema_version": 1}, ["older specbuild", "again"]),
         ({"schema_version": "1"}, ["schema_version"]),
         ({"exactness_bound": 1.0}, ["changed after the build"]),

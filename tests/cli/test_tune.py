@@ -76,5 +76,5 @@ def test_refusals(
 
 def test_a_table_that_was_changed_is_refused(specbuild: Any, copy: Path) -> None:
     specbuild("tune", copy, "-n", 8)
-    (copy / "costs.json").write_text("{}")
+    (copy / "timings.json").write_text("{}")
     assert "is not what was built" in specbuild("generate", copy, "-p", "x").refusal()

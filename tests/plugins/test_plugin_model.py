@@ -17,7 +17,7 @@ from plugin_model import Compute
 from small_models import branching, reference
 from tiny_models import BUCKETS, CAPACITY, CHUNK, lower_model
 
-from specbuild.runtime.backends.executor import Share
+from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
@@ -120,9 +120,9 @@ def test_the_executor_reads_prompts_and_leaves_other_slots_alone() -> None:
     assert target.model.steps == [8, CHUNK, 20, 16]
 
 
-def chain(slot: int, tokens: list[int], start: int, logits: int, visible: Any = None, apart: int = 1) -> Share:
+def chain(slot: int, tokens: list[int], start: int, logits: int, visible: Any = None, apart: int = 1) -> StepInput:
     positions = range(start, start + len(tokens) * apart, apart) if apart else [start] * len(tokens)
-    return Share(slot, start, start, tokens, positions, visible, logits)
+    return StepInput(slot, start, start, tokens, positions, visible, logits)
 
 
 def test_trees_from_the_host() -> None:
@@ -134,10 +134,10 @@ def test_trees_from_the_host() -> None:
     for first, end in ((0, 5), (5, 12)):
         positions = [len(text) + depth for depth in tree.depths[first:end]]
         visible = tree.ancestors()[first:end, :end]
-        share = Share(1, len(text) + first, len(text), tree.tokens[first:end], positions, visible, end - first)
+        share = StepInput(1, len(text) + first, len(text), tree.tokens[first:end], positions, visible, end - first)
         got += list(target.step([share])[0].copy())
     for node, logits in enumerate(got):
         path = [tree.tokens[0], *tree.path(node)]
         np.testing.assert_allclose(logits, reference(model, [*text, *path])[-1], **BOUND)
     with pytest.raises(ExecutionError, match="the tree has more than 64 nodes: ask for a smaller one"):
-        target.step([Share(1, 80, 9, [1] * 8, [9] * 8, np.ones((8, 79), dtype=np.bool_), 8)])
+        target.step([StepInput(1, 80, 9, [1] * 8, [9] * 8, np.ones((8, 79), dtype=np.bool_), 8)])

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specbuild.runtime import Engine
-from specbuild.runtime.backends.executor import Executor, ModelSpec, Share
+from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.model import ModelDrafter
@@ -70,24 +70,25 @@ class HashExecutor:
         self.model, self.batch_size, self.seconds = model, batch_size, 0.0
         self.rows: list[list[tuple[int, int]]] = [[(-1, -1)] * capacity for _ in range(batch_size)]
 
-    def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
+    def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         self.seconds += 1.0
-        assert len({share.slot for share in shares}) == len(shares)
-        return [self._share(share) for share in shares]
+        assert len({step_input.slot for step_input in inputs}) == len(inputs)
+        return [self._step_input(step_input) for step_input in inputs]
 
-    def _share(self, share: Share) -> NDArray[np.float32]:
-        rows, count = self.rows[share.slot], len(share.tokens)
-        end = share.start + count
+    def _step_input(self, step_input: StepInput) -> NDArray[np.float32]:
+        rows, count = self.rows[step_input.slot], len(step_input.tokens)
+        end = step_input.start + count
         assert 0 < count <= self.spec.max_nodes
         assert end <= self.spec.capacity
-        rows[share.start : end] = list(zip(share.positions, share.tokens, strict=True))
-        visible = share.visible
+        rows[step_input.start : end] = list(zip(step_input.positions, step_input.tokens, strict=True))
+        visible = step_input.visible
         if visible is None:
-            visible = np.tri(count, end - share.committed, share.start - share.committed, dtype=np.bool_)
-        assert visible.shape == (count, end - share.committed)
-        logits = np.empty((share.logits, VOCAB), dtype=np.float32)
-        for index, seen in enumerate(visible[count - share.logits :]):
-            text = sorted(rows[: share.committed] + [row for row, sees in zip(rows[share.committed :], seen) if sees])  # noqa: B905
+            visible = np.tri(count, end - step_input.committed, step_input.start - step_input.committed, dtype=np.bool_)
+        assert visible.shape == (count, end - step_input.committed)
+        logits = np.empty((step_input.logits, VOCAB), dtype=np.float32)
+        for index, seen in enumerate(visible[count - step_input.logits :]):
+            drafted = zip(rows[step_input.committed :], seen, strict=False)
+            text = sorted(rows[: step_input.committed] + [row for row, sees in drafted if sees])
             assert [position for position, _ in text] == list(range(len(text)))
             logits[index] = self.model([token for _, token in text])
         return logits
@@ -140,11 +141,11 @@ class Gate:
         self._go, self._halted, self._open = threading.Semaphore(0), threading.Semaphore(0), False
         run = executor.step
 
-        def step(shares: Sequence[Share]) -> list[NDArray[np.float32]]:
+        def step(inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
             if not self._open:
                 self._halted.release()
                 self._go.acquire()
-            return run(shares)
+            return run(inputs)
 
         executor.step = step  # type: ignore[method-assign]
 

@@ -29,7 +29,7 @@ SPECS = re.findall(r'\{"(\w+)", Kind::(\w+), "(\w+)"\}', (SOURCE / "inputs.cpp")
 FIELDS = re.findall(r'visit\("(\w+)"', (SOURCE / "plugin.h").read_text(encoding="utf-8"))
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 DTYPES = {np.dtype(np.float16): Dtype.F16, np.dtype(np.float32): Dtype.F32, E4M3: Dtype.E4M3}
-MOST_NODES = 64  # of a tree
+MAX_NODES = 64  # of a tree
 ALIGNED = 256  # bytes, of addresses that TensorRT is given
 Compute = Callable[[Case], tuple[NDArray[Any], ...]]
 
@@ -62,7 +62,7 @@ class TreeAttention(OpRun):
             page_rows = sizes["W"]
             assert page_rows & (page_rows - 1) == 0
             assert 0 <= table.min() <= table.max() < sizes["X"]
-        assert sizes["M"] == 0 or sizes["N"] <= sizes["M"] <= MOST_NODES
+        assert sizes["M"] == 0 or sizes["N"] <= sizes["M"] <= MAX_NODES
         kv_heads = sizes["K"]
         if "qkv" in given:
             heads = sizes["Q"] - 2 * kv_heads
@@ -114,7 +114,7 @@ class PluginModel:
         batch_size: int,
         buckets: Sequence[int],
         chunk: int,
-        tree_nodes: int = MOST_NODES,
+        tree_nodes: int = MAX_NODES,
         compute: Compute = oracle,
         pages: PageTable | None = None,
     ) -> None:

@@ -2,7 +2,7 @@
 
 The lowered graph computes all sequences' nodes as one flat list of T nodes; only attention is split into lanes, one
 per cache slot (ONNX Runtime's GroupQueryAttention takes one sequence where there are several new nodes over a past).
-Every lane takes part in every step: a slot without a share runs one idle node in the row past its last one.
+Every lane takes part in every step: a slot without an input runs one idle node in the row past its last one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.executor import ModelSpec, Share
+from specbuild.runtime.backends.executor import ModelSpec, StepInput
 from specbuild.runtime.errors import BundleError, ExecutionError, one_line
 
 from .kv_cache import KVCache
@@ -25,7 +25,7 @@ from .kv_cache import KVCache
 _ERRORS = 3  # ONNX Runtime's log severity: what it says below that is for its developers
 # The build has fused already, and ONNX Runtime's own QuickGelu is slower than what it replaces.
 OPTIMIZATION = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-_MOST_PLANS = 256
+_MAX_PLANS = 256
 
 
 @dataclass(slots=True)
@@ -67,9 +67,9 @@ class OrtExecutor:
         self._ends = [0] * batch_size  # per slot, the row past the last one in use
         self._plans: dict[tuple[int, ...], _Plan] = {}
 
-    def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
+    def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         """Run one step; see `Executor.step`."""
-        lanes = self._lanes(shares)
+        lanes = self._lanes(inputs)
         shape = tuple([size for lane in lanes for size in (len(lane.tokens), lane.logits)])
         plan = self._plans.get(shape) or self._plan(shape)
         first, touched = 0, list[NDArray[np.float32]]()
@@ -98,9 +98,9 @@ class OrtExecutor:
             count = len(lane.tokens)
             self._hidden[lane.slot, lane.start : lane.start + count] = plan.hidden[0, first : first + count]
             first += count
-        return [plan.logits[share.slot] for share in shares]
+        return [plan.logits[step_input.slot] for step_input in inputs]
 
-    def _hide(self, lane: Share) -> list[NDArray[np.float32]]:
+    def _hide(self, lane: StepInput) -> list[NDArray[np.float32]]:
         """Set a lane's biases to −inf where a node does not see a row; the regions to clear after the step."""
         nodes, end, touched = len(lane.tokens), lane.start + len(lane.tokens), []
         if self._windowed:
@@ -117,20 +117,20 @@ class OrtExecutor:
                 touched.append(rows)
         return touched
 
-    def _lanes(self, shares: Sequence[Share]) -> list[Share]:
-        """A share per slot, idle ones for the slots that have none."""
-        for share in shares:
-            end = share.start + len(share.tokens)
-            if end > self.spec.capacity or len(share.tokens) > self.spec.max_nodes:
+    def _lanes(self, inputs: Sequence[StepInput]) -> list[StepInput]:
+        """An input per slot, idle ones for the slots that have none."""
+        for step_input in inputs:
+            end = step_input.start + len(step_input.tokens)
+            if end > self.spec.capacity or len(step_input.tokens) > self.spec.max_nodes:
                 raise ExecutionError(
-                    f"{len(share.tokens)} nodes from row {share.start} on do not fit the {self.spec.name}"
+                    f"{len(step_input.tokens)} nodes from row {step_input.start} on do not fit the {self.spec.name}"
                 )
-            self._ends[share.slot] = end
-        if len(shares) == self.batch_size == 1:
-            return list(shares)
-        lanes = [Share(slot, end, end, (0,), (0,), None, 0) for slot, end in enumerate(self._ends)]
-        for share in shares:
-            lanes[share.slot] = share
+            self._ends[step_input.slot] = end
+        if len(inputs) == self.batch_size == 1:
+            return list(inputs)
+        lanes = [StepInput(slot, end, end, (0,), (0,), None, 0) for slot, end in enumerate(self._ends)]
+        for step_input in inputs:
+            lanes[step_input.slot] = step_input
         return lanes
 
     def _plan(self, shape: tuple[int, ...]) -> _Plan:
@@ -167,7 +167,7 @@ class OrtExecutor:
                     rows = self._cache.view(layer, bool(value), slot)
                     bind(f"past_{kind}.{layer}.{slot}", rows)
                     bind(f"present_{kind}.{layer}.{slot}", rows, output=True)
-        if len(self._plans) >= _MOST_PLANS:
+        if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
         plan = _Plan(binding, tokens, positions, np.split(logits[: len(nodes)], splits), fed, hidden, keep)
         self._plans[shape] = plan

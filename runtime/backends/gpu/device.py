@@ -21,7 +21,7 @@ from .pages import Pages
 
 Step = Callable[[], None]
 Place = tuple[int, int]  # a cache's slot, and a row in it
-MOST_NODES = 64  # of a tree, and of a draft's levels together, in plugins/kernels.h
+MAX_NODES = 64  # of a tree, and of a draft's levels together, in plugins/kernels.h
 _ALIGNED = 64  # int32 numbers in 256 bytes, of which TensorRT wants an address to be a multiple
 
 

@@ -1,6 +1,6 @@
 """The executor over a model in standard operators or with TreeAttention, wherever its device is: batches are padded.
 
-A step computes the smallest bucket that holds its largest share, for all slots: one without a share computes padding
+A step computes the smallest bucket that holds its largest input, for all slots: one without any computes padding
 into the rows past its last one. A chunk of a prompt longer than any bucket is a step of its slot alone.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.executor import Share
+from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.errors import ExecutionError
 
-from .device import MOST_NODES, Device, Model, Tensor, TreeInputs, slot_parts
+from .device import MAX_NODES, Device, Model, Tensor, TreeInputs, slot_parts
 
 
 class StandardExecutor:
@@ -49,31 +49,31 @@ class StandardExecutor:
         raise ExecutionError(f"{nodes} nodes do not fit a step of the {self.spec.name}")
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Nodes of a draft's levels together."""
-        return self.model.tree.parents.shape[1] if self.model.tree else MOST_NODES
+        return self.model.tree.parents.shape[1] if self.model.tree else MAX_NODES
 
-    def step(self, shares: Sequence[Share]) -> list[NDArray[np.float32]]:
-        """Run one step; see `Executor.step`. A share longer than any bucket gets one row of logits at most."""
-        most = self.model.buckets[-1]
-        for share in shares:
-            self._check(share)
-        logits = np.split(self._reserve(sum(s.logits for s in shares)), np.cumsum([s.logits for s in shares]))
-        short = [pair for pair in zip(shares, logits, strict=False) if len(pair[0].tokens) <= most]
-        for share, wanted in zip(shares, logits, strict=False):
-            if len(share.tokens) > most:
-                self._stage({0: share}, 1, len(share.tokens))
-                self.model.prefill(share.slot, len(share.tokens), self.stream)
+    def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
+        """Run one step; see `Executor.step`. An input longer than any bucket gets one row of logits at most."""
+        largest = self.model.buckets[-1]
+        for step_input in inputs:
+            self._check(step_input)
+        logits = np.split(self._reserve(sum(s.logits for s in inputs)), np.cumsum([s.logits for s in inputs]))
+        short = [pair for pair in zip(inputs, logits, strict=False) if len(pair[0].tokens) <= largest]
+        for step_input, wanted in zip(inputs, logits, strict=False):
+            if len(step_input.tokens) > largest:
+                self._stage({0: step_input}, 1, len(step_input.tokens))
+                self.model.prefill(step_input.slot, len(step_input.tokens), self.stream)
                 self._download(wanted, 0)
-                self.keep([(share.slot, share.start, range(len(share.tokens)))])
+                self.keep([(step_input.slot, step_input.start, range(len(step_input.tokens)))])
         if short:
-            nodes = self.bucket(max(len(share.tokens) for share, _ in short))
-            self._stage({share.slot: share for share, _ in short}, self.batch_size, nodes)
+            nodes = self.bucket(max(len(step_input.tokens) for step_input, _ in short))
+            self._stage({step_input.slot: step_input for step_input, _ in short}, self.batch_size, nodes)
             self.model.enqueue(nodes, self.stream)
-            for share, wanted in short:
-                self._download(wanted, share.slot * nodes + len(share.tokens) - share.logits)
+            for step_input, wanted in short:
+                self._download(wanted, step_input.slot * nodes + len(step_input.tokens) - step_input.logits)
             self.keep([(s.slot, s.start, range(s.slot * nodes, s.slot * nodes + len(s.tokens))) for s, _ in short])
-        return logits[: len(shares)]
+        return logits[: len(inputs)]
 
     def fetch(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """Rows of the last step's logits `[B · nodes, V]`, the caller's until the next step."""
@@ -107,47 +107,51 @@ class StandardExecutor:
         finally:
             self.seconds += time.perf_counter() - started
 
-    def _check(self, share: Share) -> None:
-        """Raise ExecutionError for a share that does not fit or is not this model's, and note where it ends."""
-        count, end = len(share.tokens), share.start + len(share.tokens)
-        limit = self.model.chunk if share.logits < 2 else self.model.buckets[-1]
+    def _check(self, step_input: StepInput) -> None:
+        """Raise ExecutionError for an input that does not fit or is not this model's, and note where it ends."""
+        count, end = len(step_input.tokens), step_input.start + len(step_input.tokens)
+        limit = self.model.chunk if step_input.logits < 2 else self.model.buckets[-1]
         if end > self.spec.capacity or count > limit:
-            raise ExecutionError(f"{count} nodes from row {share.start} on do not fit the {self.spec.name}")
-        if self.model.tree and share.start + count - share.committed > self.most_rows and share.logits > 1:
-            raise ExecutionError(f"the tree has more than {self.most_rows} nodes: ask for a smaller one")
-        self._ends[share.slot] = end
+            raise ExecutionError(f"{count} nodes from row {step_input.start} on do not fit the {self.spec.name}")
+        if (
+            self.model.tree
+            and step_input.start + count - step_input.committed > self.max_rows
+            and step_input.logits > 1
+        ):
+            raise ExecutionError(f"the tree has more than {self.max_rows} nodes: ask for a smaller one")
+        self._ends[step_input.slot] = end
 
-    def _stage(self, shares: dict[int, Share], batch: int, nodes: int) -> None:
-        """Enqueue the uploads of a step's inputs `[batch, nodes]`; `shares` by their place in the batch."""
+    def _stage(self, inputs: dict[int, StepInput], batch: int, nodes: int) -> None:
+        """Enqueue the uploads of a step's inputs `[batch, nodes]`; `inputs` by their place in the batch."""
         tokens = _part(self._tokens, batch, nodes)
         tokens.fill(0)
-        for at, share in shares.items():
-            tokens[at, : len(share.tokens)] = share.tokens
+        for at, step_input in inputs.items():
+            tokens[at, : len(step_input.tokens)] = step_input.tokens
         self.device.upload(self.model.tokens, tokens, self.stream)
         if self._fed is not None and self.model.hidden_in:
             fed = _part(self._fed.reshape(-1), batch, nodes, self.spec.hidden)
             fed.fill(0)
-            for at, share in shares.items():
-                fed[at, : len(share.tokens)] = share.hidden
+            for at, step_input in inputs.items():
+                fed[at, : len(step_input.tokens)] = step_input.hidden
             self.device.upload(self.model.hidden_in, fed, self.stream)
         if self.model.tree:
-            self._stage_trees(self.model.tree, shares, batch)
+            self._stage_trees(self.model.tree, inputs, batch)
         else:
-            self._stage_masks(shares, batch, nodes)
+            self._stage_masks(inputs, batch, nodes)
 
-    def _stage_trees(self, tree: TreeInputs, shares: dict[int, Share], batch: int) -> None:
-        """The trees' part of `_stage`; a slot without a share has no nodes, and nothing is written."""
+    def _stage_trees(self, tree: TreeInputs, inputs: dict[int, StepInput], batch: int) -> None:
+        """The trees' part of `_stage`; a slot without an input has no nodes, and nothing is written."""
         self._lengths.fill(0)
-        for at, share in shares.items():
-            count, before = len(share.tokens), share.start - share.committed
-            self._lengths[:, at] = share.committed, count, before
-            if before + count <= self.most_rows:  # what is longer is a prompt's chain, whose step reads no parents
-                self._parents[at, before : before + count] = _parents(share)
+        for at, step_input in inputs.items():
+            count, before = len(step_input.tokens), step_input.start - step_input.committed
+            self._lengths[:, at] = step_input.committed, count, before
+            if before + count <= self.max_rows:  # what is longer is a prompt's chain, whose step reads no parents
+                self._parents[at, before : before + count] = _parents(step_input)
         for to, source in zip((tree.cache_len, tree.counts, tree.tree_offset), self._lengths, strict=True):
             self.device.upload(to, source[:batch], self.stream)
         self.device.upload(tree.parents, self._parents[:batch], self.stream)
 
-    def _stage_masks(self, shares: dict[int, Share], batch: int, nodes: int) -> None:
+    def _stage_masks(self, inputs: dict[int, StepInput], batch: int, nodes: int) -> None:
         """The masks' part of `_stage`, their positions and rows."""
         shape = batch, nodes, self.spec.capacity
         positions = _part(self._positions, batch, nodes)
@@ -158,29 +162,31 @@ class StandardExecutor:
             self._rows[slot] = min(self._ends[slot], self.spec.capacity - nodes)
             for mask in masks.values():
                 mask[slot, :, 0] = True  # padding sees something
-        for at, share in shares.items():
-            count = len(share.tokens)
-            self._rows[at] = share.start
-            positions[at, :count] = np.minimum(share.positions, self.spec.max_positions - 1)
+        for at, step_input in inputs.items():
+            count = len(step_input.tokens)
+            self._rows[at] = step_input.start
+            positions[at, :count] = np.minimum(step_input.positions, self.spec.max_positions - 1)
             for window, mask in masks.items():
-                self._show(share, window, mask[at, :count])
+                self._show(step_input, window, mask[at, :count])
         self.device.upload(self.model.positions, positions, self.stream)
         self.device.upload(self.model.rows, self._rows[:batch], self.stream)
         for window, mask in masks.items():
             self.device.upload(self.model.masks[window], mask, self.stream)
 
-    def _show(self, share: Share, window: int, mask: NDArray[np.bool_]) -> None:
-        """Set which rows a share's nodes see, `mask [n, S]`."""
-        count, end = mask.shape[0], share.start + mask.shape[0]
-        mask[:, : share.committed] = True
-        if share.visible is None:
-            mask[:, share.committed : end] = np.tri(count, end - share.committed, share.start - share.committed)
+    def _show(self, step_input: StepInput, window: int, mask: NDArray[np.bool_]) -> None:
+        """Set which rows an input's nodes see, `mask [n, S]`."""
+        count, end = mask.shape[0], step_input.start + mask.shape[0]
+        mask[:, : step_input.committed] = True
+        if step_input.visible is None:
+            mask[:, step_input.committed : end] = np.tri(
+                count, end - step_input.committed, step_input.start - step_input.committed
+            )
         else:
-            mask[:, share.committed : end] = share.visible
+            mask[:, step_input.committed : end] = step_input.visible
         mask[:, end:] = False
         if window:
-            self._row_positions[share.slot, share.start : end] = share.positions
-            distance = np.asarray(share.positions)[:, None] - self._row_positions[share.slot, :end]
+            self._row_positions[step_input.slot, step_input.start : end] = step_input.positions
+            distance = np.asarray(step_input.positions)[:, None] - self._row_positions[step_input.slot, :end]
             mask[:, :end] &= distance < window
 
     def _reserve(self, rows: int) -> NDArray[np.float32]:
@@ -238,12 +244,12 @@ class StandardExecutor:
         self.model.close()
 
 
-def _parents(share: Share) -> NDArray[np.int64]:
+def _parents(step_input: StepInput) -> NDArray[np.int64]:
     """Each node's parent, by its number in the tree that begins at the row `committed`; −1: what is committed."""
-    count, before = len(share.tokens), share.start - share.committed
-    if share.visible is None:
+    count, before = len(step_input.tokens), step_input.start - step_input.committed
+    if step_input.visible is None:
         return np.arange(before - 1, before + count - 1)
-    above = share.visible & np.tri(count, before + count, before - 1, dtype=np.bool_)  # itself it sees, too
+    above = step_input.visible & np.tri(count, before + count, before - 1, dtype=np.bool_)  # itself it sees, too
     return np.where(above.any(1), before + count - 1 - above[:, ::-1].argmax(1), -1)
 
 

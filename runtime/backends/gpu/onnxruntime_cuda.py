@@ -50,16 +50,16 @@ class OrtModel:
         self._session = _session(graph, provider, stream)
         types = {each.name: each.type for each in self._session.get_inputs()}
         memory, self._cache_type = _CACHES[types["past_key.0"]]
-        most, size = self.buckets[-1], (batch_size, self.buckets[-1])
-        self.tokens, self.positions = (with_room(device, size, np.int32, most, chunk) for _ in range(2))
+        largest, size = self.buckets[-1], (batch_size, self.buckets[-1])
+        self.tokens, self.positions = (with_room(device, size, np.int32, largest, chunk) for _ in range(2))
         self.rows = device.empty((batch_size,), np.int32)
-        seen = batch_size, 1, most, spec.capacity
-        self.masks = {window: with_room(device, seen, np.bool_, most, chunk) for window in spec.windows}
+        seen = batch_size, 1, largest, spec.capacity
+        self.masks = {window: with_room(device, seen, np.bool_, largest, chunk) for window in spec.windows}
         self.logits = device.empty((*size, spec.vocab_size), np.float32)
         self.hidden, self.hidden_in = hidden_states(device, spec, *size, chunk)
         shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
         self.cache = device.empty(shape, memory)
-        self._wanted = device.empty((max(most, chunk),), np.int32)  # 0, 1, 2, …: which nodes' logits
+        self._wanted = device.empty((max(largest, chunk),), np.int32)  # 0, 1, 2, …: which nodes' logits
         numbers = device.pinned(self._wanted.shape, np.int32)
         numbers[:] = np.arange(len(numbers))
         device.upload(self._wanted, numbers, stream)

@@ -35,14 +35,14 @@ class Pages:
         part = self.of[source][rows // self.rows :][:1] if slot == source and rows % self.rows else []
         return rows if part and self._slots[part[0]] == 1 else rows - rows % self.rows
 
-    def take(self, slot: int, source: int, rows: int, most: int) -> bool:
-        """A text of at most `most` rows gets an idle slot, and keeps the first `rows` of `source`, as `usable` says.
+    def take(self, slot: int, source: int, rows: int, max_rows: int) -> bool:
+        """A text of up to `max_rows` rows gets an idle slot, and keeps the first `rows` of `source`, as `usable` says.
 
         False where those that are decoded leave too few pages; then nothing is changed.
         """
         kept = self.of[source][: self.needed(rows)]
         busy = {page for other, pages in enumerate(self.of) if other not in self._idle for page in pages} | {*kept}
-        more = self.needed(most) - len(kept)
+        more = self.needed(max_rows) - len(kept)
         if more > self.count - len(busy):
             return False
         for page in kept:

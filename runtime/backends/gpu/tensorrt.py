@@ -50,8 +50,8 @@ class TrtModel:
         check_profiles(record, plan.profiles)
         self.cache, self.pages = _cache(spec, record.block_size, batch_size, dtype, device, pages), pages
         nodes = {name: sizes["nodes"][2] for name, sizes in plan.record.profiles.items()}
-        exact = {most: at for at, (name, most) in enumerate(nodes.items()) if name != PROMPT}
-        ranges = {most: at for at, (name, most) in enumerate(nodes.items()) if name == PROMPT}
+        exact = {max_nodes: at for at, (name, max_nodes) in enumerate(nodes.items()) if name != PROMPT}
+        ranges = {max_nodes: at for at, (name, max_nodes) in enumerate(nodes.items()) if name == PROMPT}
         self.buckets: Sequence[int] = tuple(sorted(exact))
         self.chunk, largest = max([*self.buckets, *ranges]), self.buckets[-1]
         each = batch_size, largest
@@ -60,8 +60,8 @@ class TrtModel:
         self.tree: TreeInputs | None = None
         self.masks: dict[int, Tensor] = {}
         if plan.record.attention == "plugin":
-            most = min(sizes["tree"][2] for sizes in plan.record.profiles.values() if sizes["tree"][2])
-            self.tree = TreeInputs(device.empty((batch_size, most), np.int32), *lengths)
+            max_nodes = min(sizes["tree"][2] for sizes in plan.record.profiles.values() if sizes["tree"][2])
+            self.tree = TreeInputs(device.empty((batch_size, max_nodes), np.int32), *lengths)
         else:
             seen = batch_size, 1, largest, spec.capacity
             self.masks = {w: with_room(device, seen, np.bool_, largest, self.chunk) for w in spec.windows}
@@ -91,8 +91,8 @@ class TrtModel:
     def _contexts(self, profiles: Mapping[int, int], scratch: Tensor, stream: int) -> dict[int, Any]:
         """By most nodes. What a graph may hold must be compiled before; a prompt's shapes are many, and in no graph."""
         return {
-            most: self._plan.context(profile, scratch, stream, lazy=most > self.buckets[-1])
-            for most, profile in profiles.items()
+            max_nodes: self._plan.context(profile, scratch, stream, lazy=max_nodes > self.buckets[-1])
+            for max_nodes, profile in profiles.items()
         }
 
     def _warm(self, stream: int) -> None:

@@ -140,8 +140,8 @@ class CubinKernels:
         for kernel, x, y, z, threads, shared in launches(name, params):
             function = self._function(kernel)
             if shared > max(_UNASKED, self._shared.get(kernel, 0)):
-                most = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                self._call("cuFuncSetAttribute", function, most, shared)
+                attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._call("cuFuncSetAttribute", function, attribute, shared)
                 self._shared[kernel] = shared
             arguments = (c_void_p * 1)(ctypes.addressof(params))
             where = stream, ctypes.addressof(arguments), 0
@@ -251,11 +251,11 @@ _GRIDS: dict[str, Callable[[Any], list[Launch]]] = {
 }
 
 
-def _check(params: Any, optional: str, **most: int) -> None:
+def _check(params: Any, optional: str, **limits: int) -> None:
     """Refuse a null pointer that is not among `optional`, and a size that is not from 1 to what is given."""
-    for name, most_of_it in most.items():
+    for name, limit in limits.items():
         value = getattr(params, name)
-        _refuse(not 1 <= value <= most_of_it, f"{name} is {value}: 1 to {most_of_it}")
+        _refuse(not 1 <= value <= limit, f"{name} is {value}: 1 to {limit}")
     for name, kind in params._fields_:
         _refuse(kind is c_void_p and not getattr(params, name) and name not in optional.split(), f"{name} is null")
 

@@ -51,7 +51,7 @@ class CacheLoop(Loop):
         draft, shape = self.draft_executor, sequence.tree
         if draft is None or shape is None:
             return 0
-        if shape.expand * (shape.depth - 1) > draft.most_rows:
+        if shape.expand * (shape.depth - 1) > draft.max_rows:
             return -1
         return draft.rows(sequence.slot) - self._level_rows(draft, shape, specs) - len(sequence.tokens)
 
@@ -129,8 +129,8 @@ class CacheLoop(Loop):
             self._fits(len(tokens), "give a shorter text, or load with more kv_cache_tokens")
             self._table.pages.take(0, 0, 0, len(tokens))
             self._turn([0])
-        most = self._target.model.buckets[-1]
-        return super().logits(tokens, count, nodes if count == 1 else min(nodes or most, most))
+        largest = self._target.model.buckets[-1]
+        return super().logits(tokens, count, nodes if count == 1 else min(nodes or largest, largest))
 
     def release(self, slot: int) -> None:
         """See `Loop.release`."""

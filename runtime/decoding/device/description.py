@@ -28,11 +28,11 @@ from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .resident import ResidentLoop
-from .state import Asked, Block
+from .state import Block, ProcessorFlags
 from .tree_grower import Extent
 
 HELD = frozenset({"kernel", "memcpy", "memset", "child", "conditional"})  # nodes that a conditional body may have
-GREEDY = Asked(cut_offs=False, history=False, bias=False)
+GREEDY = ProcessorFlags(cut_offs=False, history=False, bias=False)
 _WRITES = {
     "choose_tokens": "choices scores workspace tickets fault",
     "walk_tree": "history path length emitted roots pair fault",
@@ -45,7 +45,7 @@ _WRITES = {
 }  # the fields through which a launcher's kernels write
 
 
-class Notes:
+class RecordingDevice:
     """A `Device` without memory: of what is enqueued in a loop's body it notes kind, stream, order and tensors."""
 
     def __init__(self) -> None:
@@ -141,14 +141,14 @@ class Notes:
 class _Kernels:
     """Kernels that are noted where they would be launched."""
 
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
+    def __init__(self, recorder: RecordingDevice) -> None:
+        self._device = recorder
 
     def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
         """See `Kernels`; raises OptionError for what the kernels refuse."""
         pointers, writes = list(_pointers(params)), _WRITES[name].split()
         for kernel, x, y, z, threads, shared in launches(name, params):
-            self._notes.add(
+            self._device.add(
                 "kernel",
                 stream,
                 [address for field, address in pointers if field not in writes],
@@ -180,7 +180,7 @@ class _Model:
     def __init__(
         self,
         spec: ModelSpec,
-        notes: Notes,
+        recorder: RecordingDevice,
         batch: int,
         buckets: Seq[int],
         plugin: bool,
@@ -190,13 +190,13 @@ class _Model:
         """`plugin`: whether its attention is TreeAttention; `item`: the dtype of its cache."""
         self.pages = pages
         self.spec, self.batch_size, self.buckets, self.chunk = spec, batch, buckets, buckets[-1]
-        self._notes, most, empty = notes, buckets[-1], notes.empty
-        self.tokens, self.positions = (empty((batch, most), np.int32) for _ in range(2))
+        self._device, largest, empty = recorder, buckets[-1], recorder.empty
+        self.tokens, self.positions = (empty((batch, largest), np.int32) for _ in range(2))
         self.rows, *lengths = (empty((batch,), np.int32) for _ in range(4))
-        self.tree = TreeInputs(empty((batch, most), np.int32), *lengths) if plugin else None
+        self.tree = TreeInputs(empty((batch, largest), np.int32), *lengths) if plugin else None
         windows = () if plugin else spec.windows
-        self.masks = {window: empty((batch, 1, most, spec.capacity), np.bool_) for window in windows}
-        self.logits = empty((batch, most, spec.vocab_size), np.float32)
+        self.masks = {window: empty((batch, 1, largest, spec.capacity), np.bool_) for window in windows}
+        self.logits = empty((batch, largest, spec.vocab_size), np.float32)
         self.hidden: Tensor | None = None  # a draft that reads them is not in the loop
         self.hidden_in: Tensor | None = None
         parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch, spec.capacity)
@@ -209,7 +209,7 @@ class _Model:
         table = [self.pages.tensor] if self.pages else []
         reads = [self.tokens, *told, *table, *self.masks.values(), self.cache]
         addresses = [tensor.address for tensor in reads]
-        self._notes.add(
+        self._device.add(
             "child", stream, addresses, [self.logits.address, self.cache.address], model=self.spec.name, nodes=nodes
         )
 
@@ -220,24 +220,24 @@ class _Model:
         """See `Model`."""
 
 
-def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Asked = GREEDY) -> dict[str, Any]:
+def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: ProcessorFlags = GREEDY) -> dict[str, Any]:
     """The graph in which a bundle's rounds would follow each other on a GPU, as JSON has it.
 
     `tree`: what every sequence drafts, or "off"; `asked`: the processors of the requests, history and bias not among
     them. The body has nodes (kind, stream, tensors by name, kernels and their grids) and edges between their ids. Needs
     no GPU and no file but the manifest. Raises OptionError, BundleError, and ExecutionError for what no body holds.
     """
-    manifest, notes = bundle.manifest, Notes()
+    manifest, recorder = bundle.manifest, RecordingDevice()
     if "draft" in manifest.models and (kind := manifest.models["draft"].kind) != "model":
         raise OptionError(f"the host grows the trees of a draft of kind {kind}, so no rounds follow each other")
     spec = None if tree == "off" or "draft" not in manifest.models else TreeSpec.parse(tree).check(manifest.buckets[-1])
     names = ["target", "draft"] if spec else ["target"]
     count, rows = pages(manifest, batch_size), block_size(manifest)
     capacity = manifest.models["target"].capacity
-    table = PageTable(notes, Pages(batch_size, capacity, rows, count)) if rows else None
-    executors = {name: _executor(manifest, name, notes, batch_size, table) for name in names}
+    table = PageTable(recorder, Pages(batch_size, capacity, rows, count)) if rows else None
+    executors = {name: _executor(manifest, name, recorder, batch_size, table) for name in names}
     loop = ResidentLoop(
-        executors["target"], executors.get("draft"), _Kernels(notes), frozenset(manifest.eos_token_ids), "model"
+        executors["target"], executors.get("draft"), _Kernels(recorder), frozenset(manifest.eos_token_ids), "model"
     )
     nodes = executors["target"].bucket(1 + spec.nodes if spec else 1)
     extent = Extent.of([spec], executors["draft"], nodes) if spec else None
@@ -246,7 +246,7 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Asked = G
     }
     parts |= {"round": loop._blocks[nodes], "loop": {k: v for k, v in vars(loop).items() if k != "_blocks"}}
     parts |= {"drafting": vars(loop._model)} if loop._model else {}
-    notes.names += _tensors("", parts)
+    recorder.names += _tensors("", parts)
     loop.capture(nodes, extent, asked)
     return {
         "backend": manifest.backend,
@@ -256,20 +256,20 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Asked = G
         "rounds": loop.ahead,
         "kind": "conditional",
         "condition": "while",
-        "counts": dict(sorted(Counter(node["kind"] for node in notes.nodes).items())),
-        "body": {"nodes": notes.nodes, "edges": [list(edge) for edge in notes.edges]},
+        "counts": dict(sorted(Counter(node["kind"] for node in recorder.nodes).items())),
+        "body": {"nodes": recorder.nodes, "edges": [list(edge) for edge in recorder.edges]},
     }
 
 
 def _executor(
-    manifest: Manifest, name: str, notes: Notes, batch_size: int, table: PageTable | None
+    manifest: Manifest, name: str, recorder: RecordingDevice, batch_size: int, table: PageTable | None
 ) -> StandardExecutor:
     record, spec = manifest.models[name], spec_of(manifest, name)
     engines = [manifest.engines[graph] for graph in record.graphs.values() if graph in manifest.engines]
     plugin = any(engine.attention == "plugin" for engine in engines)
     item = f"u{cache_item_bytes(manifest, record)}"  # as many bytes as a cache's number has
-    model = _Model(spec, notes, batch_size, tuple(manifest.buckets), plugin, item, table)
-    return StandardExecutor(notes, model, notes.stream())
+    model = _Model(spec, recorder, batch_size, tuple(manifest.buckets), plugin, item, table)
+    return StandardExecutor(recorder, model, recorder.stream())
 
 
 def _tensors(name: str, thing: Any) -> Iterator[tuple[int, int, str]]:

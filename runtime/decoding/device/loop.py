@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.gpu.device import MOST_NODES, Kernels, Tensor
+from specbuild.runtime.backends.gpu.device import MAX_NODES, Kernels, Tensor
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Cache, Choose, Dtype, Fault
 from specbuild.runtime.drafting.lookup import from_text, lookup
@@ -25,7 +25,7 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 from .cache_loop import CacheLoop
-from .state import Asked, Block, Graphs, Slots, launch, layer_addresses, round_block, show
+from .state import Block, Graphs, ProcessorFlags, Slots, enqueue_tree_inputs, launch, layer_addresses, round_block
 from .tree_grower import DeviceDrafter
 
 
@@ -47,14 +47,14 @@ class DeviceLoop(CacheLoop):
         """
         super().__init__(target, eos, hosted)
         self._device, self._kernels = target.device, kernels
-        batch, vocab, most = target.batch_size, target.spec.vocab_size, min(target.model.buckets[-1], MOST_NODES)
+        batch, vocab, max_nodes = target.batch_size, target.spec.vocab_size, min(target.model.buckets[-1], MAX_NODES)
         self._slots = Slots(self._device, batch, vocab)
-        self._model = DeviceDrafter(draft, kernels, self._slots, most) if draft and drafter != "ngram" else None
+        self._model = DeviceDrafter(draft, kernels, self._slots, max_nodes) if draft and drafter != "ngram" else None
         self._looks_up = drafter != "model"
         self._graphs, empty = Graphs(target), self._device.empty
         self._blocks = {n: round_block(target, n) for n in target.model.buckets}  # a round's, by its most nodes
-        self._choices, self._tickets = empty((batch, most), np.int32), empty((batch, most), np.uint32)
-        largest = Choose(batch=batch, nodes=most, vocab=vocab, best=1)
+        self._choices, self._tickets = empty((batch, max_nodes), np.int32), empty((batch, max_nodes), np.uint32)
+        largest = Choose(batch=batch, nodes=max_nodes, vocab=vocab, best=1)
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
         self._kept, self._ticket = empty((2, batch), np.int32), empty((1,), np.uint32)
         self._draft_len = empty((batch,), np.int32)  # nobody asks: the host knows what the draft's cache has at least
@@ -75,13 +75,13 @@ class DeviceLoop(CacheLoop):
 
     def _decode(self, sequences: Seq[Sequence]) -> None:
         """A round on the device, and what the host learns of it."""
-        asked, trees = Asked.of([s.params for s in sequences]), self._propose(sequences)
+        asked, trees = ProcessorFlags.of([s.params for s in sequences]), self._propose(sequences)
         hosted = dict[int, Tree]()
         if self.drafter:
             drafting = [s for s, tree in zip(sequences, trees, strict=True) if tree is None]
             hosted = {s.slot: tree for s, tree in zip(drafting, self.drafter.propose(drafting), strict=True)}
             trees = [tree or hosted[s.slot] for s, tree in zip(sequences, trees, strict=True)]
-        nodes = self._target.bucket(max(most_nodes(s, tree) for s, tree in zip(sequences, trees, strict=True)))
+        nodes = self._target.bucket(max(max_nodes(s, tree) for s, tree in zip(sequences, trees, strict=True)))
         self._draft(sequences, trees, nodes, asked)
         self._graphs.run((nodes, asked), lambda: self._verify(nodes, asked))
         for executor in reversed(self._executors):  # everything is under way: only the times are told apart
@@ -122,7 +122,7 @@ class DeviceLoop(CacheLoop):
             return lookup(sequence.history, shape)
         return from_text(sequence, len(shapes), self._looks_up)
 
-    def _draft(self, sequences: Seq[Sequence], trees: Seq[Tree | None], nodes: int, asked: Asked) -> None:
+    def _draft(self, sequences: Seq[Sequence], trees: Seq[Tree | None], nodes: int, asked: ProcessorFlags) -> None:
         """Bring every sequence's tree into the round's block: the model grows it, or the host sends it."""
         block, stream = self._blocks[nodes], self._target.stream
         pairs = list(zip(sequences, trees, strict=True))
@@ -147,12 +147,12 @@ class DeviceLoop(CacheLoop):
         if not growing:
             block.upload("tokens", "counts", stream)
 
-    def _verify(self, nodes: int, asked: Asked) -> None:
+    def _verify(self, nodes: int, asked: ProcessorFlags) -> None:
         """Enqueue a round from its trees on, and the copy of what the host reads."""
         self._advance(nodes, asked)
         self._blocks[nodes].download("counts", "path", self._target.stream)
 
-    def _advance(self, nodes: int, asked: Asked) -> None:
+    def _advance(self, nodes: int, asked: ProcessorFlags) -> None:
         """Enqueue one step of the target over all trees, the walk along its choices, and the commit in both caches."""
         target, model, stream, slots = self._target, self._target.model, self._target.stream, self._slots.at
         block = self._blocks[nodes]
@@ -160,14 +160,14 @@ class DeviceLoop(CacheLoop):
         tree = {"parents": at["parents"], "counts": at["counts"], "fault": at["fault"]}
         with nvtx.range("verify"):
             self._device.copy(model.tokens, at["tokens"], stream)
-            show(self._kernels, target, slots["cache_len"], nodes, tree_nodes=nodes, **tree)
+            enqueue_tree_inputs(self._kernels, target, slots["cache_len"], nodes, tree_nodes=nodes, **tree)
             model.enqueue(nodes, stream)
         with nvtx.range("accept"):
             self._walk(block, size, tree, asked)
         with nvtx.range("commit"):
             self._commit(block, size)
 
-    def _walk(self, block: Block, size: dict[str, int], tree: dict[str, Tensor], asked: Asked) -> None:
+    def _walk(self, block: Block, size: dict[str, int], tree: dict[str, Tensor], asked: ProcessorFlags) -> None:
         """Enqueue the target's choices at all nodes, and the path along them."""
         target, stream, slots, at = self._target, self._target.stream, self._slots.at, block.at
         launch(
@@ -293,6 +293,6 @@ class DeviceLoop(CacheLoop):
             graphs.clear()
 
 
-def most_nodes(sequence: Sequence, tree: Tree | None) -> int:
+def max_nodes(sequence: Sequence, tree: Tree | None) -> int:
     """Nodes of a tree, at most where the model grows it."""
     return len(tree) if tree else 1 + (sequence.tree.nodes if sequence.tree else 0)

@@ -23,8 +23,8 @@ from specbuild.runtime.drafting.model import DrafterName, ModelDrafter
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
 from specbuild.runtime.requests.sequence import Sequence
 
-from .loop import DeviceLoop, most_nodes
-from .state import MOST_GRAPHS, Asked, launch
+from .loop import DeviceLoop, max_nodes
+from .state import MAX_GRAPHS, ProcessorFlags, launch
 from .tree_grower import Extent
 
 AHEAD = 32  # rounds that one launch of a graph may do
@@ -107,12 +107,12 @@ class ResidentLoop(DeviceLoop):
         if any(not s.output or s.params.logprobs is not None for s in sequences):  # the host reads prompts, and logits
             return False
         trees = self._propose(sequences)
-        nodes = self._target.bucket(max(most_nodes(s, tree) for s, tree in zip(sequences, trees, strict=True)))
+        nodes = self._target.bucket(max(max_nodes(s, tree) for s, tree in zip(sequences, trees, strict=True)))
         grown = all(tree is None for tree in trees)
         rounds = self._rounds(sequences, nodes, grown) if grown or nodes == 1 else 0
         if rounds < 2:
             return False
-        stream, asked = self._target.stream, Asked.of([s.params for s in sequences])
+        stream, asked = self._target.stream, ProcessorFlags.of([s.params for s in sequences])
         extent = None
         if self._model and grown:
             self._model.catch_up(sequences)
@@ -141,18 +141,18 @@ class ResidentLoop(DeviceLoop):
         rounds, shapes = self.ahead, [s.tree for s in sequences if s.tree]
         last = min(executor.spec.max_positions for executor in self._executors)
         for s in sequences:
-            rooms, most = [self._target.rows(s.slot) - nodes - s.cached], 1
+            rooms, emitted = [self._target.rows(s.slot) - nodes - s.cached], 1
             if self._model and grown and s.tree:
                 rooms += [self._room(s, shapes), last - s.tree.nodes - len(s.tokens)]
-                most += s.tree.depth
-            rounds = min(rounds, s.limit - len(s.tokens), min(rooms) // most + 1)
+                emitted += s.tree.depth
+            rounds = min(rounds, s.limit - len(s.tokens), min(rooms) // emitted + 1)
         return rounds
 
-    def capture(self, nodes: int, extent: Extent | None, asked: Asked) -> Step | None:
+    def capture(self, nodes: int, extent: Extent | None, asked: ProcessorFlags) -> Step | None:
         """A graph of rounds with trees that the draft grows, or of the root alone; None where there cannot be one."""
         key = nodes, extent, asked
         if key not in self._loops:
-            if len(self._loops) >= MOST_GRAPHS:
+            if len(self._loops) >= MAX_GRAPHS:
                 self._loops.clear()
             step = self._device.loop(lambda handle: self._body(handle, nodes, extent, asked), self._target.stream)
             if step is None:
@@ -160,7 +160,7 @@ class ResidentLoop(DeviceLoop):
             self._loops[key] = step
         return self._loops[key]
 
-    def _body(self, handle: int, nodes: int, extent: Extent | None, asked: Asked) -> None:
+    def _body(self, handle: int, nodes: int, extent: Extent | None, asked: ProcessorFlags) -> None:
         """Enqueue a round: its trees, what follows from them, and the ring's entry."""
         stream, block = self._target.stream, self._blocks[nodes]
         if self._model and extent:

@@ -20,7 +20,7 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import TreeSpec
 
-MOST_GRAPHS = 64
+MAX_GRAPHS = 64
 UNCAPTURABLE = "ONNX Runtime's steps are not captured in graphs"  # of no other model is it true
 _ALIGNMENT = 16
 
@@ -88,7 +88,9 @@ def launch(kernels: Kernels, name: str, stream: int, **fields: Any) -> None:
     kernels.launch(name, LAUNCHERS[name](**values), stream)
 
 
-def show(kernels: Kernels, executor: StandardExecutor, cache_len: Tensor, nodes: int, **fields: Any) -> None:
+def enqueue_tree_inputs(
+    kernels: Kernels, executor: StandardExecutor, cache_len: Tensor, nodes: int, **fields: Any
+) -> None:
     """Enqueue what tells a step of `nodes` nodes its trees: masks, positions and rows, or TreeAttention's own inputs.
 
     `fields`: of `specbuild_mask`; parents, tree_nodes and counts are among them, tree_offset where it may not be 0.
@@ -123,7 +125,7 @@ class Graphs:
         if nvtx.enabled or not self._capturable:
             return enqueue()
         if key not in self._made:
-            if len(self._made) >= MOST_GRAPHS:
+            if len(self._made) >= MAX_GRAPHS:
                 self._made.clear()
             self._made[key] = self._device.graph(enqueue, self._stream)
         self._made[key]()
@@ -134,7 +136,7 @@ class Graphs:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProcessorFlags:
     """Which processors any sequence of a round asks for: what a graph must have."""
 
     cut_offs: bool
@@ -142,7 +144,7 @@ class Asked:
     bias: bool
 
     @classmethod
-    def of(cls, params: Seq[SamplingParams]) -> Asked:
+    def of(cls, params: Seq[SamplingParams]) -> ProcessorFlags:
         """What these sequences ask for together."""
         return cls(
             any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
@@ -197,7 +199,7 @@ class Slots:
             self._block.upload("cache_len", "growths", stream)
             self._changed = False
 
-    def choosing(self, asked: Asked) -> dict[str, Any]:
+    def choosing(self, asked: ProcessorFlags) -> dict[str, Any]:
         """The fields of `specbuild_choose` and `specbuild_walk` that are about the slots."""
         return {
             "requests": self.at["requests"],
@@ -209,14 +211,14 @@ class Slots:
             "vocab": self._vocab,
         }
 
-    def history(self, asked: Asked) -> Tensor | None:
+    def history(self, asked: ProcessorFlags) -> Tensor | None:
         """`uint32[B, V]`, where any sequence has penalties."""
         return self._optional["history"].at["counts"] if asked.history else None
 
     def _enter(self, sequence: Sequence, stream: int) -> None:
         """A sequence's request, and where it asks for them its history and its bias, which lies at V times its slot."""
         slot, p = sequence.slot, sequence.params
-        begin, asked = slot * self._vocab, Asked.of([p])
+        begin, asked = slot * self._vocab, ProcessorFlags.of([p])
         floor = math.log(p.min_p) if p.min_p > 0 else -math.inf
         penalties = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
         ends = begin, begin + len(p.logit_bias)

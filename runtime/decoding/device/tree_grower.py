@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.executor import Share, share_rows
-from specbuild.runtime.backends.gpu.device import MOST_NODES, Kernels
+from specbuild.runtime.backends.executor import StepInput, share_rows
+from specbuild.runtime.backends.gpu.device import MAX_NODES, Kernels
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Choose, Dtype
 from specbuild.runtime.errors import BundleError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import BEST_DEPTH, TreeSpec
 
-from .state import Asked, Block, Graphs, Slots, launch, show
+from .state import Block, Graphs, ProcessorFlags, Slots, enqueue_tree_inputs, launch
 
 _PAIR = 2
 
@@ -54,20 +54,20 @@ class Extent:
 class DeviceDrafter:
     """Grows trees of the shapes that `Slots` has, into a round's `Block`; memory for the largest is made once."""
 
-    def __init__(self, executor: StandardExecutor, kernels: Kernels, slots: Slots, most: int) -> None:
-        """`most`: nodes of the largest tree, its root included. Raises BundleError where no step has two nodes."""
+    def __init__(self, executor: StandardExecutor, kernels: Kernels, slots: Slots, max_nodes: int) -> None:
+        """`max_nodes`: nodes of the largest tree, its root included. Raises BundleError where no step has two nodes."""
         if _PAIR not in executor.model.buckets:
             raise BundleError("the draft has no step of two nodes: build it with a bucket of 2")
         self.executor, self._kernels, self._slots = executor, kernels, slots
         self.graphs = Graphs(executor)
         self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are right, at least
         batch, empty = executor.batch_size, executor.device.empty
-        wide, branch = executor.model.buckets[-1], most - 1
+        wide, branch = executor.model.buckets[-1], max_nodes - 1
         pool = {name: empty((batch, 1 + BEST_DEPTH * branch), np.int32) for name in ("tokens", "parents", "rows")}
         self._tree = {f"pool_{name}": tensor for name, tensor in pool.items()}
         self._tree["pool_scores"] = empty((batch, 1 + BEST_DEPTH * branch), np.float64)
         self._tree |= {name: empty((batch,), np.int32) for name in ("level_counts", "level_offset")}
-        self._tree |= {name: empty((batch, MOST_NODES), np.int32) for name in ("level_parents", "tree_nodes")}
+        self._tree |= {name: empty((batch, MAX_NODES), np.int32) for name in ("level_parents", "tree_nodes")}
         self._tree["frontier"] = empty((batch, wide), np.int32)
         self._tree["choices"] = empty((batch, wide, branch), np.int32)
         self._tree["scores"] = empty((batch, wide, branch), np.float32)
@@ -83,25 +83,25 @@ class DeviceDrafter:
             for sequence in behind:
                 self.executor.commit(sequence.slot, (), self._cached[sequence.slot])
 
-    def _chunk(self, sequence: Sequence) -> Share:
+    def _chunk(self, sequence: Sequence) -> StepInput:
         start = self._cached[sequence.slot]
         stop = min(len(sequence.tokens) - _PAIR, start + self.executor.model.chunk)
         self._cached[sequence.slot] = stop
-        return Share(sequence.slot, start, start, sequence.tokens[start:stop], range(start, stop), None, 0)
+        return StepInput(sequence.slot, start, start, sequence.tokens[start:stop], range(start, stop), None, 0)
 
-    def draft(self, specs: Seq[TreeSpec], asked: Asked, block: Block, nodes: int) -> None:
+    def draft(self, specs: Seq[TreeSpec], asked: ProcessorFlags, block: Block, nodes: int) -> None:
         """Enqueue the growing of trees of at most `nodes` nodes, on the draft's stream."""
         extent = Extent.of(specs, self.executor, nodes)
         self.graphs.run((extent, asked), lambda: self.grow(extent, asked, block))
 
-    def grow(self, extent: Extent, asked: Asked, block: Block) -> None:
+    def grow(self, extent: Extent, asked: ProcessorFlags, block: Block) -> None:
         """Enqueue the root's children, a level below them at a time, and the best of all as the final tree."""
         executor, model, stream, slots = self.executor, self.executor.model, self.executor.stream, self._slots.at
         fault, levels = block.at["fault"], self._tree
         grown = self._fields(extent, block)
         with nvtx.range("draft level"):
             executor.device.copy(model.tokens, slots["pair"], stream)
-            show(self._kernels, executor, slots["cache_len"], _PAIR, fault=fault, shift=-1, **self._pair)
+            enqueue_tree_inputs(self._kernels, executor, slots["cache_len"], _PAIR, fault=fault, shift=-1, **self._pair)
             model.enqueue(_PAIR, stream)
         row = model.logits.dtype.itemsize * executor.spec.vocab_size
         self._choose(extent, asked, fault, nodes=1, logits=model.logits.address + row, rows_apart=_PAIR)
@@ -110,7 +110,9 @@ class DeviceDrafter:
             below = {"parents": levels["level_parents"], "tree_nodes": extent.rows}
             below |= {"tree_offset": levels["level_offset"], "counts": levels["level_counts"]}
             with nvtx.range("draft level"):
-                show(self._kernels, executor, slots["cache_len"], extent.frontiers, fault=fault, shift=1, **below)
+                enqueue_tree_inputs(
+                    self._kernels, executor, slots["cache_len"], extent.frontiers, fault=fault, shift=1, **below
+                )
                 model.enqueue(extent.frontiers, stream)
             asking = {"row_nodes": levels["frontier"], "counts": levels["level_counts"]}
             self._choose(extent, asked, fault, nodes=extent.frontiers, logits=model.logits, rows_apart=1, **asking)
@@ -140,7 +142,7 @@ class DeviceDrafter:
             "nodes": extent.nodes,
         }
 
-    def _choose(self, extent: Extent, asked: Asked, fault: Any, rows_apart: int, **fields: Any) -> None:
+    def _choose(self, extent: Extent, asked: ProcessorFlags, fault: Any, rows_apart: int, **fields: Any) -> None:
         """The best children of every node that was run, by the target's own processors and noise."""
         launch(
             self._kernels,
@@ -178,7 +180,7 @@ class DeviceDrafter:
 
 
 def _chain(executor: StandardExecutor, nodes: int) -> dict[str, Any]:
-    """Every slot's new nodes as a chain, for `show`."""
+    """Every slot's new nodes as a chain, for `enqueue_tree_inputs`."""
     one = (executor.batch_size,)
     shapes = {"parents": (*one, nodes), "counts": one, "tree_offset": one}
     block = Block(executor.device, {name: (shape, np.int32) for name, shape in shapes.items()})

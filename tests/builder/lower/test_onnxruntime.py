@@ -16,7 +16,7 @@ from small_models import LLAMA3, branching, reference
 from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.lower.onnxruntime import INPUTS, OUTPUTS, cache_width, lower
 from specbuild.runtime.backends.cpu.executor import OrtExecutor
-from specbuild.runtime.backends.executor import Executor, ModelSpec, Share
+from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput
 from specbuild.runtime.speculation.tree import Tree
 
 Make = Callable[..., Any]
@@ -68,9 +68,9 @@ def compiled(model: Any, path: Path, batch_size: int) -> Executor:
     return OrtExecutor(path, spec, batch_size, threads=1)
 
 
-def share(slot: int, start: int, tree: Tree) -> Share:
+def share(slot: int, start: int, tree: Tree) -> StepInput:
     visible = None if tree.is_chain else tree.ancestors()
-    return Share(slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, len(tree))
+    return StepInput(slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, len(tree))
 
 
 @pytest.mark.parametrize("name", VARIANTS)

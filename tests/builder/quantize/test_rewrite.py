@@ -31,7 +31,7 @@ from specbuild.builder.quantize.numbers import Inputs, quantize
 from specbuild.builder.quantize.rewrite import Quantize, pack
 from specbuild.measure.divergence import kl
 from specbuild.runtime.backends.cpu.executor import OrtExecutor
-from specbuild.runtime.backends.executor import ModelSpec, Share
+from specbuild.runtime.backends.executor import ModelSpec, StepInput
 from specbuild.runtime.errors import OptionError
 
 CAPACITY = 40
@@ -78,7 +78,7 @@ def run(name: str, graph: ir.Model, path: Path) -> np.ndarray:
     layout = probe(model.config, CAPACITY)
     spec = ModelSpec("t", layout.layers, layout.kv_heads, cache_width(layout.head_dim), 97, CAPACITY, 16)
     executor = OrtExecutor(path, spec, 1, threads=1)
-    (logits,) = executor.step([Share(0, 0, 0, TEXT, range(len(TEXT)), None, len(TEXT))])
+    (logits,) = executor.step([StepInput(0, 0, 0, TEXT, range(len(TEXT)), None, len(TEXT))])
     logits = logits.copy()
     executor.close()
     return logits

@@ -66,10 +66,10 @@ def test_sums_and_ratios(result: Any) -> None:
 def test_a_tuned_bundle_has_no_tree_of_its_own_but_a_cost_table(bundle: Path, tmp_path: Path) -> None:
     opened, turns = Bundle.open(bundle), [Turn([sample("qa", 2, 1.0, 1.0, 3)], 2.0, RunStats(1, 2, 1.0))]
     measured = {1: {"off": turns, "chain:4": turns, "auto": turns}}
-    files = opened.manifest.files | {"costs.json": FileRecord(0, "")}
+    files = opened.manifest.files | {"timings.json": FileRecord(0, "")}
     (tmp_path / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes())
     steps = {"verify": [[1, 0.5], [64, 2.0]], "draft": [[1, 0.1], [64, 0.2]]}
-    (tmp_path / "costs.json").write_text(json.dumps({"times": {"1": steps, "2": steps}}))
+    (tmp_path / "timings.json").write_text(json.dumps({"times": {"1": steps, "2": steps}}))
     tuned = Bundle(tmp_path, replace(opened.manifest, files=files))
     for each, tree, title in ((opened, ("best:5", 5), "auto 5 nodes"), (tuned, ("policy", None), "auto what pays")):
         result = build(each, "specbuild bench", {"seed": 0}, measured)
@@ -79,7 +79,7 @@ def test_a_tuned_bundle_has_no_tree_of_its_own_but_a_cost_table(bundle: Path, tm
         assert " ".join(labels).index("chain:4") < " ".join(labels).index("auto")
         found = {"T_verify, ms", "T_draft, ms", "batch 2"} <= set(labels)
         assert found == (each is tuned) == ("Cost table" in html.render(result))
-    assert result["bundle"]["costs"]["2"] == steps
+    assert result["bundle"]["timings"]["2"] == steps
 
 
 def test_a_round_is_the_sum_of_its_parts(result: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,11 @@ from specbuild.measure.tuning.times import host_times
 from specbuild.measure.tuning.trees import measured, overall, promises
 from specbuild.measure.tuning.tune import tune
 from specbuild.runtime import Bundle, Engine, RunStats, SamplingParams
+from specbuild.runtime.bundle.bundle import file_record
+from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request
-from specbuild.runtime.speculation.timings import Times
+from specbuild.runtime.speculation.timings import FILE, OLD_FILE, Times
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth
 
@@ -171,12 +174,12 @@ def test_a_tuned_bundle(tuned: tuple[Path, dict[str, Any]], bundle: Path) -> Non
     assert sorted(p.name for p in folder.parent.iterdir()) == ["b"]
     before, after = Bundle.open(bundle), Bundle.open(folder)
     after.verify()
-    assert after.manifest.files.keys() - before.manifest.files.keys() == {"costs.json"}
+    assert after.manifest.files.keys() - before.manifest.files.keys() == {"timings.json"}
     assert json.loads((folder / "report.json").read_text())["tuning"] == json.loads(json.dumps(report))
-    costs = json.loads((folder / "costs.json").read_text())
-    assert list(costs["times"]) == ["1", "2"]
-    assert [n for n, _ in costs["times"]["1"]["verify"]] == [1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64]
-    assert [n for n, _ in costs["times"]["2"]["draft"]] == [1, 2, 3, 5, 9, 17, 33, 64]
+    timings = json.loads((folder / "timings.json").read_text())
+    assert list(timings["times"]) == ["1", "2"]
+    assert [n for n, _ in timings["times"]["1"]["verify"]] == [1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64]
+    assert [n for n, _ in timings["times"]["2"]["draft"]] == [1, 2, 3, 5, 9, 17, 33, 64]
     assert [tree["tree"] for tree in report["trees"]] == [f"best:{n}" for n in (1, 2, 4, 8, 16, 32)]
     accepted = [tree["accepted"] for tree in report["trees"]]
     assert accepted == sorted(accepted)
@@ -236,3 +239,24 @@ def test_what_fails_leaves_the_bundle_as_it_was(
         tune(folder, Tuning(PROMPTS[:1], 8, [1]))
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
     assert sorted(p.name for p in folder.parent.iterdir()) == ["b"]
+
+
+def test_a_bundle_that_was_tuned_before_schema_2(tuned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Its table has another name: it is read, and replaced when the bundle is tuned again."""
+    folder = Path(shutil.copytree(tuned[0], tmp_path / "b"))
+    table = json.loads((folder / FILE).read_text()) | {"schema": 1}
+    (folder / FILE).unlink()
+    (folder / OLD_FILE).write_text(json.dumps(table))
+    manifest = Bundle.open(tuned[0]).manifest
+    files = {name: record for name, record in manifest.files.items() if name != FILE}
+    old = replace(manifest, schema_version=2, files=files | {OLD_FILE: file_record(folder / OLD_FILE)})
+    (folder / MANIFEST).write_text(old.to_json())
+    with Engine.load(folder) as engine:
+        (result,) = engine.generate("class Reader:\n", SamplingParams(max_new_tokens=8, seed=0))
+    assert result.metrics.speculation == "auto"
+    tune(folder, Tuning(PROMPTS, 24, [1]))
+    again = Bundle.open(folder)
+    again.verify()
+    assert again.manifest.files.keys() == manifest.files.keys()
+    assert again.manifest.schema_version == manifest.schema_version
+    assert not (folder / OLD_FILE).exists()

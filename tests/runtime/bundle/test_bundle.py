@@ -123,20 +123,20 @@ def test_what_is_no_bundle(tmp_path: Path) -> None:
     "text",
     [
         *("", "{", "[]", "null", "5", '"text"', "{}", '{"schema_version": null}', '{"schema_version": "1"}'),
-        *('{"schema_version": 2}', '{"schema_version": 2, "models": 5}', '{"schema_version": 2, "models": {"a": {}}}'),
-        '{"schema_version": 2, "models": {}, "files": 5, "tokenizer": "t", "chat_template": null}',
-        '{"schema_version": 2, "models": {}, "files": [5], "tokenizer": "t", "chat_template": null}',
-        '{"schema_version": 2, "models": {}, "files": {}, "tokenizer": null, "chat_template": null}',
+        *('{"schema_version": 3}', '{"schema_version": 3, "models": 5}', '{"schema_version": 3, "models": {"a": {}}}'),
+        '{"schema_version": 3, "models": {}, "files": 5, "tokenizer": "t", "chat_template": null}',
+        '{"schema_version": 3, "models": {}, "files": [5], "tokenizer": "t", "chat_template": null}',
+        '{"schema_version": 3, "models": {}, "files": {}, "tokenizer": null, "chat_template": null}',
         pytest.param(
-            '{"schema_version": 2, "models": {}, "files": {}, "tokenizer": "a\\u0000b", "chat_template": null}',
+            '{"schema_version": 3, "models": {}, "files": {}, "tokenizer": "a\\u0000b", "chat_template": null}',
             id="nul",
         ),
         pytest.param(
-            '{"schema_version": 2, "models": {}, "files": {}, "tokenizer": "\\ud800", "chat_template": null}',
+            '{"schema_version": 3, "models": {}, "files": {}, "tokenizer": "\\ud800", "chat_template": null}',
             id="surrogate-path",
         ),
         pytest.param(
-            '{"schema_version": 2, "models": {}, "files": {}, "tokenizer": "t", "chat_template": null, "x": "\\ud800"}',
+            '{"schema_version": 3, "models": {}, "files": {}, "tokenizer": "t", "chat_template": null, "x": "\\ud800"}',
             id="surrogate",
         ),
         pytest.param("[" * 100_000, id="deep"),

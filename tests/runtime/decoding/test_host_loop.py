@@ -277,5 +277,5 @@ def test_what_is_not_reused(hash_model: Any, hash_executor: Any, request_of: Any
     failing.fail(RuntimeError("out of luck"))
     loop.release(0)
     assert [cached(), cached()] == [0, 15]
-    loop.reuses = False
+    loop.prefix_caching = False
     assert [cached(), cached()] == [0, 0]

@@ -15,14 +15,14 @@ SCHEDULES = ({"1-2": 8, "5-16": 2}, [[5, 16, 2], [1, 2, 8]], '{"1-2": 8, "5-16":
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_both_forms_of_vllm(schedule: Any) -> None:
     limits = Limits(num_speculative_tokens_per_batch_size=schedule)
-    assert [limits.most(batch, 10) for batch in (1, 2, 3, 4, 5, 16, 17)] == [8, 8, 8, 8, 2, 2, 2]
-    assert limits.most(1, 3) == 3
+    assert [limits.max_nodes(batch, 10) for batch in (1, 2, 3, 4, 5, 16, 17)] == [8, 8, 8, 8, 2, 2, 2]
+    assert limits.max_nodes(1, 3) == 3
 
 
 def test_the_least_counts() -> None:
     limits = Limits(max_draft_tokens=4, num_speculative_tokens_per_batch_size=[[2, 4, 6], [5, 8, 0]])
-    assert [limits.most(batch, 10) for batch in (1, 2, 5)] == [4, 4, 0]
-    assert NO_LIMITS.most(3, 10) == 10
+    assert [limits.max_nodes(batch, 10) for batch in (1, 2, 5)] == [4, 4, 0]
+    assert NO_LIMITS.max_nodes(3, 10) == 10
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The policy, in units of the cost table: tokens are plain decoding's, and what it drafts is worth its time."""
+"""The policy, in units of the timing table: tokens are plain decoding's, and what it drafts is worth its time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.draft_limits import Limits
 from specbuild.runtime.speculation.policy import CAUTION, Option, Policy, Trust
-from specbuild.runtime.speculation.timings import Costs
+from specbuild.runtime.speculation.timings import TimingTable
 
 VOCAB = 12
 LARGE = {"verify": [[1, 12.0], [64, 48.0]], "draft": [[1, 0.6], [64, 4.0]], "plain": 0.1, "round": 0.2, "level": 0.1}
@@ -28,20 +28,22 @@ CHANCES = {
 }
 
 
-def costs_of(times: dict[str, Any]) -> Costs:
+def table_of(times: dict[str, Any]) -> TimingTable:
     chances = {"greedy": CHANCES, "sampled": CHANCES}
-    return Costs.of({"schema": 1, "machine": {}, "widest": "best:16", "times": {"1": times}, "chances": chances}, 64)
+    return TimingTable.of(
+        {"schema": 1, "machine": {}, "widest": "best:16", "times": {"1": times}, "chances": chances}, 64
+    )
 
 
 class Meter:
     """Runs one sequence, and counts what its rounds cost by the table: drafted tokens, emitted ones, seconds."""
 
     def __init__(self, target: Any, draft: Any, executor: Any, request_of: Any, times: dict[str, Any]) -> None:
-        self.costs, self.seconds, self.rounds = costs_of(times), 0.0, list[tuple[int, int, float]]()
-        self.times = self.costs.at(1)
+        self.timings, self.seconds, self.rounds = table_of(times), 0.0, list[tuple[int, int, float]]()
+        self.times = self.timings.at(1)
         self.model, self.draft = executor(target, 1, 600), executor(draft, 1, 600)
         self.loop = Loop(self.model, MixedDrafter(ModelDrafter(self.draft, 64), looks_up=False), 64, frozenset())
-        self.policy, self._request_of = Policy(self.costs, drafts=True), request_of
+        self.policy, self._request_of = Policy(self.timings, drafts=True), request_of
         self._meter(self.model, self.times.verify, 0.0)
         self._meter(self.draft, self.times.draft, self.times.level)
 
@@ -58,7 +60,7 @@ class Meter:
     def run(self, prompt: list[int], count: int, before: Any = None, **params: Any) -> Sequence:
         chosen = SamplingParams(max_new_tokens=count, speculation="best:16", **params)
         request: Sequence = self._request_of(prompt, chosen)
-        request.outlook = self.policy.outlook(chosen.temperature)
+        request.policy = self.policy.for_request(chosen.temperature)
         self.loop.round([request])
         self.seconds, self.rounds = 0.0, []
         while not request.finish_reason:
@@ -162,22 +164,22 @@ def test_where_nothing_can_pay_nothing_is_tried(hash_model: Any, metered: Any) -
 
 def test_lookup_goes_as_far_as_it_pays() -> None:
     """By the chance of what matched, and by how the text's continuations fared."""
-    outlook = Policy(costs_of(LARGE), drafts=False).outlook(0.0)
-    shorter, longer = outlook.choose(1, 1, 60).nodes, outlook.choose(1, 5, 60).nodes
+    policy = Policy(table_of(LARGE), drafts=False).for_request(0.0)
+    shorter, longer = policy.choose(1, 1, 60).nodes, policy.choose(1, 5, 60).nodes
     assert 0 < shorter < longer
-    assert outlook.choose(1, 5, 2).nodes == 2
-    assert outlook.choose(1, 0, 60) == Option("plain", 0, 1.0, outlook.costs.at(1).alone)
+    assert policy.choose(1, 5, 2).nodes == 2
+    assert policy.choose(1, 0, 60) == Option("plain", 0, 1.0, policy.timings.at(1).alone)
     for _ in range(20):
-        outlook.choose(1, 5, 60)
-        outlook.record([0], 7)
-    assert outlook.choose(1, 5, 60).kind == "plain"
-    assert outlook.lookup.ratio < 0.5
+        policy.choose(1, 5, 60)
+        policy.record([0], 7)
+    assert policy.choose(1, 5, 60).kind == "plain"
+    assert policy.lookup.ratio < 0.5
     for _ in range(60):  # what is not drafted is watched all the same
-        option = outlook.choose(1, 5, 60)
-        outlook.guess = 7
-        outlook.record(range(option.nodes + 1), 7)
-    assert outlook.choose(1, 5, 60).kind == "lookup"
-    assert outlook.lookup.ratio > 1
+        option = policy.choose(1, 5, 60)
+        policy.guess = 7
+        policy.record(range(option.nodes + 1), 7)
+    assert policy.choose(1, 5, 60).kind == "lookup"
+    assert policy.lookup.ratio > 1
 
 
 def test_trust_is_what_came_true_of_what_was_expected() -> None:
@@ -213,12 +215,12 @@ def test_a_session_remembers_its_draft(hash_model: Any, metered: Any) -> None:
 
 
 def test_the_better_it_goes_the_less_a_doubtful_node_is_worth() -> None:
-    outlook, scores = Policy(costs_of(LARGE), drafts=True).outlook(0.0), np.log(np.linspace(0.9, 0.02, 23))
+    policy, scores = Policy(table_of(LARGE), drafts=True).for_request(0.0), np.log(np.linspace(0.9, 0.02, 23))
     counts = []
     for ratio in (0.7, 1.3):
-        outlook.model.accepted = ratio * outlook.model.expected
-        outlook.choose(1, 0, 60)
-        counts.append(outlook.verifies(scores.tolist()))
+        policy.model.accepted = ratio * policy.model.expected
+        policy.choose(1, 0, 60)
+        counts.append(policy.verifies(scores.tolist()))
     assert 3 <= counts[1] < counts[0]
 
 
@@ -226,9 +228,9 @@ def test_a_level_is_worth_its_draft_and_its_verification() -> None:
     scores = np.log([0.9, 0.5, 0.3]).tolist()
 
     def levels(**times: Any) -> int:
-        outlook = Policy(costs_of(LARGE | times), drafts=True).outlook(0.0)
-        outlook.choose(1, 0, 60)
-        return outlook.expands(scores)
+        policy = Policy(table_of(LARGE | times), drafts=True).for_request(0.0)
+        policy.choose(1, 0, 60)
+        return policy.expands(scores)
 
     assert levels() > 0
     assert levels(level=15.0) == 0
@@ -260,8 +262,8 @@ def test_scores_are_the_logarithms_of_chances(hash_model: Any, hash_executor: An
     likely = drafter._growth[0].scores[1:5]
     drafter.release(0)
     drafter.keep(0, 0, 0)
-    request.outlook = Policy(costs_of(LARGE), drafts=True).outlook(0.0)
-    request.outlook.choose(1, 0, 8)
+    request.policy = Policy(table_of(LARGE), drafts=True).for_request(0.0)
+    request.policy.choose(1, 0, 8)
     drafter.propose([request])
     found = drafter._growth[0].scores[1:5]
     chances = np.interp(likely, CHANCES["likely"], CHANCES["chance"])  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""The cost table: what is between and beyond what was measured, and what is refused."""
+"""The timing table: what is between and beyond what was measured, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.speculation.timings import Costs, machine
+from specbuild.runtime.speculation.timings import TimingTable, machine
 
 CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
 TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}
@@ -23,20 +23,20 @@ RECORD: dict[str, Any] = {
 
 
 def test_times_between_and_beyond_the_measured_ones() -> None:
-    times = Costs.of(RECORD, 6).at(1)
+    times = TimingTable.of(RECORD, 6).at(1)
     assert times.verify.tolist() == pytest.approx([0, 2, 3, 4, 4, 4 + 2 / 3, 4 + 4 / 3])  # it never falls
     assert times.draft.tolist() == [0]
     assert times.alone == 2.5
 
 
 def test_a_batch_has_the_times_of_the_next_size_that_was_measured() -> None:
-    costs = Costs.of(RECORD, 6)
-    assert [costs.at(batch).plain for batch in (1, 2, 4, 9)] == [0.5, 0.1, 0.1, 0.1]
-    assert [costs.chances(temperature).step for temperature in (0.0, 0.3)] == [0.7, 0.6]
+    timings = TimingTable.of(RECORD, 6)
+    assert [timings.at(batch).plain for batch in (1, 2, 4, 9)] == [0.5, 0.1, 0.1, 0.1]
+    assert [timings.chances(temperature).step for temperature in (0.0, 0.3)] == [0.7, 0.6]
 
 
 def test_chances_by_likelihood() -> None:
-    found = Costs.of(RECORD, 6).greedy.log_chances(np.array([-np.inf, -9.0, -1.5, 0.0]))
+    found = TimingTable.of(RECORD, 6).greedy.log_chances(np.array([-np.inf, -9.0, -1.5, 0.0]))
     assert found[0] == -np.inf
     assert np.exp(found[1:]) == pytest.approx([0.1, 0.3, 0.9])
 
@@ -45,7 +45,7 @@ def test_chances_by_likelihood() -> None:
     ("change", "reason"),
     [
         (lambda r: r.update(schema=2), "of schema 2, this specbuild reads 1: tune again"),
-        (lambda r: r.pop("times"), "is not a cost table ('times'): run specbuild tune"),
+        (lambda r: r.pop("times"), "is not a timing table ('times'): run specbuild tune"),
         (lambda r: r["times"].update({"1": TIMES | {"verify": [[2, 1.0]]}}), "sizes must ascend from 1"),
         (lambda r: r["times"].update({"1": TIMES | {"verify": [[1, -1.0]]}}), "seconds be positive"),
         (lambda r: r["times"].update({"1": TIMES | {"verify": [[1, float("nan")]]}}), "seconds be positive"),
@@ -60,7 +60,7 @@ def test_what_is_no_cost_table_is_refused(change: Any, reason: str) -> None:
     record = copy.deepcopy(RECORD)
     change(record)
     with pytest.raises(BundleError) as refusal:
-        Costs.of(record, 6)
+        TimingTable.of(record, 6)
     assert reason in str(refusal.value)
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends.cpu.executor import OrtExecutor
-from specbuild.runtime.backends.executor import Executor, ModelSpec, Share, share_rows
+from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput, share_rows
 from specbuild.runtime.errors import BundleError, ExecutionError
 from specbuild.runtime.speculation.tree import Tree
 
@@ -36,12 +36,12 @@ def batched(load: Load, model: str, request: pytest.FixtureRequest) -> Executor:
     return load(model, request.param)
 
 
-def chain(tokens: Sequence[int], start: int, logits: int, slot: int = 0) -> Share:
-    return Share(slot, start, start, tokens, range(start, start + len(tokens)), None, logits)
+def chain(tokens: Sequence[int], start: int, logits: int, slot: int = 0) -> StepInput:
+    return StepInput(slot, start, start, tokens, range(start, start + len(tokens)), None, logits)
 
 
-def tree_share(tree: Tree, start: int, slot: int = 0) -> Share:
-    return Share(
+def tree_share(tree: Tree, start: int, slot: int = 0) -> StepInput:
+    return StepInput(
         slot, start, start, tree.tokens, [start + depth for depth in tree.depths], tree.ancestors(), len(tree.tokens)
     )
 
@@ -147,10 +147,10 @@ def test_levels_of_a_tree_run_one_after_another(single: Executor) -> None:
     """As the draft runs them: rows that are there but not committed are seen as the mask says."""
     read(single, PROMPT)
     base = len(PROMPT)
-    first = Share(0, base, base, [1, 2], [base, base], np.eye(2, dtype=np.bool_), 2)
+    first = StepInput(0, base, base, [1, 2], [base, base], np.eye(2, dtype=np.bool_), 2)
     single.step([first])
     sees = np.array([[1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 1]], dtype=np.bool_)
-    second = Share(0, base + 2, base, [3, 4, 5], [base + 1] * 3, sees, 3)
+    second = StepInput(0, base + 2, base, [3, 4, 5], [base + 1] * 3, sees, 3)
     (rows,) = single.step([second])
     rows = rows.copy()
     for row, path in zip(rows, ([1, 3], [2, 4], [1, 5]), strict=True):

@@ -12,7 +12,7 @@ from host_device import HostDevice
 from small_models import branching, reference
 from tiny_models import BUCKETS, CAPACITY, CHUNK, VOCAB, executor, torch_model
 
-from specbuild.runtime.backends.executor import Share
+from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
 from specbuild.runtime.decoding.host_loop import Loop
@@ -30,12 +30,12 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return lambda name, batch_size: executor(name, HostDevice(), folder, batch_size)
 
 
-def chain(slot: int, tokens: Sequence[int], start: int, logits: int) -> Share:
-    return Share(slot, start, start, tokens, range(start, start + len(tokens)), None, logits)
+def chain(slot: int, tokens: Sequence[int], start: int, logits: int) -> StepInput:
+    return StepInput(slot, start, start, tokens, range(start, start + len(tokens)), None, logits)
 
 
-def grown(slot: int, tree: Tree, start: int) -> Share:
-    return Share(slot, start, start, tree.tokens, [start + d for d in tree.depths], tree.ancestors(), len(tree))
+def grown(slot: int, tree: Tree, start: int) -> StepInput:
+    return StepInput(slot, start, start, tree.tokens, [start + d for d in tree.depths], tree.ancestors(), len(tree))
 
 
 @pytest.mark.parametrize("name", ["target", "windowed"])
@@ -68,9 +68,9 @@ def test_levels_see_their_branch(make: Make, name: str) -> None:
     made.step([chain(1, text, 0, 0)])
     made.commit(1, (), len(text))
     base = len(text)
-    made.step([Share(1, base, base, [1, 2], [base] * 2, np.eye(2, dtype=np.bool_), 2)])
+    made.step([StepInput(1, base, base, [1, 2], [base] * 2, np.eye(2, dtype=np.bool_), 2)])
     sees = np.array([[1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [1, 0, 0, 0, 1]], dtype=np.bool_)
-    (rows,) = made.step([Share(1, base + 2, base, [3, 4, 5], [base + 1] * 3, sees, 3)])
+    (rows,) = made.step([StepInput(1, base + 2, base, [3, 4, 5], [base + 1] * 3, sees, 3)])
     for row, path in zip(rows, ([1, 3], [2, 4], [1, 5]), strict=True):
         np.testing.assert_allclose(row, reference(model, [*text, *path])[-1], **BOUND)
 

@@ -18,7 +18,7 @@ from specbuild.runtime import Bundle
 from specbuild.runtime.backends.gpu.device import Step
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.bundle.manifest import EngineRecord
-from specbuild.runtime.decoding.device.description import Notes, describe_bundle
+from specbuild.runtime.decoding.device.description import RecordingDevice, describe_bundle
 from specbuild.runtime.decoding.device.resident import ResidentLoop
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.errors import ExecutionError, OptionError
@@ -427,7 +427,7 @@ def test_a_description_without_a_draft(bundle: Path) -> None:
 
 
 def test_what_a_body_cannot_hold() -> None:
-    notes = Notes()
+    notes = RecordingDevice()
     stream, there = notes.stream(), notes.empty((4,), np.int32)
     here = notes.pinned((4,), np.int32)
     for step, kind in (
