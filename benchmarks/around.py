@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from attention_case import Case, Shape, tree
 from gpu import Device
-from kernels import Case, Shape, tree
 
 from specbuild.runtime.backends.kernels.abi import (
     Choose,

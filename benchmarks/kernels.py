@@ -19,42 +19,21 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from around import others
+from attention_case import Case, Shape
 from gpu import ROOT, Device, copy_bandwidth, load, machine
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from specbuild.runtime.backends.kernels.abi import Attention, Dtype, KernelLibrary
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
-DTYPES = {"float16": Dtype.F16, "bfloat16": Dtype.BF16, "float8_e4m3fn": Dtype.E4M3}
 COLD = 256 << 20  # bytes of inputs in turns, several times the largest L2 cache
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One case of TreeAttention."""
-
-    batch: int
-    nodes: int
-    context: int
-    heads: int = 32
-    kv_heads: int = 8
-    size: int = 128
-    dtype: str = "bfloat16"
-    cache: str = "bfloat16"
-
-    @property
-    def bytes(self) -> int:
-        """What has to move: the visible cache and the new rows once, queries and output once."""
-        each = torch.empty(0, dtype=getattr(torch, self.cache)).element_size()
-        rows = 2 * self.batch * self.kv_heads * (self.context + 2 * self.nodes) * self.size * each
-        return rows + 2 * self.batch * self.nodes * self.heads * self.size * 2
 
 
 def grid(quick: bool) -> list[Shape]:
@@ -71,104 +50,6 @@ def grid(quick: bool) -> list[Shape]:
         *(Shape(1, n, c, cache="float8_e4m3fn") for n in (1, 16) for c in (8192, 32768)),
     ]
     return sorted(shapes + others, key=lambda s: (s.batch > 1, s.nodes > 16, s.context not in (8192, 32768)))
-
-
-def tree(nodes: int) -> list[int]:
-    """A tree of two branches at every node."""
-    return [(node - 1) // 2 if node else -1 for node in range(nodes)]
-
-
-class Case:
-    """One set of inputs for TreeAttention and its peers."""
-
-    def __init__(self, device: Device, library: KernelLibrary, shape: Shape) -> None:
-        self.device, self.library, self.shape = device, library, shape
-        b, n, h, k, d = shape.batch, shape.nodes, shape.heads, shape.kv_heads, shape.size
-        self.capacity = shape.context + n
-        self.qkv = device.random(b, n, h + 2 * k, d, dtype=shape.dtype)
-        self.cache = device.random(2, b, k, self.capacity, d, dtype=shape.cache)
-        self.parents = device.ints([tree(n)] * b)
-        self.cache_len = device.ints([shape.context] * b)
-        self.fault = device.ints([0] * b)
-        self.output = torch.full((b, n, h, d), float("nan"), dtype=getattr(torch, shape.dtype), device=device.name)
-        self.params = Attention(
-            query=self.qkv.data_ptr(),
-            key=self.qkv[:, :, h:].data_ptr(),
-            value=self.qkv[:, :, h + k :].data_ptr(),
-            key_cache=self.cache[0].data_ptr(),
-            value_cache=self.cache[1].data_ptr(),
-            parents=self.parents.data_ptr(),
-            cache_len=self.cache_len.data_ptr(),
-            fault=self.fault.data_ptr(),
-            output=self.output.data_ptr(),
-            scale=d**-0.5,
-            batch=b,
-            nodes=n,
-            tree_nodes=n,
-            heads=h,
-            kv_heads=k,
-            head_dim=d,
-            capacity=self.capacity,
-            dtype=DTYPES[shape.dtype],
-            cache_dtype=DTYPES[shape.cache],
-        )
-        for name in ("query_stride", "key_stride", "value_stride"):
-            setattr(self.params, name, (h + 2 * k) * d)
-        self.params.splits = library.splits(self.params, device.processors)
-        self.workspace = torch.empty(library.workspace(self.params) // 4 + 4, device=device.name)
-        self.params.workspace = self.workspace.data_ptr() if self.params.splits > 1 else None
-
-    def run(self) -> None:
-        """One launch."""
-        self.library.launch("tree_attention", self.params, self.device.stream())
-
-    def mask(self) -> torch.Tensor:
-        """`bool[N, S]`: what each node sees."""
-        n = self.shape.nodes
-        seen = torch.eye(n, dtype=torch.bool)
-        for node, parent in enumerate(tree(n)):
-            if parent >= 0:
-                seen[node] |= seen[parent]
-        return torch.cat((torch.ones(n, self.shape.context, dtype=torch.bool), seen), 1).to(self.device.name)
-
-    def error(self) -> float:
-        """‖out − ref‖ / ‖ref‖ against float64, on the cache as the kernel has left it."""
-        self.run()
-        if self.device.name == "cuda":
-            torch.cuda.synchronize()
-        assert not self.fault.any()
-        b, n, h, k, d = self.shape.batch, self.shape.nodes, self.shape.heads, self.shape.kv_heads, self.shape.size
-        mask, off = self.mask(), 0.0
-        whole = 0.0
-        for sequence, head in itertools.product(range(b), range(k)):  # one at a time: float64 takes room
-            query = self.qkv[sequence, :, :h].view(n, k, h // k, d)[:, head].double()
-            keys, values = (self.cache[i, sequence, head].double() for i in range(2))
-            scores = torch.einsum("ngd,sd->gns", query, keys) * self.params.scale
-            reference = torch.einsum("gns,sd->ngd", scores.masked_fill(~mask, -torch.inf).softmax(-1), values)
-            got = self.output[sequence].view(n, k, h // k, d)[:, head].double()
-            off += float(((got - reference) ** 2).sum())
-            whole += float((reference**2).sum())
-        return (off / whole) ** 0.5
-
-    def peer(self, name: str) -> Callable[[], Any]:
-        """Another's attention over the same cache; none of them appends to it. Raises whatever it raises."""
-        h, shape = self.shape.heads, self.shape
-        query = self.qkv[:, :, :h].transpose(1, 2).contiguous()
-        keys, values = self.cache[0].to(query.dtype), self.cache[1].to(query.dtype)
-        mask = self.mask()
-        if name == "sdpa":
-            attention = torch.nn.functional.scaled_dot_product_attention
-            return lambda: attention(query, keys, values, attn_mask=mask, enable_gqa=True)
-        if name == "flex":
-            from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-            block = create_block_mask(lambda b, h, i, j: mask[i, j], None, None, shape.nodes, self.capacity)
-            flex = torch.compile(flex_attention, dynamic=False)
-            return lambda: flex(query, keys, values, block_mask=block, enable_gqa=True)
-        import flashinfer
-
-        q, k, v = query[0].transpose(0, 1), keys[0].transpose(0, 1), values[0].transpose(0, 1)
-        return lambda: flashinfer.single_prefill_with_kv_cache(q, k, v, custom_mask=mask, kv_layout="NHD")
 
 
 def peers_of(device: Device, shape: Shape) -> list[str]:
@@ -239,8 +120,6 @@ def main() -> int:
         result["tree_attention"].append(measure(device, library, shape, bandwidth))
         save()
     if not options.attention:
-        from around import others
-
         result["others"] = others(device, library, bandwidth, options.smoke)
         save()
     show(result["tree_attention"], result["others"], bandwidth)

@@ -137,7 +137,6 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 @click.option("--workspace", type=int, metavar="MIB", help="TensorRT's scratch memory while it compiles and runs.")
 @click.option("--timing-cache", type=click.Path(path_type=Path), metavar="FILE", help="Read before, written after.")
 @click.option("--weight-streaming", is_flag=True, help="Weights may stay on the host.")
-@click.option("--refit", is_flag=True, help="Weights may be replaced.")
 @click.option("--version-compatible", is_flag=True, help="Engines also run on later minor versions of TensorRT.")
 @click.option("--hardware-compatible", type=click.Choice(tuple(HARDWARE)), help="Engines also run on other GPUs.")
 @click.option("--tune/--no-tune", default=None, help="Whether it is tuned, as bundles for a CPU are by default.")

@@ -98,15 +98,14 @@ def check_machine(backend: str, options: EngineOptions, fp8: bool = False) -> No
 
     fp8: weights and activations are to be in FP8.
     """
-    if backend == "tensorrt" or options.refit:
+    if backend == "tensorrt":
         from specbuild.runtime.backends.gpu.cuda import check_driver
 
-        asked = backend if backend == "tensorrt" else f"{backend} with --refit"
         try:
             check_driver()
         except SpecbuildError as error:
             raise OptionError(
-                f"{asked} needs a GPU to build, and here {error}; --backend tensorrt-rtx alone needs none"
+                f"{backend} needs a GPU to build, and here {error}; --backend tensorrt-rtx alone needs none"
             ) from None
     flavour(backend)
     if fp8 and any(int(name) < FP8_FROM for name in built_on(backend)):
@@ -185,7 +184,7 @@ def _configure(trt: Any, config: Any, options: EngineOptions) -> None:
         config.builder_optimization_level = options.builder_optimization_level
     if options.workspace is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace << 20)
-    for name in ("weight_streaming", "refit", "version_compatible"):
+    for name in ("weight_streaming", "version_compatible"):
         if getattr(options, name):
             config.set_flag(getattr(trt.BuilderFlag, name.upper()))
     if options.hardware_compatible:

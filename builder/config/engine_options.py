@@ -37,7 +37,6 @@ class EngineOptions:
     prompt_chunk: int | None = None
     timing_cache: Path | None = None
     weight_streaming: bool = False
-    refit: bool = False
     version_compatible: bool = False
     hardware_compatible: str | None = None
 

@@ -9,7 +9,7 @@ from statistics import median
 
 from specbuild.runtime import Engine, RunStats, SamplingParams
 from specbuild.runtime.decoding.host_loop import Loop
-from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.tree import BEST_DEPTH, TreeSpec
@@ -51,7 +51,7 @@ class Decoder:
     def __init__(self, engine: Engine, loop: Loop, new_tokens: int) -> None:
         """`loop`: the engine's own. Texts end with the round that brings the last of `new_tokens`."""
         self._engine, self._loop, self._new_tokens = engine, loop, new_tokens
-        self._model = loop.drafter.model if isinstance(loop.drafter, MixedDrafter) else None
+        self._model = loop.drafter.model if isinstance(loop.drafter, LookupDrafter) else None
         self._ahead = self._model.again(overlap=True) if self._model else None
         max_tokens = new_tokens + BEST_DEPTH  # so that no round is cut short
         self._params = SamplingParams(max_new_tokens=max_tokens, seed=0, ignore_eos=True)
@@ -65,7 +65,7 @@ class Decoder:
             text.tree, text.policy = TreeSpec.parse(policy.timings.widest), policy.for_request(temperature)
         drafter = self._model.again() if self._model and not policy else whole.drafter
         if self._ahead and speculation == AHEAD:
-            drafter = MixedDrafter(self._ahead)
+            drafter = LookupDrafter(self._ahead)
         loop = Loop(whole.target, drafter, whole.chunk, whole.eos)
         loop.prefix_caching = False
         while not (text.output or text.error):

@@ -76,6 +76,10 @@ class Executor(Protocol):
         """Copy the first rows of another slot's cache, all of them committed, to the same ones of `slot`."""
         ...
 
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        """The hidden states of a slot's tokens, one for each row of its cache: `[S, H]`; H is 0 where none are kept."""
+        ...
+
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cache."""
@@ -83,14 +87,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free the model and its cache."""
-        ...
-
-
-class HiddenExecutor(Executor, Protocol):
-    """One that keeps the hidden states that its model writes, if it does."""
-
-    def hidden(self, slot: int) -> NDArray[np.float32]:
-        """Those of a slot's tokens, a row for each row of its cache: `[S, H]`."""
         ...
 
 

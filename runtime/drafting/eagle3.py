@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.executor import HiddenExecutor, StepInput
+from specbuild.runtime.backends.executor import Executor, StepInput
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
@@ -23,10 +23,10 @@ class EagleDrafter(ModelDrafter):
     """
 
     def __init__(
-        self, executor: HiddenExecutor, chunk: int, target: HiddenExecutor, tokens: NDArray[np.int64] | None = None
+        self, executor: Executor, chunk: int, target: Executor, tokens: NDArray[np.int64] | None = None
     ) -> None:
         super().__init__(executor, chunk, tokens=tokens)
-        self.executor: HiddenExecutor = executor
+        self.executor: Executor = executor
         self._target = target
 
     def again(self, overlap: bool = False) -> Self:

@@ -7,7 +7,7 @@ import json
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.executor import HiddenExecutor
+from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.errors import BundleError
 
@@ -16,9 +16,7 @@ from .model import ModelDrafter
 from .pard import ParallelDrafter
 
 
-def drafter_of(
-    bundle: Bundle, draft: HiddenExecutor, target: HiddenExecutor, chunk: int, overlap: bool
-) -> ModelDrafter:
+def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int, overlap: bool) -> ModelDrafter:
     """`chunk`: nodes of a step of the draft at most. `overlap`: it drafts ahead, where its kind can.
 
     Raises BundleError for tokens of its head that are none.

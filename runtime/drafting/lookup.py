@@ -7,9 +7,6 @@ itself, so that a loop is drafted to any depth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager, nullcontext
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,36 +17,6 @@ LONGEST = 12  # tokens compared at most
 SURE = 4  # tokens that must match for the text to count as repeating itself
 SURE_GREEDY = 2  # at temperature 0, where texts repeat themselves sooner and longer
 _MAX_MATCHES = 32
-
-
-class NgramDrafter:
-    """Merges the continuations of the best matches into a tree of the asked shape; the root alone where none is."""
-
-    executor = None
-
-    def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
-        """A tree per sequence."""
-        return [self._tree(s, len(sequences)) for s in sequences]
-
-    def _tree(self, sequence: Sequence, batch: int) -> Tree:
-        found = from_text(sequence, batch) if sequence.policy else None
-        return found or (lookup(sequence.history, sequence.shape) if sequence.shape else Tree([sequence.tokens[-1]]))
-
-    def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
-        """Nothing: a tree takes no time."""
-        return nullcontext()
-
-    def commit(self, sequence: Sequence, path: Seq[int]) -> None:
-        """Nothing to keep: the text is the state."""
-
-    def keep(self, slot: int, source: int, rows: int) -> None:
-        """There is no cache."""
-
-    def release(self, slot: int) -> None:
-        """Nothing to forget."""
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 def from_text(sequence: Sequence, batch: int, looks_up: bool = True) -> Tree | None:

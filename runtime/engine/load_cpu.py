@@ -11,9 +11,8 @@ from specbuild.runtime.backends.executor import ON_GPU, spec_of
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.factory import drafter_of
-from specbuild.runtime.drafting.lookup import NgramDrafter
-from specbuild.runtime.drafting.lookup_first import MixedDrafter
-from specbuild.runtime.drafting.model import Drafter, DrafterName
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
+from specbuild.runtime.drafting.model import DrafterName
 from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.speculation.draft_limits import Limits
 from specbuild.runtime.speculation.policy import Policy
@@ -36,7 +35,7 @@ def load_loop(
     """The loop that drives a bundle's models, and its policy where it was tuned; see `Engine.load`."""
     chunk = bundle.manifest.buckets[-1]
     target = load_model(bundle, "target", batch_size, threads)
-    drafting: Drafter = NgramDrafter()
+    model = None
     drafts = drafter != "ngram" and "draft" in bundle.manifest.models
     policy = _policy(bundle, drafts, threads, limits)
     if overlap is None:
@@ -44,7 +43,7 @@ def load_loop(
     if drafts:
         draft = load_model(bundle, "draft", batch_size, draft_threads)
         model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
-        drafting = MixedDrafter(model, looks_up=drafter != "model")
+    drafting = LookupDrafter(model, looks_up=drafter != "model")
     loop = Loop(target, drafting, chunk, frozenset(bundle.manifest.eos_token_ids))
     loop.limits, loop.lone_chunk = limits, max(chunk, PROMPT_CHUNK)
     return loop, policy

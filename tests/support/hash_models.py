@@ -102,6 +102,9 @@ class HashExecutor:
         assert slot != source
         self.rows[slot][:rows] = self.rows[source][:rows]
 
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        return np.zeros((self.spec.capacity, 0), dtype=np.float32)
+
     @property
     def cache_bytes(self) -> int:
         return 0

@@ -18,6 +18,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import ModelSpec, StepInput
+from specbuild.runtime.backends.slot_rows import SlotRows
 from specbuild.runtime.errors import BundleError, ExecutionError, one_line
 
 from .kv_cache import KVCache
@@ -59,12 +60,9 @@ class OrtExecutor:
         self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)
         shape = batch_size, spec.max_nodes, spec.capacity
         self._bias = {window: np.zeros(shape, dtype=np.float32) for window in spec.windows}  # zero between steps
-        self._windowed = any(spec.windows)
-        self._positions = np.tile(np.arange(spec.capacity), (batch_size, 1))  # of each cache row, where windows ask
         self._last_row = np.zeros((batch_size, 1), dtype=np.int32)
         self._logits = np.empty((batch_size * spec.max_nodes, spec.vocab_size), dtype=np.float32)
-        self._hidden = np.zeros((batch_size, spec.capacity, spec.hidden), dtype=np.float32)
-        self._ends = [0] * batch_size  # per slot, the row past the last one in use
+        self._rows = SlotRows(spec, batch_size)
         self._plans: dict[tuple[int, ...], _Plan] = {}
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
@@ -96,15 +94,13 @@ class OrtExecutor:
         first = 0
         for lane in lanes if self.spec.hidden else ():
             count = len(lane.tokens)
-            self._hidden[lane.slot, lane.start : lane.start + count] = plan.hidden[0, first : first + count]
+            self._rows.hidden[lane.slot, lane.start : lane.start + count] = plan.hidden[0, first : first + count]
             first += count
         return [plan.logits[step_input.slot] for step_input in inputs]
 
     def _hide(self, lane: StepInput) -> list[NDArray[np.float32]]:
         """Set a lane's biases to −inf where a node does not see a row; the regions to clear after the step."""
         nodes, end, touched = len(lane.tokens), lane.start + len(lane.tokens), []
-        if self._windowed:
-            self._positions[lane.slot, lane.start : end] = lane.positions
         for window, bias in self._bias.items():
             if lane.visible is not None:
                 tree = bias[lane.slot, :nodes, lane.committed : end]
@@ -112,7 +108,7 @@ class OrtExecutor:
                 touched.append(tree)
             if 0 < window <= max(lane.positions):
                 rows = bias[lane.slot, :nodes, :end]
-                distance = np.asarray(lane.positions)[:, None] - self._positions[lane.slot, :end]
+                distance = np.asarray(lane.positions)[:, None] - self._rows.positions[lane.slot, :end]
                 np.copyto(rows, -np.inf, where=distance >= window)
                 touched.append(rows)
         return touched
@@ -120,15 +116,10 @@ class OrtExecutor:
     def _lanes(self, inputs: Sequence[StepInput]) -> list[StepInput]:
         """An input per slot, idle ones for the slots that have none."""
         for step_input in inputs:
-            end = step_input.start + len(step_input.tokens)
-            if end > self.spec.capacity or len(step_input.tokens) > self.spec.max_nodes:
-                raise ExecutionError(
-                    f"{len(step_input.tokens)} nodes from row {step_input.start} on do not fit the {self.spec.name}"
-                )
-            self._ends[step_input.slot] = end
+            self._rows.write(step_input, self.spec.max_nodes)
         if len(inputs) == self.batch_size == 1:
             return list(inputs)
-        lanes = [StepInput(slot, end, end, (0,), (0,), None, 0) for slot, end in enumerate(self._ends)]
+        lanes = [StepInput(slot, end, end, (0,), (0,), None, 0) for slot, end in enumerate(self._rows.ends)]
         for step_input in inputs:
             lanes[step_input.slot] = step_input
         return lanes
@@ -176,29 +167,24 @@ class OrtExecutor:
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move cache rows; see `Executor.commit`."""
         self._cache.gather(slot, rows, start)
-        if self.spec.hidden and rows:
-            self._hidden[slot, start : start + len(rows)] = self._hidden[slot, list(rows)]
-        if self._windowed:
-            end = max(self._ends[slot], start + len(rows))
-            self._positions[slot, start:end] = np.arange(start, end)
-        self._ends[slot] = start + len(rows)
+        self._rows.commit(slot, rows, start)
 
     def copy(self, slot: int, source: int, rows: int) -> None:
         """Copy cache rows; see `Executor.copy`."""
         self._cache.copy(slot, source, rows)
-        self._hidden[slot, :rows] = self._hidden[source, :rows]
+        self._rows.copy(slot, source, rows)
 
     def hidden(self, slot: int) -> NDArray[np.float32]:
-        """See `HiddenExecutor`."""
-        rows: NDArray[np.float32] = self._hidden[slot]
+        """See `Executor.hidden`."""
+        rows: NDArray[np.float32] = self._rows.hidden[slot]
         return rows
 
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cache."""
-        return self._cache.nbytes + self._hidden.nbytes
+        return self._cache.nbytes + self._rows.hidden.nbytes
 
     def close(self) -> None:
         """Free the session and the cache."""
         self._plans.clear()
-        del self._session, self._cache, self._hidden
+        del self._session, self._cache, self._rows

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import StepInput
+from specbuild.runtime.backends.slot_rows import SlotRows
 from specbuild.runtime.errors import ExecutionError
 
 from .device import MAX_NODES, Device, Model, Tensor, TreeInputs, slot_parts
@@ -28,18 +29,16 @@ class StandardExecutor:
         self.spec, self.batch_size, self.seconds = model.spec, model.batch_size, 0.0
         nodes = max(self.batch_size * model.buckets[-1], model.chunk)
         self._tokens, self._positions = device.pinned((nodes,), np.int32), device.pinned((nodes,), np.int32)
-        self._rows = device.pinned((self.batch_size,), np.int32)
+        self._write_rows = device.pinned((self.batch_size,), np.int32)
         self._lengths = device.pinned((3, self.batch_size), np.int32)  # TreeAttention's cache_len, counts and offset 0
         if model.tree:
             self._parents = device.pinned(model.tree.parents.shape, np.int32)
         states = nodes, self.spec.hidden
         self._fed = device.pinned(states, np.float32) if model.hidden_in else None
         self._made = device.pinned(states, np.float32) if model.hidden else None
-        self._hidden = np.zeros((self.batch_size, self.spec.capacity, self.spec.hidden), dtype=np.float32)
+        self._rows = SlotRows(self.spec, self.batch_size)
         self._masks = {window: device.pinned((nodes * self.spec.capacity,), np.bool_) for window in model.masks}
         self._logits = device.pinned((self.batch_size, self.spec.vocab_size), np.float32)
-        self._row_positions = np.tile(np.arange(self.spec.capacity), (self.batch_size, 1))  # of cache rows
-        self._ends = [0] * self.batch_size  # per slot, the row past the last one in use
 
     def bucket(self, nodes: int) -> int:
         """The smallest bucket of at least so many nodes; raises ExecutionError."""
@@ -97,7 +96,7 @@ class StandardExecutor:
             self.device.download(to, Tensor(source, to.shape, to.dtype), self.stream)
         self.wait()
         for slot, first, nodes in kept:
-            self._hidden[slot, first : first + len(nodes)] = self._made[list(nodes)]
+            self._rows.hidden[slot, first : first + len(nodes)] = self._made[list(nodes)]
 
     def wait(self) -> None:
         """Block until all that is enqueued on the stream has run; raises ExecutionError."""
@@ -109,17 +108,10 @@ class StandardExecutor:
 
     def _check(self, step_input: StepInput) -> None:
         """Raise ExecutionError for an input that does not fit or is not this model's, and note where it ends."""
-        count, end = len(step_input.tokens), step_input.start + len(step_input.tokens)
-        limit = self.model.chunk if step_input.logits < 2 else self.model.buckets[-1]
-        if end > self.spec.capacity or count > limit:
-            raise ExecutionError(f"{count} nodes from row {step_input.start} on do not fit the {self.spec.name}")
-        if (
-            self.model.tree
-            and step_input.start + count - step_input.committed > self.max_rows
-            and step_input.logits > 1
-        ):
+        beyond = step_input.start + len(step_input.tokens) - step_input.committed
+        if self.model.tree and beyond > self.max_rows and step_input.logits > 1:
             raise ExecutionError(f"the tree has more than {self.max_rows} nodes: ask for a smaller one")
-        self._ends[step_input.slot] = end
+        self._rows.write(step_input, self.model.chunk if step_input.logits < 2 else self.model.buckets[-1])
 
     def _stage(self, inputs: dict[int, StepInput], batch: int, nodes: int) -> None:
         """Enqueue the uploads of a step's inputs `[batch, nodes]`; `inputs` by their place in the batch."""
@@ -159,17 +151,17 @@ class StandardExecutor:
         for array in (positions, *masks.values()):
             array.fill(0)
         for slot in range(batch):
-            self._rows[slot] = min(self._ends[slot], self.spec.capacity - nodes)
+            self._write_rows[slot] = min(self._rows.ends[slot], self.spec.capacity - nodes)
             for mask in masks.values():
                 mask[slot, :, 0] = True  # padding sees something
         for at, step_input in inputs.items():
             count = len(step_input.tokens)
-            self._rows[at] = step_input.start
+            self._write_rows[at] = step_input.start
             positions[at, :count] = np.minimum(step_input.positions, self.spec.max_positions - 1)
             for window, mask in masks.items():
                 self._show(step_input, window, mask[at, :count])
         self.device.upload(self.model.positions, positions, self.stream)
-        self.device.upload(self.model.rows, self._rows[:batch], self.stream)
+        self.device.upload(self.model.rows, self._write_rows[:batch], self.stream)
         for window, mask in masks.items():
             self.device.upload(self.model.masks[window], mask, self.stream)
 
@@ -185,8 +177,7 @@ class StandardExecutor:
             mask[:, step_input.committed : end] = step_input.visible
         mask[:, end:] = False
         if window:
-            self._row_positions[step_input.slot, step_input.start : end] = step_input.positions
-            distance = np.asarray(step_input.positions)[:, None] - self._row_positions[step_input.slot, :end]
+            distance = np.asarray(step_input.positions)[:, None] - self._rows.positions[step_input.slot, :end]
             mask[:, :end] &= distance < window
 
     def _reserve(self, rows: int) -> NDArray[np.float32]:
@@ -210,22 +201,18 @@ class StandardExecutor:
         for to, row in enumerate(rows, start):
             if row != to:
                 self.device.move_rows(self.model.cache, (slot, row), (slot, to), 1, self.stream)
-        if self.spec.hidden and rows:
-            self._hidden[slot, start : start + len(rows)] = self._hidden[slot, list(rows)]
-        end = max(self._ends[slot], start + len(rows))
-        self._row_positions[slot, start:end] = np.arange(start, end)
-        self._ends[slot] = start + len(rows)
+        self._rows.commit(slot, rows, start)
 
     def copy(self, slot: int, source: int, rows: int) -> None:
         """Copy cache rows; see `Executor.copy`. Slots with pages have them together."""
-        self._hidden[slot, :rows] = self._hidden[source, :rows]
+        self._rows.copy(slot, source, rows)
         if self.model.pages is None:
             self.device.move_rows(self.model.cache, (source, 0), (slot, 0), rows, self.stream)
             self.wait()
 
     def hidden(self, slot: int) -> NDArray[np.float32]:
-        """See `HiddenExecutor`."""
-        rows: NDArray[np.float32] = self._hidden[slot]
+        """See `Executor.hidden`."""
+        rows: NDArray[np.float32] = self._rows.hidden[slot]
         return rows
 
     def erase(self, slot: int) -> None:

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.decoding.host_loop import Loop
-from specbuild.runtime.drafting.lookup import NgramDrafter
-from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import Drafter, ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -50,9 +49,9 @@ def drafter_of(name: str, executor: Any) -> Drafter | None:
     if name == "none":
         return None
     if name == "ngram":
-        return NgramDrafter()
+        return LookupDrafter()
     model = ModelDrafter(executor, CHUNK)
-    return model if name == "model" else MixedDrafter(model)
+    return model if name == "model" else LookupDrafter(model)
 
 
 @pytest.mark.parametrize("drafter", ["none", "model", "ngram", "mixed"])
@@ -175,7 +174,7 @@ def test_statistics_of_a_perfect_chain(hash_model: Any, hash_executor: Any, requ
 
 
 def test_run_statistics_count_what_was_emitted(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    loop = Loop(hash_executor(hash_model()), NgramDrafter(), CHUNK, frozenset())
+    loop = Loop(hash_executor(hash_model()), LookupDrafter(), CHUNK, frozenset())
     requests = [request_of([1] * 20, SamplingParams(max_new_tokens=n, speculation="chain:2")) for n in (3, 4)]
     run(loop, requests)
     assert loop.stats.emitted == 7

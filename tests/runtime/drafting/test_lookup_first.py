@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.sampling.sampler import SamplingParams
 
@@ -21,7 +21,7 @@ def greedy(model: Any, tokens: list[int], count: int) -> list[int]:
 def test_each_sequence_gets_its_own_kind_of_tree(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
     model = hash_model(4)
     executor = hash_executor(model, 3)
-    drafter = MixedDrafter(ModelDrafter(executor, 8))
+    drafter = LookupDrafter(ModelDrafter(executor, 8))
     params = SamplingParams(speculation="chain:3")
     requests = [request_of(prompt, params, slot=slot) for slot, prompt in enumerate((FRESH, REPEATING, FRESH[::-1]))]
     trees = drafter.propose(requests)
@@ -37,7 +37,7 @@ def test_each_sequence_gets_its_own_kind_of_tree(hash_model: Any, hash_executor:
 
 
 def test_the_model_is_not_asked_where_the_text_repeats(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    drafter = MixedDrafter(ModelDrafter(hash_executor(hash_model(4)), 8))
+    drafter = LookupDrafter(ModelDrafter(hash_executor(hash_model(4)), 8))
     drafter.propose([request_of(REPEATING, SamplingParams(speculation="best:5"))])
     assert drafter.executor.seconds == 0
     drafter.propose([request_of(REPEATING, SamplingParams(speculation="topk:2,2"))])  # a chain does not fill it
@@ -51,6 +51,6 @@ def test_sampling_wants_a_longer_repetition(hash_model: Any, hash_executor: Any,
         ([1, 2, 3, 4, 5, 1, 2, 3, 4], 1.0, True),
         ([1, 2, 3, 2], 0.0, False),
     ]:
-        drafter = MixedDrafter(ModelDrafter(hash_executor(hash_model(4)), 8))
+        drafter = LookupDrafter(ModelDrafter(hash_executor(hash_model(4)), 8))
         drafter.propose([request_of(prompt, SamplingParams(temperature=temperature, speculation="chain:2"))])
         assert (drafter.executor.seconds == 0) is repeating

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from specbuild.runtime.decoding.host_loop import Loop
-from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -197,7 +197,7 @@ def test_drafting_ahead_changes_no_token(
     model, outputs, drafters = hash_model(6), list[list[list[int]]](), list[ModelDrafter]()
     for overlap in (False, True):
         drafters.append(ModelDrafter(hash_executor(hash_model(6, error=0.4), 3), 8, overlap))
-        loop = Loop(hash_executor(model, 3), MixedDrafter(drafters[-1], looks_up), 8, frozenset())
+        loop = Loop(hash_executor(model, 3), LookupDrafter(drafters[-1], looks_up), 8, frozenset())
         found = []
         for first in (1, 4):
             active = [

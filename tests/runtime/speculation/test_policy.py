@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specbuild.runtime.decoding.host_loop import Loop
-from specbuild.runtime.drafting.lookup_first import MixedDrafter
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -42,7 +42,7 @@ class Meter:
         self.timings, self.seconds, self.rounds = table_of(times), 0.0, list[tuple[int, int, float]]()
         self.times = self.timings.at(1)
         self.model, self.draft = executor(target, 1, 600), executor(draft, 1, 600)
-        self.loop = Loop(self.model, MixedDrafter(ModelDrafter(self.draft, 64), looks_up=False), 64, frozenset())
+        self.loop = Loop(self.model, LookupDrafter(ModelDrafter(self.draft, 64), looks_up=False), 64, frozenset())
         self.policy, self._request_of = Policy(self.timings, drafts=True), request_of
         self._meter(self.model, self.times.verify, 0.0)
         self._meter(self.draft, self.times.draft, self.times.level)
