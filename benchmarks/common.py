@@ -16,7 +16,7 @@ from specbuild.runtime.speculation.timings import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIR = ROOT / "engines" / "pycode"
-PROMPTS = ROOT / "builder" / "bench" / "pycode.jsonl"
+PROMPTS = ROOT / "measure" / "bench" / "pycode.jsonl"
 
 
 def arguments(description: str | None) -> argparse.Namespace:

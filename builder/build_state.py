@@ -34,7 +34,7 @@ Detail = Callable[[str, float], None]
 
 
 @dataclass
-class Work:
+class BuildState:
     """One build under way."""
 
     config: BuildConfig

@@ -9,7 +9,7 @@ from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, KernelRecord, Manifest
 
-from .build_state import Work
+from .build_state import BuildState
 from .codegen import nvrtc
 from .config.build_config import BuildConfig
 
@@ -17,7 +17,7 @@ TOKENIZER, CHAT_TEMPLATE, KERNELS = "tokenizer.json", "chat_template.jinja", "ke
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")
 
 
-def save_tokenizer(work: Work) -> str | None:
+def save_tokenizer(work: BuildState) -> str | None:
     """tokenizer.json as `transformers` uses it, and the chat template where there is one."""
     tokenizer = work.source.target.tokenizer
     (work.folder / TOKENIZER).write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
@@ -30,7 +30,7 @@ def save_tokenizer(work: Work) -> str | None:
     return CHAT_TEMPLATE
 
 
-def write_manifest(work: Work, template: str | None) -> Manifest:
+def write_manifest(work: BuildState, template: str | None) -> Manifest:
     """The manifest of what lies in the folder; files are hashed the first time they are seen."""
     config, tokenizer = work.config, work.source.target.tokenizer
     names = [p.relative_to(work.folder).as_posix() for p in sorted(work.folder.rglob("*")) if p.is_file()]
@@ -68,7 +68,7 @@ def memory_plans(manifest: Manifest, config: BuildConfig) -> dict[str, Any]:
     return {"weights": one.weights, "caches_per_sequence": one.caches, "plans": plans}
 
 
-def save_kernels(work: Work) -> None:
+def save_kernels(work: BuildState) -> None:
     """A cubin per source, shape and architecture."""
     sources = None if work.source.shapes else nvrtc.sources(nvrtc.GLUE)
     cubins = nvrtc.compile_kernels(work.config.architectures, work.source.shapes, sources)

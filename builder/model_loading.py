@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.runtime.backends.executor import ON_GPU
 
-from .build_state import Work
+from .build_state import BuildState
 from .frontend import checkpoint as checkpoints
 from .frontend.eagle3_head import load_head
 from .frontend.vocabulary import fit
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TOKENS = "draft_tokens.json"
 
 
-def load_model(work: Work, name: str) -> tuple[PreTrainedModel, int]:
+def load_model(work: BuildState, name: str) -> tuple[PreTrainedModel, int]:
     """A model and its parameters' number; a draft takes the target's tokens, and a target's head is read with it."""
     source, head = work.source, work.source.head
     if name == "draft" and work.head:
@@ -32,7 +32,7 @@ def load_model(work: Work, name: str) -> tuple[PreTrainedModel, int]:
     return model, parameters
 
 
-def save_tokens(work: Work) -> str | None:
+def save_tokens(work: BuildState) -> str | None:
     """The tokens of the draft's columns, where they are not their numbers."""
     tokens = tokens_of(work)
     if tokens is None:
@@ -41,7 +41,7 @@ def save_tokens(work: Work) -> str | None:
     return TOKENS
 
 
-def tokens_of(work: Work) -> list[int] | None:
+def tokens_of(work: BuildState) -> list[int] | None:
     """The target's tokens that the draft's columns are; None where column i is token i."""
     if work.head:
         tokens: list[int] = work.head.tokens.tolist()
@@ -50,7 +50,7 @@ def tokens_of(work: Work) -> list[int] | None:
     return None if vocabulary is None or vocabulary.tokens is None else list(vocabulary.tokens)
 
 
-def columns_of(work: Work, model: str) -> int:
+def columns_of(work: BuildState, model: str) -> int:
     """Of a model's logits; runtimes on GPUs take a draft's by token."""
     tokens = tokens_of(work) if model == "draft" and work.config.backend not in ON_GPU else None
     return len(tokens) if tokens else work.source.target.vocab_size

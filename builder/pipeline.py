@@ -29,7 +29,7 @@ from specbuild.runtime.bundle.manifest import MODULES, REPORT, Manifest, ModelRe
 from specbuild.runtime.errors import ExecutionError
 
 from . import passes
-from .build_state import Detail, Progress, Work
+from .build_state import BuildState, Detail, Progress
 from .bundle_writer import memory_plans, save_kernels, save_tokenizer, write_manifest
 from .check.rounding import DTYPES, measure
 from .check.step_times import plain_graph, step_times
@@ -85,10 +85,10 @@ def build(
     source = prepare(config)
     progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
     with staging(config.output, source.bundle_bytes) as folder:
-        return _run(Work(config, folder, progress, detail, source))
+        return _run(BuildState(config, folder, progress, detail, source))
 
 
-def _run(work: Work) -> dict[str, Any]:
+def _run(work: BuildState) -> dict[str, Any]:
     if work.config.architectures:
         with work.stage("kernels"):
             save_kernels(work)
@@ -132,7 +132,7 @@ def _run(work: Work) -> dict[str, Any]:
     return report
 
 
-def _check(work: Work, manifest: Manifest, template: str | None) -> dict[str, Any]:
+def _check(work: BuildState, manifest: Manifest, template: str | None) -> dict[str, Any]:
     """The bundle against Hugging Face and itself; for GPUs, what can be checked here."""
     with work.stage("check"):
         if work.config.backend == "onnxruntime" and work.found("target"):
@@ -151,7 +151,7 @@ def _check(work: Work, manifest: Manifest, template: str | None) -> dict[str, An
     return exactness
 
 
-def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, scratch: ExitStack) -> None:
+def _compile(work: BuildState, name: str, checkpoint: Checkpoint | EagleCheckpoint, scratch: ExitStack) -> None:
     """One model from checkpoint to graphs; for the target, what Hugging Face makes of the check's prompts."""
     layout, lowered_by = work.source.layouts[name], lowering(work.config)
     with work.stage(f"{name}: load"):
@@ -224,7 +224,7 @@ def _compile(work: Work, name: str, checkpoint: Checkpoint | EagleCheckpoint, sc
     )
 
 
-def _quantize(work: Work, name: str, model: PreTrainedModel, checkpoint: Checkpoint, graph: ir.Model) -> None:
+def _quantize(work: BuildState, name: str, model: PreTrainedModel, checkpoint: Checkpoint, graph: ir.Model) -> None:
     """A model's numbers, and what it computed on held-out texts without them."""
     assert work.texts is not None
     work.names[name] = names = Names.of(model)  # loaded, it may be tied otherwise than its configuration says
@@ -241,7 +241,7 @@ def _quantize(work: Work, name: str, model: PreTrainedModel, checkpoint: Checkpo
     )
 
 
-def _rewrite(work: Work, name: str, graph: ir.Model) -> str:
+def _rewrite(work: BuildState, name: str, graph: ir.Model) -> str:
     """Put a model's numbers into its graph; returns what its precision is called."""
     dtype, found = work.config.dtype_of(name), work.found(name)
     if not found:
@@ -255,7 +255,7 @@ def _rewrite(work: Work, name: str, graph: ir.Model) -> str:
     return called if dtype == "fp32" or "/" in called else f"{called}/{dtype}"
 
 
-def _check_graph(work: Work, graph: ir.Model, model: PreTrainedModel, scales: Scales | None) -> None:
+def _check_graph(work: BuildState, graph: ir.Model, model: PreTrainedModel, scales: Scales | None) -> None:
     """The target's graph as ONNX Runtime computes it in float32 here, and how far 16 bits will be from that."""
     found, dtype = work.found("target"), work.config.dtype_of("target")
     with simulated(model, found):
@@ -272,7 +272,7 @@ def _check_graph(work: Work, graph: ir.Model, model: PreTrainedModel, scales: Sc
             work.bound, work.fp8_caches = max(BOUND, 2 * rounded.gap), rounded.fp8_caches
 
 
-def _quality(work: Work) -> dict[str, Any]:
+def _quality(work: BuildState) -> dict[str, Any]:
     """What quantization cost, by model; raises ExecutionError where that is more than was allowed."""
     assert work.texts is not None
     if work.config.backend == "onnxruntime" and work.found("target"):

@@ -20,7 +20,8 @@ from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.requests.prompt_file import tell_later_turns
+
+from .progress import tell_later_turns
 
 
 @click.command(name="bench")

@@ -10,8 +10,10 @@ import click
 
 from specbuild.runtime import Engine, Limits, Result, SamplingParams, SpeculationStats
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.requests.prompt_file import Request, read, tell_later_turns
+from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.requests.validation import Errors
+
+from .progress import tell_later_turns
 
 
 @click.command(name="generate")

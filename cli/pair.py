@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.requests.prompt_file import read, tell_later_turns
+from specbuild.runtime.requests.prompt_file import read
 
 from . import progress
+from .progress import tell_later_turns
 from .tune import MAX
 
 

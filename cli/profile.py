@@ -10,13 +10,12 @@ from statistics import median
 import click
 
 from specbuild.measure.roofline import Products, Roofline, Steps, measure_device
-from specbuild.runtime import Bundle, Engine, RunStats, SamplingParams
+from specbuild.runtime import Bundle, Engine, RunStats, SamplingParams, TreeSpec
 from specbuild.runtime.backends import nvtx
 from specbuild.runtime.bundle.manifest import REPORT, Manifest
 from specbuild.runtime.bundle.memory_plan import cache_item_bytes
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.errors import BundleError, OptionError
-from specbuild.runtime.speculation.tree import TreeSpec
 
 PROMPT = "def read_lines(path):\n    "
 CONTEXT = 256  # rows, where the bundle's texts may be twice as long

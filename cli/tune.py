@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.requests.prompt_file import read, tell_later_turns
+from specbuild.runtime.requests.prompt_file import read
 
+from .progress import tell_later_turns
 from .tuned import in_words
 
 MAX = 16  # prompts of a file

@@ -21,8 +21,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from specbuild.runtime import Chat, Chunk, SamplingParams
-from specbuild.runtime.engine.async_engine import AsyncEngine
+from specbuild.runtime import AsyncEngine, Chat, Chunk, SamplingParams
 from specbuild.runtime.errors import InputError, QueueFullError, SpecbuildError
 
 

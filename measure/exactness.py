@@ -10,8 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from specbuild.runtime.engine.engine import Engine
-from specbuild.runtime.requests.result import Result
+from specbuild.runtime import Engine, Result
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
 

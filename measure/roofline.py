@@ -123,17 +123,9 @@ class Roofline:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, times in seconds."""
-        return {
-            "bytes": self.bytes,
-            "flops": self.flops,
-            "seconds": self.seconds,
-            "least_seconds": self.least_seconds,
-            "share": self.share,
-            "bound": self.bound,
-            "flops_per_byte": self.intensity,
-            "bytes_per_second": self.bytes / self.seconds,
-            "flops_per_second": self.flops / self.seconds,
-        }
+        rates = {f"{name}_per_second": getattr(self, name) / self.seconds for name in ("bytes", "flops")}
+        names = "bytes", "flops", "seconds", "least_seconds", "share", "bound"
+        return {name: getattr(self, name) for name in names} | {"flops_per_byte": self.intensity} | rates
 
 
 def measure_device(executor: Executor, precision: str) -> tuple[float, float | None]:

@@ -16,13 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 PYTHON = {  # lines of code by folder
-    "builder": 4100,
+    "builder": 4044,
     "builder/distill": 1400,
-    "builder/quantize": 1011,
-    "cli": 1326,
-    "measure": 1230,
-    "runtime": 2900,
-    "runtime/backends": 1790,
+    "builder/quantize": 1009,
+    "cli": 1333,
+    "face": 38,
+    "measure": 1211,
+    "runtime": 2831,
+    "runtime/backends": 1787,
     "runtime/decoding": 1230,
 }
 NATIVE = {("plugins", ".cu", ".cuh"): 2000, ("plugins", ".h", ".cpp"): 700}  # the kernels; C interface and plugin

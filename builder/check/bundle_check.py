@@ -14,10 +14,9 @@ from specbuild.builder.config.quantize_options import MAX_KL
 from specbuild.builder.frontend.reference import Reference
 from specbuild.measure.divergence import divergences
 from specbuild.measure.exactness import Case, compare, plain
-from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime import Engine, Manifest, SamplingParams
 from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.gpu.plan import Plan, check_architecture
-from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
 NEW_TOKENS = 32

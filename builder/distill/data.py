@@ -122,7 +122,8 @@ def _written(
         progress("the target writes", first * length, wanted, f"{first * length} tokens")
         rng = random.Random(f"{config.seed} {first}")
         size = min(BATCH, rows - first)
-        prompts = [_beginning(rng.choice(texts), length, rng) if texts else [start] for _ in range(size)]
+        least = min(8, length // 2)
+        prompts = [rng.choice(texts)[: rng.randint(least, length // 2)] if texts else [start] for _ in range(size)]
         heads = [NEVER if row % 2 else rng.randint(1, length // 2) for row in range(size)]
 
         def batch(
@@ -135,7 +136,3 @@ def _written(
         kept = work.kept(f"written-{first // BATCH}", batch)
         found += [part.tolist() for part in np.split(kept["tokens"], np.cumsum(kept["sizes"])[:-1])]
     return found
-
-
-def _beginning(text: list[int], length: int, rng: random.Random) -> list[int]:
-    return text[: rng.randint(min(8, length // 2), length // 2)]

@@ -81,7 +81,7 @@ def initialise(net: PreTrainedModel, model: PreTrainedModel) -> dict[str, int]:
     kept: dict[int, Tensor] = {}
     for name, weight in net.named_parameters():
         layer = _layer(name)
-        other = of_target.get(name if layer is None else _renamed(name, picked[layer]))
+        other = of_target.get(name if layer is None else re.sub(r"\.(\d+)\.", f".{picked[layer]}.", name, count=1))
         how = "random"
         if other is not None and other.shape == weight.shape:
             weight.copy_(other)
@@ -107,10 +107,6 @@ def initialise(net: PreTrainedModel, model: PreTrainedModel) -> dict[str, int]:
 def _layer(name: str) -> int | None:
     found = re.search(r"\.(\d+)\.", name)
     return int(found[1]) if found else None
-
-
-def _renamed(name: str, layer: int) -> str:
-    return re.sub(r"\.(\d+)\.", f".{layer}.", name, count=1)
 
 
 def _channels(weights: dict[str, nn.Parameter], layer: int, size: int, kept: int) -> Tensor:

@@ -33,7 +33,8 @@ def _texts(path: Path, target: Checkpoint) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise OptionError(f"{path} is not UTF-8 ({error.reason}): give --text files of text") from None
         return
-    files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+    visible = (file for file in path.rglob("*") if not any(p.startswith(".") for p in file.relative_to(path).parts))
+    files = sorted(file for file in visible if file.is_file())
     unread = list[Path]()
     for file in files:
         try:
@@ -44,10 +45,6 @@ def _texts(path: Path, target: Checkpoint) -> Iterator[str]:
         logging.getLogger("specbuild").warning(
             f"{len(unread)} of {len(files)} files in {path} are not UTF-8 and left out, like {unread[0].name}"
         )
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _file(path: Path, target: Checkpoint) -> Iterator[str]:

@@ -21,8 +21,7 @@ from specbuild.measure.tuning import trees
 from specbuild.measure.tuning.chances import Record
 from specbuild.measure.tuning.decode import AUTO, OFF, Decoded, Decoder
 from specbuild.measure.tuning.tune import SECONDS
-from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.bundle.manifest import Manifest
+from specbuild.runtime import Engine, Manifest, SamplingParams
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import Times, TimingTable

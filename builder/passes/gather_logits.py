@@ -14,26 +14,23 @@ class GatherLogits(FusionPass):
     Pre: the graph has an input logit_nodes. Post: exactly one Gather takes it, and nothing else does.
     """
 
-    def requires(self, model: ir.Model) -> None:
-        """See the class."""
-        if not any(value.name == "logit_nodes" for value in model.graph.inputs):
-            raise passes.PreconditionError("the graph has no input logit_nodes")
+    needs = ("logit_nodes",)
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        """See the class."""
-        if node.op_type != "Transpose" or permutation(node)[:2] != (1, 0):
-            return False
-        gather = producer(node.inputs[0], "GatherND")
-        if gather is None:
-            return False
+    def find(self, node: ir.Node) -> list[ir.Node]:
+        """The GatherND, the inner Transpose and the Unsqueeze."""
+        gather = producer(node.inputs[0], "GatherND") if node.op_type == "Transpose" else None
+        if gather is None or permutation(node)[:2] != (1, 0):
+            return []
         swapped, index = producer(gather.inputs[0], "Transpose"), producer(gather.inputs[1], "Unsqueeze")
-        if swapped is None or index is None or permutation(swapped) != permutation(node):
-            return False
+        return [gather, swapped, index] if swapped and index and permutation(swapped) == permutation(node) else []
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: list[ir.Node]) -> None:
+        """See the class."""
+        _, swapped, index = found
         new = insert(node, "Gather", [swapped.inputs[0], index.inputs[0]], attributes={"axis": 1})
         replace(node.outputs[0], new.outputs[0])
-        for dead in (node, gather, swapped, index):
+        for dead in (node, *found):
             graph.remove(dead, safe=True)
-        return True
 
     def ensures(self, model: ir.Model) -> None:
         """See the class."""

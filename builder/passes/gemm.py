@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-import onnx_ir.passes as passes
 
 from .pattern import FusionPass, insert, replace
 
@@ -14,10 +13,17 @@ class SplitGemm(FusionPass):
     Post: no Gemm of a weight is left that only multiplies and adds.
     """
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+    left = "is a Gemm that only multiplies and adds"
+
+    def find(self, node: ir.Node) -> bool:
+        """Whether a node is such a Gemm."""
+        weight = node.inputs[1] if node.op_type == "Gemm" else None
+        factors = {name: node.attributes[name].as_float() for name in ("alpha", "beta") if name in node.attributes}
+        turned = "transA" in node.attributes and node.attributes["transA"].as_int()
+        return bool(weight and weight.is_initializer() and not turned and all(f == 1.0 for f in factors.values()))
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: bool) -> None:
         """See the class."""
-        if not _is_linear(node):
-            return False
         transposed = "transB" in node.attributes and node.attributes["transB"].as_int()
         operator, domain = ("MatMulNT", "specbuild") if transposed else ("MatMul", "")
         result = insert(node, operator, node.inputs[:2], domain).outputs[0]
@@ -26,17 +32,3 @@ class SplitGemm(FusionPass):
             result = insert(node, "Add", [result, node.inputs[2]]).outputs[0]
         replace(node.outputs[0], result)
         graph.remove(node, safe=True)
-        return True
-
-    def ensures(self, model: ir.Model) -> None:
-        """See the class."""
-        for node in model.graph:
-            if _is_linear(node):
-                raise passes.PostconditionError(f"{node.name} is a Gemm that only multiplies and adds")
-
-
-def _is_linear(node: ir.Node) -> bool:
-    weight = node.inputs[1] if node.op_type == "Gemm" else None
-    factors = {name: node.attributes[name].as_float() for name in ("alpha", "beta") if name in node.attributes}
-    turned = "transA" in node.attributes and node.attributes["transA"].as_int()
-    return bool(weight and weight.is_initializer() and not turned and all(f == 1.0 for f in factors.values()))

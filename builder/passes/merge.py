@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes as passes
 
 from .pattern import FusionPass, constant, dims, initializer, insert, producer, replace
 
@@ -20,21 +19,9 @@ class MergeProducts(FusionPass):
     operators: frozenset[str]
     through: frozenset[str]
     count: int
+    left = "has products of one input behind it"
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        """See the class."""
-        products = self._products(node)
-        if products:
-            _merge(graph, products)
-        return bool(products)
-
-    def ensures(self, model: ir.Model) -> None:
-        """See the class."""
-        for node in model.graph:
-            if self._products(node):
-                raise passes.PostconditionError(f"{node.name} has {self.count} products of one input behind it")
-
-    def _products(self, node: ir.Node) -> list[ir.Node]:
+    def find(self, node: ir.Node) -> list[ir.Node]:
         """The products to merge; none where one is missing, used twice, of another input, or the graph's output."""
         if node.op_type not in self.operators:
             return []
@@ -42,6 +29,10 @@ class MergeProducts(FusionPass):
         products = [product for product in found if product and not product.outputs[0].is_graph_output()]
         same = len({product.inputs[0] for product in products}) == 1
         return products if same and len(set(products)) == self.count else []
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: list[ir.Node]) -> None:
+        """See the class."""
+        _merge(graph, found)
 
 
 def _product_behind(value: ir.Value | None, through: frozenset[str]) -> ir.Node | None:

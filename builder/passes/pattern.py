@@ -13,21 +13,47 @@ TRANSPOSED = ".T"  # ends the name of an initializer that is a weight turned rou
 
 
 class FusionPass(passes.InPlacePass):
-    """Rewrites nodes one by one; `matched` counts them. A subclass implements `rewrite`."""
+    """Rewrites nodes one by one; `matched` counts them. A subclass implements `find` and `rewrite`.
+
+    Pre: the graph has what `needs` names, inputs, outputs or operators. Post: `find` finds nothing any more; `left`
+    says what is wrong with a node where it does.
+    """
+
+    needs: tuple[str, ...] = ()
+    left: str
 
     def __init__(self) -> None:
         super().__init__()
         self.matched = 0
 
+    def requires(self, model: ir.Model) -> None:
+        """Raise PreconditionError for what the graph has not."""
+        values = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+        for name in self.needs:
+            if name not in values and all(node.op_type != name for node in model.graph):
+                raise passes.PreconditionError(f"the graph has no {name}")
+
     def call(self, model: ir.Model) -> passes.PassResult:
-        """Offer every node, in order, to `rewrite`."""
+        """Rewrite every node that is found, in order."""
         for node in list(model.graph):
-            if node.graph is not None and self.rewrite(model.graph, node):
+            found = self.find(node) if node.graph is not None else None
+            if found:
+                self.rewrite(model.graph, node, found)
                 self.matched += 1
         return passes.PassResult(model, modified=self.matched > 0)
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        """Rewrite around this node if it matches; True if it did."""
+    def ensures(self, model: ir.Model) -> None:
+        """Raise PostconditionError for a node that is still found."""
+        for node in model.graph:
+            if self.find(node):
+                raise passes.PostconditionError(f"{node.name} {self.left}")
+
+    def find(self, node: ir.Node) -> Any:
+        """What `rewrite` needs to know, of a node that matches; nothing of another."""
+        raise NotImplementedError
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: Any) -> None:
+        """Rewrite around a node that matches."""
         raise NotImplementedError
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-import onnx_ir.passes as passes
 
 from .pattern import FusionPass, dims, insert, producer, replace
 
@@ -14,36 +13,23 @@ class FuseResidualNorm(FusionPass):
     x and y have one shape `[B, N, H]`. Pre: the graph has logits. Post: no such pair is left.
     """
 
-    def requires(self, model: ir.Model) -> None:
-        """See the class."""
-        if not any(value.name == "logits" for value in model.graph.outputs):
-            raise passes.PreconditionError("the graph has no output logits")
+    needs = ("logits",)
+    left = "normalises a sum by itself"
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+    def find(self, node: ir.Node) -> ir.Node | None:
+        """The residual sum that an RMSNorm normalises."""
+        add = producer(node.inputs[0], "Add") if node.op_type == "RMSNormalization" else None
+        weight = node.inputs[1] if add else None
+        if add is None or weight is None or not weight.is_initializer():
+            return None
+        shapes = [dims(value) for value in add.inputs]
+        return add if shapes[0] == shapes[1] and len(shapes[0] or ()) == 3 else None
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: ir.Node) -> None:
         """See the class."""
-        add = _sum(node)
-        if add is None:
-            return False
         attributes = {"epsilon": node.attributes["epsilon"].as_float()}
-        new = insert(add, "AddRMSNorm", [*add.inputs, node.inputs[1]], "specbuild", attributes, outputs=2)
-        for old, value in zip((node.outputs[0], add.outputs[0]), new.outputs, strict=True):
+        new = insert(found, "AddRMSNorm", [*found.inputs, node.inputs[1]], "specbuild", attributes, outputs=2)
+        for old, value in zip((node.outputs[0], found.outputs[0]), new.outputs, strict=True):
             replace(old, value)
         graph.remove(node, safe=True)
-        graph.remove(add, safe=True)
-        return True
-
-    def ensures(self, model: ir.Model) -> None:
-        """See the class."""
-        for node in model.graph:
-            if _sum(node):
-                raise passes.PostconditionError(f"{node.name} normalises a sum by itself")
-
-
-def _sum(node: ir.Node) -> ir.Node | None:
-    """The residual sum that an RMSNorm normalises."""
-    add = producer(node.inputs[0], "Add") if node.op_type == "RMSNormalization" else None
-    weight = node.inputs[1] if add else None
-    if add is None or weight is None or not weight.is_initializer():
-        return None
-    shapes = [dims(value) for value in add.inputs]
-    return add if shapes[0] == shapes[1] and len(shapes[0] or ()) == 3 else None
+        graph.remove(found, safe=True)

@@ -15,6 +15,8 @@ class FuseRMSNorm(FusionPass):
     Pre: opset 23, which has the operator. Post: no such chain with a weight is left.
     """
 
+    left = "is the end of an RMSNorm that was not matched"
+
     def requires(self, model: ir.Model) -> None:
         """See the class."""
         if model.graph.opset_imports.get("") != 23:
@@ -25,11 +27,9 @@ class FuseRMSNorm(FusionPass):
         self.matched = onnx_fusions.fuse(model).get("RMSNormalization", 0)
         return passes.PassResult(model, modified=self.matched > 0)
 
-    def ensures(self, model: ir.Model) -> None:
-        """See the class."""
-        for node in model.graph:
-            if node.op_type == "Mul" and any(_weighted_norm(node, at) for at in (0, 1)):
-                raise passes.PostconditionError(f"{node.name} is the end of an RMSNorm that was not matched")
+    def find(self, node: ir.Node) -> bool:
+        """Whether a node is the end of such a chain."""
+        return node.op_type == "Mul" and any(_weighted_norm(node, at) for at in (0, 1))
 
 
 def _weighted_norm(node: ir.Node, at: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-import onnx_ir.passes as passes
 
 from .pattern import FusionPass, insert, producer, replace
 
@@ -15,16 +14,26 @@ class FuseRotary(FusionPass):
     Pre: the graph has an input position_ids. Post: no attention takes rotated queries and keys of the same tables.
     """
 
-    def requires(self, model: ir.Model) -> None:
-        """See the class."""
-        if not any(value.name == "position_ids" for value in model.graph.inputs):
-            raise passes.PreconditionError("the graph has no input position_ids")
+    needs = ("position_ids",)
+    left = "does not rotate by itself"
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+    def find(self, node: ir.Node) -> tuple[ir.Value, ir.Value, tuple[ir.Value, ...]] | None:
+        """Unrotated query and key, and the tables both are rotated by."""
+        if node.op_type != "TreeAttention":
+            return None
+        rotations = [producer(value, "RotaryEmbedding") for value in node.inputs[:2]]
+        if not all(rotations):
+            return None
+        found = [_tables(rotation, node.inputs[5]) for rotation in rotations if rotation]
+        if found[0] is None or found[0] != found[1]:
+            return None
+        query, key = (rotation.inputs[0] for rotation in rotations if rotation)
+        assert query is not None
+        assert key is not None
+        return query, key, found[0]
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: tuple[ir.Value, ir.Value, tuple[ir.Value, ...]]) -> None:
         """See the class."""
-        found = _rotations(node)
-        if found is None:
-            return False
         query, key, tables = found
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         inputs = [query, key, *node.inputs[2:], *tables]
@@ -33,29 +42,6 @@ class FuseRotary(FusionPass):
         for old, new in zip(node.outputs, outputs, strict=True):
             replace(old, new)
         graph.remove(node, safe=True)
-        return True
-
-    def ensures(self, model: ir.Model) -> None:
-        """See the class."""
-        for node in model.graph:
-            if _rotations(node):
-                raise passes.PostconditionError(f"{node.name} does not rotate by itself")
-
-
-def _rotations(node: ir.Node) -> tuple[ir.Value, ir.Value, tuple[ir.Value, ...]] | None:
-    """Unrotated query and key, and the tables both are rotated by."""
-    if node.op_type != "TreeAttention":
-        return None
-    rotations = [producer(value, "RotaryEmbedding") for value in node.inputs[:2]]
-    if not all(rotations):
-        return None
-    found = [_tables(rotation, node.inputs[5]) for rotation in rotations if rotation]
-    if found[0] is None or found[0] != found[1]:
-        return None
-    query, key = (rotation.inputs[0] for rotation in rotations if rotation)
-    assert query is not None
-    assert key is not None
-    return query, key, found[0]
 
 
 def _tables(rotation: ir.Node, positions: ir.Value | None) -> tuple[ir.Value, ...] | None:

@@ -10,20 +10,21 @@ from .pattern import FusionPass, insert, producer, replace
 class FuseSwiGLU(FusionPass):
     """`Mul(Mul(g, Sigmoid(g)), u)` becomes `specbuild::SwiGLU(g, u)`."""
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        """See the class."""
-        if node.op_type != "Mul":
-            return False
-        for silu_index in (0, 1):
-            silu = producer(node.inputs[silu_index], "Mul")
+    left = "is a SwiGLU by itself"
+
+    def find(self, node: ir.Node) -> list[ir.Value | None]:
+        """g and u."""
+        for index in (0, 1) if node.op_type == "Mul" else ():
+            silu = producer(node.inputs[index], "Mul")
             gate = _silu_input(silu)
-            if silu is None or gate is None or len(list(silu.outputs[0].uses())) != 1:
-                continue
-            new = insert(node, "SwiGLU", [gate, node.inputs[1 - silu_index]], domain="specbuild")
-            replace(node.outputs[0], new.outputs[0])
-            graph.remove(node, safe=True)
-            return True
-        return False
+            if silu and gate and len(list(silu.outputs[0].uses())) == 1:
+                return [gate, node.inputs[1 - index]]
+        return []
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: list[ir.Value | None]) -> None:
+        """See the class."""
+        replace(node.outputs[0], insert(node, "SwiGLU", found, domain="specbuild").outputs[0])
+        graph.remove(node, safe=True)
 
 
 def _silu_input(node: ir.Node | None) -> ir.Value | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-import onnx_ir.passes as passes
 
 from .pattern import FusionPass, insert, permutation, producer, replace
 
@@ -14,25 +13,17 @@ class FoldTiedHead(FusionPass):
     Post: no weight is transposed at run time.
     """
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
+    left = "transposes a weight in every step"
+
+    def find(self, node: ir.Node) -> ir.Node | None:
+        """The transpose of a weight behind a product."""
+        transpose = producer(node.inputs[1], "Transpose") if node.op_type == "MatMul" else None
+        if transpose is None or transpose.inputs[0] is None or permutation(transpose) != (1, 0):
+            return None
+        return transpose if transpose.inputs[0].is_initializer() else None
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: ir.Node) -> None:
         """See the class."""
-        transpose = _transposed_weight(node)
-        if transpose is None:
-            return False
-        new = insert(node, "MatMulNT", [node.inputs[0], transpose.inputs[0]], domain="specbuild")
+        new = insert(node, "MatMulNT", [node.inputs[0], found.inputs[0]], domain="specbuild")
         replace(node.outputs[0], new.outputs[0])
         graph.remove(node, safe=True)
-        return True
-
-    def ensures(self, model: ir.Model) -> None:
-        """See the class."""
-        for node in model.graph:
-            if _transposed_weight(node):
-                raise passes.PostconditionError(f"{node.name} transposes a weight in every step")
-
-
-def _transposed_weight(node: ir.Node) -> ir.Node | None:
-    transpose = producer(node.inputs[1], "Transpose") if node.op_type == "MatMul" else None
-    if transpose is None or transpose.inputs[0] is None or permutation(transpose) != (1, 0):
-        return None
-    return transpose if transpose.inputs[0].is_initializer() else None

@@ -31,20 +31,22 @@ _NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # which input is the weight
 class Quantize(FusionPass):
     """See the module. Weights that are not in `found`, by name, stay. Raises OptionError where one product has two."""
 
+    left = "takes a weight that is to be quantized"
+
     def __init__(self, found: Mapping[str, Quantized], names: Names) -> None:
         super().__init__()
         self.found, self.names = found, names
         self._made: dict[tuple[int, ...], list[ir.Value]] = {}
 
-    def rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        """See the class."""
+    def find(self, node: ir.Node) -> tuple[ir.Value, ir.Value, bool, list[Quantized]] | None:
+        """Input, weight, whether it is a lookup, and the weight's numbers."""
         matched = _weight(node)
-        if matched is None:
-            return False
-        x, weight, lookup = matched
-        parts = self._parts(weight, lookup)
-        if not parts:
-            return False
+        parts = self._parts(*matched[1:]) if matched else []
+        return (*matched, parts) if matched and parts else None
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: tuple[ir.Value, ir.Value, bool, list[Quantized]]) -> None:
+        """See the class."""
+        x, weight, lookup, parts = found
         inputs = self._made.setdefault(tuple(map(id, parts)), [])
         scheme = parts[0].scheme
         if not inputs:
@@ -61,7 +63,6 @@ class Quantize(FusionPass):
         new = insert(node, operator, [x, *inputs], "specbuild", attributes)
         replace(node.outputs[0], new.outputs[0])
         graph.remove(node, safe=True)
-        return True
 
     def _parts(self, weight: ir.Value, lookup: bool) -> list[Quantized]:
         """What was found for a weight, or for each of those that were made one; none where it is to stay."""

@@ -5,8 +5,9 @@
     with Engine.load("pycode.bundle") as engine:
         print(engine.generate("def main(", SamplingParams(max_new_tokens=64))[0].text)
 
-Whatever is no error is imported when it is first used, so that `import specbuild` costs next to nothing.
-`specbuild.runtime` has these names too, and the types around them.
+The names are Engine, AsyncEngine, SamplingParams, Chat, Limits, __version__ and the errors. Whatever is no error is
+imported when it is first used, so that `import specbuild` costs next to nothing. `specbuild.runtime` has the types
+around them.
 """
 
 from __future__ import annotations
@@ -14,57 +15,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from specbuild import runtime
-from specbuild.runtime.errors import (
-    BundleError,
-    CheckpointError,
-    EngineClosedError,
-    ExecutionError,
-    InputError,
-    OptionError,
-    OutputError,
-    PromptError,
-    QueueFullError,
-    SpecbuildError,
-)
+from specbuild.runtime.errors import BundleError as BundleError
+from specbuild.runtime.errors import CheckpointError as CheckpointError
+from specbuild.runtime.errors import EngineClosedError as EngineClosedError
+from specbuild.runtime.errors import ExecutionError as ExecutionError
+from specbuild.runtime.errors import InputError as InputError
+from specbuild.runtime.errors import OptionError as OptionError
+from specbuild.runtime.errors import OutputError as OutputError
+from specbuild.runtime.errors import PromptError as PromptError
+from specbuild.runtime.errors import QueueFullError as QueueFullError
+from specbuild.runtime.errors import SpecbuildError as SpecbuildError
 
 if TYPE_CHECKING:
-    from specbuild.runtime import AsyncEngine, Chat, Engine, Limits, SamplingParams
+    from specbuild.runtime import AsyncEngine as AsyncEngine
+    from specbuild.runtime import Chat as Chat
+    from specbuild.runtime import Engine as Engine
+    from specbuild.runtime import Limits as Limits
+    from specbuild.runtime import SamplingParams as SamplingParams
 
     __version__: str
 
-__all__ = [
-    "AsyncEngine",
-    "BundleError",
-    "Chat",
-    "CheckpointError",
-    "Engine",
-    "EngineClosedError",
-    "ExecutionError",
-    "InputError",
-    "Limits",
-    "OptionError",
-    "OutputError",
-    "PromptError",
-    "QueueFullError",
-    "SamplingParams",
-    "SpecbuildError",
-    "__version__",
-]
+_LAZY = ("AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams", "__version__")
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from where it is defined."""
-    if name not in __all__:
+    """A name that is imported when it is first used."""
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":
         from importlib.metadata import version
 
-        value: Any = version("specbuild-trt")
-    else:
-        value = getattr(runtime, name)
-    globals()[name] = value
-    return value
+        return version("specbuild-trt")
+    return getattr(runtime, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_LAZY})

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from specbuild.runtime import Bundle, RunStats
+from specbuild.runtime import Bundle, RunStats, TreeSpec
 from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.bundle.manifest import MANIFEST, Manifest
 from specbuild.runtime.speculation.timings import find, processor
-from specbuild.runtime.speculation.tree import TreeSpec
 
 from .measure import BASELINE, Sample, Turn
 from .statistics import acceptance, latency, speedup

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specbuild.runtime.bundle.manifest import Manifest
+from specbuild.runtime import Manifest, TreeSpec
 from specbuild.runtime.errors import OptionError, PromptError
 from specbuild.runtime.requests.prompt_file import Request, read
-from specbuild.runtime.speculation.tree import TreeSpec
 
 from .measure import BASELINE
 

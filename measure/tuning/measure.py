@@ -13,9 +13,8 @@ import numpy as np
 
 from specbuild.measure.bench.measure import prepare
 from specbuild.measure.roofline import Steps
-from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime import Bundle, Engine, Manifest, SamplingParams
 from specbuild.runtime.backends.cpu.cores import cores
-from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.speculation.policy import Policy

@@ -13,7 +13,7 @@ from specbuild.runtime.errors import BundleError
 
 from .eagle3 import EagleDrafter
 from .model import ModelDrafter
-from .pard import ParallelDrafter
+from .pard import PardDrafter
 
 
 def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int, overlap: bool) -> ModelDrafter:
@@ -25,7 +25,7 @@ def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int, ov
     if record.kind == "eagle3":
         return EagleDrafter(draft, chunk, target, tokens)
     if record.mask_token is not None:
-        return ParallelDrafter(draft, chunk, record.mask_token, tokens)
+        return PardDrafter(draft, chunk, record.mask_token, tokens)
     return ModelDrafter(draft, chunk, overlap, tokens)
 
 

@@ -13,7 +13,7 @@ from specbuild.runtime.backends.executor import Executor, StepInput
 from .model import ModelDrafter, Text
 
 
-class ParallelDrafter(ModelDrafter):
+class PardDrafter(ModelDrafter):
     """A tree of any depth costs one step: mask j stands for the token j after the root, and tells what follows it.
 
     A level's candidates are the same below every node of the level above. The masks' rows are not kept.

@@ -59,19 +59,19 @@ class AsyncEngine:
             with suppress(RuntimeError):  # the event loop is closed, and nobody waits any more
                 loop.call_soon_threadsafe(changed.set)
 
-        feed = self.engine.feed(sequences, wake, each_round)
+        window = self.engine.window(sequences, wake, each_round)
         try:
-            feed.fill(wait)
+            window.fill(wait)
             for chunk in refused:
                 yield chunk
-            while feed.pending:
+            while window.pending:
                 changed.clear()
-                for chunk in feed.chunks():
+                for chunk in window.chunks():
                     yield chunk
-                if feed.pending:
+                if window.pending:
                     await changed.wait()
         finally:
-            feed.cancel()
+            window.cancel()
 
     async def close(self) -> None:
         """Close the engine, in a thread: a round may be under way."""

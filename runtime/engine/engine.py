@@ -25,14 +25,14 @@ from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.result import Chunk, Result
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.tokenizer import Prompt, Tokenizer
-from specbuild.runtime.requests.validation import Errors, Intake, Params, Prompts, params_list
+from specbuild.runtime.requests.validation import Errors, Params, Prompts, Validator, params_list
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 from specbuild.runtime.speculation.policy import Policy
 
 from .handle import Handle
 from .scheduler import Scheduler
-from .window import Feed
+from .window import Window
 
 MAX_WAITING = 256
 
@@ -51,7 +51,7 @@ class Engine:
         policy: Policy | None = None,
     ) -> None:
         self.manifest, self.tokenizer, self.batch_size = manifest, tokenizer, batch_size
-        self._loop, self._intake = loop, Intake(manifest, tokenizer, clock, loop.check, policy)
+        self._loop, self._validator = loop, Validator(manifest, tokenizer, clock, loop.check, policy)
         self.scheduler = Scheduler(loop, batch_size, max_waiting, clock)
 
     @classmethod
@@ -163,7 +163,7 @@ class Engine:
         (one,), entered = params_list(params, 1), threading.Event()
         if one.n > 1:
             raise OptionError(f"submit takes one sample, not n={one.n}: submit each with a seed, or use generate")
-        (sequence,) = self._intake.samples(prompt, one)
+        (sequence,) = self._validator.samples(prompt, one)
         handle = self.scheduler.submit(sequence, entered.set, wait=wait)
         try:
             if not handle.queued:
@@ -188,33 +188,33 @@ class Engine:
 
         nodes: how many tokens a step computes at most.
         """
-        tokens = self._intake.check(list(token_ids))
+        tokens = self._validator.check(list(token_ids))
         with self.scheduler.exclusive() as loop:
             return loop.logits(tokens, len(tokens) if count is None else count, nodes)
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
-        """What `generate` and `stream` would run, and the chunks of what cannot; see `Intake.requests`."""
+        """What `generate` and `stream` would run, and the chunks of what cannot; see `Validator.requests`."""
         self._check_open()
-        return self._intake.requests(prompts, params, errors)
+        return self._validator.requests(prompts, params, errors)
 
-    def feed(self, sequences: Seq[Sequence], wake: Callable[[], None], each_round: bool) -> Feed:
-        """A feed of sequences: as many submitted as keep every slot busy."""
-        return Feed(self.scheduler, sequences, 2 * self.batch_size, wake, each_round)
+    def window(self, sequences: Seq[Sequence], wake: Callable[[], None], each_round: bool) -> Window:
+        """A window over sequences: as many submitted as keep every slot busy."""
+        return Window(self.scheduler, sequences, 2 * self.batch_size, wake, each_round)
 
     def _chunks(
         self, sequences: list[Sequence], refused: list[Chunk], each_round: bool
     ) -> Generator[Chunk, None, None]:
         yield from refused
         changed = threading.Event()
-        feed = self.feed(sequences, changed.set, each_round)
+        window = self.window(sequences, changed.set, each_round)
         try:
-            while feed.pending:
+            while window.pending:
                 changed.clear()
-                yield from feed.chunks()
-                if feed.pending:
+                yield from window.chunks()
+                if window.pending:
                     changed.wait()
         finally:
-            feed.cancel()
+            window.cancel()
 
     def _check_open(self) -> None:
         if self.scheduler.closed:

@@ -51,11 +51,9 @@ def load_loop(
 
 def load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> OrtExecutor:
     """The smallest compiled graph that holds `batch_size` sequences; raises BundleError."""
-    if bundle.manifest.backend != BACKEND:
-        known = ", ".join((BACKEND, *ON_GPU))
-        raise BundleError(
-            f"the bundle needs backend {bundle.manifest.backend!r}, this specbuild has {known}: update specbuild"
-        )
+    backend, known = bundle.manifest.backend, ", ".join((BACKEND, *ON_GPU))
+    if backend != BACKEND:
+        raise BundleError(f"the bundle needs backend {backend!r}, this specbuild has {known}: update specbuild")
     graphs = bundle.manifest.models[name].graphs
     compiled = min(int(size) for size in graphs if int(size) >= batch_size)
     spec = spec_of(bundle.manifest, name)

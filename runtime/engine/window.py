@@ -1,4 +1,4 @@
-"""The feed: many sequences of one caller through the scheduler, a few at a time."""
+"""A window over many sequences of one caller: a few of them at a time go through the scheduler."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .handle import Handle
 from .scheduler import Scheduler
 
 
-class Feed:
-    """Keeps up to `window` sequences submitted, so that no slot is idle and other callers still get their turn.
+class Window:
+    """Keeps up to `size` sequences submitted, so that no slot is idle and other callers still get their turn.
 
     `wake` is called when `chunks` has something to do; for every round if `each_round`, else when a sequence ends.
     """
@@ -23,11 +23,11 @@ class Feed:
         self,
         scheduler: Scheduler,
         sequences: Seq[Sequence],
-        window: int,
+        size: int,
         wake: Callable[[], None],
         each_round: bool,
     ) -> None:
-        self._scheduler, self._window, self._wake, self._each_round = scheduler, window, wake, each_round
+        self._scheduler, self._size, self._wake, self._each_round = scheduler, size, wake, each_round
         self._left, self._running = deque(sequences), list[Handle]()
 
     @property
@@ -36,11 +36,11 @@ class Feed:
         return bool(self._left or self._running)
 
     def fill(self, wait: bool = True) -> None:
-        """Submit what the window has room for, one at a time in the line for the queue.
+        """Submit what the window has room for, one at a time in the overflow of the queue.
 
         `wait`: see `Scheduler.submit`; raises QueueFullError.
         """
-        while self._left and len(self._running) < self._window and all(handle.queued for handle in self._running):
+        while self._left and len(self._running) < self._size and all(handle.queued for handle in self._running):
             handle = self._scheduler.submit(self._left[0], self._wake, self._each_round, wait)
             self._left.popleft()
             self._running.append(handle)

@@ -57,15 +57,9 @@ class SpeculationStats:
 
     def to_dict(self) -> dict[str, Any]:
         """vLLM's `speculative_decoding` object."""
-        return {
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "draft_acceptance_rate": self.draft_acceptance_rate,
-            "acceptance_histogram": self.acceptance_histogram,
-            "num_spec_steps": self.num_spec_steps,
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_draft_tokens": self.num_accepted_draft_tokens,
-            "decisions": self.decisions,
-        }
+        rates = "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"
+        counts = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "decisions"
+        return {name: getattr(self, name) for name in rates + counts}
 
 
 def _count(histogram: list[int], value: int, times: int = 1) -> None:
@@ -93,17 +87,9 @@ class RequestMetrics:
 
     def to_dict(self) -> dict[str, Any]:
         """The `metrics` object of a result."""
-        return {
-            "ttft": self.ttft,
-            "tpot": self.tpot,
-            "e2el": self.e2el,
-            "num_prompt_tokens": self.num_prompt_tokens,
-            "num_output_tokens": self.num_output_tokens,
-            "num_cached_tokens": self.num_cached_tokens,
-            "seed": self.seed,
-            "speculation": self.speculation,
-            "speculative_decoding": self.speculative_decoding.to_dict(),
-        }
+        times, counts = ("ttft", "tpot", "e2el"), ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens")
+        told = {name: getattr(self, name) for name in (*times, *counts, "seed", "speculation")}
+        return told | {"speculative_decoding": self.speculative_decoding.to_dict()}
 
 
 @dataclass(slots=True)
@@ -147,14 +133,7 @@ class RunStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, seconds and the loop's own share."""
-        return {
-            "rounds": self.rounds,
-            "emitted": self.emitted,
-            "total_s": self.total,
-            "draft_s": self.draft,
-            "verify_s": self.verify,
-            "accept_s": self.accept,
-            "commit_s": self.commit,
-            "host_s": self.host,
-            "loop_share": self.loop_share,
+        seconds = {
+            f"{part}_s": getattr(self, part) for part in ("total", "draft", "verify", "accept", "commit", "host")
         }
+        return {"rounds": self.rounds, "emitted": self.emitted, **seconds, "loop_share": self.loop_share}

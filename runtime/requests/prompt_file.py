@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import click
 
 from specbuild.runtime.errors import InputError, PromptError
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -54,13 +51,6 @@ def read(path: str, defaults: dict[str, Any]) -> list[Request]:
     if not requests:
         raise PromptError(f"{path} has no prompts: give one JSON object per line")
     return requests
-
-
-def tell_later_turns(requests: Sequence[Request]) -> None:
-    """Say on stderr what of the prompts is not run."""
-    later = sum(request.later_turns for request in requests)
-    if later:
-        click.echo(f"specbuild: only the first of each line's turns is run; {later} later turns are not", err=True)
 
 
 def _request(line: bytes, defaults: dict[str, Any]) -> Request:

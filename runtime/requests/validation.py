@@ -1,4 +1,4 @@
-"""The intake: prompts and parameters become sequences, or what is wrong with them is said."""
+"""Validation: prompts and parameters become sequences, or what is wrong with them is said."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Params = SamplingParams | Seq[SamplingParams] | None
 Errors = Literal["raise", "return"]
 
 
-class Intake:
+class Validator:
     """Everything that can be wrong with a request before it runs is found here; safe to use from several threads."""
 
     def __init__(

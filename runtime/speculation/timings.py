@@ -107,7 +107,7 @@ class TimingTable:
         """From a bundle's table, up to so many nodes; raises BundleError where it is no such thing."""
         try:
             if record["schema"] not in READABLE:
-                raise BundleError(f"{FILE} is of schema {record['schema']}, this specbuild reads {SCHEMA}: tune again")
+                raise BundleError(f"{FILE} is of schema {record['schema']}, this reads up to {SCHEMA}: tune again")
             by_size = sorted((int(batch), each) for batch, each in record["times"].items())
             if not by_size:
                 raise ValueError("no batch size")

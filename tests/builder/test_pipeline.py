@@ -314,8 +314,8 @@ def test_logits_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatc
 def test_a_precision_that_changes_too_much_stops_the_build(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbuild.builder.pipeline.MOST_DIVERGENCE", 1e-9)
-    monkeypatch.setattr("specbuild.builder.config.build_config.MOST_KL", 1e-9)
+    monkeypatch.setattr("specbuild.builder.pipeline.MAX_DIVERGENCE", 1e-9)
+    monkeypatch.setattr("specbuild.builder.config.build_config.MAX_KL", 1e-9)
     with pytest.raises(ExecutionError, match="int8 changes this model too much"):
         build(BuildConfig(tiny, tmp_path / "bundle", max_batch_size=1, precision="int8"))
     assert list(tmp_path.iterdir()) == []

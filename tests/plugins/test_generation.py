@@ -18,7 +18,7 @@ from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting import factory
 from specbuild.runtime.drafting import model as draft_module
 from specbuild.runtime.drafting.model import ModelDrafter, Text
-from specbuild.runtime.engine import engine as engine_module
+from specbuild.runtime.engine import load_cpu
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth
@@ -143,7 +143,7 @@ def replaced(kernels: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
         used["commit"] = used.get("commit", 0) + 1
 
     used.clear()
-    monkeypatch.setattr(engine_module, "Loop", KernelLoop)
+    monkeypatch.setattr(load_cpu, "Loop", KernelLoop)
     monkeypatch.setattr(factory, "ModelDrafter", KernelDrafter)
     monkeypatch.setattr(draft_module, "Growth", KernelGrowth)
     monkeypatch.setattr(KVCache, "gather", gather)

@@ -9,14 +9,13 @@ import numpy as np
 from host_device import HostDevice, HostQueue
 from tiny_models import VOCAB, executor
 
+from specbuild.runtime import RequestMetrics, TreeSpec
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import Loop
-from specbuild.runtime.requests.metrics import RequestMetrics
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.tokenizer import Detokenizer
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
-from specbuild.runtime.speculation.tree import TreeSpec
 
 REQUESTS: list[dict[str, Any]] = [
     {},

@@ -13,18 +13,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specbuild.runtime import Engine
+from specbuild.runtime import Bundle, Engine, RequestMetrics, TreeSpec
 from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput
-from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.engine.load_cpu import load_model
 from specbuild.runtime.errors import PromptError
-from specbuild.runtime.requests.metrics import RequestMetrics
 from specbuild.runtime.requests.sequence import Sequence as Request
 from specbuild.runtime.requests.tokenizer import Detokenizer, Tokenizer
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
-from specbuild.runtime.speculation.tree import TreeSpec
 
 VOCAB = 12
 

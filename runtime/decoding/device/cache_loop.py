@@ -19,7 +19,7 @@ from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import TreeSpec
 
-from .tree_grower import DeviceDrafter
+from .tree_grower import TreeGrower
 
 
 class CacheLoop(Loop):
@@ -28,7 +28,7 @@ class CacheLoop(Loop):
     `_model` drafts there, or `drafter` on the host with a model that is there; or neither.
     """
 
-    _model: DeviceDrafter | None = None
+    _model: TreeGrower | None = None
 
     def __init__(self, target: StandardExecutor, eos: frozenset[int], drafter: ModelDrafter | None = None) -> None:
         super().__init__(target, drafter, target.model.chunk, eos)

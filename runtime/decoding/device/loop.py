@@ -26,7 +26,7 @@ from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 from .cache_loop import CacheLoop
 from .state import Block, Graphs, ProcessorFlags, Slots, enqueue_tree_inputs, launch, layer_addresses, round_block
-from .tree_grower import DeviceDrafter
+from .tree_grower import TreeGrower
 
 
 class DeviceLoop(CacheLoop):
@@ -49,7 +49,7 @@ class DeviceLoop(CacheLoop):
         self._device, self._kernels = target.device, kernels
         batch, vocab, max_nodes = target.batch_size, target.spec.vocab_size, min(target.model.buckets[-1], MAX_NODES)
         self._slots = Slots(self._device, batch, vocab)
-        self._model = DeviceDrafter(draft, kernels, self._slots, max_nodes) if draft and drafter != "ngram" else None
+        self._model = TreeGrower(draft, kernels, self._slots, max_nodes) if draft and drafter != "ngram" else None
         self._looks_up = drafter != "model"
         self._graphs, empty = Graphs(target), self._device.empty
         self._blocks = {n: round_block(target, n) for n in target.model.buckets}  # a round's, by its most nodes

@@ -51,7 +51,7 @@ class Extent:
         )
 
 
-class DeviceDrafter:
+class TreeGrower:
     """Grows trees of the shapes that `Slots` has, into a round's `Block`; memory for the largest is made once."""
 
     def __init__(self, executor: StandardExecutor, kernels: Kernels, slots: Slots, max_nodes: int) -> None:

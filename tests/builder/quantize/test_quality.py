@@ -145,10 +145,10 @@ def test_models_of_few_positions(model: Any, positions: int) -> None:
 
 
 def test_few_texts_of_a_large_vocabulary(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quality, "MOST_LOGITS", 97 * 40)
+    monkeypatch.setattr(quality, "MAX_LOGITS", 97 * 40)
     found = Before.of(model, TEXTS, [0], 64)
     assert found.texts == TEXTS[:2]
-    monkeypatch.setattr(quality, "MOST_LOGITS", 97 * 5)
+    monkeypatch.setattr(quality, "MAX_LOGITS", 97 * 5)
     found = Before.of(model, TEXTS, [0], 64)
     assert found.texts == [TEXTS[0][:5]]
     assert found.logits[0].shape == (5, 97)

@@ -63,7 +63,7 @@ def test_sums_and_ratios(result: Any) -> None:
     assert (drafted["mean_tpot_ms"], drafted["mean_ttft_ms"], drafted["mean_e2el_ms"]) == (500, 1000, 1500)
 
 
-def test_a_tuned_bundle_has_no_tree_of_its_own_but_a_cost_table(bundle: Path, tmp_path: Path) -> None:
+def test_a_tuned_bundle_has_no_tree_of_its_own_but_a_timing_table(bundle: Path, tmp_path: Path) -> None:
     opened, turns = Bundle.open(bundle), [Turn([sample("qa", 2, 1.0, 1.0, 3)], 2.0, RunStats(1, 2, 1.0))]
     measured = {1: {"off": turns, "chain:4": turns, "auto": turns}}
     files = opened.manifest.files | {"timings.json": FileRecord(0, "")}
@@ -78,7 +78,7 @@ def test_a_tuned_bundle_has_no_tree_of_its_own_but_a_cost_table(bundle: Path, tm
         assert title in " ".join(labels)
         assert " ".join(labels).index("chain:4") < " ".join(labels).index("auto")
         found = {"T_verify, ms", "T_draft, ms", "batch 2"} <= set(labels)
-        assert found == (each is tuned) == ("Cost table" in html.render(result))
+        assert found == (each is tuned) == ("Timing table" in html.render(result))
     assert result["bundle"]["timings"]["2"] == steps
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from specbuild.measure.bench.workload import PYCODE, concurrencies, contenders, load
-from specbuild.runtime import Bundle, SamplingParams
-from specbuild.runtime.bundle.manifest import Manifest
+from specbuild.runtime import Bundle, Manifest, SamplingParams
 from specbuild.runtime.errors import OptionError, PromptError
 
 DEFAULTS: dict[str, Any] = {"max_new_tokens": 7}

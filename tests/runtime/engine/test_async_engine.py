@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.engine.async_engine import AsyncEngine
+from specbuild.runtime import AsyncEngine, Engine, SamplingParams
 from specbuild.runtime.errors import EngineClosedError, PromptError, QueueFullError
 
 LONG = SamplingParams(max_new_tokens=100)
@@ -26,7 +25,7 @@ async def at_rest(engine: Any) -> None:
     def check() -> None:
         with engine.scheduler.exclusive():
             assert sorted(engine.scheduler.free) == list(range(engine.batch_size))
-            assert (list(engine.scheduler.waiting), list(engine.scheduler.line)) == ([], [])
+            assert (list(engine.scheduler.waiting), list(engine.scheduler.overflow)) == ([], [])
 
     await asyncio.to_thread(check)
 

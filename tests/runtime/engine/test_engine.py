@@ -57,7 +57,7 @@ def test_stress(bundle: Path, prompts: list[str], batch_size: int) -> None:
         with engine.scheduler.exclusive():
             assert sorted(engine.scheduler.free) == list(range(batch_size))
             assert not engine.scheduler.waiting
-            assert not engine.scheduler.line
+            assert not engine.scheduler.overflow
         assert len(answers) == THREADS * EACH
         reasons = Counter(result.finish_reason for *_, result in answers)
         assert set(reasons) <= {"stop", "length", "cancelled", "deadline"}
@@ -157,6 +157,6 @@ def test_a_tree_past_the_limit_is_refused_and_the_default_is_cut(bundle: Path, p
     assert 0 < drafting.num_draft_tokens <= 3 * drafting.num_spec_steps
 
 
-def test_an_expectation_needs_a_cost_table(bundle: Path) -> None:
+def test_an_expectation_needs_a_timing_table(bundle: Path) -> None:
     with pytest.raises(OptionError, match="min_expected_speedup needs a tuned bundle: run specbuild tune"):
         Engine.load(bundle, limits=Limits(min_expected_speedup=1.2))

@@ -21,7 +21,7 @@ def at_rest(engine: Any) -> None:
     scheduler = engine.scheduler
     with scheduler.exclusive():
         assert sorted(scheduler.free) == list(range(engine.batch_size))
-        assert (scheduler.active, list(scheduler.waiting), list(scheduler.line)) == ([], [], [])
+        assert (scheduler.active, list(scheduler.waiting), list(scheduler.overflow)) == ([], [], [])
 
 
 def in_thread(function: Any, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
@@ -148,7 +148,7 @@ def test_a_full_queue_makes_submit_wait(hash_engine: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(engine.scheduler, "submit", submit)
     thread, out = in_thread(engine.submit, "c", SHORT)
     assert standing.wait(60)
-    assert (out, len(engine.scheduler.line)) == ([], 1)
+    assert (out, len(engine.scheduler.overflow)) == ([], 1)
     waiting.cancel()
     thread.join(60)
     engine.gate.open()
@@ -161,7 +161,7 @@ def test_more_prompts_than_the_queue_holds(hash_engine: Any, monkeypatch: pytest
 
     def submit(*arguments: Any, **options: Any) -> Handle:
         handle: Handle = inner(*arguments, **options)
-        seen.append((len(engine.scheduler.waiting), len(engine.scheduler.line)))
+        seen.append((len(engine.scheduler.waiting), len(engine.scheduler.overflow)))
         return handle
 
     monkeypatch.setattr(engine.scheduler, "submit", submit)

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specbuild.runtime import Limits, SamplingParams
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.sampling.sampler import SamplingParams
-from specbuild.runtime.speculation.draft_limits import Limits
 from specbuild.runtime.speculation.policy import CAUTION, Option, Policy, Trust
 from specbuild.runtime.speculation.timings import TimingTable
 

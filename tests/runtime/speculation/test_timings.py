@@ -44,7 +44,7 @@ def test_chances_by_likelihood() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda r: r.update(schema=2), "of schema 2, this specbuild reads 1: tune again"),
+        (lambda r: r.update(schema=3), "of schema 3, this reads up to 2: tune again"),
         (lambda r: r.pop("times"), "is not a timing table ('times'): run specbuild tune"),
         (lambda r: r["times"].update({"1": TIMES | {"verify": [[2, 1.0]]}}), "sizes must ascend from 1"),
         (lambda r: r["times"].update({"1": TIMES | {"verify": [[1, -1.0]]}}), "seconds be positive"),
@@ -56,7 +56,7 @@ def test_chances_by_likelihood() -> None:
         (lambda r: r["chances"]["greedy"].update(chance=[0.1, 0.5, 1.5]), "run specbuild tune"),
     ],
 )
-def test_what_is_no_cost_table_is_refused(change: Any, reason: str) -> None:
+def test_what_is_no_timing_table_is_refused(change: Any, reason: str) -> None:
     record = copy.deepcopy(RECORD)
     change(record)
     with pytest.raises(BundleError) as refusal:

@@ -33,7 +33,7 @@ from specbuild.runtime.decoding.device.resident import ResidentLoop
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.eagle3 import EagleDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.drafting.pard import ParallelDrafter
+from specbuild.runtime.drafting.pard import PardDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
@@ -100,7 +100,7 @@ def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loop
         if kind == "eagle3":
             drafter = EagleDrafter(draft, BUCKETS[-1], target)
         else:
-            drafter = ParallelDrafter(draft, BUCKETS[-1], MASK)
+            drafter = PardDrafter(draft, BUCKETS[-1], MASK)
         seen, propose = list[tuple[Sequence, list[int], Tree]](), drafter.propose
 
         def noted(sequences: Any) -> list[Tree]:

@@ -17,7 +17,7 @@ from small_models import reference
 from tiny_models import CAPACITY, CHUNK, TEXT, VOCAB, executor, torch_model
 
 from specbuild.builder.frontend import checkpoint
-from specbuild.runtime import Engine
+from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
@@ -27,7 +27,6 @@ from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import BundleError, ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import Tree
 
 

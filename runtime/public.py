@@ -1,0 +1,19 @@
+"""The public names of the runtime, each from where it is defined."""
+
+from .bundle.bundle import Bundle as Bundle
+from .bundle.manifest import Manifest as Manifest
+from .engine.async_engine import AsyncEngine as AsyncEngine
+from .engine.engine import Engine as Engine
+from .engine.handle import Handle as Handle
+from .errors import SpecbuildError as SpecbuildError
+from .requests.chat import Chat as Chat
+from .requests.metrics import RequestMetrics as RequestMetrics
+from .requests.metrics import RunStats as RunStats
+from .requests.metrics import SpeculationStats as SpeculationStats
+from .requests.result import Chunk as Chunk
+from .requests.result import Result as Result
+from .requests.tokenizer import Prompt as Prompt
+from .sampling.logprobs import TokenLogprobs as TokenLogprobs
+from .sampling.sampler import SamplingParams as SamplingParams
+from .speculation.draft_limits import Limits as Limits
+from .speculation.tree import TreeSpec as TreeSpec
