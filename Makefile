@@ -1,4 +1,4 @@
-# Two commands set everything up: `make demo` and `make test`.
+# Two commands set everything up: `make demo` and `make test`; CONTRIBUTING.md has the others.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ BUNDLE ?= pycode.bundle
 PROMPT ?= def parse_arguments(argv):
 JOBS ?= 2
 
-.PHONY: demo test lint kernels bench clean
+.PHONY: demo test test-all soak lint kernels bench clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -14,8 +14,18 @@ demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild generate $(BUNDLE) --prompt '$(PROMPT)' --max-new-tokens 96 --stats
 
 # Each process has a file at a time; more of them than cores are slower.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Every module and every backend at least once; at most 5 minutes on two cores.
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --tier fast
+
+test-all: $(VENV)/.ready
+	$(PYTEST) --tier all
+
+# Every family on many prompts, property tests with many cases; what came out is written to be committed.
+soak: $(VENV)/.ready
+	$(BIN)/python scripts/soak.py --out benchmarks/results/soak.json
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

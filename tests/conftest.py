@@ -26,9 +26,42 @@ PAIR = ROOT / "engines" / "pycode"
 PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files go first: processes that have one at a time are done at about the same time then."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--tier`: which tests run; see CONTRIBUTING.md."""
+    tiers = ("fast", "all", "soak")
+    parser.addoption("--tier", choices=tiers, default="all", help="fast: not the slow ones; soak: the longest alone")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In a soak, property tests that do not say how many cases they draw themselves draw many more."""
+    from hypothesis import settings
+
+    settings.register_profile("soak", max_examples=2000, deadline=None)
+    if config.getoption("--tier") == "soak":
+        settings.load_profile("soak")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep a tier's tests, the long files first: processes that have one at a time end at about the same time then."""
+    wanted = config.getoption("--tier")
+    kept = [item for item in items if tier_of(item) in {"fast": ("fast",), "all": ("fast", "slow")}.get(wanted, ())]
+    if wanted == "soak":
+        drawn = [item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)]
+        kept = [item for item in items if tier_of(item) == "soak" or item in drawn]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = sorted(kept, key=lambda item: item.path.name not in LONG)
+
+
+def tier_of(item: pytest.Item) -> str:
+    """fast, slow or soak: `slow` may name the only parameters that are, or those that are not (`but`)."""
+    if item.get_closest_marker("soak"):
+        return "soak"
+    slow = item.get_closest_marker("slow")
+    if slow is None:
+        return "fast"
+    name = item.name.partition("[")[2].removesuffix("]")
+    only, but = slow.kwargs.get("only", (name,)), slow.kwargs.get("but", ())
+    return "slow" if name in only and name not in but else "fast"
 
 
 @pytest.fixture(scope="session")

@@ -52,6 +52,7 @@ def engine(bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield loaded
 
 
+@pytest.mark.slow(but=("None-batch4-auto", "None-batch4-off", "model-batch4-best:16"))
 @pytest.mark.parametrize("tree", ["off", "auto", *TREES])
 def test_greedy_equals_transformers(
     engine: Engine, tokens: list[list[int]], references: list[list[int]], tree: str
@@ -70,6 +71,7 @@ def sampled(engine: Engine, tokens: list[list[int]]) -> tuple[list[SamplingParam
     return params, plain(engine, tokens, params)
 
 
+@pytest.mark.slow(but=("None-batch4-best:16", "model-batch4-topk:4,4"))
 @pytest.mark.parametrize("tree", TREES)
 def test_sampling_equals_plain_decoding(
     engine: Engine, tokens: list[list[int]], sampled: tuple[list[SamplingParams], list[list[int]]], tree: str
@@ -91,6 +93,7 @@ def test_another_seed_gives_another_text(engine: Engine, tokens: list[list[int]]
     assert [r.token_ids for r in one] != [r.token_ids for r in other]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", TREES)
 def test_model_trees_draft_and_are_accepted_as_their_shape_allows(
     bundle: Path, tokens: list[list[int]], tree: str
@@ -110,6 +113,7 @@ def test_model_trees_draft_and_are_accepted_as_their_shape_allows(
     assert all(histogram), f"every length from 0 to {spec.depth} is accepted at times: {histogram}"
 
 
+@pytest.mark.slow
 def test_wider_trees_are_accepted_further(bundle: Path, tokens: list[list[int]]) -> None:
     lengths = {}
     with Engine.load(bundle, drafter="model") as engine:
@@ -136,6 +140,7 @@ def first_tokens(bundle: Path, prompt: Sequence[int], count: int, temperature: f
         return [result.token_ids[0] for result in engine.generate([list(prompt)] * count, params)]
 
 
+@pytest.mark.slow
 def test_first_tokens_follow_the_softmax(bundle: Path, tokens: list[list[int]]) -> None:
     """χ² of 20,000 first tokens against softmax; a sampler at another temperature fails it."""
     import numpy as np

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,13 @@ def workplace(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("script", blocks("bash"))
+def shell_blocks() -> list[Any]:
+    """Those that build, train, tune or measure are slow."""
+    slow = re.compile(r"^(specbuild (build|distill|pair|tune|bench|profile|verify)|time )", re.MULTILINE)
+    return [pytest.param(each, marks=[pytest.mark.slow] if slow.search(each) else []) for each in blocks("bash")]
+
+
+@pytest.mark.parametrize("script", shell_blocks())
 def test_shell_block_runs(script: str, workplace: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(

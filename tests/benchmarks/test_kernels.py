@@ -15,6 +15,7 @@ from specbuild.runtime.backends.kernels.abi import KernelLibrary
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "kernels.py"
 
 
+@pytest.mark.slow
 def test_smoke(host: KernelLibrary, tmp_path: Path) -> None:
     command = [sys.executable, SCRIPT, "--smoke", "--library", host.path, "--out", tmp_path]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)
@@ -24,6 +25,7 @@ def test_smoke(host: KernelLibrary, tmp_path: Path) -> None:
     assert {"choose sampled", "walk", "commit", "verify"} <= result["others"].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(GPU), reason="needs a machine without a GPU")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), "--out", str(tmp_path)], capture_output=True, text=True)

@@ -64,6 +64,7 @@ def greedy(folder: Path) -> list[list[int]]:
     return outputs
 
 
+@pytest.mark.slow(but=("mqa; no draft",))
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_random_pair_decodes_as_transformers_does(make_sharp_checkpoint: Make, tmp_path: Path, name: str) -> None:
     target_fields, draft_fields = PAIRS[name]
@@ -85,6 +86,7 @@ def test_a_random_pair_decodes_as_transformers_does(make_sharp_checkpoint: Make,
                 assert tokens == sampled, (drafter, tree)
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_the_target_is_always_right(make_sharp_checkpoint: Make, tmp_path: Path) -> None:
     model = str(make_sharp_checkpoint(tmp_path / "model", eos_token_id=None, **ONE))
     output = tmp_path / "bundle"
@@ -97,6 +99,7 @@ def test_a_draft_that_is_the_target_is_always_right(make_sharp_checkpoint: Make,
             assert stats.acceptance_histogram == [0, 0, 0, 0, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rope_type", ["dynamic"])
 def test_positions_that_depend_on_the_length_are_exact_or_refused(
     make_sharp_checkpoint: Make, tmp_path: Path, rope_type: str
@@ -216,6 +219,7 @@ class Interrupted(BaseException):
     """Like KeyboardInterrupt, no Exception."""
 
 
+@pytest.mark.slow(only=("check-error3",))
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize(
     ("stage", "error"),
@@ -296,6 +300,7 @@ def test_tokens_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_logits_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = pipeline.text_logits

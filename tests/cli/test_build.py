@@ -203,6 +203,7 @@ def test_a_file_for_a_folder(specbuild: Command, tiny: Path, place: Path) -> Non
     assert "is a file" in line
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_a_bad_draft_is_refused(specbuild: Command, tiny: Path, checkpoint: Path, place: Path) -> None:
     weights(set_nan)(checkpoint)
@@ -387,6 +388,7 @@ def test_a_full_disk(
     assert snapshot(disk) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_build_leaves_nothing(pair: Path, tiny_bundle: Path, place: Path, number: int) -> None:
     shutil.copytree(tiny_bundle, place / "b")
@@ -420,6 +422,7 @@ def test_an_early_interrupt(pair: Path, place: Path) -> None:
     assert snapshot(place) == {}
 
 
+@pytest.mark.slow
 def test_a_refusal_in_a_process_of_its_own(checkpoint: Path, place: Path) -> None:
     weights(set_nan)(checkpoint)
     command = [*ENTRY, "build", "--target", str(checkpoint), "-o", str(place / "b")]
@@ -456,6 +459,7 @@ def test_a_bug_is_one_line_with_status_1(
     assert snapshot(place) == {}
 
 
+@pytest.mark.slow
 def test_the_report(specbuild: Command, tiny: Path, place: Path) -> None:
     arguments = ["--target", tiny, "--max-seq-len", 2, "--max-batch-size", 1, "--tree", "chain:2"]
     outcome = specbuild("build", *arguments, "-o", place / "new" / "b", "--json")
@@ -480,6 +484,7 @@ def test_the_summary(specbuild: Command, tiny: Path, tiny_bundle: Path, place: P
     assert [path.name for path in place.iterdir()] == ["b"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_a_build_is_tuned(specbuild: Command, tiny: Path, place: Path) -> None:
     """Of a pair whose draft is its target: what is shown of it, and what `auto` is from then on."""
@@ -552,6 +557,7 @@ def for_tensorrt(
     return options
 
 
+@pytest.mark.slow
 def test_fp8_caches(specbuild: Command, tmp_path: Path, compiled: list[Any], for_tensorrt: Command) -> None:
     """From a recipe: in the graphs, the manifest, the report, the memory, the bound, and what is shown of them."""
     options = for_tensorrt('kv-cache-dtype = "fp8"')
@@ -583,6 +589,7 @@ def test_fp8_caches(specbuild: Command, tmp_path: Path, compiled: list[Any], for
     assert "over" not in specbuild("inspect", tmp_path / "own").out
 
 
+@pytest.mark.slow
 def test_paged_caches(specbuild: Command, tmp_path: Path, compiled: list[Any], for_tensorrt: Command) -> None:
     """From a recipe: in the graphs, the profiles, the manifest, the memory, and what is shown of them."""
     options = [*for_tensorrt("block-size = 16"), "--max-batch-size", 2]

@@ -73,6 +73,7 @@ def test_no_bundle(specbuild: Command, tmp_path: Path) -> None:
     assert "--bogus" in specbuild("inspect", tmp_path, "--bogus").refusal()
 
 
+@pytest.mark.slow
 def test_what_quantization_cost(specbuild: Command, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """In words for a person, as JSON for a machine, and a clear line where nothing was quantized."""
     model = make_checkpoint(tmp_path / "model", num_hidden_layers=1)

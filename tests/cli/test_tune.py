@@ -17,6 +17,7 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bundle, tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_a_table_and_what_follows_from_it(specbuild: Any, copy: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "import os\\n"}\n{"prompt": "x = ", "temperature": 1.0}\n')
@@ -74,6 +75,7 @@ def test_refusals(
     assert (copy / "manifest.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_table_that_was_changed_is_refused(specbuild: Any, copy: Path) -> None:
     specbuild("tune", copy, "-n", 8)
     (copy / "timings.json").write_text("{}")

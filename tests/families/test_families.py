@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from specbuild.builder.pipeline import build
 from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams
 
-PROMPTS = int(os.environ.get("FAMILY_PROMPTS", "4"))  # 32 for the whole check, which takes minutes
+FEW, MANY = 4, 32  # prompts
 CAPACITY = 128
 LAYERS, NEW_TOKENS, TREES = 2, 20, ("chain:4", "topk:4,3", "best:12")
 LLAMA = {"FuseRMSNorm": 5, "FuseRotary": 2, "FuseSwiGLU": 2, "FuseQKV": 2, "FuseGateUp": 2, "FuseResidualNorm": 4}
@@ -79,12 +78,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "olmo2": ("olmo2", {}, LLAMA | {"FuseRMSNorm": 9, "FuseResidualNorm": 1}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}, LLAMA | {"FuseRotary": 1, "FoldTiedHead": 1}),
 }
-# those whose layers are of different kinds; the others' engines only in the whole check
+needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
+# those whose layers are of different kinds; the others' engines only in a soak
 UNLIKE = ("llama-mqa-rope-llama3", "qwen3", "gemma2", "gemma3", "phi3", "smollm3")
 
 
+@pytest.mark.slow(but=("qwen3",))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str) -> None:
+    decodes_exactly(make_family, tmp_path, prompts[:FEW], name)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_of_many_prompts(
+    make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str
+) -> None:
+    decodes_exactly(make_family, tmp_path, prompts[:MANY], name)
+
+
+def decodes_exactly(make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str) -> None:
+    """Build a random pair of the family, and hold all trees at two batch sizes against both references."""
     model_type, fields, matches = FAMILIES[name]
     target = make_family(tmp_path / "target", model_type, num_hidden_layers=LAYERS, **fields)
     draft = make_family(tmp_path / "draft", model_type, noise=0.05, num_hidden_layers=LAYERS, **fields)
@@ -97,7 +111,7 @@ def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[
     model = checkpoint.load(checkpoint.find(str(target)), "eager")
     for batch_size in (1, 4):
         with Engine.load(tmp_path / "bundle", batch_size=batch_size, drafter="model") as engine:
-            tokens = [engine.tokenizer.encode(prompt)[:60] for prompt in prompts[:PROMPTS]]
+            tokens = [engine.tokenizer.encode(prompt)[:60] for prompt in prompts]
             if batch_size == 1:
                 references = [reference.tokens for reference in hugging_face(model, tokens, NEW_TOKENS, [0])]
             off = [replace(greedy, speculation="off")] * len(tokens)
@@ -111,10 +125,22 @@ def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[
                     assert case.mean_acceptance_length > 1.1
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
-@pytest.mark.parametrize("name", FAMILIES if "FAMILY_PROMPTS" in os.environ else UNLIKE)
+@needs_rtx
+@pytest.mark.slow(but=("llama-mqa-rope-llama3",))
+@pytest.mark.parametrize("name", UNLIKE)
 def test_engines(make_family: Callable[..., Path], tmp_path: Path, name: str) -> None:
-    """Every layer of every family becomes TensorRT's attention over a cache updated in place."""
+    compiles_whole(make_family, tmp_path, name)
+
+
+@needs_rtx
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in UNLIKE])
+def test_engines_of_like_families(make_family: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    compiles_whole(make_family, tmp_path, name)
+
+
+def compiles_whole(make_family: Callable[..., Path], tmp_path: Path, name: str) -> None:
+    """Every layer of a family becomes TensorRT's attention over a cache updated in place."""
     model_type, fields, matches = FAMILIES[name]
     found = checkpoint.find(str(make_family(tmp_path / "target", model_type, num_hidden_layers=LAYERS, **fields)))
     graph = export(checkpoint.load(found, "eager"), probe(found.config, CAPACITY), CAPACITY, CAPACITY)
@@ -136,7 +162,8 @@ def test_engines(make_family: Callable[..., Path], tmp_path: Path, name: str) ->
     assert list(record.profiles) == ["nodes1", "nodes8", "prompt"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
+@needs_rtx
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["gpt2", "glm", "mixtral"])
 def test_engines_of_others(make_family: Callable[..., Path], tmp_path: Path, model_type: str) -> None:
     """What is exported otherwise compiles too: learned positions, another rotation, experts."""
@@ -149,6 +176,7 @@ def test_engines_of_others(make_family: Callable[..., Path], tmp_path: Path, mod
     assert report["exactness"]["graph_logit_difference"] < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "fields"),
     [
@@ -165,6 +193,7 @@ def test_others(make_family: Callable[..., Path], tmp_path: Path, model_type: st
     assert all(case["exact"] for case in report["exactness"]["cases"])
 
 
+@pytest.mark.slow
 def test_a_text_to_the_last_learned_position(make_family: Callable[..., Path], tmp_path: Path) -> None:
     """Trees reach past a table of positions that ends with the longest text; what they hold there is never emitted."""
     fields = {"n_layer": 1, "max_position_embeddings": 48}

@@ -114,6 +114,7 @@ def test_a_step_is_run_after_its_rows(load: Callable[[str, int], Executor]) -> N
         timed_step(draft, 64, draft.spec.capacity - 63)
 
 
+@pytest.mark.slow
 def test_on_a_device_the_graph_alone_is_timed(tmp_path: Path) -> None:
     device = HostDevice()
     target = executor("target", device, tmp_path, 2)

@@ -215,6 +215,7 @@ def test_the_same_arguments_give_the_same_bytes(
     torch.testing.assert_close(logits(tmp_path / "sharded"), logits(tmp_path / "first"), atol=0, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_reference_target_at_100m(
     script: Any, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,6 +227,7 @@ def test_an_installation_without_sources(tmp_path: Path, monkeypatch: pytest.Mon
         nvrtc.sources()
 
 
+@pytest.mark.slow(but=("options0-0-nothing to compile",))
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
 @pytest.mark.parametrize(
     ("options", "status", "words"),
@@ -243,6 +244,7 @@ def test_cmake_says_what_it_does(tmp_path: Path, options: list[str], status: int
     assert words in done.stdout + done.stderr
 
 
+@pytest.mark.slow(only=("90a-attention", "90a-choose"))
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("source", sorted((ROOT / "plugins" / "kernels").glob("*.cu")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("architecture", [[], ["-arch=sm_90a"]], ids=["nvcc's own", "90a"])

@@ -36,6 +36,7 @@ def fused(model: Any) -> ir.Model:
     return graph
 
 
+@pytest.mark.slow(but=("False",))
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_llama(make_model: Callable[..., Any], tied: bool) -> None:
     found = count(fused(make_model(tie_word_embeddings=tied)), 4)
@@ -44,11 +45,13 @@ def test_a_llama(make_model: Callable[..., Any], tied: bool) -> None:
     assert (found.head_dim, found.attention, found.experts) == (16, (Attention(0, 4, 2),), ())
 
 
+@pytest.mark.slow
 def test_half_the_bytes_in_16_bits(make_model: Callable[..., Any]) -> None:
     graph = fused(make_model())
     assert 2 * count(graph, 2).bytes == count(graph, 4).bytes
 
 
+@pytest.mark.slow
 def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callable[..., Any]) -> None:
     model = make_model(tie_word_embeddings=True)
     graph, names = fused(model), Names.of(model)
@@ -64,11 +67,13 @@ def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callabl
     assert after.bytes == weights + 4 * blocks + 4 * NORMS
 
 
+@pytest.mark.slow
 def test_windows_apart() -> None:
     found = count(fused(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=7))), 4)
     assert found.attention == (Attention(7, 4, 2),)
 
 
+@pytest.mark.slow
 def test_experts_apart() -> None:
     config = MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
     found = count(fused(MixtralForCausalLM(config)), 4)

@@ -121,6 +121,7 @@ def test_profiles_are_in_order(sizes: tuple[int, int, int]) -> None:
         Profile("wrong", {"batch": sizes})
 
 
+@pytest.mark.slow
 @needs_rtx
 def test_profiles_share_the_weights(graphs: dict[str, Path], pair: Path) -> None:
     few, many = (make_profiles((1, *more), batch_size=1, chunk=512) for more in ((8,), (2, 4, 8, 16, 32, 64)))

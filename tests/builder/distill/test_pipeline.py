@@ -39,6 +39,7 @@ def stop_at(step: int) -> Callable[..., None]:
     return progress
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"dtype": "bf16", "grad_accum": 2}, {"kind": "parallel", "on_policy": 0.5}])
 def test_interrupted_it_ends_with_the_same_weights(asked: Callable[..., Any], tmp_path: Path, fields: Any) -> None:
     config = asked(**fields)
@@ -57,6 +58,7 @@ def test_interrupted_it_ends_with_the_same_weights(asked: Callable[..., Any], tm
     assert not same(config.output, other.output)
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on(asked: Callable[..., Any], tmp_path: Path) -> None:
     config = asked(steps=60, eval_every=30, save_every=5, device="cpu")
     killed = replace(config, output=tmp_path / "killed")

@@ -126,6 +126,7 @@ def test_the_model_is_as_it_was_after_an_error(make_model: Make) -> None:
     assert state(model) == before
 
 
+@pytest.mark.slow
 def test_the_model_is_as_it_was_after_an_export(make_model: Make) -> None:
     model = make_model(num_hidden_layers=1)
     before, logits = state(model), reference(model, PROMPT)
@@ -187,6 +188,7 @@ def test_windows_count_positions(model: Any) -> None:
             torch.testing.assert_close(tree[node], logits[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_another_rotation_is_exported_as_it_is(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def interleaved(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **_: Any) -> Any:
         def turn(x: torch.Tensor) -> torch.Tensor:

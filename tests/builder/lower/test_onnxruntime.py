@@ -73,6 +73,7 @@ def share(slot: int, start: int, tree: Tree) -> StepInput:
     return StepInput(slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, len(tree))
 
 
+@pytest.mark.slow(but=("gqa", "llama3"))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) -> None:
     model = make_model(**{"num_hidden_layers": 1} | VARIANTS[name])
@@ -90,6 +91,7 @@ def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) ->
     executor.close()
 
 
+@pytest.mark.slow
 def test_lanes_do_not_see_each_other(make_model: Make, tmp_path: Path) -> None:
     model = make_model()
     executor = compiled(model, tmp_path / "model.onnx", 3)
@@ -147,6 +149,7 @@ def test_batch_sizes_share_their_weights(portable_graph: ir.Model) -> None:
     assert all(one[name].const_value is three[name].const_value for name in large)
 
 
+@pytest.mark.slow
 def test_a_tied_head_reads_the_embedding(make_model: Make) -> None:
     lowered = lower(fused(make_model(num_hidden_layers=1, tie_word_embeddings=True, vocab_size=1024)), 1, CAPACITY)
     assert kinds(lowered)["FusedMatMul"] == 1

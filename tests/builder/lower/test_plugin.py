@@ -69,6 +69,7 @@ def check(model: Any, graph: ir.Model, tolerance: float, scales: Scales | None =
             np.testing.assert_allclose(row, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow(but=("gqa",))
 @pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_transformers(name: str) -> None:
@@ -189,6 +190,7 @@ def test_types_and_operators(llama: tuple[Any, ir.Model], precision: str) -> Non
     assert {v.dtype for v in others} == {DTYPES[precision], ir.DataType.INT64}
 
 
+@pytest.mark.slow
 def test_a_product_in_another_order_is_not_taken_whole() -> None:
     portable = fused(make("llama", num_key_value_heads=4, num_hidden_layers=1))
     (node,) = (node for node in portable.graph if node.op_type == "TreeAttention")
@@ -199,6 +201,7 @@ def test_a_product_in_another_order_is_not_taken_whole() -> None:
     assert node.attributes["inputs"].as_string().startswith("query,key,value,past_key,")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "fields", "reason"),
     [

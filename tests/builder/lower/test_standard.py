@@ -88,12 +88,14 @@ def check(model: Any, session: Session) -> None:
             np.testing.assert_allclose(rows[node], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow(but=("gqa", "llama3"))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_transformers(make_model: Make, tmp_path: Path, name: str) -> None:
     model = make_model(**VARIANTS[name])
     check(model, Session(lower(fused(model), "fp32", CAPACITY), tmp_path / "model.onnx"))
 
 
+@pytest.mark.slow
 def test_a_window_is_a_mask(tmp_path: Path) -> None:
     from transformers import MistralConfig, MistralForCausalLM
 
@@ -104,6 +106,7 @@ def test_a_window_is_a_mask(tmp_path: Path) -> None:
     check(model, Session(lower(fused(model), "fp32", CAPACITY), tmp_path / "model.onnx", window=5))
 
 
+@pytest.mark.slow
 def test_a_soft_cap_is_written_out(tmp_path: Path) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -118,6 +121,7 @@ def test_a_soft_cap_is_written_out(tmp_path: Path) -> None:
     check(model, Session(lowered, tmp_path / "model.onnx"))
 
 
+@pytest.mark.slow
 def test_numbers_too_large_are_refused(make_model: Make) -> None:
     model = make_model()
     with torch.no_grad():

@@ -111,6 +111,7 @@ def test_8_bits_are_not_packed() -> None:
 # What is rewritten.
 
 
+@pytest.mark.slow
 def test_every_product_and_the_lookup_are_rewritten() -> None:
     found, names = numbers("llama", "int8")
     before, after = census(made("llama")[1]), census(rewritten("llama", found, names))
@@ -272,6 +273,7 @@ def large(graph: ir.Model) -> list[str]:
     return [n for n, v in weights(graph).items() if v.const_value is not None and v.const_value.size >= 97 * 32]
 
 
+@pytest.mark.slow(only=("int8",))
 @pytest.mark.parametrize("precision", ["int8", "int4:rtn", "int4"])
 def test_a_tied_weight_is_stored_once(tmp_path: Path, precision: str) -> None:
     found, names = numbers("tied", precision)
@@ -345,6 +347,7 @@ def test_the_graph_computes_what_is_simulated(tmp_path: Path, precision: str) ->
     assert near("llama", rewritten("llama", found, names), found, tmp_path)
 
 
+@pytest.mark.slow(only=("int8-gpt2", "int8-olmo2", "int8-opt"))
 @pytest.mark.parametrize("name", ["gpt2", "opt", "olmo2", "tied"])
 @pytest.mark.parametrize("precision", ["int8", "int4", "int4:awq,weight-only", "int8:static"])
 def test_other_families(tmp_path: Path, name: str, precision: str) -> None:

@@ -45,6 +45,7 @@ def quantized(model: Any, precision: str = "int8") -> ir.Model:
     return graph
 
 
+@pytest.mark.slow
 def test_rows_no_block_divides_stay_in_float32() -> None:
     odd = {"hidden_size": 39, "num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 53}
     graph = quantized(random_model("llama", num_hidden_layers=1, head_dim=16, **odd))
@@ -53,6 +54,7 @@ def test_rows_no_block_divides_stay_in_float32() -> None:
     assert "BlockGather" not in census(graph)
 
 
+@pytest.mark.slow
 def test_a_tied_weights_lookup_and_product_read_the_same_bytes(tmp_path: Path) -> None:
     graph = quantized(random_model("llama", num_hidden_layers=1, tie_word_embeddings=True))
     large = [v for v in graph.graph.initializers.values() if v.const_value is not None and v.const_value.nbytes > 1000]
@@ -95,6 +97,7 @@ def report(bundle: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_small_bundle_near_the_large_one(int8_bundle: Path, bundle: Path, prompts: list[str]) -> None:
     assert size(int8_bundle) <= 0.35 * size(bundle)
     assert report(int8_bundle)["exactness"]["kl_nats_per_token"] < 2e-3
@@ -106,6 +109,7 @@ def test_a_small_bundle_near_the_large_one(int8_bundle: Path, bundle: Path, prom
     assert 0 < np.concatenate(rows).mean() < 2e-3
 
 
+@pytest.mark.slow
 def test_the_report_tells_what_it_cost(int8_bundle: Path) -> None:
     quality = report(int8_bundle)["quality"]
     assert quality["texts"]["source"] == "ours"
@@ -123,6 +127,7 @@ def test_the_report_tells_what_it_cost(int8_bundle: Path) -> None:
     assert "acceptance_length" not in quality["models"]["target"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_speculation_is_plain_decoding(int8_bundle: Path, prompts: list[str], batch_size: int) -> None:
     with Engine.load(int8_bundle, batch_size=batch_size) as engine:
@@ -137,6 +142,7 @@ def test_speculation_is_plain_decoding(int8_bundle: Path, prompts: list[str], ba
                 assert case.exact, case
 
 
+@pytest.mark.slow
 def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """An INT8 draft changes no token, only how many are accepted."""
     model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
@@ -156,6 +162,7 @@ def test_the_draft_alone(make_sharp_checkpoint: Callable[..., Path], tmp_path: P
     assert case.mean_acceptance_length > 1.5
 
 
+@pytest.mark.slow
 def test_the_targets_own_weights_in_int4_are_its_draft(
     make_sharp_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:

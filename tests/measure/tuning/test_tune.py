@@ -241,6 +241,7 @@ def test_what_fails_leaves_the_bundle_as_it_was(
     assert sorted(p.name for p in folder.parent.iterdir()) == ["b"]
 
 
+@pytest.mark.slow
 def test_a_bundle_that_was_tuned_before_schema_2(tuned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """Its table has another name: it is read, and replaced when the bundle is tuned again."""
     folder = Path(shutil.copytree(tuned[0], tmp_path / "b"))

@@ -38,6 +38,7 @@ def grown(slot: int, tree: Tree, start: int) -> StepInput:
     return StepInput(slot, start, start, tree.tokens, [start + d for d in tree.depths], tree.ancestors(), len(tree))
 
 
+@pytest.mark.slow(but=("target",))
 @pytest.mark.parametrize("name", ["target", "windowed"])
 def test_prompts_trees_and_commits_are_transformers(make: Make, name: str) -> None:
     model, made = torch_model(name), make(name, 3)

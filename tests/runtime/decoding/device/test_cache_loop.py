@@ -75,6 +75,7 @@ def expected() -> list[list[int]]:
     return plain(requests("off"))
 
 
+@pytest.mark.slow(but=("14-best:7-ResidentLoop", "6-chain:4-DeviceLoop"))
 @pytest.mark.parametrize("kind", [DeviceLoop, ResidentLoop])
 @pytest.mark.parametrize("tree", ["chain:4", "best:7"])
 @pytest.mark.parametrize("pages", [6, 2 * EVERY])
@@ -163,6 +164,7 @@ def test_a_text_that_lost_pages_is_read_from_what_is_left(host: KernelLibrary) -
     assert again.output == first.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fp8", ["", ", fp8"])
 def test_the_kernel_over_pages(host: KernelLibrary, host_kernels: HostKernels, fp8: str) -> None:
     """The compiled kernels in float16, pages of bytes with FP8: as plain decoding through them, over a linear cache."""

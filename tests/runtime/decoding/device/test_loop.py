@@ -52,6 +52,7 @@ def expected(plain: Callable[..., list[Sequence]]) -> list[list[int]]:
     return [s.output for s in plain(requests("off"))]
 
 
+@pytest.mark.slow(but=("chain:1", "chain:4"))
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7", "chain:1"])
 def test_tokens_are_plain_decodings(host: KernelLibrary, folder: Path, expected: list[list[int]], tree: str) -> None:
     """Prompts of many lengths join and leave, with every processor, two without speculation."""
@@ -123,6 +124,7 @@ def test_without_speculation_nothing_is_drafted(host: KernelLibrary, folder: Pat
     assert not made.loop._model.executor.model.steps  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_windows_and_a_perfect_draft(host: KernelLibrary, folder: Path, plain: Any) -> None:
     def wanted(tree: str) -> list[Sequence]:
         return [request_of(prompt_of(i, n), speculation=tree, max_new_tokens=25) for i, n in enumerate((30, 4))]
@@ -255,6 +257,7 @@ def conversations(tree: str, **fields: Any) -> list[list[Sequence]]:
     ]
 
 
+@pytest.mark.slow(only=("target-best:7", "windowed-best:7"))
 @pytest.mark.parametrize("tree", ["chain:4", "best:7", "off"])
 @pytest.mark.parametrize("name", ["target", "windowed"])
 def test_prompts_are_read_from_where_a_cache_has_them(
@@ -295,6 +298,7 @@ def test_logits_for_measuring(host: KernelLibrary, folder: Path) -> None:
     made.loop.close()
 
 
+@pytest.mark.slow
 def test_an_engine_of_the_reference_pair(
     host: KernelLibrary, bundle: Path, pair: Path, prompts: list[str], tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def batch(tree: str, count: int = 2, **fields: Any) -> list[Sequence]:
     ]
 
 
+@pytest.mark.slow(but=("chain:3-2-9", "chain:3-32-0"))
 @pytest.mark.parametrize(("rounds", "ahead"), [(32, 0), (32, 1), (32, 40), (3, 0), (3, 2), (2, 9)])
 @pytest.mark.parametrize("tree", ["chain:3", "best:7"])
 def test_tokens_are_plain_decodings(
@@ -93,6 +94,7 @@ def test_every_request_among_others(host: KernelLibrary, folder: Path, plain: An
     assert made.device.turns > 5
 
 
+@pytest.mark.slow
 def test_statistics_are_the_device_loops(host: KernelLibrary, folder: Path) -> None:
     mine = run(Resident(host, folder, 3).loop, batch("topk:2,3", 3, max_new_tokens=24))
     theirs = run(Made(host, folder, 3).loop, batch("topk:2,3", 3, max_new_tokens=24))
@@ -151,6 +153,7 @@ def test_no_launch_goes_past_a_cache(
         assert done[0] == expected
 
 
+@pytest.mark.slow(but=("0",))
 @pytest.mark.parametrize("ahead", [0, 3, 99])
 def test_ends_in_the_middle(host: KernelLibrary, folder: Path, plain: Any, ahead: int) -> None:
     """An end-of-sequence token or a stop string is seen late: what follows is dropped, and the others go on."""
