@@ -23,6 +23,8 @@ from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.speculation.tree import Tree
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Path]
 DEPTH, NEW_TOKENS, MASK = 4, 16, 4096
 KINDS = ("eagle3", "parallel", "trimmed")
@@ -95,7 +97,6 @@ def proposals(drafted: tuple[Path, Chain]) -> Iterator[tuple[Engine, list[tuple[
         yield engine, seen
 
 
-@pytest.mark.slow(but=("eagle3",))
 def test_chains_are_what_the_draft_says(drafted: tuple[Path, Chain], proposals: Any) -> None:
     engine, seen = proposals
     params = SamplingParams(max_new_tokens=NEW_TOKENS, speculation=f"chain:{DEPTH}", ignore_eos=True)
@@ -158,7 +159,6 @@ def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target: Pat
             prepare(BuildConfig(str(target), tmp_path / "bundle", draft=str(tmp_path / "head"), **wrong))  # type: ignore
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnxruntime-cuda", "tensorrt-rtx"])
 def test_heads_are_built_for_gpus(target: Path, tmp_path: Path, backend: str) -> None:
     if backend == "tensorrt-rtx":

@@ -55,7 +55,7 @@ sys.exit(status)
         ["inspect", "{}"],
         ["--help"],
         ["doctor"],
-        ["tune", "{}", "-n", "8"],
+        pytest.param(["tune", "{}", "-n", "8"], marks=pytest.mark.slow),
         BENCH,
     ],
 )

@@ -275,6 +275,7 @@ def test_a_rename_that_fails_brings_the_older_bundle_back(
     assert [path.name for path in place.iterdir()] == ["b"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_force_replaces(tiny: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "b" / "stray").write_text("of the older bundle")

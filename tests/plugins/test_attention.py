@@ -27,7 +27,7 @@ def bulk(compile_host: Callable[..., KernelLibrary]) -> HostKernels:
     return HostKernels(compile_host("-DSPECBUILD_HOST_BULK"))
 
 
-@pytest.fixture(scope="session", params=["host", "bulk", *GPU])
+@pytest.fixture(scope="session", params=["host", pytest.param("bulk", marks=pytest.mark.slow), *GPU])
 def library(request: pytest.FixtureRequest) -> HostKernels:
     """Either way of copying, and a GPU where there is one."""
     found: HostKernels = request.getfixturevalue("bulk" if request.param == "bulk" else f"{request.param}_kernels")
@@ -124,7 +124,7 @@ def test_nan_is_passed_on(library: HostKernels) -> None:
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
-@pytest.mark.parametrize("way", ["host_kernels", "bulk"])
+@pytest.mark.parametrize("way", ["host_kernels", pytest.param("bulk", marks=pytest.mark.slow)])
 def test_no_order_of_threads_matters(
     request: pytest.FixtureRequest, way: str, seed: int, in_order: Callable[..., Any]
 ) -> None:

@@ -26,6 +26,8 @@ from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
@@ -38,7 +40,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     return [s.output for s in run(loop, requests("off"))]
 
 
-@pytest.mark.slow(but=("chain:4",))
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7"])
 def test_tokens_are_plain_decodings(host: KernelLibrary, expected: list[list[int]], tree: str) -> None:
     """Prompts of many lengths join and leave, greedy and sampled, one without speculation."""
@@ -48,7 +49,6 @@ def test_tokens_are_plain_decodings(host: KernelLibrary, expected: list[list[int
     assert all(s.metrics.speculative_decoding.num_spec_steps for s in done if s.tree)
 
 
-@pytest.mark.slow
 def test_the_kernel_in_its_own_type(host: KernelLibrary, host_kernels: HostKernels) -> None:
     """The compiled kernel in float16, every tensor in the device's memory: as plain decoding through it."""
     by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]
@@ -59,7 +59,6 @@ def test_the_kernel_in_its_own_type(host: KernelLibrary, host_kernels: HostKerne
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 2
 
 
-@pytest.mark.slow
 def test_the_kernel_over_fp8_caches(host: KernelLibrary, host_kernels: HostKernels) -> None:
     """Rows of bytes: drafted, committed, moved up, erased and read again, as plain decoding through them."""
     by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]

@@ -244,7 +244,7 @@ def test_cmake_says_what_it_does(tmp_path: Path, options: list[str], status: int
     assert words in done.stdout + done.stderr
 
 
-@pytest.mark.slow(only=("90a-attention", "90a-choose"))
+@pytest.mark.slow(but=("90a-walk", "nvcc's own-walk"))
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("source", sorted((ROOT / "plugins" / "kernels").glob("*.cu")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("architecture", [[], ["-arch=sm_90a"]], ids=["nvcc's own", "90a"])

@@ -22,7 +22,7 @@ from specbuild.runtime.requests.sequence import Sequence
 THREADS, EACH = 8, 25
 
 
-@pytest.mark.slow(but=("4",))
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_stress(bundle: Path, prompts: list[str], batch_size: int) -> None:
     """200 requests of 8 threads: all answered, no slot lost, tokens those of plain decoding."""
