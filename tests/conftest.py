@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +91,10 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 
 @pytest.fixture(scope="session")
-def bundle(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
+def bundle(once: Callable[[str, Callable[[Path], object]], Path], build_shared: Callable[..., Any]) -> Path:
     """The reference pair as a bundle; read it, do not change it."""
-    from specbuild.builder.config.build_config import BuildConfig
-    from specbuild.builder.pipeline import build
-
     pair = {"target": str(PAIR / "target"), "draft": str(PAIR / "draft")}
-    return once("pycode.bundle", lambda path: build(BuildConfig(**pair, output=path)))
+    return once("pycode.bundle", lambda path: build_shared(**pair, output=path))
 
 
 @pytest.fixture
@@ -141,21 +140,56 @@ def make_checkpoint() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def _graphs() -> dict[tuple[Any, ...], Any]:
-    return {}
+def shared_exports(once: Callable[[str, Callable[[Path], object]], Path]) -> Callable[[], AbstractContextManager[None]]:
+    """`with shared_exports():` builds take the portable graph of a model that any of a run's processes has exported."""
+
+    @contextmanager
+    def share() -> Iterator[None]:
+        import onnx_ir as ir
+        import torch
+
+        from specbuild.builder import pipeline
+
+        real = pipeline.export
+
+        def save(folder: Path, graph: ir.Model) -> None:
+            folder.mkdir()
+            ir.save(graph, folder / "model.onnx", external_data="weights.bin")
+
+        def export(model: Any, layout: Any, positions: int, capacity: int, taps: Any = None) -> ir.Model:
+            sizes = positions, capacity, taps and taps.places
+            what = type(model).__name__, model.config.to_json_string(), layout, sizes
+            key = hashlib.sha256(repr(what).encode())
+            for module in (model, taps.fuse) if taps else (model,):
+                for name, weight in module.state_dict().items():
+                    key.update(name.encode() + weight.detach().contiguous().view(torch.uint8).numpy().tobytes())
+            name = f"graph-{key.hexdigest()[:24]}"
+            made = once(name, lambda folder: save(folder, real(model, layout, positions, capacity, taps)))
+            return ir.external_data.load_to_model(ir.load(made / "model.onnx"))  # it names no file but the bundle's
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipeline, "export", export)
+            yield
+
+    return share
 
 
 @pytest.fixture
-def quick_export(_graphs: dict[tuple[Any, ...], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds of a model that was exported before take a copy of that graph."""
-    from specbuild.builder import pipeline
+def quick_export(shared_exports: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Builds of a test share their exports with the run's others."""
+    with shared_exports():
+        yield
 
-    real = pipeline.export
 
-    def export(model: Any, *sizes: Any) -> Any:
-        key = *sizes, sum(float(weight.detach().double().sum()) for weight in model.parameters())
-        if key not in _graphs:
-            _graphs[key] = real(model, *sizes)
-        return _graphs[key].clone()
+@pytest.fixture(scope="session")
+def build_shared(shared_exports: Callable[[], AbstractContextManager[None]]) -> Callable[..., Any]:
+    """`build_shared(**BuildConfig fields)`: a build that shares its exports."""
 
-    monkeypatch.setattr(pipeline, "export", export)
+    def make(**fields: Any) -> Any:
+        from specbuild.builder.config.build_config import BuildConfig
+        from specbuild.builder.pipeline import build
+
+        with shared_exports():
+            return build(BuildConfig(**fields))
+
+    return make

@@ -69,11 +69,8 @@ def tiny(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory, build_shared: Callable[..., object]) -> Path:
     """A small bundle without a draft; read it, do not change it."""
-    from specbuild.builder.config.build_config import BuildConfig
-    from specbuild.builder.pipeline import build
-
     path = tmp_path_factory.mktemp("bundles") / "tiny.bundle"
-    build(BuildConfig(target=str(tiny), output=path, max_seq_len=64, max_batch_size=1))
+    build_shared(target=str(tiny), output=path, max_seq_len=64, max_batch_size=1)
     return path

@@ -23,14 +23,16 @@ needs_no_gpu = pytest.mark.skipif(gpus() > 0, reason="needs a machine without a 
 
 
 @pytest.fixture(scope="module", params=["fp16"])  # the README builds them in bf16
-def engines(pair: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def engines(
+    pair: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+    build_shared: Callable[..., object],
+) -> Path:
     """The reference pair's engines; read them, do not change them."""
-    from specbuild.builder.config.build_config import BuildConfig
-    from specbuild.builder.pipeline import build
-
     path = tmp_path_factory.mktemp("engines") / f"{request.param}.bundle"
     sources = {"target": str(pair / "target"), "draft": str(pair / "draft")}
-    build(BuildConfig(**sources, output=path, backend="tensorrt-rtx", precision=request.param, cuda_arch=("89",)))
+    build_shared(**sources, output=path, backend="tensorrt-rtx", precision=request.param, cuda_arch=("89",))
     return path
 
 

@@ -6,16 +6,15 @@ import argparse
 import collections
 import logging
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from other_tokenizers import byte_level, with_tokenizer
 
-from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.frontend.checkpoint import find
 from specbuild.builder.frontend.vocabulary import reconcile
-from specbuild.builder.pipeline import build
 from specbuild.runtime import Engine, SamplingParams
 
 SOURCES = argparse, collections, logging, tarfile
@@ -28,10 +27,12 @@ def draft(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def other_bundle(pair: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other_bundle(
+    pair: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory, build_shared: Callable[..., object]
+) -> Path:
     path = tmp_path_factory.mktemp("bundles") / "other.bundle"
     config = {"target": str(pair / "target"), "draft": str(draft), "max_seq_len": 256, "max_batch_size": 1}
-    build(BuildConfig(output=path, tune=False, **config))
+    build_shared(output=path, tune=False, **config)
     return path
 
 

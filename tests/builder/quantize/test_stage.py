@@ -81,10 +81,11 @@ def test_kl_is_as_it_is_defined() -> None:
 
 
 @pytest.fixture(scope="module")
-def int8_bundle(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def int8_bundle(pair: Path, tmp_path_factory: pytest.TempPathFactory, build_shared: Callable[..., object]) -> Path:
     path = tmp_path_factory.mktemp("int8") / "int8.bundle"
     options = QuantizeOptions(calib_size=8)
-    build(BuildConfig(str(pair / "target"), path, draft=str(pair / "draft"), precision="int8", quantize=options))
+    models = {"target": str(pair / "target"), "draft": str(pair / "draft")}
+    build_shared(**models, output=path, precision="int8", quantize=options)
     return path
 
 
