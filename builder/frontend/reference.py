@@ -36,11 +36,15 @@ def greedy(
         pad_token_id=eos[0] if eos else 0,
     )
     references = []
-    for prompt in prompts:
-        ids = torch.tensor([list(prompt)])
-        with torch.no_grad():
-            output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-        references.append(Reference(list(prompt), output[0, len(prompt) :].tolist()))
+    own, model.generation_config = model.generation_config, GenerationConfig()  # it fills what ours leaves open
+    try:
+        for prompt in prompts:
+            ids = torch.tensor([list(prompt)])
+            with torch.no_grad():
+                output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+            references.append(Reference(list(prompt), output[0, len(prompt) :].tolist()))
+    finally:
+        model.generation_config = own
     return references
 
 

@@ -215,16 +215,6 @@ def test_knows_which_layers_are_read(target: Checkpoint, ids: list[int] | None, 
     assert tuple(config.taps) == taps
 
 
-def test_default_taps() -> None:
-    assert default_taps(32) == (2, 16, 29)
-    assert default_taps(6) == (2, 3, 5)
-    for layers in range(1, 12):
-        taps = default_taps(layers)
-        assert taps[0] != 1  # a list that begins with 1 counts outputs
-        assert list(taps) == sorted(set(taps))
-        assert taps[-1] < layers
-
-
 @pytest.mark.parametrize(
     ("config", "eagle"),
     [

@@ -205,10 +205,3 @@ def test_another_rotation_is_exported_as_it_is(make_model: Make, monkeypatch: py
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
     assert not [node for node in graph.graph if node.op_type == "RotaryEmbedding"]
-
-
-def test_rows_past_the_longest_text_repeat_the_last(model: Any) -> None:
-    with portable(model, probe(model.config, 12), 12, CAPACITY):
-        cos, sin = model.model.rotary_emb(torch.zeros(1), torch.tensor([[11, 12, CAPACITY - 1]]))
-    torch.testing.assert_close(cos, cos[:, :1].expand(-1, 3, -1), rtol=0, atol=0)
-    torch.testing.assert_close(sin, sin[:, :1].expand(-1, 3, -1), rtol=0, atol=0)

@@ -1,0 +1,110 @@
+"""Taps catch the hidden states between a model's layers, and say which layers a head reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import random_model
+from torch import Tensor, nn
+
+from specbuild.builder.frontend.hidden_state_taps import Taps, decoder_layers, default_taps, read_taps
+from specbuild.runtime.errors import CheckpointError
+
+TEXT = torch.tensor([[5, 17, 3, 88], [42, 9, 9, 61]])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return random_model("llama")
+
+
+@torch.no_grad()
+def hidden_states(model: Any, text: Tensor = TEXT) -> list[Tensor]:
+    """What transformers says a layer reads, per layer; and the last one's output, normed."""
+    return list(model(input_ids=text, output_hidden_states=True).hidden_states)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "gpt_neox"])
+@torch.no_grad()
+def test_a_tap_is_what_its_layer_reads(model_type: str) -> None:
+    model = random_model(model_type)
+    taps = Taps((2, 0, 1), nn.Identity())
+    with taps.watching(model):
+        model(input_ids=TEXT)
+        found = taps.states()
+    expected = hidden_states(model)
+    torch.testing.assert_close(found, torch.cat([expected[place] for place in taps.places], -1), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_the_place_after_the_last_layer_is_its_output(model: Any) -> None:
+    taps = Taps((3,), nn.Identity())
+    with taps.watching(model):
+        model(input_ids=TEXT)
+        output = taps.states()
+    torch.testing.assert_close(model.model.norm(output), hidden_states(model)[-1], rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_every_run_is_seen_while_inside_and_none_afterwards(model: Any) -> None:
+    taps = Taps((1,), nn.Identity())
+    with taps.watching(model):
+        model(input_ids=TEXT)
+        model(input_ids=TEXT.flip(1))
+        torch.testing.assert_close(taps.states(), hidden_states(model, TEXT.flip(1))[1], rtol=0, atol=0)
+    model(input_ids=TEXT)
+    with pytest.raises(KeyError):
+        taps.states()
+
+
+def test_an_error_takes_the_hooks_away_too(model: Any) -> None:
+    def hooks() -> list[int]:
+        return [len(layer._forward_pre_hooks) + len(layer._forward_hooks) for layer in model.model.layers]
+
+    before = hooks()
+    with pytest.raises(IndexError), Taps((1, 3), nn.Identity()).watching(model):
+        model(input_ids=TEXT + 97)
+    assert hooks() == before
+
+
+def test_a_model_without_its_list_of_layers_is_refused() -> None:
+    model = random_model("llama")
+    model.config.num_hidden_layers = 5
+    assert decoder_layers(model) == []
+    with (
+        pytest.raises(CheckpointError, match="LlamaForCausalLM has no list of layers"),
+        Taps((0, 2), nn.Identity()).watching(model),
+    ):
+        pytest.fail("is watched")
+
+
+def test_a_list_of_norms_is_no_list_of_layers() -> None:
+    model = random_model("llama")
+    norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(3))
+    model._modules = {"norms": norms, **model._modules}
+    assert decoder_layers(model) == list(model.model.layers)
+
+
+def test_layers_that_no_one_names_are_spread() -> None:
+    assert default_taps(32) == (2, 16, 29)
+    assert default_taps(6) == (2, 3, 5)
+    for layers in range(1, 12):
+        taps = default_taps(layers)
+        assert taps[0] != 1  # a list that begins with 1 counts outputs
+        assert list(taps) == sorted(set(taps))
+        assert taps[-1] < layers
+
+
+@pytest.mark.parametrize(
+    ("ids", "places"), [([2, 16, 29], [2, 16, 29]), ([1, 15, 28], [2, 16, 29]), (None, [2, 16, 29]), ([], [2, 16, 29])]
+)
+def test_a_list_that_begins_with_1_counts_outputs(ids: Any, places: list[int]) -> None:
+    assert read_taps(ids, 32) == places
+
+
+@pytest.mark.parametrize("ids", ["all", 3, [0, "2"], {"low": 2}])
+def test_what_is_no_list_of_layers_is_refused(ids: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"eagle_aux_hidden_state_layer_ids is .* must be a list of layers"):
+        read_taps(ids, 32)

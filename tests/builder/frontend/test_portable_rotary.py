@@ -1,0 +1,137 @@
+"""Rotary embeddings become tables of positions, and rotations one operator, where they are that."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import pytest
+import torch
+from small_models import LLAMA3, random_model
+from torch import Tensor, nn
+
+from specbuild.builder.frontend.portable_rotary import RotaryTable, check, swap
+from specbuild.runtime.errors import CheckpointError
+
+POSITIONS, ROWS = 20, 26
+AT = torch.tensor([[0, 3, 4, 19], [7, 7, 8, 1]])
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.5}
+
+
+class Longer(nn.Module):
+    """Positions of another scale in texts of more than `fits` tokens."""
+
+    def __init__(self, fits: int) -> None:
+        super().__init__()
+        self.fits = fits
+
+    def forward(self, _: Tensor, position_ids: Tensor) -> Any:
+        scale = 1.0 if int(position_ids.max()) < self.fits else 0.5
+        angles = scale * position_ids[..., None] * torch.ones(8)
+        return angles.cos(), angles.sin()
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("rope", [{}, {"rope_parameters": LLAMA3}, {"rope_parameters": LINEAR}])
+def test_a_table_holds_what_the_embedding_computes(rope: dict[str, Any], halves: bool) -> None:
+    embedding = random_model("llama", **rope).model.rotary_emb
+    expected = embedding(torch.zeros(1), AT)
+    found = RotaryTable(embedding, POSITIONS, ROWS, halves)(torch.zeros(1), AT)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs[..., :8] if halves else theirs, rtol=0, atol=0)
+
+
+def test_rows_past_the_longest_text_repeat_the_last() -> None:
+    table = RotaryTable(random_model("llama").model.rotary_emb, POSITIONS, ROWS, halves=True)
+    cos, sin = table(torch.zeros(1), torch.tensor([[POSITIONS - 1, POSITIONS, ROWS - 1]]))
+    torch.testing.assert_close(cos, cos[:, :1].expand(-1, 3, -1), rtol=0, atol=0)
+    torch.testing.assert_close(sin, sin[:, :1].expand(-1, 3, -1), rtol=0, atol=0)
+    assert table.get_buffer("cos_None").shape == (ROWS, 8)
+
+
+def test_each_layer_type_has_its_own_table() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    embedding = random_model("gemma3_text", head_dim=16, layer_types=kinds).model.rotary_emb
+    table = RotaryTable(embedding, POSITIONS, ROWS, halves=False)
+    cos = {}
+    for layer_type in kinds[:2]:
+        cos[layer_type], _ = table(torch.zeros(1), AT, layer_type)
+        torch.testing.assert_close(cos[layer_type], embedding(torch.zeros(1), AT, layer_type)[0], rtol=0, atol=0)
+    assert not torch.equal(cos["full_attention"], cos["sliding_attention"])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "swapped"),
+    [
+        ("llama", {}, True),
+        ("gemma3_text", {"head_dim": 16}, True),
+        ("gpt_neox", {"rotary_pct": 0.5}, True),  # rotates a part of each head
+        ("cohere", {}, False),  # rotates pairs
+        ("gpt2", {}, False),  # rotates nothing
+    ],
+)
+@torch.no_grad()
+def test_a_model_computes_the_same_by_tables_and_is_as_it_was_afterwards(
+    model_type: str, fields: dict[str, Any], swapped: bool
+) -> None:
+    model = random_model(model_type, **fields)
+    modeling = sys.modules[type(model).__module__]
+    rotation, names = getattr(modeling, "apply_rotary_pos_emb", None), [name for name, _ in model.named_modules()]
+    kinds, logits = [type(module) for module in model.modules()], model(input_ids=AT).logits
+    with contextlib.ExitStack() as undo:
+        swap(model, POSITIONS, ROWS, undo)
+        torch.testing.assert_close(model(input_ids=AT).logits, logits, rtol=1e-4, atol=1e-4)
+        tables = [module for module in model.modules() if isinstance(module, RotaryTable)]
+        assert len(tables) == int(model_type != "gpt2")
+        assert (getattr(modeling, "apply_rotary_pos_emb", None) is not rotation) == swapped
+        for table in tables:
+            for buffer in table.buffers():
+                buffer.zero_()
+            assert not torch.allclose(model(input_ids=AT).logits, logits, atol=1e-2)
+    assert getattr(modeling, "apply_rotary_pos_emb", None) is rotation
+    assert [type(module) for module in model.modules()] == kinds
+    assert [name for name, _ in model.named_modules()] == names
+    torch.testing.assert_close(model(input_ids=AT).logits, logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_the_rotation_takes_heads_at_either_axis(axis: int) -> None:
+    model, generator = random_model("llama"), torch.Generator().manual_seed(0)
+    modeling = sys.modules[type(model).__module__]
+    q, k = (torch.randn(2, heads, 3, 16, generator=generator).transpose(1, axis) for heads in (4, 2))
+    angles = torch.randn(2, 3, 8, generator=generator)
+    cos, sin = angles.cos(), angles.sin()
+    whole = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+    expected = modeling.apply_rotary_pos_emb(q, k, *whole, unsqueeze_dim=axis)
+    with contextlib.ExitStack() as undo:
+        swap(model, POSITIONS, ROWS, undo)
+        found = modeling.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=axis)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("fits", [4, 16, 63])
+def test_positions_that_depend_on_the_length_are_refused_with_the_length_that_fits(fits: int) -> None:
+    with pytest.raises(CheckpointError, match=f"past {fits} tokens.*--max-seq-len {fits}$"):
+        RotaryTable(Longer(fits), 64, 64, halves=False)
+    assert RotaryTable(Longer(fits), fits, 64, halves=False).get_buffer("cos_None").shape == (64, 8)
+
+
+def test_a_model_on_the_meta_device_is_checked_before_it_has_weights() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    with torch.device("meta"):
+        model = random_model("llama", rope_parameters=rope, max_position_embeddings=32)
+    check(model, 32)
+    cos, _ = model.model.rotary_emb(torch.zeros(1, device="meta"), torch.zeros(2, 3, device="meta"))
+    assert (cos.shape, cos.device.type) == ((2, 3, 16), "meta")
+    with pytest.raises(CheckpointError, match="--max-seq-len 32"):
+        check(model, 64)
+
+
+def test_an_embedding_that_is_no_pair_is_refused() -> None:
+    class Complex(Longer):
+        def forward(self, x: Tensor, position_ids: Tensor) -> Any:
+            return torch.complex(*super().forward(x, position_ids))
+
+    with pytest.raises(CheckpointError, match="no pair of cosines and sines"):
+        RotaryTable(Complex(64), 16, 16, halves=False)

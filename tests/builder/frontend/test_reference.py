@@ -1,0 +1,78 @@
+"""The reference decodes greedily and without what generation_config.json asks, and gives a text's logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specbuild.builder.frontend.reference import Reference, greedy, text_logits
+
+PROMPTS = [[5, 17, 3, 88, 42], [61]]
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Any]) -> Any:
+    return make_model()
+
+
+def most_likely(model: Any, prompt: list[int], count: int) -> list[int]:
+    """Token by token, without a cache."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(text_logits(model, text)[-1].argmax()))
+    return text[len(prompt) :]
+
+
+def test_a_text_is_all_but_the_last_token() -> None:
+    assert Reference([1, 2], [3, 4, 5]).text == [1, 2, 3, 4]
+    assert Reference([1, 2], [3]).text == [1, 2]
+
+
+def test_each_prompt_goes_on_with_the_most_likely_tokens(model: Any) -> None:
+    found = greedy(model, PROMPTS, 8, [])
+    assert found == [Reference(prompt, most_likely(model, prompt, 8)) for prompt in PROMPTS]
+
+
+def test_a_continuation_ends_with_the_first_token_that_ends_texts(model: Any) -> None:
+    tokens = most_likely(model, PROMPTS[0], 8)
+    eos = [96, tokens[3]]
+    (found,) = greedy(model, PROMPTS[:1], 8, eos)
+    assert found.tokens == tokens[: tokens.index(tokens[3]) + 1]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"do_sample": True, "temperature": 9.0, "top_k": 3},
+        {"num_beams": 3},
+        {"max_length": 6},
+        {"repetition_penalty": 5.0},
+        {"suppress_tokens": list(range(90))},
+        {"eos_token_id": list(range(97))},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_what_generation_config_json_asks_for_is_not_done(
+    model: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = most_likely(model, PROMPTS[0], 8)
+    for name, value in asked.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    assert greedy(model, PROMPTS[:1], 8, [])[0].tokens == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_after_each_token_are_those_of_the_text_up_to_it(
+    make_model: Callable[..., Any], dtype: torch.dtype
+) -> None:
+    model = make_model(num_hidden_layers=1).to(dtype)
+    logits = text_logits(model, PROMPTS[0])
+    assert (logits.shape, logits.dtype) == ((5, 97), np.float32)
+    exact = 1e-4 if dtype == torch.float32 else 0.1
+    for length in range(1, 6):
+        up_to = text_logits(model, PROMPTS[0][:length])
+        np.testing.assert_allclose(logits[length - 1], up_to[-1], rtol=exact, atol=exact)

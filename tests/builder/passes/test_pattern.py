@@ -1,0 +1,121 @@
+"""FusionPass counts, needs and promises; values are replaced under their names, and constants are made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from graphs import apply, assert_same, kinds, normal, parse
+from onnx_ir.passes import PostconditionError, PreconditionError
+
+from specbuild.builder.passes.pattern import (
+    FusionPass,
+    constant,
+    dims,
+    insert,
+    permutation,
+    producer,
+    renamed,
+    replace,
+)
+
+TWICE = """g (float[B, N, 4] x) => (float[B, N, 4] y) {
+    a = Neg (x)
+    b = Neg (a)
+    y = Abs (b)
+}"""
+
+
+class DropPairs(FusionPass):
+    """Two signs changed in turn change nothing."""
+
+    needs = ("Abs", "x")
+    left = "changes a sign back"
+
+    def find(self, node: ir.Node) -> ir.Node | None:
+        return producer(node.inputs[0], "Neg") if node.op_type == "Neg" else None
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: ir.Node) -> None:
+        value = found.inputs[0]
+        assert value is not None
+        replace(node.outputs[0], value)
+        for dead in (node, found):
+            graph.remove(dead, safe=True)
+
+
+class DropAll(DropPairs):
+    """All signs at once."""
+
+    def find(self, node: ir.Node) -> Any:
+        return node.op_type == "Neg"
+
+    def rewrite(self, graph: ir.Graph, node: ir.Node, found: Any) -> None:
+        for dead in [each for each in graph if each.op_type == "Neg"]:
+            replace(dead.outputs[0], dead.inputs[0])  # type: ignore[arg-type]
+            graph.remove(dead, safe=True)
+
+
+def test_nodes_that_a_rewrite_removed_are_passed_over() -> None:
+    matched, model = apply(DropAll(), TWICE)
+    assert (matched, kinds(model)) == (1, {"Abs": 1})
+
+
+def test_matches_are_counted() -> None:
+    four = TWICE.replace("y = Abs (b)", "c = Neg (b)\n    d = Neg (c)\n    y = Abs (d)")
+    matched, model = apply(DropPairs(), four)
+    assert (matched, kinds(model)) == (2, {"Abs": 1})
+    assert_same(model, four, {"x": normal(1, 2, 4)}, rtol=0)
+
+
+@pytest.mark.parametrize("old", ["Abs", " x)"], ids=["operator", "input"])
+def test_what_a_pass_needs_is_named(old: str) -> None:
+    text = TWICE.replace("Abs", "Exp") if old == "Abs" else TWICE.replace("x)", "z)")
+    with pytest.raises(PreconditionError, match=f"the graph has no {old.strip(' )')}"):
+        DropPairs()(parse(text))
+
+
+def test_what_is_left_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parse(TWICE)
+    list(model.graph)[1].name = "second"
+    monkeypatch.setattr(DropPairs, "rewrite", lambda *_: None)
+    with pytest.raises(PostconditionError, match="second changes a sign back"):
+        DropPairs()(model)
+
+
+def test_a_replaced_output_keeps_its_name_and_its_shape() -> None:
+    model = parse(TWICE)
+    last = list(model.graph)[-1]
+    new = insert(last, "Exp", [last.inputs[0]], domain="other").outputs[0]
+    replace(last.outputs[0], new)
+    assert [value.name for value in model.graph.outputs] == ["y"]
+    assert model.graph.outputs[0] is new
+    assert dims(new) == ["B", "N", 4]
+    assert model.graph.opset_imports["other"] == 1
+
+
+def test_a_constant_is_made_once() -> None:
+    graph = parse(TWICE).graph
+    first = constant(graph, "sizes", np.array([3, 4], dtype=np.int64))
+    assert constant(graph, "sizes", np.array([3, 4], dtype=np.int64)) is first
+    assert (list(graph.initializers), dims(first), first.dtype) == (["sizes"], [2], ir.DataType.INT64)
+
+
+def test_shapes_and_axes_are_read() -> None:
+    model = parse(TWICE.replace("y = Abs (b)", "c = Transpose <perm = [0, 2, 1]> (b)  y = Transpose (c)"))
+    turned, reversed_axes = (node for node in model.graph if node.op_type == "Transpose")
+    assert dims(model.graph.inputs[0]) == ["B", "N", 4]
+    assert dims(turned.outputs[0]) is dims(None) is None
+    assert (permutation(turned), permutation(reversed_axes)) == ((0, 2, 1), ())
+    assert producer(turned.outputs[0], "Neg") is producer(model.graph.inputs[0], "Neg") is producer(None, "Neg") is None
+
+
+def test_renamed_bytes_of_a_file_take_another_shape(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=np.float32)
+    (tmp_path / "weights").write_bytes(b"before" + array.tobytes())
+    stored = ir.ExternalTensor("weights", 6, 24, ir.DataType.FLOAT, shape=ir.Shape([2, 3]), name="w", base_dir=tmp_path)
+    again = renamed(stored, "rows", ir.Shape([6]))
+    assert (again.name, renamed(stored, "same").shape) == ("rows", (2, 3))
+    np.testing.assert_array_equal(again.numpy(), array)

@@ -1,0 +1,54 @@
+"""spread_logits puts the logits of a head that knows some tokens into the places of the whole vocabulary."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from graphs import normal, parse, run
+
+from specbuild.builder.passes.spread_logits import LOWEST, spread_logits
+
+HEAD = """g (float[B, L, 3] x) => (float[B, L, 3] logits, float[B, L, 3] hidden) {
+    hidden = Identity (x)
+    logits = Neg (x)
+}"""
+
+
+def spread(text: str, tokens: list[int], vocab_size: int) -> ir.Model:
+    model = parse(text)
+    spread_logits(model.graph, tokens, vocab_size)
+    return model
+
+
+@pytest.mark.parametrize("tokens", [[1, 4, 5], [5, 0, 2]], ids=["in order", "in no order"])
+def test_each_column_goes_to_its_token_and_all_others_are_lowest(tokens: list[int]) -> None:
+    x = normal(2, 4, 3)
+    logits, hidden = run(spread(HEAD, tokens, 7), {"x": x})
+    expected = np.full((2, 4, 7), LOWEST, dtype=np.float32)
+    expected[..., tokens] = -x
+    np.testing.assert_array_equal(logits, expected)
+    np.testing.assert_array_equal(hidden, x)
+
+
+def test_outputs_keep_their_names_and_places() -> None:
+    outputs = spread(HEAD, [1, 4, 5], 7).graph.outputs
+    assert [(value.name, [str(dim) for dim in value.shape or ()]) for value in outputs] == [
+        ("logits", ["B", "L", "7"]),
+        ("hidden", ["B", "L", "3"]),
+    ]
+
+
+def test_logits_that_are_read_inside_the_graph_stay_columns() -> None:
+    text = HEAD.replace("hidden = Identity (x)\n    logits = Neg (x)", "logits = Neg (x)\n    hidden = Neg (logits)")
+    x = normal(1, 2, 3)
+    np.testing.assert_array_equal(run(spread(text, [6, 0, 3], 7), {"x": x})[1], x)
+
+
+def test_the_lowest_logit_is_a_number_in_16_bits_too() -> None:
+    assert np.isfinite(np.float16(LOWEST))
+
+
+def test_a_token_beyond_the_vocabulary_is_refused() -> None:
+    with pytest.raises(IndexError, match="7"):
+        spread(HEAD, [1, 4, 7], 7)
