@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from specbuild.runtime.errors import OptionError
 
@@ -18,19 +18,24 @@ COMPATIBLE = ("80", "90a", "100a", "120")  # GPUs from 8.0 on run one of them, b
 HEAD_DIMS = (64, 80, 96, 128, 256)  # that the kernels have
 
 
-def split_names(wanted: Iterable[str]) -> list[str]:
-    """`["90a,89", "sm_80"]` → the names one by one, without their prefix."""
-    return [part.strip().removeprefix("sm_") for text in wanted for part in text.split(",")]
+def split_names(wanted: Iterable[str], known: Sequence[str], lacking: str) -> list[str]:
+    """`["90a,89", "sm_80"]` → the names one by one, without their prefix; "90" where only "90a" is known.
+
+    known: the last one stands for all. lacking: what is said of a name that is not known. Raises OptionError.
+    """
+    given = [part.strip().removeprefix("sm_") for text in wanted for part in text.split(",")]
+    names = [f"{name}a" if f"{name}a" in known else name for name in given]
+    for name in names:
+        if name not in known:
+            asked = lacking.format(name) if name else "an architecture is empty"
+            raise OptionError(f"{asked}: use {', '.join(known[:-1])}, or {known[-1]}")
+    return names
 
 
 def architectures(wanted: Iterable[str]) -> tuple[str, ...]:
-    """`["90a,89", "sm_80"]` or `["all"]` → the architectures, each once; raises OptionError for one unsupported.
+    """What kernels are compiled for, each once: `["90a,89", "sm_80"]` or `["all"]`. Raises OptionError.
 
     "90" and "100" are what the GPUs are called; their kernels use what only "90a" and "100a" have.
     """
-    names = [f"{name}a" if f"{name}a" in ARCHITECTURES else name for name in split_names(wanted)]
-    for name in names:
-        if name not in (*ARCHITECTURES, "all"):
-            asked = f"sm_{name} is not supported" if name else "an architecture is empty"
-            raise OptionError(f"{asked}: use {', '.join(ARCHITECTURES)}, or all")
+    names = split_names(wanted, (*ARCHITECTURES, "all"), "sm_{} is not supported")
     return ARCHITECTURES if "all" in names else tuple(dict.fromkeys(names))

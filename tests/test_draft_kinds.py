@@ -14,13 +14,11 @@ import torch
 from small_models import Chain, head_chain, parallel_chain, random_head
 
 from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.config.engine_options import EngineOptions
 from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.builder.frontend.eagle3_head import find_head, load_head, save_head
 from specbuild.builder.pipeline import build
-from specbuild.builder.prepare import prepare
 from specbuild.runtime import Bundle, Engine, SamplingParams
-from specbuild.runtime.errors import BundleError, OptionError
+from specbuild.runtime.errors import BundleError
 from specbuild.runtime.speculation.tree import Tree
 
 pytestmark = pytest.mark.slow
@@ -149,14 +147,6 @@ def test_tokens_that_are_none_are_refused(drafted: tuple[Path, Chain], tmp_path:
                 drafter_of(bundle, None, None, 64, False)  # type: ignore[arg-type]
     finally:
         file.write_text(good, encoding="utf-8")
-
-
-def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target: Path, tmp_path: Path) -> None:
-    eagle(target, tmp_path / "head")
-    plugin = {"backend": "tensorrt", "precision": "bf16", "engine": EngineOptions(kv_cache_dtype="fp8")}
-    for wrong in ({"precision": "int8"}, {"draft_precision": "int8"}, plugin):
-        with pytest.raises(OptionError, match="an EAGLE-3 head is not"):
-            prepare(BuildConfig(str(target), tmp_path / "bundle", draft=str(tmp_path / "head"), **wrong))  # type: ignore
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime-cuda", "tensorrt-rtx"])

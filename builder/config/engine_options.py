@@ -107,11 +107,7 @@ def _flag(name: str) -> str:
 
 def architectures(wanted: Sequence[str]) -> tuple[str, ...]:
     """TensorRT-RTX's targets, each once; () is portable, for whatever it supports. Raises OptionError."""
-    names = split_names(wanted)
-    for name in names:
-        if name not in (*RTX_ARCHITECTURES, "portable"):
-            asked = f"TensorRT-RTX has no sm_{name}" if name else "an architecture is empty"
-            raise OptionError(f"{asked}: use {', '.join(RTX_ARCHITECTURES)}, or portable")
+    names = split_names(wanted, (*RTX_ARCHITECTURES, "portable"), "TensorRT-RTX has no sm_{}")
     if "portable" in names and len(set(names)) > 1:
         raise OptionError("an engine is portable or for named architectures, not both")
     return tuple(dict.fromkeys(name for name in names if name != "portable"))

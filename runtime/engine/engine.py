@@ -114,14 +114,8 @@ class Engine:
                 raise OptionError(f"{path} runs on a GPU, which knows no limits and no overlap yet: load without")
             from .load_gpu import load_loop
 
-            loop: Loop = load_loop(
-                bundle,
-                drafter,
-                batch_size,
-                resident=resident,
-                weights=gpu_weights_percent,
-                kv_cache_tokens=kv_cache_tokens,
-            )
+            placed = gpu_weights_percent, kv_cache_tokens
+            loop: Loop = load_loop(bundle, drafter, batch_size, resident, *placed)
             loop.prefix_caching = prefix_caching
             return cls(manifest, _tokenizer(bundle), loop, batch_size, max_waiting)
         if resident or gpu_weights_percent is not None:

@@ -33,7 +33,6 @@ def load_loop(
     bundle: Bundle,
     drafter: DrafterName | None,
     batch_size: int,
-    *,
     resident: bool = False,
     weights: float | None = None,
     kv_cache_tokens: int | None = None,

@@ -9,16 +9,8 @@ import pytest
 from specbuild.cli.quality import _joined, in_words, show
 from specbuild.runtime.errors import OptionError
 
-LAYERS = [
-    {
-        "names": ["layers.0.q_proj", "layers.0.k_proj"],
-        "precision": "int4",
-        "bytes": 12_345,
-        "cosine": 0.99876,
-        "kl": 1e-3,
-    },
-    {"names": ["lm_head"], "precision": "int8", "bytes": 999, "cosine": 1.0, "kl": 0.0},
-]
+PRODUCTS = {"names": ["layers.0.q_proj", "layers.0.k_proj"], "precision": "int4", "bytes": 12_345}
+HEAD = {"names": ["lm_head"], "precision": "int8", "bytes": 999}
 TARGET: dict[str, Any] = {
     "weight_bytes": 2_500_000,
     "weight_bytes_before": 10_000_000,
@@ -33,15 +25,10 @@ TARGET: dict[str, Any] = {
     "greedy_tokens": [60, 64],
     "steps": {"float32": {"1": 2.0, "8": 3.0}, "quantized": {"8": 1.5}},
     "not_quantized": ["layers.0.up_proj", "lm_head"],
-    "layers": LAYERS,
+    "layers": [PRODUCTS | {"cosine": 0.99876, "kl": 1e-3}, HEAD | {"cosine": 1.0, "kl": 0.0}],
 }
-DRAFT = {
-    "weight_bytes": 1,
-    "weight_bytes_before": 3,
-    "acceptance_length": [2.125, 2.0],
-    "not_quantized": [],
-    "layers": [],
-}
+DRAFT = {"weight_bytes": 1, "weight_bytes_before": 3, "not_quantized": [], "layers": []}
+DRAFT |= {"acceptance_length": [2.125, 2.0]}
 TEXTS = {"source": "pycode", "tokens": {"calibration": 4096, "held_out": 512}}
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.backends.kernels.abi import Attention, Dtype, Fault, KernelLibrary
-from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.errors import OptionError
 
 BOUNDS = {Dtype.F16: 6e-4, Dtype.BF16: 4e-3}  # of ‖out − ref‖ / ‖ref‖
 
@@ -257,23 +255,3 @@ def test_splits_fill_the_machine_and_no_more(host: KernelLibrary) -> None:
 def test_parts_are_even(library: HostKernels, context: int, splits: int) -> None:
     """Parts that hold nothing, and parts that differ by a tile, add up all the same."""
     compare(library, random_case(context, batch=1, context=context, splits=splits, nodes=3))
-
-
-def test_another_header_is_refused(host: KernelLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Short(ctypes.Structure):
-        _fields_ = Attention._fields_[:-1]
-
-    monkeypatch.setattr("specbuild.runtime.backends.kernels.abi.STRUCTS", {"attention": Short})
-    with pytest.raises(ExecutionError, match="compiled from another version"):
-        KernelLibrary(Path(host.path))
-    (tmp_path / "no.so").write_bytes(b"nothing")
-    with pytest.raises(ExecutionError, match="is no library of specbuild's kernels"):
-        KernelLibrary(tmp_path / "no.so")
-
-
-def test_another_struct_is_refused(host: KernelLibrary) -> None:
-    class Other(ctypes.Structure):
-        _fields_ = Attention._fields_
-
-    with pytest.raises(OptionError, match="tree_attention takes Attention"):
-        host.launch("tree_attention", Other())

@@ -16,8 +16,7 @@ import pytest
 
 from specbuild.builder.codegen import nvrtc
 from specbuild.builder.codegen.nvrtc import SHAPES, Cubin, Resources, Shape
-from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.targets import ARCHITECTURES, HEAD_DIMS, architectures
+from specbuild.builder.targets import ARCHITECTURES, HEAD_DIMS
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -173,25 +172,6 @@ def test_the_compilers_reports() -> None:
     for log in ("", "ptxas info", NVCC_LOG.replace("Used", "Took"), NVCC_LOG.replace("spill", "split")):
         with pytest.raises(ExecutionError, match="another version of NVRTC"):
             nvrtc.parse_report(log)
-
-
-def test_architectures() -> None:
-    assert architectures([]) == ()
-    assert architectures(["90a,89", "sm_90a", " 121 "]) == ("90a", "89", "121")
-    assert architectures(["89", "all"]) == ARCHITECTURES
-    assert architectures(["sm_90,100", "90a"]) == ("90a", "100a")
-    assert BuildConfig("t", Path("b"), cuda_arch=("90a,89",)).architectures == ("90a", "89")
-
-
-@pytest.mark.parametrize("name", ["75", "sm_70", "compute_80", "banana", "80;86", "8 0"])
-def test_an_unsupported_architecture_is_named(name: str) -> None:
-    with pytest.raises(OptionError, match=f"^sm_{name.removeprefix('sm_')} is not supported: use 80, 86, .*, or all$"):
-        BuildConfig("t", Path("b"), cuda_arch=("80", name))
-
-
-def test_an_empty_architecture() -> None:
-    with pytest.raises(OptionError, match="an architecture is empty: use 80, 86"):
-        architectures(["80,"])
 
 
 def test_a_shape_is_one_of_the_kernels() -> None:

@@ -27,3 +27,31 @@ def asked(target: Path, tmp_path: Path) -> Callable[..., Any]:
         return DistillConfig(**small | few | {"draft_vocab_size": 64} | fields)
 
     return make
+
+
+MASK = 97  # of the parallel draft: one more than the random models' tokens
+
+
+@pytest.fixture
+def chain(make_model: Callable[..., Any]) -> Any:
+    """A `ChainStudent` whose head knows every other token."""
+    import torch
+
+    from specbuild.builder.distill.chain import ChainStudent, trim
+
+    tokens = torch.arange(0, 97, 2)
+    return ChainStudent(trim(make_model(), tokens), tokens)
+
+
+@pytest.fixture
+def parallel(make_model: Callable[..., Any]) -> Any:
+    """A `ParallelStudent` of all tokens, which drafts four of them."""
+    import torch
+
+    from specbuild.builder.distill.parallel import ParallelStudent, with_mask
+
+    net = make_model()
+    with_mask(net, MASK)
+    with torch.no_grad():
+        net.get_input_embeddings().weight[MASK] = torch.randn(32)
+    return ParallelStudent(net, None, MASK, 4)

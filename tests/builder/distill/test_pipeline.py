@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import signal
 import subprocess
@@ -18,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 
 from specbuild.builder.distill.pipeline import distill
-from specbuild.builder.distill.work import LOCK
 from specbuild.runtime.errors import InputError
 
 
@@ -108,37 +106,3 @@ def test_a_draft_can_be_gone_on_with(asked: Callable[..., Any], tmp_path: Path) 
     with pytest.raises(InputError, match="mask token"):
         distill(asked(output=tmp_path / "no", init=str(parallel.output), draft_vocab_size=None))
     assert not (tmp_path / "no.training").exists()
-
-
-def test_it_stops_when_it_gets_no_better(asked: Callable[..., Any]) -> None:
-    config = asked(steps=40, eval_every=1, learning_rate=1e-9, patience=3, layers=3, draft_vocab_size=4096)
-    report = distill(config)
-    assert (report["steps"], report["best_step"], report["acceptance_length"]) == (3, 0, 4.0)
-
-
-def test_another_training_is_not_gone_on_with(asked: Callable[..., Any], tmp_path: Path) -> None:
-    config = asked()
-    with pytest.raises(InputError, match="drop --resume"):
-        distill(replace(config, resume=True))
-    with pytest.raises(KeyboardInterrupt):
-        distill(config, stop_at(3))
-    with pytest.raises(InputError, match="--resume"):
-        distill(config)
-    with pytest.raises(InputError, match="--batch-size 2, not 3"):
-        distill(replace(config, resume=True, batch_size=3))
-    text = tmp_path / "text.txt"
-    text.write_text("import os\n" * 99)
-    with pytest.raises(InputError, match="another text"):
-        distill(replace(config, resume=True, text=(text,)))
-    (config.work / "state.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(InputError, match="damaged"):
-        distill(replace(config, resume=True))
-    with (config.work / LOCK).open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        for fields in ({"resume": True}, {"force": True}):
-            with pytest.raises(InputError, match="another process trains in"):
-                distill(replace(config, **fields))
-    distill(replace(config, force=True))
-    with pytest.raises(InputError, match="--force"):
-        distill(config)
-    assert {path.name for path in tmp_path.iterdir()} == {"draft", "text.txt"}

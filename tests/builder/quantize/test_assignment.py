@@ -1,8 +1,7 @@
-"""Which weight gets which scheme: patterns, head and embedding, tied ones, and what would be ignored."""
+"""Which weight gets which scheme: patterns, head and embedding, and tied ones."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,55 +203,6 @@ def test_auto_has_only_what_was_asked_for() -> None:
 def test_a_model_without_a_head() -> None:
     names = Names([EMBEDDING, *INSIDE], EMBEDDING, None, tied=False)
     assert schemes("int4", names=names)[EMBEDDING] == full("int4:rtn")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tensor_type": ("down_proj",)}, "--tensor-type 'down_proj': give PATTERN=PRECISION, like 'down_proj=int8'"),
-        ({"tensor_type": ("=int8",)}, "--tensor-type '=int8': give PATTERN=PRECISION"),
-        ({"tensor_type": ("down_proj=",)}, "--tensor-type 'down_proj=': give PATTERN=PRECISION"),
-        ({"calib_size": 1}, "calib-size must be 2…4096 texts, not 1"),
-        ({"calib_size": 4097}, "calib-size must be 2…4096 texts, not 4097"),
-        ({"calib_seed": -1}, "calib-seed must be 0…4294967295, not -1"),
-        ({"calib_seed": 1 << 32}, "calib-seed must be 0…4294967295, not 4294967296"),
-        ({"max_kl": 0.0}, "max-kl must be above 0 nats a token, not 0.0"),
-        ({"max_kl": float("nan")}, "max-kl must be above 0 nats a token, not nan"),
-        ({"max_kl": float("inf")}, "max-kl must be above 0 nats a token, not inf"),
-    ],
-)
-def test_out_of_range(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        QuantizeOptions(**options)
-    assert message in str(caught.value)
-
-
-def test_the_last_equals_sign_ends_a_pattern() -> None:
-    options = QuantizeOptions(tensor_type=("a=b=int8",), output_tensor_type="int4")
-    assert options.types == [("a=b", "int8")]
-    assert options.all_types == ["int8", "int4"]
-
-
-@pytest.mark.parametrize(
-    ("options", "flag"),
-    [
-        ({"calibration": Path("texts.jsonl")}, "--calibration"),
-        ({"calib_size": 8}, "--calib-size"),
-        ({"calib_seed": 1}, "--calib-seed"),
-        ({"calibration_cache": Path("cache")}, "--calibration-cache"),
-        ({"max_kl": 0.1}, "--max-kl"),
-        ({"tensor_type": ("down_proj=fp32",)}, "--tensor-type"),
-        ({"output_tensor_type": "fp32"}, "--output-tensor-type"),
-    ],
-)
-def test_what_would_be_ignored_is_refused(options: dict[str, Any], flag: str) -> None:
-    with pytest.raises(OptionError, match=f"nothing is quantized: drop {flag}, or give --precision int8"):
-        QuantizeOptions(**options).check(quantizes=False)
-    QuantizeOptions(**options).check(quantizes=True)
-
-
-def test_no_options_are_ignored() -> None:
-    QuantizeOptions().check(quantizes=False)
 
 
 def test_schemes_are_refused_as_they_are_anywhere() -> None:

@@ -72,14 +72,6 @@ def test_a_tied_weights_lookup_and_product_read_the_same_bytes(tmp_path: Path) -
     assert offsets[rows[0]] == offsets[str(rows[0]).removesuffix("_rows")]
 
 
-def test_kl_is_as_it_is_defined() -> None:
-    rng = np.random.default_rng(0)
-    a, b = (rng.normal(0, 3, (4, 11)).astype(np.float32) for _ in range(2))
-    p, q = (np.exp(x.astype(np.float64)) / np.exp(x.astype(np.float64)).sum(1, keepdims=True) for x in (a, b))
-    np.testing.assert_allclose(kl(a, b), (p * np.log(p / q)).sum(1), rtol=1e-6)
-    np.testing.assert_allclose(kl(a, a), 0, atol=1e-12)
-
-
 @pytest.fixture(scope="module")
 def int8_bundle(pair: Path, tmp_path_factory: pytest.TempPathFactory, build_shared: Callable[..., object]) -> Path:
     path = tmp_path_factory.mktemp("int8") / "int8.bundle"

@@ -1,161 +1,18 @@
-"""Drafters: trees against a brute-force search, and a draft that equals the target is accepted fully."""
+"""The model drafter: a draft that equals the target is accepted fully, drafting ahead changes no token."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.sampling.sampler import SamplingParams
-from specbuild.runtime.speculation.tree import BEST_BRANCH, Tree, TreeSpec
-from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
-
-VOCAB = 12
-Path = tuple[int, ...]
-
-
-def log_share(scores: NDArray[np.float32], count: int) -> NDArray[np.float64]:
-    """log softmax among the `count` best scores, −inf for all others."""
-    wide = scores.astype(np.float64)
-    wide[np.argsort(-wide, kind="stable")[count:]] = -np.inf
-    with np.errstate(divide="ignore"):
-        return wide - wide.max() - np.log(np.exp(wide - wide.max()).sum())
-
-
-@settings(deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, VOCAB))
-def test_best_tokens_against_a_sort(seed: int, rows: int, count: int) -> None:
-    scores = np.random.default_rng(seed).normal(0, 3, (rows, VOCAB)).astype(np.float32)
-    tokens, likelihoods = best_tokens(scores.copy(), count)
-    expected = np.stack([log_share(row, count) for row in scores])
-    order = np.argsort(-expected, axis=1)[:, :count]
-    assert np.array_equal(tokens, order)
-    if count > 1:
-        np.testing.assert_allclose(likelihoods, np.take_along_axis(expected, order, axis=1), atol=1e-5)
-
-
-def test_best_tokens_leaves_out_what_a_cut_off_excluded() -> None:
-    scores = np.full((1, 5), -np.inf, dtype=np.float32)
-    scores[0, [3, 1]] = [1.0, 0.0]
-    tokens, likelihoods = best_tokens(scores, 4)
-    assert tokens[0, :2].tolist() == [3, 1]
-    assert np.isneginf(likelihoods[0, 2:]).all()
-
-
-def grown(model: Callable[[Any], NDArray[np.float32]], text: str) -> tuple[Growth, Tree]:
-    growth = Growth(TreeSpec.parse(text), Tree([0]))
-    while True:
-        growth.grow(
-            *best_tokens(np.stack([model([0, *growth.pool.path(n)]) for n in growth.frontier]), growth.spec.branch)
-        )
-        if growth.done:
-            return growth, growth.tree()
-        growth.place()
-
-
-def paths(tree: Tree) -> set[Path]:
-    return {tuple(tree.path(node)) for node in range(1, len(tree))}
-
-
-def most_likely(model: Callable[[Any], NDArray[np.float32]], count: int) -> set[Path]:
-    """The most likely paths of any length, by a best-first search over every child of every node."""
-    heap: list[tuple[float, Path]] = [(0.0, ())]
-    found: set[Path] = set()
-    while len(found) <= count:
-        cost, path = heapq.heappop(heap)
-        found.add(path)
-        for token, likelihood in enumerate(log_share(model([0, *path]), min(count, BEST_BRANCH))):
-            heapq.heappush(heap, (cost - float(likelihood), (*path, token)))
-    return found - {()}
-
-
-def beam(model: Callable[[Any], NDArray[np.float32]], width: int, depth: int) -> set[Path]:
-    """The `width` most likely children of each level's `width` survivors."""
-    level: dict[Path, float] = {(): 0.0}
-    found: set[Path] = set()
-    for _ in range(depth):
-        candidates = {
-            (*path, token): score + float(likelihood)
-            for path, score in level.items()
-            for token, likelihood in enumerate(log_share(model([0, *path]), width))
-        }
-        level = dict(islice(sorted(candidates.items(), key=lambda item: -item[1]), width))
-        found |= set(level)
-    return found
-
-
-@pytest.mark.parametrize("nodes", range(2, 9))
-@pytest.mark.parametrize("seed", range(8))
-def test_best_first_trees_are_the_best(hash_model: Any, nodes: int, seed: int) -> None:
-    model = hash_model(seed)
-    growth, tree = grown(model, f"best:{nodes}")
-    assert paths(tree) == most_likely(model, nodes)
-    assert len(tree) == nodes + 1
-    assert all(tree.parents[node] < node for node in range(len(tree)))
-    assert [growth.pool.tokens[node] for node in growth.kept] == tree.tokens
-
-
-@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (4, 4), (3, 1), (2, 6)])
-@pytest.mark.parametrize("seed", range(6))
-def test_topk_trees_are_a_beam(hash_model: Any, shape: tuple[int, int], seed: int) -> None:
-    model, (width, depth) = hash_model(seed), shape
-    _, tree = grown(model, f"topk:{width},{depth}")
-    assert paths(tree) == beam(model, width, depth)
-    assert [tree.depths.count(level) for level in range(1, depth + 1)] == [width] * depth
-
-
-@pytest.mark.parametrize("text", ["chain:1", "chain:5", "topk:1,5", "best:1"])
-def test_a_chain_is_the_greedy_path(hash_model: Any, text: str) -> None:
-    model, tokens = hash_model(3), [0]
-    _, tree = grown(model, text)
-    while len(tokens) < TreeSpec.parse(text).nodes + 1:
-        tokens.append(int(model(tokens).argmax()))
-    assert tree == Tree.chain(tokens)
-
-
-@pytest.mark.parametrize("text", ["best:16", "best:40"])
-@pytest.mark.parametrize("seed", range(4))
-def test_larger_best_first_trees_keep_the_best_of_what_was_considered(hash_model: Any, text: str, seed: int) -> None:
-    model = hash_model(seed)
-    growth, tree = grown(model, text)
-    spec = growth.spec
-    assert len(tree) == spec.nodes + 1
-    kept, scores = set(growth.kept), growth.scores
-    dropped = [scores[node] for node in range(len(growth.pool)) if node not in kept]
-    assert all(growth.pool.parents[node] in kept for node in kept if node)
-    assert min(scores[node] for node in kept) >= max(dropped, default=-np.inf)
-    for node in range(1, len(growth.pool)):
-        path = growth.pool.path(node)
-        expected = sum(log_share(model([0, *path[:i]]), spec.branch)[path[i]] for i in range(len(path)))
-        assert scores[node] == pytest.approx(expected, abs=1e-4)
-
-
-def test_rows_say_who_sees_whom(hash_model: Any) -> None:
-    model, growth = hash_model(1), Growth(TreeSpec.parse("topk:3,4"), Tree([0]))
-    growth.grow(*best_tokens(model([0])[None].copy(), growth.spec.branch))
-    while not growth.done:
-        frontier, first = list(growth.frontier), growth.run
-        visible = growth.place()
-        assert visible is not None
-        assert visible.shape == (len(frontier), first + len(frontier))
-        ancestors = growth.pool.ancestors()
-        node_of = {row: node for node, row in enumerate(growth.rows) if row >= 0}
-        for index, node in enumerate(frontier):
-            assert growth.rows[node] == first + index
-            assert visible[index].tolist() == [bool(ancestors[node, node_of[row]]) for row in range(growth.run)]
-        growth.grow(*best_tokens(np.stack([model([0, *growth.pool.path(n)]) for n in frontier]), growth.spec.branch))
-
+from specbuild.runtime.speculation.tree import TreeSpec
 
 PARAMS = [
     {},

@@ -156,8 +156,3 @@ def test_a_tree_past_the_limit_is_refused_and_the_default_is_cut(bundle: Path, p
         (result,) = engine.generate(prompts[0], SamplingParams(max_new_tokens=24))
     drafting = result.metrics.speculative_decoding
     assert 0 < drafting.num_draft_tokens <= 3 * drafting.num_spec_steps
-
-
-def test_an_expectation_needs_a_timing_table(bundle: Path) -> None:
-    with pytest.raises(OptionError, match="min_expected_speedup needs a tuned bundle: run specbuild tune"):
-        Engine.load(bundle, limits=Limits(min_expected_speedup=1.2))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specbuild.runtime import Handle, Result, SamplingParams
-from specbuild.runtime.errors import EngineClosedError, ExecutionError, OptionError, PromptError, QueueFullError
+from specbuild.runtime.errors import EngineClosedError, ExecutionError, PromptError, QueueFullError
 
 LONG = SamplingParams(max_new_tokens=100)
 SHORT = SamplingParams(max_new_tokens=6)
@@ -155,24 +155,6 @@ def test_a_full_queue_makes_submit_wait(hash_engine: Any, monkeypatch: pytest.Mo
     assert out[0].result().token_ids == expected(hash_engine, "c", SHORT)
 
 
-def test_more_prompts_than_the_queue_holds(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = hash_engine(batch_size=2, max_waiting=1)
-    inner, seen = engine.scheduler.submit, list[tuple[int, int]]()
-
-    def submit(*arguments: Any, **options: Any) -> Handle:
-        handle: Handle = inner(*arguments, **options)
-        seen.append((len(engine.scheduler.waiting), len(engine.scheduler.overflow)))
-        return handle
-
-    monkeypatch.setattr(engine.scheduler, "submit", submit)
-    prompts = [[i % 9, i // 9] for i in range(60)]
-    results = engine.generate(prompts, SHORT)
-    assert [r.token_ids for r in results] == [expected(hash_engine, [p], SHORT) for p in prompts]
-    assert len(seen) == 60
-    assert max(waiting for waiting, _ in seen) == 1
-    assert max(line for _, line in seen) <= 1
-
-
 def test_a_free_slot_that_holds_the_beginning_is_taken(hash_engine: Any) -> None:
     """Else the one that has been free for longest; a text in use is copied."""
     engine, texts = hash_engine(batch_size=3, gated=True), [[index] * 10 for index in range(3)]
@@ -263,26 +245,6 @@ def test_a_failing_sequence_fails_alone(hash_engine: Any) -> None:
     at_rest(engine)
 
 
-def test_text_that_cannot_be_made_fails_alone(hash_engine: Any) -> None:
-    class Broken:
-        text = ""
-
-        def push(self, token: int) -> bool:
-            raise ValueError("two\nlines")
-
-        def finish(self) -> None:
-            raise ValueError("again")
-
-    engine = hash_engine(batch_size=2)
-    sequences, _ = engine.requests(["ab", "cd"], SHORT, "raise")
-    sequences[0].detokenizer = Broken()
-    bad, good = [engine.scheduler.submit(sequence) for sequence in sequences]
-    assert bad.result().finish_reason == "error"
-    assert "ValueError: again" in str(bad.result().error)
-    assert good.result().token_ids == expected(hash_engine, "cd", SHORT)
-    at_rest(engine)
-
-
 def test_a_failing_step_is_the_result_of_all_in_it_and_of_no_other(hash_engine: Any) -> None:
     engine = hash_engine(batch_size=2, gated=True)
     beside = engine.submit("ab", LONG)
@@ -307,30 +269,6 @@ def test_what_runs_and_fails_is_never_raised(hash_engine: Any) -> None:
     assert [streamed[i].finish_reason for i in range(3)] == ["length", "error", "length"]
 
 
-@pytest.mark.parametrize("call", ["generate", "stream"])
-def test_what_cannot_run_is_raised_or_returned(hash_engine: Any, call: str) -> None:
-    engine = hash_engine()
-    prompts = ["ab", "", "cd", [99], None, "a" * 192]
-    with pytest.raises(PromptError, match="prompt 2: the prompt is empty"):
-        list(getattr(engine, call)(prompts, SHORT))
-    assert engine.stats.rounds == 0
-    out = list(getattr(engine, call)(prompts, SHORT, errors="return"))
-    if call == "stream":
-        out = [r for _, r in sorted((c.index, c.result) for c in out if c.result)]
-    assert [r.finish_reason for r in out] == ["length", "error", "length", "error", "error", "error"]
-    assert out[0].token_ids == expected(hash_engine, "ab", SHORT)
-    for result, word in zip((out[1], *out[3:]), ("empty", "vocabulary", "no prompt", "192 tokens"), strict=True):
-        assert isinstance(result.error, PromptError)
-        assert word in str(result.error)
-    with pytest.raises(OptionError, match="errors must be"):
-        getattr(engine, call)(prompts, SHORT, errors="ignore")
-    for params in ({"n": 1}, [{}], [SHORT, SHORT], 5):
-        with pytest.raises(OptionError, match="parameters"):
-            getattr(engine, call)("ab", params, errors="return")
-        with pytest.raises(OptionError, match="parameters"):
-            engine.submit("ab", params)
-
-
 def test_a_bug_in_the_worker_leaves_nobody_waiting(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
     handles = [engine.submit("ab", SHORT), engine.submit("cd", SHORT)]
@@ -345,68 +283,6 @@ def test_a_bug_in_the_worker_leaves_nobody_waiting(hash_engine: Any, monkeypatch
     assert "a bug" in str(handles[1].result().error)
     with pytest.raises(EngineClosedError):
         engine.generate("ab")
-
-
-def test_only_readers_of_chunks_are_woken_each_round(hash_engine: Any) -> None:
-    engine, wakes = hash_engine(), Counter[str]()
-    for kind in ("end", "rounds"):
-        ((sequence,), _) = engine.requests("ab", SamplingParams(40, speculation="off"), "raise")
-        handle = engine.scheduler.submit(sequence, lambda kind=kind: wakes.update([kind]), kind == "rounds")
-        handle.result()
-    at_rest(engine)
-    assert wakes == {"end": 2, "rounds": 41}  # when it is queued, and at the end; and the 39 rounds before the last
-
-
-def test_a_slow_reader_gets_longer_chunks(hash_engine: Any) -> None:
-    handle = hash_engine().submit("ab", SamplingParams(max_new_tokens=40, logprobs=0))
-    result = handle.result()
-    (chunk,) = handle
-    assert (chunk.token_ids, chunk.text, chunk.result) == (result.token_ids, result.text, result)
-    assert chunk.logprobs == result.logprobs
-    (again,) = handle
-    assert (again.token_ids, again.text, again.result) == ([], "", result)
-
-
-def test_a_reader_gets_every_round(hash_engine: Any) -> None:
-    engine = hash_engine(gated=True)
-    chunks = iter(engine.submit("ab", SamplingParams(max_new_tokens=5, speculation="off")))
-    engine.gate.halted()
-    for _ in range(4):
-        engine.gate.step()
-        assert len(next(chunks).token_ids) == 1
-    engine.gate.open()
-    assert [len(chunk.token_ids) for chunk in chunks] == [1]
-
-
-def test_closing_a_stream_cancels_the_rest(hash_engine: Any) -> None:
-    engine = hash_engine(batch_size=2)
-    stream = engine.stream([[i] for i in range(9)], LONG)
-    next(stream)
-    stream.close()
-    at_rest(engine)
-    assert engine.stats.emitted < 9 * 100
-
-
-def test_an_interrupt_cancels_the_rest(hash_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = hash_engine(gated=True)
-    first = engine.submit("ab", LONG)
-    engine.gate.halted()
-    first.cancel()
-
-    def interrupt(event: threading.Event, timeout: float | None = None) -> bool:
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-        return real(event, timeout)
-
-    real = threading.Event.wait
-    monkeypatch.setattr(threading.Event, "wait", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(["cd", "ef"], LONG)
-    monkeypatch.undo()
-    assert list(engine.scheduler.waiting) == []
-    engine.gate.open()
-    at_rest(engine)
-    assert engine.stats.rounds == 1
 
 
 def test_logits_wait_for_what_runs_and_hold_what_waits(hash_engine: Any) -> None:
@@ -481,26 +357,3 @@ def test_closing_during_a_generation_still_gives_every_result(hash_engine: Any) 
     thread.join(60)
     closing.join(60)
     assert [r.finish_reason for r in out[0]] == ["cancelled"] * 9
-
-
-@pytest.mark.parametrize("seed", [7, 2**64 - 2])
-def test_samples_are_those_of_their_seeds(hash_engine: Any, seed: int) -> None:
-    engine = hash_engine(batch_size=2)
-    params = SamplingParams(max_new_tokens=12, temperature=1.0, seed=seed, n=4)
-    results = engine.generate(["ab", "cd"], params)
-    seeds = [(seed + i) % 2**64 for i in range(4)]
-    assert [r.metrics.seed for r in results] == seeds * 2
-    alone = [
-        expected(hash_engine, prompt, SamplingParams(max_new_tokens=12, temperature=1.0, seed=each))
-        for prompt in ("ab", "cd")
-        for each in seeds
-    ]
-    assert [r.token_ids for r in results] == alone
-    streamed = {(c.index, c.sample): c.result.token_ids for c in engine.stream(["ab", "cd"], params) if c.result}
-    assert [streamed[i, j] for i in range(2) for j in range(4)] == alone
-    fresh = engine.generate("ab", SamplingParams(max_new_tokens=12, temperature=1.0, n=3))
-    assert [r.metrics.seed - fresh[0].metrics.seed for r in fresh] == [0, 1, 2]
-    refused = engine.generate(["", "ab"], params, errors="return")
-    assert [r.finish_reason for r in refused] == ["error"] * 4 + ["length"] * 4
-    with pytest.raises(OptionError, match="one sample"):
-        engine.submit("ab", params)

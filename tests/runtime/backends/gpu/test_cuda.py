@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 from device import gpus
 
-from specbuild.runtime.backends.gpu.cuda import Cuda, check_driver, driver_fault, row_copy, strided_copy
+from specbuild.runtime.backends.gpu.cuda import Cuda, check_driver, driver_fault
 from specbuild.runtime.backends.gpu.device import Tensor
 from specbuild.runtime.errors import ExecutionError
 
@@ -78,45 +77,6 @@ def moved(cache: np.ndarray, slot: int, rows: list[int], start: int) -> np.ndarr
     moved = cache.copy()
     moved[:, slot, :, start : start + len(rows)] = cache[:, slot][:, :, rows]
     return moved
-
-
-def copied(move: Any, data: np.ndarray) -> None:
-    """What the driver's manual says such a copy does, done by NumPy."""
-    flat = data.reshape(-1).view(np.uint8)
-    for z in range(move.Depth):
-        for y in range(move.Height):
-            source, at = (
-                ((z + z0) * height + y + y0) * pitch + x
-                for x, y0, z0, pitch, height in (
-                    (move.srcXInBytes, move.srcY, move.srcZ, move.srcPitch, move.srcHeight),
-                    (move.dstXInBytes, move.dstY, move.dstZ, move.dstPitch, move.dstHeight),
-                )
-            )
-            flat[at : at + move.WidthInBytes] = flat[source : source + move.WidthInBytes]
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
-def test_a_row_copy_is_of_those_rows_in_all_layers_and_heads(dtype: type) -> None:
-    """Rows one after the other to others of their slot, and several at once to another slot."""
-    driver = pytest.importorskip("cuda.bindings.driver")
-    cache = np.random.default_rng(0).integers(0, 256, CACHE).astype(dtype)
-    data, tensor = cache.copy(), Tensor(1 << 32, CACHE, cache.dtype)
-    for to, row in enumerate([5, 6, 9, 19], 4):
-        move = row_copy(driver, tensor, (1, row), (1, to), 1)
-        assert int(move.srcDevice) == int(move.dstDevice) == 1 << 32
-        copied(move, data)
-    np.testing.assert_array_equal(data, moved(cache, 1, [5, 6, 9, 19], 4))
-    copied(row_copy(driver, tensor, (1, 2), (0, 7), 5), data)
-    cache[:, 0, :, 7:12] = data[:, 1, :, 2:7]
-    np.testing.assert_array_equal(data[:, 0], cache[:, 0])
-
-
-def test_a_strided_copy_has_the_rows_of_the_shorter_in_the_longer() -> None:
-    driver = pytest.importorskip("cuda.bindings.driver")
-    to, source = Tensor(1 << 32, (3, 64), np.dtype(np.int32)), Tensor(1 << 33, (3, 5), np.dtype(np.int32))
-    copy = strided_copy(driver, to, source)
-    assert (int(copy.srcDevice), copy.srcPitch, int(copy.dstDevice), copy.dstPitch) == (1 << 33, 20, 1 << 32, 256)
-    assert (copy.WidthInBytes, copy.Height) == (20, 3)
 
 
 @pytest.fixture

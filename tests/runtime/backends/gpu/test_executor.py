@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 from host_device import HostDevice
 from small_models import branching, reference
@@ -14,9 +12,8 @@ from tiny_models import BUCKETS, CAPACITY, CHUNK, VOCAB, executor, torch_model
 
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
 from specbuild.runtime.decoding.host_loop import Loop
-from specbuild.runtime.errors import BundleError, ExecutionError
+from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.speculation.tree import Tree
 
 BOUND = {"rtol": 1e-4, "atol": 1e-4}
@@ -128,20 +125,3 @@ def test_positions_end_where_the_model_does(make: Make) -> None:
     object.__setattr__(made.spec, "max_positions", 4)
     made.step([chain(0, [1, 2, 3, 4, 5, 6], 0, 0)])
     assert made.device.array(made.model.positions).ravel()[:8].tolist() == [0, 1, 2, 3, 3, 3, 0, 0]
-
-
-def test_onnx_runtime_without_cuda_says_what_to_install(make: Make) -> None:
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("this ONNX Runtime has CUDA")
-    made, device = make("target", 1), HostDevice()
-    with pytest.raises(BundleError, match="pip install onnxruntime-gpu"):
-        OrtModel(Path("model.onnx"), made.spec, device, 1, BUCKETS, CHUNK, "cuda", device.stream())
-
-
-def test_onnx_runtime_has_one_stream_and_names_a_bad_graph(make: Make, tmp_path: Path) -> None:
-    made, device = make("target", 1), HostDevice()
-    with pytest.raises(ExecutionError, match="runs on stream"):
-        made.model._model.enqueue(1, made.stream + 1)  # type: ignore[attr-defined]
-    (tmp_path / "model.onnx").write_bytes(b"no graph")
-    with pytest.raises(BundleError, match=r"model\.onnx does not load in ONNX Runtime"):
-        OrtModel(tmp_path / "model.onnx", made.spec, device, 1, BUCKETS, CHUNK, "cpu", device.stream())

@@ -8,7 +8,6 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ from specbuild.runtime.backends.gpu.plan import (
     limit_weights,
     load_plugin,
 )
-from specbuild.runtime.backends.gpu.tensors import CACHES, TensorInfo, check_tensors, expected_tensors
+from specbuild.runtime.backends.gpu.tensors import CACHES
 from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
 
@@ -91,20 +90,6 @@ def test_the_names_of_values_are_the_real_ones() -> None:
     assert {*CACHES, "INT32", "BOOL"} <= set(module.DataType.__members__)
     assert {"LAZY", "EAGER"} <= set(module.DynamicShapesKernelSpecializationStrategy.__members__)
     assert module.Runtime(plan.logger(module)).engine_header_size == plan._HEADER
-
-
-@pytest.mark.parametrize(("attention", "name"), [("native", "standard"), ("plugin", "plugin")])
-def test_the_lowering_names_the_same_tensors(attention: str, name: str) -> None:
-    lowering = pytest.importorskip(f"specbuild.builder.lower.{name}")
-    found = {
-        each.format(layer=layer, window=window)
-        for each in (*lowering.INPUTS.values(), *lowering.OUTPUTS.values())
-        for layer in range(SPEC.layers)
-        for window in SPEC.windows
-    }
-    assert found == set(expected_tensors(SPEC, "HALF", attention))
-    if attention == "plugin":
-        assert found | {*lowering.PAGED.values()} == set(expected_tensors(SPEC, "HALF", attention, 16))
 
 
 @pytest.mark.parametrize(
@@ -237,27 +222,6 @@ def test_a_library_that_is_missing_or_none(tmp_path: Path, monkeypatch: pytest.M
         load_plugin(lean)
 
 
-@pytest.mark.parametrize("attention", ["native", "plugin"])
-@pytest.mark.parametrize("cache", ["HALF", "BF16", "FLOAT"])
-def test_tensors_as_expected(cache: str, attention: str) -> None:
-    tensors = expected_tensors(SPEC, cache, attention)
-    assert check_tensors(SPEC, tensors, attention) == cache
-    fixed = tensors | {"logits": replace(tensors["logits"], shape=(1, 4, 50))}
-    assert check_tensors(SPEC, fixed, attention) == cache, "what may be dynamic may be fixed"
-
-
-def test_fp8_caches_are_the_record_s() -> None:
-    tensors = expected_tensors(SPEC, "FP8", "plugin")
-    assert check_tensors(SPEC, tensors, "plugin", "fp8") == "FP8"
-    assert CACHES["FP8"] == "uint8"
-    with pytest.raises(BundleError, match=r"has past_key\.0 as FP8, its record a cache of auto: build the bundle"):
-        check_tensors(SPEC, tensors, "plugin")
-    with pytest.raises(BundleError, match=r"has past_key\.0 as BF16, its record a cache of fp8: build the bundle"):
-        check_tensors(SPEC, expected_tensors(SPEC, "BF16", "plugin"), "plugin", "fp8")
-    with pytest.raises(BundleError, match=r"has past_value\.1 as .*HALF.*, not .*FP8"):
-        check_tensors(SPEC, {**tensors, "past_value.1": TensorInfo("HALF", (-1, 4, 64, 8))}, "plugin", "fp8")
-
-
 def test_fp8_caches_are_a_plugin_s() -> None:
     check_attention(replace(PLUGIN, kv_cache_dtype="fp8"))
     for record in (replace(RECORD, kv_cache_dtype="fp8"), replace(PLUGIN, kv_cache_dtype="fp8_e5m2")):
@@ -272,60 +236,6 @@ def test_paged_caches_are_a_plugin_s() -> None:
         named = f"{record.attention} over pages of {record.block_size} rows, this specbuild has 16, .*, 256 with plugin"
         with pytest.raises(BundleError, match=named):
             check_attention(record)
-
-
-def test_paged_caches_are_the_record_s() -> None:
-    paged, linear = (expected_tensors(SPEC, "HALF", "plugin", rows) for rows in (16, 0))
-    assert (paged["page_table"].shape, paged["past_value.1"].shape) == ((-1, 64 // 16), (-1, 4, 16, 8))
-    assert check_tensors(SPEC, paged, "plugin", block_size=16) == "HALF"
-    for found, rows, message in (
-        (paged, 0, "has, and should not, tensor page_table"),
-        (linear, 16, "lacks tensor page_table"),
-        (paged, 32, r"has page_table as .*-1, 4.* not .*-1, 2"),
-        ({**paged, "past_key.1": linear["past_key.1"]}, 16, r"has past_key\.1 as .*64, 8.* not .*16, 8"),
-    ):
-        with pytest.raises(BundleError, match=f"the target's plan.*{message}"):
-            check_tensors(SPEC, found, "plugin", block_size=rows)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("counts", None, "lacks tensor counts"),
-        ("parents", None, "lacks tensor parents"),
-        ("tree_offset", TensorInfo("INT64", (-1,)), "has tree_offset as .*INT64"),
-        ("parents", TensorInfo("INT32", (-1,)), "has parents as"),
-        ("mask.0", TensorInfo("BOOL", (-1, 1, -1, 64)), r"has, and should not, tensor mask\.0"),
-        ("position_ids", TensorInfo("INT32", (-1, -1)), "has, and should not, tensor position_ids"),
-        ("present_key.1", TensorInfo("HALF", (-1, 4, 64, 8), "past_key.1"), r"has present_key\.1 as .*alias='past"),
-    ],
-)
-def test_tensors_of_a_plugin_that_differ(name: str, change: Any, message: str) -> None:
-    tensors = {**expected_tensors(SPEC, "HALF", "plugin"), name: change}
-    with pytest.raises(BundleError, match=f"the target's plan.*{message}"):
-        check_tensors(SPEC, {key: info for key, info in tensors.items() if info}, "plugin")
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("mask.16", None, r"lacks tensor mask\.16"),
-        ("present_value.1", None, r"lacks tensor present_value\.1"),
-        ("parents", TensorInfo("INT32", (-1, -1)), "has, and should not, tensor parents"),
-        ("past_key.2", TensorInfo("HALF", (-1, 4, 64, 8)), r"has, and should not, tensor past_key\.2"),
-        ("input_ids", TensorInfo("INT64", (-1, -1)), "has input_ids as .*INT64.* not .*INT32"),
-        ("past_key.1", TensorInfo("FLOAT", (-1, 4, 64, 8)), r"has past_key\.1 as .*FLOAT"),
-        ("past_key.0", TensorInfo("INT8", (-1, 4, 64, 8)), "a cache of INT8: build it in fp16"),
-        ("past_key.0", TensorInfo("FP8", (-1, 4, 64, 8)), r"has past_key\.0 as FP8, its record a cache of auto: build"),
-        ("mask.0", TensorInfo("BOOL", (-1, 1, -1, 65)), r"has mask\.0 as .*65"),
-        ("logits", TensorInfo("FLOAT", (-1, -1)), "has logits as"),
-        ("present_key.1", TensorInfo("HALF", (-1, 4, 64, 8)), r"has present_key\.1 as .*alias=None"),
-    ],
-)
-def test_tensors_that_differ(name: str, change: Any, message: str) -> None:
-    tensors = {**expected_tensors(SPEC, "HALF"), name: change}
-    with pytest.raises(BundleError, match=f"the target's plan.*{message}"):
-        check_tensors(SPEC, {key: info for key, info in tensors.items() if info})
 
 
 class Streaming:

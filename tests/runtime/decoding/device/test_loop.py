@@ -25,7 +25,7 @@ from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.host_loop import Loop
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.errors import BundleError, ExecutionError
+from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
@@ -327,9 +327,3 @@ def test_an_engine_of_the_reference_pair(
         mine = engine.generate(asked, params)
     assert [result.token_ids for result in mine] == [result.token_ids for result in results]
     assert all(r.metrics.speculative_decoding.num_accepted_draft_tokens for r in mine)
-
-
-def test_a_draft_needs_a_step_of_two(host: KernelLibrary, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny_models, "BUCKETS", (1, 4, 8, 16))
-    with pytest.raises(BundleError, match="bucket of 2"):
-        Made(host, folder)

@@ -1,0 +1,130 @@
+"""The check at the end of a build holds a bundle against Hugging Face and itself, and refuses what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device import gpus
+
+from specbuild.builder.check.bundle_check import (
+    FP8_CACHE,
+    MAX_DIVERGENCE,
+    PROMPTS,
+    check,
+    check_divergence,
+    inspected,
+    raise_far,
+    rounding,
+    tokenize,
+    unrunnable,
+)
+from specbuild.builder.frontend import checkpoint
+from specbuild.builder.frontend.reference import Reference, greedy, text_logits
+from specbuild.measure.divergence import kl
+from specbuild.runtime import Bundle
+from specbuild.runtime.errors import ExecutionError
+
+NEW_TOKENS = 6
+ROWS = [np.array([[2.0, 0.0, -1.0], [0.5, 0.5, 0.0]], np.float32), np.array([[0.0, 3.0, 1.0]], np.float32)]
+
+
+@pytest.fixture(scope="module")
+def target(pair: Path) -> Any:
+    """The reference target in PyTorch."""
+    return checkpoint.load(checkpoint.find(str(pair / "target")), "eager")
+
+
+@pytest.fixture(scope="module")
+def references(target: Any) -> list[Reference]:
+    return greedy(target, [[5, 17, 300], [42]], NEW_TOKENS, [0])
+
+
+@pytest.fixture(scope="module")
+def logits(target: Any, references: list[Reference]) -> list[np.ndarray]:
+    return [text_logits(target, reference.text) for reference in references]
+
+
+@pytest.mark.parametrize(("max_seq_len", "longest", "new"), [(1024, None, 32), (40, 8, 32), (33, 1, 32), (2, 1, 1)])
+def test_prompts_are_cut_to_what_a_bundle_holds(pair: Path, max_seq_len: int, longest: int | None, new: int) -> None:
+    tokenizer = checkpoint.find(str(pair / "target")).tokenizer
+    prompts, count = tokenize(tokenizer, max_seq_len)
+    whole = [tokenizer(text)["input_ids"] for text in PROMPTS]
+    assert prompts == [ids[:longest] for ids in whole]
+    assert count == new
+    assert max(map(len, prompts)) + count <= max_seq_len
+
+
+def test_a_sound_bundle_passes(bundle: Path, references: list[Reference], logits: list[np.ndarray]) -> None:
+    found = check(bundle, references, logits, NEW_TOKENS, MAX_DIVERGENCE)
+    assert found["bound"] == 1e-4
+    assert 0 < found["largest_logit_difference"] < 1e-4
+    assert 0 <= found["kl_nats_per_token"] < 1e-6
+    assert [case["name"] for case in found["cases"]] == [
+        "plain decoding against Hugging Face",
+        "greedy: default tree against plain decoding",
+        "temperature 1, top-p 0.95: default tree against plain decoding",
+    ]
+    assert all(case["exact"] and case["prompts"] == 2 for case in found["cases"])
+    assert found["cases"][0]["tokens"] == sum(len(reference.tokens) for reference in references)
+    assert 0 <= rounding(bundle, references) < 1e-4
+
+
+def test_a_token_that_differs_is_named(bundle: Path, references: list[Reference], logits: list[np.ndarray]) -> None:
+    right = references[1].tokens[2]
+    wrong = [*references[1].tokens[:2], right + 1, *references[1].tokens[3:]]
+    changed = [references[0], Reference(references[1].prompt, wrong)]
+    with pytest.raises(ExecutionError) as caught:
+        check(bundle, changed, logits, NEW_TOKENS, MAX_DIVERGENCE)
+    assert str(caught.value).startswith(
+        "the bundle is not exact (plain decoding against Hugging Face: prompt 2, token 2, "
+        f"{right} for {right + 1}, margin "
+    )
+
+
+def test_logits_that_differ_are_refused(bundle: Path, references: list[Reference], logits: list[np.ndarray]) -> None:
+    """Even where they change no choice."""
+    changed = [each.copy() for each in logits]
+    changed[1][0, changed[1][0].argmin()] -= 0.5
+    with pytest.raises(ExecutionError, match=r"differ from Hugging Face's by up to 0\.5: nothing was written$"):
+        check(bundle, references, changed, NEW_TOKENS, MAX_DIVERGENCE)
+
+
+def test_nats_a_token_are_a_mean_over_all_rows() -> None:
+    ours = [rows + np.array([0.1, 0.0, 0.0], np.float32) for rows in ROWS]
+    found = check_divergence("int8", ours, ROWS)
+    assert found == pytest.approx(np.concatenate([kl(a, b) for a, b in zip(ROWS, ours, strict=True)]).mean())
+    assert 0 < found < MAX_DIVERGENCE
+    assert check_divergence("int8", ROWS, ROWS, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rounding", "use"),
+    [("int8", "fp32"), ("bf16", "fp32"), ("fp16", "bf16 or fp32"), (FP8_CACHE, "--kv-cache-dtype auto")],
+)
+@pytest.mark.parametrize("change", [lambda rows: -rows, lambda rows: rows * np.nan], ids=["far", "NaN"])
+def test_another_model_is_refused_with_what_to_use(
+    rounding: str, use: str, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    ours = [change(rows) for rows in ROWS]
+    words = rf"^{rounding} changes this model too much, by \S+ nats a token: nothing was written, use {use}$"
+    with pytest.raises(ExecutionError, match=words):
+        check_divergence(rounding, ours, ROWS)
+
+
+def test_far_is_a_thousandth_of_the_largest_logit() -> None:
+    raise_far(3e-3, ROWS)
+    raise_far(1e-3, [rows / 100 for rows in ROWS])  # of small ones, of 1
+    for gap, rows in ((3.1e-3, ROWS), (1.1e-3, [rows / 100 for rows in ROWS])):
+        with pytest.raises(ExecutionError, match=f"by up to {gap:.2g}: nothing was written"):
+            raise_far(gap, rows)
+
+
+@pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
+def test_what_cannot_be_run_here_says_why(bundle: Path) -> None:
+    manifest = Bundle.open(bundle).manifest
+    assert "there is no NVIDIA driver" in str(unrunnable(manifest))
+    assert inspected(bundle, manifest) == {}  # it has no engines, whatever GPUs there are

@@ -1,0 +1,129 @@
+"""A fused graph lies in the bundle once for each batch size, its weights once for all, and once for both models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from small_models import fused, random_model
+
+from specbuild.builder import passes
+from specbuild.builder.codegen.emit import activation_bytes, emit, lowering
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.engine_options import EngineOptions
+from specbuild.builder.lower import onnxruntime, plugin, standard
+
+CAPACITY = 24
+CONFIG = BuildConfig("t", Path("b"), draft="d", max_batch_size=2)
+
+
+@pytest.fixture
+def graph() -> ir.Model:
+    """A random Llama of one layer, to change."""
+    return fused(random_model("llama", num_hidden_layers=1), CAPACITY).clone()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    return {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
+
+
+def test_batch_sizes_share_one_file_of_weights(bundle: Path) -> None:
+    for name, parameters in (("target", 5.8e6), ("draft", 1.0e6)):
+        assert (bundle / name / "weights.bin").stat().st_size == pytest.approx(4 * parameters, rel=0.15)
+        stored = []
+        for size in (1, 2, 4):
+            graph = onnx.load(bundle / name / f"batch{size}.onnx", load_external_data=False).graph
+            external = [t for t in graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+            stored.append({t.name: {e.key: e.value for e in t.external_data} for t in external})
+            assert (bundle / name / f"batch{size}.onnx").stat().st_size < 200_000
+        assert stored[0]
+        assert stored[0] == stored[1] == stored[2]
+        assert {entry["location"] for entry in stored[0].values()} == {"weights.bin"}
+
+
+def test_two_models_apart_and_sharing(graph: ir.Model, tmp_path: Path) -> None:
+    """A draft that is the target: without `stored` everything lies there twice, with it the draft adds no weights."""
+    apart, sharing, stored = tmp_path / "apart", tmp_path / "sharing", dict[str, Any]()
+    for name in ("target", "draft"):
+        emitted = emit(apart, name, graph.clone(), CONFIG, CAPACITY, 20)
+        assert emitted.graphs == {"1": f"{name}/batch1.onnx", "2": f"{name}/batch2.onnx"}
+        assert (emitted.engines, emitted.report, emitted.lowered["GroupQueryAttention"]) == ({}, None, 1)
+        shared = emit(sharing, name, graph.clone(), CONFIG, CAPACITY, 20, stored=stored)
+    assert shared.graphs == {"1": "target/draft-batch1.onnx", "2": "target/draft-batch2.onnx"}
+    own = [f"{name}/{file}" for name in ("draft", "target") for file in ("batch1.onnx", "batch2.onnx", "weights.bin")]
+    assert files(apart) == own
+    graphs = [f"target/{prefix}batch{size}.onnx" for prefix in ("", "draft-") for size in (1, 2)]
+    assert set(files(sharing)) - set(graphs) <= {"target/weights.bin", "target/draft-weights.bin"}
+    assert sum((sharing / file).stat().st_size for file in files(sharing) if file.endswith("draft-weights.bin")) == 0
+    expected = weights(apart / "target" / "batch1.onnx")
+    for file in graphs[::2]:
+        found = weights(sharing / file)
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], value) for name, value in expected.items())
+
+
+def test_what_a_draft_has_of_its_own_is_stored_beside(graph: ir.Model, tmp_path: Path) -> None:
+    """One tensor differs; it alone is written, and both graphs have what they had."""
+    stored = dict[str, Any]()
+    emit(tmp_path, "target", graph.clone(), CONFIG, CAPACITY, 20, stored=stored)
+    count, other = len(stored), graph.clone()
+    large = max(other.graph.initializers.values(), key=lambda value: value.const_value.nbytes)  # type: ignore[union-attr]
+    assert large.const_value is not None
+    changed = large.const_value.numpy() + 1
+    large.const_value = ir.tensor(changed, name=large.name)
+    emit(tmp_path, "draft", other, CONFIG, CAPACITY, 20, stored=stored)
+    assert len(stored) == count + 1
+    assert (tmp_path / "target" / "draft-weights.bin").stat().st_size == changed.nbytes
+    ours, theirs = (weights(tmp_path / "target" / f"{prefix}batch1.onnx") for prefix in ("", "draft-"))
+    assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == [large.name]
+    assert np.array_equal(theirs[str(large.name)], changed)
+
+
+def test_other_backends_have_one_graph_of_any_batch(graph: ir.Model, tmp_path: Path) -> None:
+    config = BuildConfig("t", Path("b"), backend="onnxruntime-cuda", precision="fp32", max_batch_size=3)
+    emitted = emit(tmp_path, "target", graph, config, CAPACITY, 20)
+    assert (emitted.graphs, emitted.engines) == ({"3": "target/model.onnx"}, {})
+    assert files(tmp_path) == ["target/model.onnx", "target/weights.bin"]
+    assert emitted.lowered == passes.census(ir.load(tmp_path / "target" / "model.onnx"))
+    assert (emitted.lowered["Attention"], emitted.lowered["TensorScatter"]) == (1, 2)
+
+
+def test_each_backend_has_its_lowering() -> None:
+    engine = {"precision": "fp16", "draft": None}
+    modules = {"onnxruntime": onnxruntime, "onnxruntime-cuda": standard, "tensorrt": plugin, "tensorrt-rtx": standard}
+    for backend, module in modules.items():
+        assert lowering(BuildConfig("t", Path("b"), backend=backend)) is module
+    native = BuildConfig("t", Path("b"), backend="tensorrt", engine=EngineOptions(attention="native"))
+    assert lowering(replace(native, **engine)) is standard
+
+
+def test_activations_are_twice_what_the_largest_operator_has() -> None:
+    """Weights, inputs, caches that go out, and an operator's second look at the same tensor do not count."""
+
+    def value(name: str, shape: list[Any], dtype: ir.DataType = ir.DataType.FLOAT16) -> ir.Value:
+        return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+
+    rows = value("rows", ["batch", "nodes", 8])
+    weight = value("weight", [8, 8])
+    weight.const_value = ir.tensor(np.zeros((8, 8), np.float16), name="weight")
+    hidden, square = value("hidden", ["batch", "nodes", 8]), value("square", ["batch", "nodes", 8])
+    logits, cache = value("logits", ["batch", 1, 5], ir.DataType.FLOAT), value("present", ["batch", 1000, 8])
+    nodes = [
+        ir.Node("", "MatMul", [rows, weight], outputs=[hidden]),
+        ir.Node("", "Mul", [hidden, hidden], outputs=[square]),
+        ir.Node("", "Head", [square], outputs=[logits, cache]),
+    ]
+    graph = ir.Graph([rows], [logits, cache], nodes=nodes, initializers=[weight], opset_imports={"": 24})
+    model = ir.Model(graph, ir_version=10)
+    each = 2 * 3 * 8 * 2  # of one tensor in 16 bits
+    assert activation_bytes(model, {"batch": 2, "nodes": 3}) == 2 * (each + each)
+    assert activation_bytes(model, {"batch": 2, "nodes": 1}) == 2 * max(2 * each // 3, each // 3 + 2 * 5 * 4)

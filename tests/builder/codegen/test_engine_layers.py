@@ -1,0 +1,63 @@
+"""A compiled network's layers are told by type and by the model's layer that they came from."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbuild.builder.codegen.engine_layers import describe, in_words
+
+LAYERS = [
+    ("rotary.0.query", "ROTARY_EMBEDDING"),
+    ("rotary.0.key", "ROTARY_EMBEDDING"),
+    ("cache.0.key", "KV_CACHE_UPDATE"),
+    ("attention.0_AttentionInput", "ATTENTION_INPUT"),
+    ("mlp", "MATRIX_MULTIPLY"),
+    ("attention.1", "PLUGIN_V3"),
+]
+
+
+def test_what_attention_became_in_each_layer() -> None:
+    found = describe(LAYERS, 2)
+    assert found["layers"][4] == {"name": "mlp", "type": "MATRIX_MULTIPLY"}
+    assert len(found["layers"]) == 6
+    assert list(found["layer_types"].items()) == [
+        ("ATTENTION_INPUT", 1),
+        ("KV_CACHE_UPDATE", 1),
+        ("MATRIX_MULTIPLY", 1),
+        ("PLUGIN_V3", 1),
+        ("ROTARY_EMBEDDING", 2),
+    ]
+    assert found["model_layers"] == [
+        {
+            "layer": 0,
+            "attention": ["attention.0_AttentionInput"],
+            "kv_cache_update": ["cache.0.key"],
+            "rotary_embedding": ["rotary.0.query", "rotary.0.key"],
+        },
+        {"layer": 1, "attention": ["attention.1"], "kv_cache_update": [], "rotary_embedding": []},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("attention", "PLUGIN_V3"),  # without a number
+        ("attention.x", "PLUGIN_V3"),
+        ("attention.2", "PLUGIN_V3"),  # of a layer that the model has not
+        ("attention.0", "MATRIX_MULTIPLY"),  # a type that is none of attention's
+    ],
+)
+def test_a_layer_that_is_nobodys_is_listed_alone(name: str, kind: str) -> None:
+    found = describe([(name, kind)], 2)
+    assert found["layers"] == [{"name": name, "type": kind}]
+    assert not any(each[role] for each in found["model_layers"] for role in each if role != "layer")
+
+
+@pytest.mark.parametrize(
+    ("quantize", "dequantize", "more"),
+    [(0, 0, ""), (0, 5, "; 5 quantized weights"), (4, 8, "; 4 quantized weights, 4 quantized inputs")],
+)
+def test_one_line_says_what_became_of_a_model(quantize: int, dequantize: int, more: str) -> None:
+    layers = [*LAYERS, *[("q", "QUANTIZE")] * quantize, *[("d", "DEQUANTIZE")] * dequantize]
+    told = "layers; of the model's 2: attention in 2, KV-cache update in 1, rotary embedding in 1"
+    assert in_words(describe(layers, 2)) == f"{len(layers)} {told}{more}"

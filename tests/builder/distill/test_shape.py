@@ -1,0 +1,105 @@
+"""A smaller model has a target's architecture, sizes in proportion, and what fits of the target's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, LlamaConfig, SmolLM3Config
+
+from specbuild.builder.distill.make import Plan
+from specbuild.builder.distill.shape import chosen, derive
+from specbuild.builder.frontend import checkpoint as checkpoints
+from specbuild.runtime.errors import OptionError
+
+SIZES: dict[str, Any] = {"vocab_size": 97, "hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}
+LLAMA = LlamaConfig(**SIZES, intermediate_size=192, num_key_value_heads=2, head_dim=16)
+
+
+def test_a_smaller_draft_takes_what_fits(asked: Callable[..., Any], target: Path) -> None:
+    found = checkpoints.find(str(target))
+    model = checkpoints.load(found, "sdpa")
+    student, began = Plan.of(asked(layers=2, intermediate_size=16), found).student(model, np.ones(4096, int))
+    assert began["narrowed"] == 6
+    assert began["random"] == 0
+    ours, theirs = student.net.model.layers[1], model.model.layers[2]
+    assert torch.equal(ours.self_attn.q_proj.weight, theirs.self_attn.q_proj.weight)
+    up, down = theirs.mlp.up_proj.weight, theirs.mlp.down_proj.weight
+    kept = (up.norm(dim=1) * down.norm(dim=0)).argsort(descending=True)[:16].sort().values
+    assert torch.equal(ours.mlp.down_proj.weight, down[:, kept])
+    assert torch.equal(ours.mlp.gate_proj.weight, theirs.mlp.gate_proj.weight[kept])
+    student, began = Plan.of(asked(hidden_size=16), found).student(model, np.ones(4096, int))
+    assert (began["narrowed"], student.net.config.num_attention_heads) == (2, 2)
+    embedding = student.net.get_input_embeddings().weight  # as near to the target's as 16 numbers can be
+    theirs = model.get_input_embeddings().weight
+    assert torch.allclose((embedding**2).sum(), (torch.linalg.svdvals(theirs)[:16] ** 2).sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "layers", "picked"),
+    [(6, 1, [0]), (6, 2, [0, 5]), (7, 3, [0, 3, 6]), (4, 4, [0, 1, 2, 3]), (2, 5, [0, 1, 0, 1, 0]), (1, 1, [0])],
+)
+def test_a_draft_has_the_first_layer_and_others_up_to_the_last(target: int, layers: int, picked: list[int]) -> None:
+    assert chosen(target, layers) == picked
+
+
+def sizes(config: Any) -> tuple[int, ...]:
+    heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    return config.num_hidden_layers, config.hidden_size, config.intermediate_size, *heads
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (1, 96, 128, 8, 2, 16)),  # one layer, its MLP two thirds of the target's
+        ({"kind": "parallel"}, (2, 96, 128, 8, 2, 16)),
+        ({"layers": 2}, (2, 96, 192, 8, 2, 16)),  # asked for, layers are the target's own
+        ({"hidden_size": 48}, (1, 48, 64, 4, 1, 16)),
+        ({"hidden_size": 12}, (1, 12, 16, 1, 1, 16)),
+        ({"num_heads": 6}, (1, 96, 128, 6, 1, 16)),
+        ({"num_heads": 6, "num_kv_heads": 3, "intermediate_size": 7}, (1, 96, 7, 6, 3, 16)),
+        ({"init": "random", "layers": 5, "hidden_size": 192}, (5, 192, 384, 16, 4, 16)),
+    ],
+)
+def test_what_was_not_asked_for_shrinks_with_the_width(
+    asked: Callable[..., Any], options: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    assert sizes(derive(asked(**options), LLAMA)) == expected
+    assert sizes(LLAMA) == (4, 96, 192, 8, 2, 16)
+
+
+def test_what_is_said_of_each_layer_is_said_of_those_it_has(asked: Callable[..., Any]) -> None:
+    config = SmolLM3Config(
+        **SIZES, num_key_value_heads=2, intermediate_size=192, no_rope_layers=[1, 1, 1, 0], pad_token_id=0
+    )
+    found = derive(asked(layers=2), config)
+    assert (found.no_rope_layers, found.layer_types) == ([1, 0], ["full_attention"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": 5}, "the target has --layers 4, not 5: give less, or --init random"),
+        ({"hidden_size": 97}, "the target has --hidden-size 96, not 97: give less, or --init random"),
+        ({"num_heads": 3, "num_kv_heads": 2}, "--num-heads 3 is no multiple of 2 key-value heads"),
+    ],
+)
+def test_a_shape_that_the_target_has_not_is_refused(
+    asked: Callable[..., Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        derive(asked(**options), LLAMA)
+    assert str(caught.value) == message
+
+
+def test_what_a_family_has_not_is_refused_by_its_flag(asked: Callable[..., Any]) -> None:
+    gpt2 = GPT2Config(**SIZES)
+    assert derive(asked(hidden_size=48), gpt2).n_head == 4
+    with pytest.raises(OptionError, match=r"^'gpt2' models have no num_kv_heads: drop --num-kv-heads$"):
+        derive(asked(num_kv_heads=1), gpt2)
+    with pytest.raises(OptionError, match=r"^no 'gpt2' model has this shape, .*: give another$"):
+        derive(asked(num_heads=5), gpt2)

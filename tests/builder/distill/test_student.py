@@ -1,0 +1,97 @@
+"""Every student class has what training asks of one, and its agreement is what its drafting comes to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specbuild.builder.distill.chain import ChainStudent
+from specbuild.builder.distill.eagle import EagleStudent
+from specbuild.builder.distill.parallel import ParallelStudent
+from specbuild.builder.distill.student import Lesson, Student
+from specbuild.builder.distill.validate import Exam
+
+MASK = 97
+METHODS = sorted(name for name, value in vars(Student).items() if inspect.isfunction(value) and name[0] != "_")
+
+
+def signature(method: Any) -> list[tuple[str, Any]]:
+    """Names and kinds of the parameters and what comes back, as they are written."""
+    found = inspect.signature(method)
+    return [*((p.name, p.kind, p.annotation) for p in found.parameters.values()), ("return", found.return_annotation)]
+
+
+def test_training_asks_for_these() -> None:
+    assert METHODS == ["agreement", "loss", "progress", "save", "to"]
+    assert set(Student.__annotations__) == {"tokens", "taps"}
+    assert isinstance(Student.net, property)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [ChainStudent, ParallelStudent, EagleStudent])
+def test_every_student_has_the_protocols_methods(kind: type, method: str) -> None:
+    assert signature(getattr(kind, method)) == signature(getattr(Student, method))
+
+
+@pytest.fixture
+def eagle(make_model: Callable[..., Any]) -> EagleStudent:
+    return EagleStudent.start(make_model(), torch.arange(0, 97, 3), depth=2)
+
+
+@pytest.mark.parametrize(("kind", "known", "taps"), [("chain", 49, ()), ("parallel", 98, ()), ("eagle", 33, (0, 1))])
+def test_every_student_says_what_it_reads_and_drafts(
+    kind: str, known: int, taps: tuple[int, ...], request: pytest.FixtureRequest
+) -> None:
+    """Its tokens `int64[columns]` are in order, and there is something in it that is trained."""
+    student: Student = request.getfixturevalue(kind)
+    assert (student.tokens.dtype, student.tokens.shape, student.taps) == (torch.int64, (known,), taps)
+    assert torch.equal(student.tokens, student.tokens.unique())
+    assert isinstance(student.net, torch.nn.Module)
+    assert any(weight.requires_grad for weight in student.net.parameters())
+
+
+def lesson_of(tokens: torch.Tensor) -> Lesson:
+    return Lesson(tokens, torch.zeros(*tokens.shape, 1, dtype=torch.int64), torch.ones(*tokens.shape, 1))
+
+
+@torch.no_grad()
+def drafted(student: ChainStudent, text: list[int], depth: int) -> list[int]:
+    """Greedy drafting as a runtime does it, one pass over the whole text a token, or one with masks."""
+    if isinstance(student, ParallelStudent):
+        ids = torch.tensor([[*text, *[MASK] * (depth - 1)]])
+        return [int(t) for t in student.tokens[student.net(input_ids=ids).logits[0, len(text) - 1 :].argmax(-1)]]
+    found = list[int]()
+    for _ in range(depth):
+        logits = student.net(input_ids=torch.tensor([[*text, *found]])).logits[0, -1]
+        found.append(int(student.tokens[logits.argmax()]))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["chain", "parallel"])
+@torch.no_grad()
+def test_agreement_is_drafting_token_by_token(kind: str, request: pytest.FixtureRequest) -> None:
+    student, depth = request.getfixturevalue(kind), 3
+    text = [1, 2]
+    for turn in range(5):  # partly what it would draft itself, partly not
+        text += [*drafted(student, text, 2 + turn % 2), 5 + turn]
+    found = student.agreement(lesson_of(torch.tensor([text])), depth)[0]
+    assert found.shape == (len(text), depth)
+    accepted = found.int().cumprod(1).sum(1).tolist()
+    for root in range(len(text)):
+        after = text[root + 1 : root + 1 + depth]
+        chain = drafted(student, text[: root + 1], depth)[: len(after)]
+        same = next((n for n, (a, b) in enumerate(zip(chain, after, strict=True)) if a != b), len(after))
+        assert accepted[root] == same, root
+    assert {0, 2, 3} <= set(accepted)
+    rounds, at = list[int](), 2
+    while at + depth < len(text):
+        rounds.append(accepted[at] + 1)
+        at += rounds[-1]
+    exam = Exam([lesson_of(torch.tensor([text]))], 2, np.array([len(text)]))
+    assert exam.acceptance_length(student, depth) == sum(rounds) / len(rounds)
+    assert Exam(exam.lessons, 2, np.array([4])).acceptance_length(student, depth) == 1.0  # an EOS ends the text there

@@ -1,0 +1,156 @@
+"""The loop follows its schedule, keeps the best weights, stops in time, and goes on from its state alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specbuild.builder.distill.chain import ChainStudent
+from specbuild.builder.distill.data import Corpus
+from specbuild.builder.distill.generate import write
+from specbuild.builder.distill.options import DistillConfig
+from specbuild.builder.distill.pipeline import distill
+from specbuild.builder.distill.teacher import Course, Teacher
+from specbuild.builder.distill.train import Found, Trainer, learning_rate, narrow, optimizers, scalars
+from specbuild.builder.distill.validate import Exam
+from specbuild.builder.distill.work import Work
+
+PLAIN = DistillConfig("t", Path("d"), steps=1000, learning_rate=0.5)
+FEW: dict[str, Any] = {"steps": 4, "batch_size": 2, "eval_every": 2, "save_every": 2, "depth": 3}
+
+
+def nothing(*_: object) -> None: ...
+
+
+@pytest.fixture
+def trainer(make_model: Callable[..., Any], tmp_path: Path) -> Callable[..., Trainer]:
+    """`trainer(student, where, progress, scalar, **DistillConfig fields)`: of a few texts that a random model wrote."""
+    model = make_model()
+    rows = np.array(write(model, [[n, n + 1] for n in range(8)], 26, [3] * 8, [], 0, 0), dtype=np.int32)
+    corpus = Corpus(rows, rows[:3], 2, np.full(3, 26))
+    teacher = Teacher(model)
+    exam = Exam.of(corpus, teacher, 2)
+
+    def make(student: Any, where: str, progress: Any = nothing, scalar: Any = nothing, **fields: Any) -> Trainer:
+        config = DistillConfig("t", tmp_path / where, **FEW | fields)
+        work = Work.open(config.work, {}, config.work.exists(), False)
+        course = Course(teacher, rows)
+        return Trainer(config, student, course, corpus, exam, work, torch.float32, progress, scalar)
+
+    return make
+
+
+def drafts(make_model: Callable[..., Any]) -> ChainStudent:
+    return ChainStudent(make_model(num_hidden_layers=1, tie_word_embeddings=True), None)
+
+
+def weights(student: ChainStudent) -> list[torch.Tensor]:
+    return [weight.detach().clone() for weight in student.net.parameters()]
+
+
+@pytest.mark.parametrize("fields", [{"grad_accum": 2}, {"on_policy": 0.5, "steps": 5}])
+def test_interrupted_it_goes_on_as_if_it_had_not_been(
+    make_model: Callable[..., Any], trainer: Callable[..., Trainer], fields: dict[str, Any]
+) -> None:
+    """Between two states that were kept: what was done since is done again, and comes to the same."""
+
+    def stop(what: str, done: int, *_: object) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    whole = trainer(drafts(make_model), "whole", **fields)
+    found = whole.run()
+    broken = trainer(drafts(make_model), "broken", stop, **fields)
+    with pytest.raises(KeyboardInterrupt):
+        broken.run()
+    broken.work.lock.close()
+    later = trainer(drafts(make_model), "broken", **fields)
+    again = later.run()
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole.student), weights(later.student), strict=True))
+    assert (again.step, again.tokens, again.best_step) == (found.step, found.tokens, found.best_step)
+    for curve in (found.curve, again.curve):
+        assert [point.pop("seconds") >= 0 for point in curve] == [True] * len(curve)
+    assert again.curve == found.curve
+    assert found.tokens == fields.get("steps", 4) * fields.get("grad_accum", 1) * 2 * 26
+
+
+def test_it_ends_with_its_best_weights(make_model: Callable[..., Any], trainer: Callable[..., Trainer]) -> None:
+    """A draft that is the target cannot get better, and steps as wide as these make it worse."""
+    student = ChainStudent(make_model(), None)
+    before = weights(student)
+    found = trainer(student, "d", learning_rate=0.9).run()
+    assert found.curve[0]["acceptance_length"] == found.best == 4.0
+    assert found.curve[-1]["acceptance_length"] < 4.0
+    assert found.best_step == 0
+    assert all(torch.equal(a, b) for a, b in zip(weights(student), before, strict=True))
+
+
+def test_what_is_logged(make_model: Callable[..., Any], trainer: Callable[..., Trainer]) -> None:
+    told: dict[str, dict[int, float]] = {}
+
+    def scalar(name: str, value: float, at: int) -> None:
+        told.setdefault(name, {})[at] = value
+
+    each = trainer(drafts(make_model), "d", nothing, scalar)
+    found = each.run()
+    assert set(told) == {"train/loss", "train/learning_rate", "train/gradient_norm", "validation/acceptance_length"}
+    assert told["validation/acceptance_length"] == {p["step"]: p["acceptance_length"] for p in found.curve}
+    assert list(told["train/loss"]) == [0, 1, 2, 3]
+    assert found.curve[1]["loss"] == pytest.approx((told["train/loss"][0] + told["train/loss"][1]) / 2)
+    assert told["train/learning_rate"] == {step: learning_rate(each.config, step) for step in range(4)}
+
+
+def test_the_learning_rate_goes_up_and_then_down() -> None:
+    rates = [learning_rate(PLAIN, step) for step in range(1001)]
+    assert rates[0] == pytest.approx(0.005, rel=1e-3)
+    assert rates.index(max(rates)) == 99
+    assert rates[:100] == sorted(rates[:100])
+    assert rates[99:] == sorted(rates[99:], reverse=True)
+    assert rates[500] == pytest.approx(0.5 * (0.02 + 0.98 / 2))
+    assert rates[1000] == pytest.approx(0.01)
+
+
+def test_each_weight_has_one_optimizer(make_model: Callable[..., Any]) -> None:
+    """Muon has the layers' matrices; tables, heads and vectors are AdamW's."""
+    net = make_model()
+    named = {name: weight.detach() for name, weight in net.named_parameters()}
+    adam, muon = ({id(w) for group in each.param_groups for w in group["params"]} for each in optimizers(net, named))
+    names = {kind: {n for n, w in named.items() if id(w) in kind_of} for kind, kind_of in (("a", adam), ("m", muon))}
+    assert names["a"] | names["m"] == set(named)
+    assert names["m"] == {name for name in named if "_proj" in name}
+    assert len(names["m"]) == 14
+
+
+def test_tables_of_positions_stay_in_float32(make_model: Callable[..., Any]) -> None:
+    net = make_model()
+    narrow(net, torch.bfloat16)
+    assert {weight.dtype for weight in net.parameters()} == {torch.bfloat16}
+    assert {table.dtype for table in net.buffers()} == {torch.float32}
+
+
+def test_only_validations_since_the_best_one_are_counted() -> None:
+    found = Found(best_step=4, curve=[{"step": step} for step in (0, 2, 4, 6, 8)])
+    assert [found.stale(patience) for patience in (1, 2, 3)] == [True, True, False]
+
+
+def test_without_tensorboard_there_is_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    scalar, close = scalars(tmp_path / "runs", 0)
+    scalar("train/loss", 1.0, 0)
+    close()
+    assert caplog.messages == ["TensorBoard is not installed, so there is no log: pip install tensorboard"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_stops_when_it_gets_no_better(asked: Callable[..., Any]) -> None:
+    config = asked(steps=40, eval_every=1, learning_rate=1e-9, patience=3, layers=3, draft_vocab_size=4096)
+    report = distill(config)
+    assert (report["steps"], report["best_step"], report["acceptance_length"]) == (3, 0, 4.0)

@@ -1,0 +1,147 @@
+"""The bundle's writer lists every file in the manifest, and puts tokenizer, chat template and kernels beside models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from specbuild.builder.build_state import BuildState
+from specbuild.builder.bundle_writer import memory_plans, save_kernels, save_tokenizer, write_manifest
+from specbuild.builder.codegen import nvrtc
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.prepare import prepare
+from specbuild.runtime import Bundle
+from specbuild.runtime.bundle.manifest import FileRecord, KernelRecord
+from specbuild.runtime.bundle.memory_plan import plan
+
+
+@pytest.fixture
+def state(pair: Path, tmp_path: Path) -> Callable[..., BuildState]:
+    """`state(**BuildConfig fields)`: a build of the reference target that has written nothing yet."""
+
+    def make(**fields: Any) -> BuildState:
+        config = BuildConfig(str(pair / "target"), tmp_path / "b", **fields)
+        (tmp_path / "b").mkdir()
+        return BuildState(config, tmp_path / "b", lambda stage: None, lambda phase, share: None, prepare(config))
+
+    return make
+
+
+def test_the_manifest_describes_the_pair(bundle: Path, pair: Path) -> None:
+    opened = Bundle.open(bundle)
+    opened.verify()
+    manifest = opened.manifest
+    assert (manifest.backend, manifest.precision, manifest.exactness_bound) == ("onnxruntime", "fp32", 1e-4)
+    assert (manifest.max_seq_len, manifest.max_batch_size, manifest.default_tree) == (1024, 4, "best:5")
+    assert manifest.buckets == [1, 2, 4, 8, 16, 32, 64]
+    assert manifest.eos_token_ids == [0]
+    assert set(manifest.libraries) >= {"torch", "transformers", "onnx", "onnxruntime"}
+    for name, shape in (("target", (6, 2, 64)), ("draft", (2, 1, 64))):
+        model = manifest.models[name]
+        assert (model.layers, model.kv_heads, model.head_dim) == shape
+        assert (model.capacity, model.vocab_size, model.max_positions) == (1024 + 64, 4096, 1024)
+        assert model.architecture == "LlamaForCausalLM"
+        weights = hashlib.sha256((pair / name / "model.safetensors").read_bytes()).hexdigest()
+        assert model.source_sha256 == hashlib.sha256(weights.encode()).hexdigest()
+        assert set(model.graphs) == {"1", "2", "4"}
+
+
+def test_every_file_is_listed(bundle: Path) -> None:
+    listed = Bundle.open(bundle).manifest.files
+    there = {path.relative_to(bundle).as_posix() for path in bundle.rglob("*") if path.is_file()}
+    assert there == set(listed) | {"manifest.json"}
+    for name, record in listed.items():
+        content = (bundle / name).read_bytes()
+        assert (record.bytes, record.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+def record(content: bytes) -> FileRecord:
+    return FileRecord(len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_a_file_is_hashed_when_it_is_first_seen(bundle: Path, state: Callable[..., BuildState]) -> None:
+    """Nothing is written twice, and weights take long to read; the manifest itself is no part of the list."""
+    work = state(max_batch_size=3, tree="chain:2", max_seq_len=77)
+    work.models = Bundle.open(bundle).manifest.models
+    (work.folder / "target").mkdir()
+    (work.folder / "target" / "weights.bin").write_bytes(b"first")
+    first = write_manifest(work, None)
+    assert (first.chat_template, dict(first.files)) == (None, {"target/weights.bin": record(b"first")})
+    (work.folder / "target" / "weights.bin").write_bytes(b"other")
+    (work.folder / "report.json").write_bytes(b"{}")
+    second = write_manifest(work, "chat_template.jinja")
+    assert second.files == {"target/weights.bin": record(b"first"), "report.json": record(b"{}")}
+    assert second.chat_template == "chat_template.jinja"
+    assert (second.max_seq_len, second.max_batch_size, second.default_tree) == (77, 3, "chain:2")
+    written = json.loads((work.folder / "manifest.json").read_text(encoding="utf-8"))
+    assert written["files"].keys() == second.files.keys()
+    assert written["special_tokens"] == {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    assert "kernels" not in written
+
+
+def test_the_tokenizer_is_what_transformers_uses(state: Callable[..., BuildState]) -> None:
+    work = state()
+    assert save_tokenizer(work) is None
+    assert [path.name for path in work.folder.iterdir()] == ["tokenizer.json"]
+    ours = Tokenizer.from_file(str(work.folder / "tokenizer.json"))
+    for text in ("def f(x):\n    return x", "Zwölf Boxkämpfer 日本語", "<|endoftext|>"):
+        assert ours.encode(text).ids == work.source.target.tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        ("{{ messages }}", "{{ messages }}"),
+        ({"default": "ä", "tool_use": "b"}, "ä"),
+        ({"tool_use": "b"}, None),
+        ("", None),
+    ],
+)
+def test_of_several_chat_templates_the_default_is_kept(
+    state: Callable[..., BuildState], pair: Path, template: Any, written: str | None
+) -> None:
+    work, tokenizer = state(), AutoTokenizer.from_pretrained(pair / "target")
+    tokenizer.chat_template = template
+    work.source = replace(work.source, target=replace(work.source.target, tokenizer=tokenizer))
+    assert save_tokenizer(work) == ("chat_template.jinja" if written else None)
+    file = work.folder / "chat_template.jinja"
+    assert (file.read_text(encoding="utf-8") if file.exists() else None) == written
+
+
+def test_memory_is_planned_by_batch_and_length(bundle: Path) -> None:
+    manifest = Bundle.open(bundle).manifest
+    found = memory_plans(manifest, BuildConfig("t", Path("b"), max_batch_size=3))
+    sizes = [(each["batch_size"], each["seq_len"]) for each in found["plans"]]
+    assert sizes == [(batch, length) for batch in (1, 2, 3) for length in (256, 512, 1024)]
+    assert found["plans"][-1] == plan(manifest, 3, 1024).to_dict()
+    assert found["caches_per_sequence"] == 4 * 2 * 1088 * 64 * (6 * 2 + 2 * 1)
+    weights = [path.stat().st_size for name in ("target", "draft") for path in (bundle / name).iterdir()]
+    assert found["weights"] == sum(weights)
+    short = memory_plans(replace(manifest, max_seq_len=3), BuildConfig("t", Path("b"), max_batch_size=1))
+    assert [each["seq_len"] for each in short["plans"]] == [1, 3]  # a quarter of it is none
+
+
+@pytest.mark.skipif(not any(metadata.distributions(name="nvidia-cuda-nvrtc")), reason="nvidia-cuda-nvrtc is missing")
+def test_each_cubin_has_its_record(
+    state: Callable[..., BuildState], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Around other backends' graphs only what decodes is compiled; one small source stands for that here."""
+    (tmp_path / "modest.cu").write_text('extern "C" __global__ void modest(float *x) { x[threadIdx.x] = 1.0f; }')
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(nvrtc, "sources", lambda names=(): asked.append(names) or [tmp_path / "modest.cu"])
+    work = state(backend="onnxruntime-cuda", cuda_arch=("80,90",))
+    save_kernels(work)
+    names = {f"kernels/sm_{name}/modest.cubin": KernelRecord(name, ["modest"]) for name in ("80", "90a")}
+    assert (work.kernels, asked) == (names, [nvrtc.GLUE])
+    assert all((work.folder / name).read_bytes()[:4] == b"\x7fELF" for name in names)
+    assert work.kernel_report is not None
+    assert list(work.kernel_report["architectures"]) == ["sm_80", "sm_90a"]

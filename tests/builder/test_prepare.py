@@ -1,0 +1,161 @@
+"""A build looks at, measures and refuses what it is made from before any weights are loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_models import random_head
+
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.engine_options import EngineOptions
+from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.frontend.checkpoint import find
+from specbuild.builder.frontend.eagle3_head import save_head
+from specbuild.builder.prepare import dry_run, prepare
+from specbuild.runtime.errors import OptionError, OutputError
+
+Make = Callable[..., Path]
+NO_HEADS = "head size 16: TreeAttention has 64, 80, 96, 128 and 256"
+
+
+@pytest.fixture(scope="module")
+def target(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("prepared") / "target")
+
+
+@pytest.fixture(scope="module")
+def draft(make_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of fewer positions than the target."""
+    folder = tmp_path_factory.mktemp("prepared") / "draft"
+    return make_checkpoint(folder, num_hidden_layers=1, num_key_value_heads=1, max_position_embeddings=96)
+
+
+@pytest.fixture(scope="module")
+def eagle(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random head."""
+    folder = tmp_path_factory.mktemp("heads")
+    save_head(folder, random_head(find(str(target)).config, list(range(0, 4096, 3))))
+    return folder
+
+
+def config(target: Path, draft: Path | str | None = None, **fields: Any) -> BuildConfig:
+    return BuildConfig(str(target), Path("nowhere/b"), draft=draft and str(draft), **fields)
+
+
+def test_a_pair_is_described(target: Path, draft: Path) -> None:
+    found = prepare(config(target, draft))
+    assert (found.kind, found.shares_weights, found.max_seq_len) == ("model", False, 96)
+    layouts = {name: (each.layers, each.kv_heads, each.head_dim) for name, each in found.layouts.items()}
+    assert layouts == {"target": (2, 2, 16), "draft": (1, 1, 16)}
+    ours, theirs = ((folder / "model.safetensors").stat().st_size for folder in (target, draft))
+    assert found.bundle_bytes == 2 * (ours + theirs) + (8 << 20)
+    assert found.memory_bytes == (600 << 20) + 5 * (ours // 4)
+
+
+def test_each_kind_of_draft_has_its_name(
+    target: Path, draft: Path, eagle: Path, make_checkpoint: Make, tmp_path: Path
+) -> None:
+    masked = make_checkpoint(tmp_path / "masked", num_hidden_layers=1, vocab_size=4097)
+    content = json.loads((masked / "config.json").read_text())
+    (masked / "config.json").write_text(json.dumps(content | {"pard_token": 4096}))
+    kinds: dict[Any, tuple[str, bool]] = {
+        draft: ("model", False),
+        masked: ("parallel", False),
+        eagle: ("eagle3", True),
+        "self:int8": ("model", True),
+    }
+    for given, expected in kinds.items():
+        found = prepare(config(target, given))
+        assert (list(found.models), found.kind, found.shares_weights) == (["target", "draft"], *expected)
+    assert list(prepare(config(target)).models) == ["target"]
+
+
+@pytest.mark.slow
+def test_what_a_kind_cannot_yet_is_refused_before_anything_is_loaded(target: Path, eagle: Path, tmp_path: Path) -> None:
+    plugin = {"backend": "tensorrt", "precision": "bf16", "engine": EngineOptions(kv_cache_dtype="fp8")}
+    for wrong in ({"precision": "int8"}, {"draft_precision": "int8"}, plugin):
+        with pytest.raises(OptionError, match="an EAGLE-3 head is not"):
+            prepare(BuildConfig(str(target), tmp_path / "bundle", draft=str(eagle), **wrong))  # type: ignore
+
+
+@pytest.mark.parametrize(("asked", "least"), [(97, "draft's 96"), (129, "target's 128")])
+def test_a_text_is_no_longer_than_both_take(target: Path, draft: Path, asked: int, least: str) -> None:
+    assert prepare(config(target, draft, max_seq_len=96)).max_seq_len == 96
+    with pytest.raises(OptionError, match=rf"^max-seq-len {asked} is beyond the {least} positions$"):
+        prepare(config(target, draft, max_seq_len=asked))
+
+
+def test_longer_texts_than_most_need_are_asked_for(make_checkpoint: Make, tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", max_position_embeddings=9000, num_hidden_layers=1)
+    assert prepare(config(target)).max_seq_len == 4096
+    assert prepare(config(target, max_seq_len=9000)).max_seq_len == 9000
+
+
+def test_what_is_not_calibrated_keeps_nothing(target: Path, tmp_path: Path) -> None:
+    """Only what depends on the layers' inputs is kept, and `auto` may choose such a precision."""
+    options = QuantizeOptions(calibration_cache=tmp_path / "cache")
+    with pytest.raises(OptionError, match="are not calibrated, there is nothing to keep: drop --calibration-cache"):
+        prepare(config(target, precision="int8", quantize=options))
+    for precision in ("int4:gptq", "int8:static", "auto"):
+        prepare(config(target, precision=precision, quantize=options))
+    prepare(config(target, precision="int8", quantize=replace(options, tensor_type=("lm_head=int8:gptq",))))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"cuda_arch": ("80",)}, f"the target has no kernels, {NO_HEADS}: build it without --cuda-arch"),
+        ({"backend": "tensorrt"}, f"the target has no plugin, {NO_HEADS}: use --attention native"),
+    ],
+)
+def test_heads_that_no_kernel_has_are_refused(target: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        prepare(config(target, **fields))
+    assert str(caught.value) == message
+
+
+def test_tensorrt_takes_heads_of_eights_in_16_bits(make_checkpoint: Make, tmp_path: Path) -> None:
+    odd, even = (make_checkpoint(tmp_path / str(n), num_hidden_layers=1, head_dim=n) for n in (12, 24))
+    with pytest.raises(OptionError, match=r"the target has heads of 12, .* takes multiples of 8: use fp32"):
+        prepare(config(odd, backend="tensorrt-rtx", precision="fp16"))
+    for target, backend, precision in (
+        (even, "tensorrt-rtx", "fp16"),
+        (odd, "tensorrt-rtx", "fp32"),
+        (odd, "onnxruntime-cuda", "fp16"),
+    ):
+        found = prepare(config(target, backend=backend, precision=precision))
+        assert str(found.layouts["target"].head_dim) == target.name
+
+
+def test_memory_that_this_machine_has_not_is_refused(target: Path) -> None:
+    found = prepare(config(target))
+    assert found.check_memory() == found.memory_bytes
+    with pytest.raises(
+        OptionError, match=r"^the build takes about 1073741824 MiB of memory, this machine has \d+ MiB: "
+    ):
+        replace(found, memory_bytes=1 << 50).check_memory()
+
+
+def test_a_dry_run_says_what_would_be_made(target: Path, draft: Path, tmp_path: Path) -> None:
+    fields = {"precision": "bf16", "buckets": (1, 2, 8), "tree": "chain:3", "max_batch_size": 2}
+    asked = replace(config(target, draft, backend="tensorrt-rtx", **fields), output=tmp_path / "b")
+    asked = replace(asked, engine=EngineOptions(arch=("89",)))
+    found = dry_run(asked)
+    assert json.loads(json.dumps(found)) == found
+    about = {"source": str(draft), "architecture": "LlamaForCausalLM", "precision": "bf16", "layers": 1}
+    assert found["models"]["draft"] == about
+    assert list(found["profiles"]) == ["nodes1", "nodes2", "nodes8", "prompt"]
+    assert found["profiles"]["nodes2"] == {"batch": [1, 1, 2], "nodes": [2] * 3, "logit_nodes": [2] * 3}
+    assert (found["engine_architectures"], found["kernel_architectures"]) == (["89"], ["89"])
+    assert (found["max_seq_len"], found["buckets"], found["kv_cache_dtype"]) == (96, [1, 2, 8], "auto")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "letter.txt").touch()
+    for force in (False, True):  # what is no bundle is not replaced
+        with pytest.raises(OutputError):
+            dry_run(replace(asked, force=force))

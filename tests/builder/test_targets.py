@@ -1,0 +1,54 @@
+"""Architectures are read as they are written, and every backend has a module that lowers for it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.targets import ARCHITECTURES, BACKENDS, COMPATIBLE, architectures, split_names
+from specbuild.runtime.errors import OptionError
+
+
+def test_architectures() -> None:
+    assert architectures([]) == ()
+    assert architectures(["90a,89", "sm_90a", " 121 "]) == ("90a", "89", "121")
+    assert architectures(["89", "all"]) == ARCHITECTURES
+    assert architectures(["sm_90,100", "90a"]) == ("90a", "100a")
+    assert BuildConfig("t", Path("b"), cuda_arch=("90a,89",)).architectures == ("90a", "89")
+
+
+@pytest.mark.parametrize("name", ["75", "sm_70", "compute_80", "banana", "80;86", "8 0"])
+def test_an_unsupported_architecture_is_named(name: str) -> None:
+    with pytest.raises(OptionError, match=f"^sm_{name.removeprefix('sm_')} is not supported: use 80, 86, .*, or all$"):
+        BuildConfig("t", Path("b"), cuda_arch=("80", name))
+
+
+def test_an_empty_architecture() -> None:
+    with pytest.raises(OptionError, match="an architecture is empty: use 80, 86"):
+        architectures(["80,"])
+
+
+def test_names_are_split_at_commas_and_between_options() -> None:
+    known = ("80", "86", "90a", "any")
+    assert split_names(["90a, 86", "sm_80"], known, "no {}") == ["90a", "86", "80"]
+    assert split_names(["90", "any"], known, "no {}") == ["90a", "any"]
+    assert split_names([], known, "no {}") == []
+    with pytest.raises(OptionError, match=r"^no 75: use 80, 86, 90a, or any$"):
+        split_names(["80,75"], known, "no {}")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_is_lowered_for(backend: str) -> None:
+    """By a module that says what its graphs' inputs and outputs are called."""
+    module = importlib.import_module(f"specbuild.builder.lower.{BACKENDS[backend]}")
+    assert callable(module.lower)
+    assert module.OUTPUTS["logits"] == "logits"
+    assert {"tokens", "past_key", "past_value"} <= set(module.INPUTS)
+
+
+def test_a_compatible_build_has_one_architecture_of_each_kind() -> None:
+    assert set(COMPATIBLE) < set(ARCHITECTURES)
+    assert architectures([",".join(COMPATIBLE)]) == COMPATIBLE

@@ -1,0 +1,81 @@
+"""The report shows a result as tables, whose cells are the result's numbers, and says where files cannot go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbuild.measure.bench.report import check, show, tables
+from specbuild.runtime.errors import OutputError
+
+
+def cells(result: Any, title: str) -> list[dict[str, str]]:
+    """A table's rows, by the names of its columns."""
+    header, rows = next((header, rows) for name, header, rows in tables(result) if name.startswith(title))
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_tables(result: Any) -> None:
+    found = {title: (header, rows) for title, header, rows in tables(result)}
+    assert all(len(row) == len(header) for header, rows in found.values() for row in rows)
+    assert [row[:2] for row in found["a round in ms"][1]] == [["1", "off"], ["1", "chain:4"]]
+    assert [row[2:4] for row in found["accepted tokens, rates by depth"][1]] == [["4.00", "4.00"]]
+    assert len(found["by category"][1]) == 4
+
+
+def test_an_interval_is_shown_where_there_is_one(result: Any) -> None:
+    """The baseline's has no width, and of one prompt that has decoded there is none."""
+    plain, drafted = cells(result, "output tokens/s")
+    assert (plain["tokens/s"], plain["wall"], plain["same text"]) == ("0.7", "1.00×", "2 of 2")
+    assert (drafted["tokens/s"], drafted["wall"]) == ("1.3", "2.00× [1.00, 2.50]")
+    assert drafted["decode"] == "4.00×"
+
+
+def test_what_was_not_measured_is_a_dash(result: Any) -> None:
+    (_, _, math, qa) = cells(result, "by category")
+    assert (math["category"], math["TPOT"], math["acceptance length"]) == ("math", "500.00 / 500.00", "4.00")
+    assert (qa["category"], qa["prompts"]) == ("qa", "1")
+    assert [qa[name] for name in ("decode", "TPOT", "acceptance length", "macro mean")] == ["–"] * 4
+
+
+def test_rates_past_eight_depths_are_left_out(result: Any) -> None:
+    found = result["runs"][1]["speculative_decoding"]
+    found["acceptance_rate_per_position"] = [0.9] * 8
+    found["conditional_acceptance_rate"] = [0.5, *[1.0] * 7, 0.25]
+    (row,) = cells(result, "accepted tokens")
+    assert row["acceptance rate"] == " ".join(["90%"] * 8)
+    assert row["conditional"] == "50% " + "100% " * 7 + "…"
+    found["acceptance_rate_per_position"] = None  # a device does not tell how deep its trees were
+    assert cells(result, "accepted tokens")[0]["acceptance rate"] == ""
+
+
+def test_a_table_without_rows_is_left_out(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    result["runs"] = [result["runs"][0] | {"categories": {}}]
+    titles = ["output tokens/s, speedup with 95% interval", "latency in ms, p50 / p99", "a round in ms"]
+    assert [title for title, _, _ in tables(result)] == titles
+    show(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.strip() for line in lines if line.strip() in titles] == titles
+    (row,) = (line.split() for line in lines if "2 of 2" in line)
+    assert row == ["1", "off", "0.7", "1.00×", "1.00×", "2", "of", "2"]
+
+
+def test_where_a_file_cannot_go(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no" / "x.json"):
+        with pytest.raises(OutputError):
+            check(path)
+    check(tmp_path / "x.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_is_refused_is_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check(tmp_path / "file")  # it is written over
+    for path, reason in (
+        (tmp_path, "exists and is not a file: give another place"),
+        (tmp_path / "file" / "x.json", "cannot be written: its folder does not exist, or is not yours to write to"),
+    ):
+        with pytest.raises(OutputError, match=f"^{path} {reason}$"):
+            check(path)

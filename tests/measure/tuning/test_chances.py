@@ -1,0 +1,102 @@
+"""Chances are counted of drafts and of texts: by likelihood, depth, rank, and how much of a text matched."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbuild.measure.tuning.chances import Record, _monotone, begun, lookup_chances, note
+from specbuild.runtime.speculation.timings import Chances
+from specbuild.runtime.speculation.tree import BEST_DEPTH, Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth
+
+
+def grown() -> Growth:
+    """A root with children 1, 2, 3 and a child 4 of 1; node 3 is in the pool and not in the tree."""
+    pool = Tree([0, 11, 12, 13, 14], [-1, 0, 0, 0, 1], [0, 1, 1, 1, 2])
+    scores = [0.0, -0.2, -1.0, -3.0, -0.5]
+    return Growth(TreeSpec.parse("best:3"), pool, scores=scores, rows=[-1] * 5, kept=[0, 1, 2, 4])
+
+
+def test_a_tree_is_noted_where_it_was_reached() -> None:
+    record = Record()
+    note(record, grown(), [0, 1])
+    assert record.ranks == [(0, 0, True), (0, 1, False), (1, 0, False)]
+    assert record.likelihoods == pytest.approx([-0.2, -1.0, -0.3])
+    assert record.orders == [(3, [0])]
+    note(record, grown(), [0])
+    assert len(record.ranks) == 5
+    note(record, grown(), [0, 1, 4])
+    assert [record.accepted_of(nodes) for nodes in (1, 2, 3)] == [2 / 3, 1, 1]
+    assert record.reach()[:4] == [0, 2 / 3, 1, 1]
+    assert record.by_rank()[0][:2] == [2 / 3, 0]
+    assert record.step() == (3 + 1) / (3 + 3 + 2)
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(1, 9)), min_size=1, max_size=12))
+def test_pooled_shares_never_fall_and_keep_their_sum(trials: list[tuple[float, float]]) -> None:
+    won, tried = [w for w, _ in trials], [t for _, t in trials]
+    _, shares = _monotone(list(range(len(trials))), won, tried)
+    assert all(a <= b + 1e-12 for a, b in itertools.pairwise(shares))
+    assert np.dot(shares, tried) == pytest.approx(sum(won))
+
+
+def test_a_calibration_says_what_came_true() -> None:
+    rng, record = np.random.default_rng(0), Record()
+    record.likelihoods = np.log(rng.uniform(0.05, 0.95, 20000)).tolist()
+    record.accepted = [bool(rng.random() < np.exp(each) ** 2) for each in record.likelihoods]
+    likely, chance = record.calibration()
+    assert chance == pytest.approx(np.exp(2 * np.array(likely)), abs=0.05)
+    assert record.error() < 0.02
+
+
+def test_the_calibration_error_is_of_trials_that_were_not_calibrated_with() -> None:
+    record = Record([-1.0, -0.5] * 200, [True] * 200 + [False] * 200)
+    assert record.error() > 0.9
+    assert Record([-1.0] * 2000, [True] * 2000).error() < 0.02
+    assert Record([-1.0], [True]).error() is None
+
+
+def test_lookup_by_what_matched() -> None:
+    """A text that repeats itself, and one whose every single match is followed by something else."""
+    repeats = np.array([1, 2, 3, 4] * 20)
+    never = np.array([9, *(token for i in range(10, 60) for token in (1, i))])
+    good, bad = (lookup_chances([(text, 5)]) for text in (repeats, never))
+    assert good[-1] > 0.9
+    assert bad[1] < 0.1
+    assert all(a <= b for a, b in itertools.pairwise(good))
+
+
+def test_rounds_begin_where_the_last_one_ended() -> None:
+    records = [Record(orders=[(3, ranks)]) for ranks in ([0, 2], [], [0], [], [1])]
+    assert begun(records, 1) == [records[0], records[2], records[4]]
+    assert begun(records, 3) == [records[0], records[3], records[4]]
+
+
+def test_of_nothing_seen_there_is_doubt_and_no_chance_of_a_model() -> None:
+    record = Record()
+    found = record.chances([])
+    assert (found["likely"], found["chance"], found["step"]) == ([0.0], [0.0], 1 / 2)
+    assert found["reach"] == [0.0] * (BEST_DEPTH + 1)
+    assert found["lookup"] == [0.25] * 13  # of four made-up trials one came true
+    assert (record.trust(), record.error(), record.accepted_of(4)) == ({}, None, 0.0)
+    assert Chances.of(found).step == 1 / 2, "a timing table may have it"
+
+
+def test_a_sum_has_the_trials_of_all_and_leaves_each_as_it_was() -> None:
+    first, second = Record([-1.0], [True], [(0, 0, True)], [(1, [0])], [1]), Record([-2.0], [False], depths=[3])
+    total = Record.sum([first, second, first])
+    assert (total.likelihoods, total.accepted) == ([-1.0, -2.0, -1.0], [True, False, True])
+    assert (total.orders, total.depths) == ([(1, [0]), (1, [0])], [1, 3, 1])
+    assert (first.depths, second.depths) == ([1], [3])
+
+
+def test_a_later_child_is_never_likelier_than_an_earlier_one() -> None:
+    seen = [(0, 0, False), (0, 0, True), (0, 1, True), (1, 2, True)]
+    first, second, *_ = Record(ranks=seen).by_rank()
+    assert first == [0.5, 0.5, 0.0, 0.0]
+    assert second == [0.0] * 4, "the children before it were never seen"

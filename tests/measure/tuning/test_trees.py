@@ -1,0 +1,61 @@
+"""Trees of each size promise what the timing table says, and bring what rounds of real texts gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specbuild.measure.tuning.chances import Record
+from specbuild.measure.tuning.decode import Decoded
+from specbuild.measure.tuning.trees import SIZES, measured, names, overall, promises
+from specbuild.runtime.speculation.timings import Times
+
+
+def test_what_trees_promise(decoded: Callable[..., Decoded]) -> None:
+    """By two prompts; best:8 lies between the probes of 4 and 32 nodes, a third of the way in powers of two."""
+    texts = [
+        {"off": decoded(10, 10, slow)}
+        | {f"best:{n}": decoded(5, 9, slow * (1 + n), slow * t) for n, t in ((1, 0.2), (4, 0.8), (32, 1.4))}
+        for slow in (1.0, 3.0, 1.0)
+    ]
+    records = [[Record(orders=[(32, [0, 3])])] * 5, [Record(orders=[(32, [0, 1, 2, 6])]), Record(orders=[(32, [])])]]
+    table = {"verify": [[n, float(n)] for n in (1, 2, 64)], "draft": [], "plain": 0.5, "round": 9.0, "level": 9.0}
+    found = {tree["nodes"]: tree for tree in promises(texts, records, Times.of(table, 64), 63)}
+    assert [found[n]["seconds"] for n in (1, 2, 4, 8, 32)] == pytest.approx([2.2, 3.5, 5.8, 10.0, 34.4])
+    # Rounds of best:1 begin at tokens 0, 2, 4 of the first text, and 0 of the second: each accepts one.
+    assert (found[1]["accepted"], found[1]["speedup"]) == pytest.approx((1, 2 * 1.5 / 2.2))
+    assert (found[4]["accepted"], found[4]["speedup"]) == pytest.approx((7 / 3, (10 / 3) * 1.5 / 5.8))
+    assert found[8]["accepted"] == pytest.approx(8 / 3)
+    assert [promise["tree"] for promise in promises(texts, records, Times.of(table, 64), 5)][-2:] == [
+        "best:4",
+        "best:5",
+    ]
+
+
+def test_what_trees_bring_whatever_slows_a_prompt(decoded: Callable[..., Decoded]) -> None:
+    texts = [{"off": decoded(10, 10, slow), "auto": decoded(5, 20, 2 * slow)} for slow in (1.0, 5.0, 1.0)]
+    assert measured(texts, "auto") == overall(texts, "auto") == pytest.approx(2.0)
+    texts[0]["auto"] = decoded(5, 20, 9.0)  # something else ran meanwhile
+    assert measured(texts, "auto") == pytest.approx(2.0)
+    assert overall(texts, "auto") == pytest.approx(60 / 65)
+
+
+def test_what_does_not_fit_is_the_largest_tree_once() -> None:
+    assert names(SIZES, 63) == [f"best:{nodes}" for nodes in SIZES]
+    assert names(SIZES, 5) == ["best:1", "best:2", "best:4", "best:5"]
+    assert names(SIZES, 4) == ["best:1", "best:2", "best:4"]
+
+
+def test_the_best_fixed_tree_of_a_size_stands_beside_it(decoded: Callable[..., Decoded]) -> None:
+    """Children that always came true: a chain, whose every node is accepted, as deep as there are levels."""
+    text = {"off": decoded(1, 1, 1.0), "best:1": decoded(1, 1, 1.0), "best:4": decoded(1, 1, 1.0)}
+    always = [Record(ranks=[(depth, 0, True) for depth in range(8)], orders=[(4, [0, 1, 2, 3])])]
+    table = {"verify": [[1, 1.0], [5, 1.0]], "draft": [], "plain": 0.0, "round": 0.0, "level": 0.0}
+    found = promises([text], [always], Times.of(table, 5), 4)
+    assert [tree["sequoia"] for tree in found] == [
+        {"accepted": 1.0, "parents": [-1]},
+        {"accepted": 2.0, "parents": [-1, 0]},
+        {"accepted": 4.0, "parents": [-1, 0, 1, 2]},
+    ]
+    assert [tree["speedup"] for tree in found] == pytest.approx([2.0, 3.0, 5.0])

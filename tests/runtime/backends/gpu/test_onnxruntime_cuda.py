@@ -1,0 +1,193 @@
+"""ONNX Runtime's model is bound once to a device's memory, where its steps and prompts read and write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from host_device import HostDevice
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu.device import Tensor
+from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
+from specbuild.runtime.errors import BundleError, ExecutionError
+
+BATCH, BUCKETS, CHUNK, VOCAB, HIDDEN = 2, (1, 4), 6, 11, 3
+SPEC = ModelSpec("toy", 1, 2, 4, VOCAB, 12, BUCKETS[-1], hidden=HIDDEN, reads_hidden=True)
+
+
+def save(path: Path, cache: int = TensorProto.FLOAT) -> Path:
+    """A graph with a model's tensors: what it makes is so simple that a test can tell who read what, and when.
+
+    A node's logits are its token's bit, plus a thousandth of its position, plus how many rows it sees times ten. Its
+    hidden state is twice the one that it was given. A step adds 1 to all of its slots' keys, and nothing to values.
+    """
+    ints, floats, bools = TensorProto.INT32, TensorProto.FLOAT, TensorProto.BOOL
+    rows = ["batch", SPEC.kv_heads, SPEC.capacity, SPEC.head_dim]
+    inputs = {
+        "input_ids": (ints, ["batch", "nodes"]),
+        "position_ids": (ints, ["batch", "nodes"]),
+        "logit_nodes": (ints, ["wanted"]),
+        "write_rows": (ints, ["batch"]),
+        "mask.0": (bools, ["batch", 1, "nodes", SPEC.capacity]),
+        "hidden_in": (floats, ["batch", "nodes", HIDDEN]),
+        "past_key.0": (cache, rows),
+        "past_value.0": (cache, rows),
+    }
+    outputs = {
+        "logits": (floats, ["batch", "wanted", VOCAB]),
+        "hidden": (floats, ["batch", "nodes", HIDDEN]),
+        "present_key.0": (cache, rows),
+        "present_value.0": (cache, rows),
+    }
+    constants = {
+        "bits": np.eye(VOCAB, dtype=np.float32),
+        "thousandth": np.array(1e-3, np.float32),
+        "ten": np.array(10, np.float32),
+        "two": np.array(2, np.float32),
+        "one": np.array(1, np.float32),
+        "last": np.array([-1], np.int64),
+        "seen_axes": np.array([1], np.int64),
+    }
+    nodes = [
+        helper.make_node("Gather", ["bits", "input_ids"], ["bit"]),
+        helper.make_node("Cast", ["position_ids"], ["position"], to=floats),
+        helper.make_node("Mul", ["position", "thousandth"], ["small"]),
+        helper.make_node("Unsqueeze", ["small", "last"], ["column"]),
+        helper.make_node("Add", ["bit", "column"], ["told"]),
+        helper.make_node("Cast", ["mask.0"], ["sees"], to=floats),
+        helper.make_node("ReduceSum", ["sees", "last"], ["count"], keepdims=1),
+        helper.make_node("Squeeze", ["count", "seen_axes"], ["rows"]),
+        helper.make_node("Mul", ["rows", "ten"], ["tens"]),
+        helper.make_node("Add", ["told", "tens"], ["all"]),
+        helper.make_node("Gather", ["all", "logit_nodes"], ["logits"], axis=1),
+        helper.make_node("Mul", ["hidden_in", "two"], ["hidden"]),
+        helper.make_node("Cast", ["past_key.0"], ["key"], to=floats),
+        helper.make_node("Add", ["key", "one"], ["more"]),
+        helper.make_node("Cast", ["more"], ["present_key.0"], to=cache),
+        helper.make_node("Identity", ["past_value.0"], ["present_value.0"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "toy",
+        [helper.make_tensor_value_info(name, *each) for name, each in inputs.items()],
+        [helper.make_tensor_value_info(name, *each) for name, each in outputs.items()],
+        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+class Toy:
+    """The model on a device, and its tensors as arrays."""
+
+    def __init__(self, folder: Path, cache: int = TensorProto.FLOAT) -> None:
+        self.device = HostDevice()
+        self.stream = self.device.stream()
+        path = save(folder / "toy.onnx", cache)
+        self.model: Any = OrtModel(path, SPEC, self.device, BATCH, BUCKETS, CHUNK, "cpu", self.stream)
+
+    def part(self, name: str, *shape: int) -> NDArray[Any]:
+        """The beginning of a tensor, as if that were its shape."""
+        found = self.model.masks[0] if name == "mask" else getattr(self.model, name)
+        return self.device.array(Tensor(found.address, shape, found.dtype))
+
+    def fill(self, batch: int, nodes: int) -> NDArray[np.float32]:
+        """Some inputs of a step; the logits that it makes of them."""
+        rng, size = np.random.default_rng(batch * nodes), (batch, nodes)
+        tokens, positions = rng.integers(0, VOCAB, size), rng.integers(0, 99, size)
+        mask = rng.integers(0, 2, (batch, 1, nodes, SPEC.capacity), np.uint8).astype(np.bool_)
+        self.part("tokens", *size)[...], self.part("positions", *size)[...] = tokens, positions
+        self.part("mask", *mask.shape)[...] = mask
+        self.part("hidden_in", *size, HIDDEN)[...] = rng.normal(size=(*size, HIDDEN))
+        told = 1e-3 * positions + 10 * mask[:, 0].sum(2)
+        return (np.eye(VOCAB)[tokens] + told[..., None]).astype(np.float32)
+
+    def check_hidden(self, batch: int, nodes: int) -> None:
+        given, made = (self.part(name, batch, nodes, HIDDEN) for name in ("hidden_in", "hidden"))
+        assert given.any()
+        np.testing.assert_array_equal(made, 2 * given)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    return Toy(tmp_path)
+
+
+def test_its_first_runs_leave_nothing(toy: Toy) -> None:
+    """Every step has been run, which would be seen in the keys."""
+    assert toy.model.cache.shape == (2, BATCH, 2, 12, 4)
+    assert not toy.device.array(toy.model.cache).any()
+    assert not toy.device.array(toy.model.masks[0]).any()
+
+
+def test_a_step_is_of_all_slots_and_has_all_nodes_logits(toy: Toy) -> None:
+    """Tensors hold a smaller step at their beginning, and the cache is updated in place."""
+    cache = toy.device.array(toy.model.cache)
+    for runs, nodes in enumerate((4, 1, 4), 1):
+        expected = toy.fill(BATCH, nodes)
+        toy.model.enqueue(nodes, toy.stream)
+        np.testing.assert_allclose(toy.part("logits", BATCH, nodes, VOCAB), expected, atol=1e-5)
+        toy.check_hidden(BATCH, nodes)
+        assert (cache[0] == runs).all()
+        assert not cache[1].any(), "values are as they were"
+
+
+def test_a_prompts_chunk_is_of_one_slot_and_has_the_last_nodes_logits(toy: Toy) -> None:
+    """It may be longer than any step, and there is room for it."""
+    cache = toy.device.array(toy.model.cache)
+    for runs, nodes in enumerate((CHUNK, 3), 1):
+        expected = toy.fill(1, nodes)
+        toy.model.prefill(1, nodes, toy.stream)
+        np.testing.assert_allclose(toy.part("logits", VOCAB), expected[0, -1], atol=1e-5)
+        toy.check_hidden(1, nodes)
+        assert (cache[0, 1] == runs).all()
+        assert not cache[0, 0].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "one"),
+    [
+        (TensorProto.FLOAT16, np.float16, 1.0),
+        (TensorProto.BFLOAT16, np.uint16, 0x3F80),
+        (TensorProto.FLOAT, np.float32, 1.0),
+    ],
+    ids=["fp16", "bf16", "fp32"],
+)
+def test_a_cache_is_held_as_the_graph_has_it(tmp_path: Path, kind: int, held: type, one: float) -> None:
+    toy = Toy(tmp_path, kind)
+    assert toy.model.cache.dtype == held
+    toy.fill(BATCH, 1)
+    toy.model.enqueue(1, toy.stream)
+    assert (toy.device.array(toy.model.cache)[0] == one).all()
+
+
+def test_a_step_that_fails_says_so_in_one_line(toy: Toy) -> None:
+    toy.device.array(toy.model._wanted)[1] = 99  # a node that no step has
+    toy.model.enqueue(1, toy.stream)
+    with pytest.raises(ExecutionError, match=r"^ONNX Runtime failed in a step: .*99") as found:
+        toy.model.enqueue(4, toy.stream)
+    assert "\n" not in str(found.value)
+
+
+def test_onnx_runtime_without_cuda_says_what_to_install() -> None:
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has CUDA")
+    device = HostDevice()
+    with pytest.raises(BundleError, match="pip install onnxruntime-gpu"):
+        OrtModel(Path("model.onnx"), SPEC, device, 1, BUCKETS, CHUNK, "cuda", device.stream())
+
+
+def test_onnx_runtime_has_one_stream_and_names_a_bad_graph(toy: Toy, tmp_path: Path) -> None:
+    device = HostDevice()
+    with pytest.raises(ExecutionError, match=r"^the toy runs on stream 1, not on 2: use that$"):
+        toy.model.enqueue(1, toy.stream + 1)
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(BundleError, match=r"model\.onnx does not load in ONNX Runtime"):
+        OrtModel(tmp_path / "model.onnx", SPEC, device, 1, BUCKETS, CHUNK, "cpu", device.stream())

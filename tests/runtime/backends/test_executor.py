@@ -1,0 +1,98 @@
+"""The executor's seam: what a bundle's models are to an executor, and how one slot begins as another did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hash_models import HashExecutor
+
+from specbuild.runtime import Manifest
+from specbuild.runtime.backends.executor import ON_GPU, ModelSpec, StepInput, share_rows, spec_of
+from specbuild.runtime.bundle.manifest import MODULES
+
+
+def test_a_spec_says_what_the_manifest_does(manifest_of: Callable[..., Manifest]) -> None:
+    target = {"layers": 3, "kv_heads": 2, "head_dim": 16, "vocab_size": 77, "capacity": 80, "max_positions": 99}
+    manifest = manifest_of(target={**target, "windows": [0, 16], "hidden": 32}, buckets=[1, 2, 16])
+    assert spec_of(manifest, "target") == ModelSpec(
+        name="target", **target, max_nodes=16, windows=(0, 16), hidden=32, reads_hidden=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads", "hidden"),
+    [
+        ({}, False, 0),
+        ({"kind": "parallel", "mask_token": 3}, False, 0),
+        ({"kind": "eagle3", "hidden": 32}, True, 32),
+    ],
+)
+def test_a_head_alone_reads_hidden_states(
+    manifest_of: Callable[..., Manifest], fields: dict[str, Any], reads: bool, hidden: int
+) -> None:
+    manifest = manifest_of(draft=fields, buckets=[1, 4])
+    spec = spec_of(manifest, "draft")
+    assert (spec.name, spec.reads_hidden, spec.hidden, spec.max_nodes) == ("draft", reads, hidden, 4)
+    assert not spec_of(manifest, "target").reads_hidden
+
+
+def test_a_model_that_is_not_there_has_no_spec(manifest_of: Callable[..., Manifest]) -> None:
+    with pytest.raises(KeyError, match="draft"):
+        spec_of(manifest_of(), "draft")
+
+
+def test_every_backend_of_engines_runs_on_a_gpu() -> None:
+    assert set(MODULES) < set(ON_GPU)
+    assert "onnxruntime" not in ON_GPU
+    assert len(set(ON_GPU)) == len(ON_GPU)
+
+
+def read(executor: Any, slot: int, tokens: list[int]) -> None:
+    executor.step([StepInput(slot, 0, 0, tokens, range(len(tokens)), None, 1)])
+    executor.commit(slot, (), len(tokens))
+
+
+def tokens_of(executor: Any, slot: int) -> list[int]:
+    return [token for position, token in executor.rows[slot] if position >= 0]
+
+
+@pytest.mark.parametrize(("source", "rows"), [(1, 0), (1, 2), (1, 4), (0, 0), (0, 2), (0, 3)])
+def test_a_slot_gets_the_first_rows_of_a_slot_and_no_more(
+    hash_executor: Any, hash_model: Any, source: int, rows: int
+) -> None:
+    """Of another's or of its own."""
+    executor = hash_executor(hash_model(1), 2)
+    texts = [[1, 2, 3], [4, 5, 6, 7]]
+    for slot, text in enumerate(texts):
+        read(executor, slot, text)
+    share_rows(executor, 0, source, rows)
+    assert tokens_of(executor, 0) == texts[source][:rows]
+    assert tokens_of(executor, 1) == texts[1], "the other keeps its own"
+
+
+def test_nothing_is_copied_where_nothing_has_to_be(
+    hash_executor: Any, hash_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, copies = hash_executor(hash_model(1), 2), list[tuple[int, int, int]]()
+    copy = HashExecutor.copy
+    monkeypatch.setattr(HashExecutor, "copy", lambda self, *given: (copies.append(given), copy(self, *given))[1])
+    for slot in range(2):
+        read(executor, slot, [1, 2, 3])
+    share_rows(executor, 0, 0, 2)
+    share_rows(executor, 0, 1, 0)
+    assert copies == []
+    share_rows(executor, 0, 1, 3)
+    assert copies == [(0, 1, 3)]
+
+
+def test_what_was_shared_goes_on_as_ones_own(hash_executor: Any, hash_model: Any) -> None:
+    model = hash_model(1)
+    executor = hash_executor(model, 2)
+    read(executor, 1, [4, 5, 6, 7])
+    share_rows(executor, 0, 1, 2)
+    (logits,) = executor.step([StepInput(0, 2, 2, [9], [2], None, 1)])
+    assert logits[0].tolist() == model([4, 5, 9]).tolist()
+    (logits,) = executor.step([StepInput(1, 4, 4, [9], [4], None, 1)])
+    assert logits[0].tolist() == model([4, 5, 6, 7, 9]).tolist()

@@ -1,0 +1,154 @@
+"""The book of cache rows knows where each slot's rows end, and their positions and hidden states, as naive lists do."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbuild.runtime.backends.executor import ModelSpec, StepInput
+from specbuild.runtime.backends.slot_rows import SlotRows
+from specbuild.runtime.errors import ExecutionError
+
+CAPACITY, SLOTS, MOST = 20, 3, 6
+
+
+def spec(windows: tuple[int, ...] = (0, 4), hidden: int = 2) -> ModelSpec:
+    return ModelSpec("target", 1, 1, 1, 12, CAPACITY, MOST, windows, hidden=hidden)
+
+
+def nodes(slot: int, start: int, positions: list[int]) -> StepInput:
+    return StepInput(slot, start, start, [0] * len(positions), positions, None, 1)
+
+
+class Naive:
+    """A slot is a list of rows, each a position and a hidden state; those after its end are nobody's."""
+
+    def __init__(self) -> None:
+        self.slots = [list[tuple[int, float]]() for _ in range(SLOTS)]
+
+    def write(self, slot: int, start: int, positions: list[int], states: list[float]) -> None:
+        self.slots[slot][start:] = zip(positions, states, strict=True)
+
+    def commit(self, slot: int, rows: list[int], start: int) -> None:
+        moved = [self.slots[slot][row][1] for row in rows]
+        self.slots[slot][start:] = [(start + index, state) for index, state in enumerate(moved)]
+
+    def share(self, slot: int, source: int, rows: int) -> None:
+        self.slots[slot] = self.slots[source][:rows]
+
+
+def agree(book: SlotRows, naive: Naive) -> None:
+    assert book.ends == [len(rows) for rows in naive.slots]
+    for slot, rows in enumerate(naive.slots):
+        assert book.positions[slot, : len(rows)].tolist() == [position for position, _ in rows]
+        assert book.hidden[slot, : len(rows), 0].tolist() == [state for _, state in rows]
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_rounds_of_trees_against_naive_lists(rng: random.Random) -> None:
+    """Trees of one level or several, paths of them committed, slots that forget, and slots that begin as others."""
+    book, naive, committed, states = SlotRows(spec(), SLOTS), Naive(), [0] * SLOTS, iter(range(1, 10**6))
+    for _ in range(8):
+        slot, kind = rng.randrange(SLOTS), rng.choice(["tree", "tree", "tree", "forget", "share"])
+        start = committed[slot]
+        if kind == "tree":
+            end = start
+            for _ in range(rng.randint(1, 3)):
+                positions = [start + rng.randint(0, 3) for _ in range(min(rng.randint(1, MOST), CAPACITY - end))]
+                if positions:
+                    written = [float(next(states)) for _ in positions]
+                    book.write(nodes(slot, end, positions), MOST)
+                    book.hidden[slot, end : end + len(positions)] = np.array(written)[:, None]
+                    naive.write(slot, end, positions, written)
+                    end += len(positions)
+                    agree(book, naive)
+            path = sorted(rng.sample(range(start, end), rng.randint(0, end - start)))
+            committed[slot] = start + len(path)
+            book.commit(slot, path, start)
+            naive.commit(slot, path, start)
+        elif kind == "forget":
+            committed[slot] = rng.randint(0, start)
+            book.commit(slot, (), committed[slot])
+            naive.commit(slot, [], committed[slot])
+        else:
+            source = rng.randrange(SLOTS)
+            if source != slot:
+                rows = committed[slot] = rng.randint(0, committed[source])
+                book.copy(slot, source, rows)
+                book.commit(slot, (), rows)
+                naive.share(slot, source, rows)
+        agree(book, naive)
+        for each, count in enumerate(committed):
+            assert book.positions[each, :count].tolist() == list(range(count)), "a committed row's is its number"
+
+
+def test_a_new_book_is_empty() -> None:
+    book = SlotRows(spec(), SLOTS)
+    assert book.ends == [0] * SLOTS
+    assert book.positions.tolist() == [list(range(CAPACITY))] * SLOTS
+    assert book.hidden.shape == (SLOTS, CAPACITY, 2)
+    assert book.hidden.dtype == np.float32
+    assert not book.hidden.any()
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "fits"),
+    [
+        *((0, 1, True), (0, MOST, True), (0, MOST + 1, False), (CAPACITY - MOST, MOST, True)),
+        *((CAPACITY - MOST + 1, MOST, False), (CAPACITY - 1, 1, True), (CAPACITY, 1, False), (CAPACITY - 1, 2, False)),
+    ],
+)
+def test_nodes_have_to_fit_the_step_and_the_cache(start: int, count: int, fits: bool) -> None:
+    book = SlotRows(spec(), SLOTS)
+    book.write(nodes(1, 0, [7, 7, 7]), MOST)
+    before = list(book.ends), book.positions.copy()
+    if fits:
+        book.write(nodes(1, start, [5] * count), MOST)
+        assert book.ends == [0, start + count, 0]
+        assert book.positions[1, start : start + count].tolist() == [5] * count
+    else:
+        with pytest.raises(ExecutionError) as caught:
+            book.write(nodes(1, start, [5] * count), MOST)
+        assert str(caught.value) == f"{count} nodes from row {start} on do not fit the target"
+        assert (book.ends, book.positions.tolist()) == (before[0], before[1].tolist()), "and nothing is written"
+
+
+def test_a_step_s_own_limit_may_be_larger_than_the_spec_s() -> None:
+    """As a prompt's chunk has."""
+    book = SlotRows(spec(), SLOTS)
+    book.write(nodes(0, 0, [0] * (MOST + 2)), MOST + 2)
+    assert book.ends[0] == MOST + 2
+
+
+def test_positions_are_kept_for_windows_alone() -> None:
+    """Where every node sees all rows nobody asks for them."""
+    book = SlotRows(spec(windows=(0,)), 1)
+    book.write(nodes(0, 0, [9, 9, 9]), MOST)
+    assert book.positions[0, :3].tolist() == [0, 1, 2]
+    book.commit(0, [2], 0)
+    assert (book.ends, book.positions[0, :3].tolist()) == ([1], [0, 1, 2])
+
+
+def test_a_model_without_hidden_states_has_no_width_of_them() -> None:
+    book = SlotRows(spec(hidden=0), 2)
+    book.write(nodes(0, 0, [0, 1]), MOST)
+    book.commit(0, [1], 0)
+    book.copy(1, 0, 1)
+    assert book.hidden.shape == (2, CAPACITY, 0)
+
+
+def test_a_path_s_states_are_moved_as_if_at_once() -> None:
+    """Rows that overlap with where they go to."""
+    book = SlotRows(spec(), 1)
+    book.write(nodes(0, 0, [0] * 6), MOST)
+    book.hidden[0, :6] = np.arange(6)[:, None]
+    book.commit(0, [1, 2, 3, 5], 0)
+    assert book.hidden[0, :4, 0].tolist() == [1, 2, 3, 5]
+    book.commit(0, range(1, 3), 2)
+    assert book.hidden[0, :4, 0].tolist() == [1, 2, 2, 3]
+    assert book.ends == [4]

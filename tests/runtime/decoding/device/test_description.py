@@ -1,0 +1,165 @@
+"""The graph of rounds that follow each other is described without a device, with its nodes, their order and memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specbuild.runtime import Bundle
+from specbuild.runtime.backends.gpu.device import Step
+from specbuild.runtime.bundle.manifest import EngineRecord
+from specbuild.runtime.decoding.device.description import RecordingDevice, describe_bundle
+from specbuild.runtime.decoding.device.state import ProcessorFlags
+from specbuild.runtime.errors import ExecutionError, OptionError
+
+
+def as_plans(bundle: Path, attention: str) -> Bundle:
+    """The reference pair's, as if it were two plans of TensorRT."""
+    opened = Bundle.open(bundle)
+    record = EngineRecord("11.0", [], attention, "1" if attention == "plugin" else None, False, None, 0, {})
+    models = {
+        name: replace(model, graphs={"4": f"{name}/model.plan"}, precision="fp16")
+        for name, model in opened.manifest.models.items()
+    }
+    engines = {f"{name}/model.plan": record for name in models}
+    return replace(opened, manifest=replace(opened.manifest, backend="tensorrt", models=models, engines=engines))
+
+
+@pytest.mark.parametrize("attention", ["native", "plugin"])
+def test_a_description_is_of_what_runs(bundle: Path, attention: str) -> None:
+    found = json.loads(json.dumps(describe_bundle(as_plans(bundle, attention), 2, "topk:2,3")))
+    nodes, edges = found["body"]["nodes"], found["body"]["edges"]
+    copies = 2 if attention == "native" else 2 + 3 * 3 + 2  # what TreeAttention takes; the target's tree has no offset
+    assert found["counts"] == {"child": 4, "kernel": 15, "memcpy": copies}
+    assert (found["nodes"], found["condition"], found["tree"]) == (8, "while", "topk:2,3")
+    assert [node["nodes"] for node in nodes if node["kind"] == "child"] == [2, 2, 2, 8]
+    names = [node["kernel"] for node in nodes if node["kind"] == "kernel"]
+    level = ["tree_mask_BOOL", "choose_F32", "grow_level"]
+    verify = ["tree_mask_BOOL", "choose_F32", "walk_tree", "commit_path", "publish"]
+    assert names == [*level * 3, "grow_finish", *verify]
+    assert edges == [[at, at + 1] for at in range(len(nodes) - 1)], "draft before target, and nothing beside"
+    last = nodes[-1]
+    assert last["writes"] == ["loop.ring (host)", "loop.published (host)", "loop.round"]
+    assert not any("host" in name for node in nodes[:-1] for name in (*node["reads"], *node["writes"]))
+    walk = next(node for node in nodes if node.get("kernel") == "walk_tree")
+    assert {"slots.roots", "slots.pair", "round.length"} <= set(walk["writes"])
+    assert walk["grid"] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "blocks"), [("auto", 4), ("fp8", 2)])
+def test_a_description_of_fp8_caches(bundle: Path, kv_cache_dtype: str, blocks: int) -> None:
+    """64 heads of 64 numbers: the commit's threads have 16 bytes each."""
+    opened = as_plans(bundle, "plugin")
+    engines = {n: replace(e, kv_cache_dtype=kv_cache_dtype) for n, e in opened.manifest.engines.items()}
+    models = {name: replace(model, kv_heads=64) for name, model in opened.manifest.models.items()}
+    changed = replace(opened, manifest=replace(opened.manifest, engines=engines, models=models))
+    found = describe_bundle(changed, 2, "off")
+    (commit,) = (node for node in found["body"]["nodes"] if node.get("kernel") == "commit_path")
+    assert commit["grid"][0] == blocks
+
+
+def test_a_description_of_paged_caches(bundle: Path) -> None:
+    """The models' steps and the commit read one table; nothing else of a round is another."""
+    opened = as_plans(bundle, "plugin")
+    engines = {n: replace(e, block_size=32) for n, e in opened.manifest.engines.items()}
+    paged = describe_bundle(replace(opened, manifest=replace(opened.manifest, engines=engines)), 2, "topk:2,3")
+    found, linear = paged["body"]["nodes"], describe_bundle(opened, 2, "topk:2,3")["body"]["nodes"]
+    tables = [[name for name in node["reads"] if "pages.table" in name] for node in found]
+    readers = [i for i, node in enumerate(found) if node["kind"] == "child" or node.get("kernel") == "commit_path"]
+    assert [i for i, names in enumerate(tables) if names] == readers
+    assert len({names[0] for names in tables if names}) == 1
+    for node, names, other in zip(found, tables, linear, strict=True):
+        assert node | {"reads": [name for name in node["reads"] if name not in names]} == other
+
+
+def test_a_description_without_a_draft(bundle: Path) -> None:
+    found = describe_bundle(as_plans(bundle, "native"), 3, "off")
+    assert found["counts"] == {"child": 1, "kernel": 5, "memcpy": 2}
+    assert found["body"]["nodes"][0]["reads"] == ["slots.roots"]
+    with pytest.raises(OptionError, match="unknown tree"):
+        describe_bundle(as_plans(bundle, "native"), 3, "tree")
+    opened = as_plans(bundle, "native")
+    models = opened.manifest.models | {"draft": replace(opened.manifest.models["draft"], kind="parallel")}
+    with pytest.raises(OptionError, match="a draft of kind parallel, so no rounds follow each other"):
+        describe_bundle(replace(opened, manifest=replace(opened.manifest, models=models)), 3, "off")
+
+
+def test_what_a_body_cannot_hold() -> None:
+    notes = RecordingDevice()
+    stream, there = notes.stream(), notes.empty((4,), np.int32)
+    here = notes.pinned((4,), np.int32)
+    for step, kind in (
+        (lambda: notes.upload(there, here, stream), "copy from the host"),
+        (lambda: notes.download(here, there, stream), "copy to the host"),
+        (lambda: notes.wait(stream), "wait of the host"),
+        (lambda: notes.empty((1,), np.int32) and None, "allocation"),
+    ):
+
+        def body(handle: int, step: Step = step) -> None:
+            notes.copy(there, there, stream)
+            step()
+
+        with pytest.raises(ExecutionError, match=f"node 1 of the loop, {kind}, is none that a conditional body"):
+            notes.loop(body, stream)
+
+
+def test_cut_offs_are_a_kernel_more_for_every_choice(bundle: Path) -> None:
+    """Greedy requests have none of them."""
+    opened = as_plans(bundle, "plugin")
+    plain, cut = (
+        [node["kernel"] for node in describe_bundle(opened, 2, "chain:2", asked)["body"]["nodes"] if "kernel" in node]
+        for asked in (ProcessorFlags(False, False, False), ProcessorFlags(True, False, False))
+    )
+    assert plain.count("choose_F32") == cut.count("choose_cut_F32") == 3  # two levels, and the target's own
+    assert [name for name in cut if name != "choose_cut_F32"] == plain
+
+
+def test_a_tree_that_no_step_verifies_is_refused(bundle: Path) -> None:
+    with pytest.raises(OptionError, match=r"tree 'chain:64' drafts 64 nodes, this bundle verifies at most 63"):
+        describe_bundle(as_plans(bundle, "native"), 1, "chain:64")
+
+
+def test_the_order_of_streams_is_told_by_edges() -> None:
+    """What is enqueued on a stream follows what is there, and with `after` what is on another by then."""
+    notes = RecordingDevice()
+    first, second = notes.stream(), notes.stream()
+    there = notes.empty((4,), np.int32)
+    notes.copy(there, there, first)
+    assert notes.nodes == [], "no loop is noted yet"
+
+    def body(handle: int) -> None:
+        notes.fill(there, 0, first)  # 0
+        notes.fill(there, 0, second)  # 1, beside it
+        notes.after(second, first)
+        notes.copy(there, there, second)  # 2, behind both
+        notes.copy(there, there, first)  # 3
+        notes.after(first, second)
+        notes.fill(there, 0, first)  # 4, behind 2 and 3
+
+    notes.loop(body, first)
+    assert [(node["kind"], node["stream"]) for node in notes.nodes[:3]] == [
+        ("memset", first),
+        ("memset", second),
+        ("memcpy", second),
+    ]
+    assert notes.edges == [(0, 2), (1, 2), (0, 3), (2, 4), (3, 4)]
+
+
+def test_memory_is_told_by_the_smallest_name_it_lies_in() -> None:
+    notes = RecordingDevice()
+    whole, other = notes.empty((8, 16), np.int32), notes.empty((3,), np.int32)
+    part = replace(whole, address=whole.address + 64, shape=(16,))
+    notes.names += [(each.address, each.address + each.nbytes, name) for each, name in ((whole, "all"), (part, "row"))]
+    last = replace(part, address=part.address + part.nbytes)
+
+    def body(handle: int) -> None:
+        for source in (whole, part, last, other):
+            notes.copy(whole, source, 1)
+
+    notes.loop(body, 1)
+    assert [node["reads"] for node in notes.nodes] == [["all"], ["row"], ["all"], []]
+    assert {node["bytes"] for node in notes.nodes} == {8 * 16 * 4, 64, 12}

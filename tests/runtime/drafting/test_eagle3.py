@@ -1,0 +1,275 @@
+"""The EAGLE-3 drafter gives its head the target's hidden states of the text and the head's own of what it drafts."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hash_models import VOCAB, HashExecutor, HashModel
+from numpy.typing import NDArray
+
+from specbuild.runtime import SamplingParams
+from specbuild.runtime.backends.executor import ModelSpec, StepInput
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.eagle3 import EagleDrafter
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
+
+State = tuple[float, float]  # of a text: a hash of it, in two numbers that float32 holds
+CAPACITY, CHUNK = 256, 8
+
+
+def state_of(*parts: Any) -> State:
+    key = zlib.crc32(repr(parts).encode())
+    return float(key >> 16), float(key & 0xFFFF)
+
+
+class Target(HashExecutor):
+    """Whose hidden state of a token is a hash of the text up to it."""
+
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        states, tokens = np.full((self.spec.capacity, 2), -1, dtype=np.float32), list[int]()
+        for row, (position, token) in enumerate(self.rows[slot]):
+            if position != row:
+                break
+            tokens.append(token)
+            states[row] = state_of(*tokens)
+        return states
+
+
+class Head:
+    """An executor whose rows are (position, token, state that it was given).
+
+    Its logits are a hash of all that a node sees; its own hidden state one of what it was given in that row.
+    """
+
+    def __init__(self, model: HashModel, batch_size: int) -> None:
+        self.spec = ModelSpec("head", 1, 1, 1, VOCAB, CAPACITY, 64, hidden=2, reads_hidden=True)
+        self.model, self.batch_size, self.seconds, self.seen = model, batch_size, 0.0, list[StepInput]()
+        self.rows: list[list[Any]] = [[None] * CAPACITY for _ in range(batch_size)]
+        self.states = np.zeros((batch_size, CAPACITY, 2), dtype=np.float32)
+
+    def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
+        self.seen += inputs
+        return [self._one(each) for each in inputs]
+
+    def _one(self, each: StepInput) -> NDArray[np.float32]:
+        rows, count = self.rows[each.slot], len(each.tokens)
+        assert each.hidden is not None
+        assert each.hidden.shape == (count, 2)
+        assert 0 < count <= self.spec.max_nodes
+        for index, (position, token) in enumerate(zip(each.positions, each.tokens, strict=True)):
+            given = tuple(each.hidden[index].tolist())
+            rows[each.start + index] = (position, token, given)
+            self.states[each.slot, each.start + index] = state_of("own", given, token)
+        visible, end = each.visible, each.start + count
+        if visible is None:
+            visible = np.tri(count, end - each.committed, each.start - each.committed, dtype=np.bool_)
+        logits = []
+        for sees in visible[count - each.logits :] if each.logits else ():
+            drafted = [row for row, seen in zip(rows[each.committed : end], sees, strict=True) if seen]
+            text = sorted([*rows[: each.committed], *drafted])
+            assert [position for position, *_ in text] == list(range(len(text)))
+            logits.append(logits_of(self.model, [row[1:] for row in text]))
+        return np.stack(logits) if logits else np.empty((0, VOCAB), dtype=np.float32)
+
+    def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
+        kept = [self.rows[slot][row] for row in rows]
+        self.rows[slot][start:] = kept + [None] * (CAPACITY - start - len(kept))
+        self.states[slot, start : start + len(kept)] = self.states[slot, list(rows)]
+        self.states[slot, start + len(kept) :] = -1
+
+    def copy(self, slot: int, source: int, rows: int) -> None:
+        self.rows[slot][:rows] = self.rows[source][:rows]
+        self.states[slot, :rows] = self.states[source, :rows]
+
+    def hidden(self, slot: int) -> NDArray[np.float32]:
+        return self.states[slot]
+
+    @property
+    def cache_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def logits_of(model: HashModel, rows: Sequence[tuple[int, State]]) -> NDArray[np.float32]:
+    return model([number for token, state in rows for number in (token, *map(int, state))])
+
+
+def after(model: HashModel, text: list[int], path: list[int]) -> NDArray[np.float32]:
+    """The head's logits after a text and a drafted path, from the definition: no cache, no steps."""
+    rows = [(text[i + 1], state_of(*text[: i + 1])) for i in range(len(text) - 1)]
+    for token in path:
+        rows.append((token, state_of("own", rows[-1][1], rows[-1][0])))
+    return logits_of(model, rows)
+
+
+def wanted(model: HashModel, text: list[int], shape: str) -> Tree:
+    growth = Growth(TreeSpec.parse(shape), Tree([text[-1]]))
+    while not growth.done:
+        rows = np.stack([after(model, text, growth.pool.path(node)) for node in growth.frontier])
+        growth.grow(*best_tokens(rows, growth.spec.branch))
+    return growth.tree()
+
+
+@pytest.fixture
+def make() -> Callable[..., tuple[Target, Head, EagleDrafter]]:
+    def make(seed: int = 0, slots: int = 1, chunk: int = CHUNK, **options: Any) -> tuple[Target, Head, EagleDrafter]:
+        target, head = Target(HashModel(seed), slots, CAPACITY, 64), Head(HashModel(seed + 50), slots)
+        return target, head, EagleDrafter(head, chunk, target, **options)
+
+    return make
+
+
+def read(target: Target, slot: int, tokens: Sequence[int]) -> None:
+    """The target has seen a text but for its last token."""
+    rows = [(position, token) for position, token in enumerate(tokens[:-1])]
+    target.rows[slot] = rows + [(-1, -1)] * (CAPACITY - len(rows))
+
+
+SHAPES = ["chain:1", "chain:4", "topk:2,3", "topk:3,2", "best:5", "best:12"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("length", [2, 3, 9, 10, 30])
+def test_a_tree_is_what_the_head_says_from_the_states_it_is_given(
+    make: Any, request_of: Any, shape: str, length: int
+) -> None:
+    """However many chunks the text before it takes."""
+    target, head, drafter = make()
+    text = [token * token % 12 for token in range(length)]
+    read(target, 0, text)
+    (tree,) = drafter.propose([request_of(text, SamplingParams(speculation=shape))])
+    assert tree == wanted(head.model, text, shape)
+    assert all(len(step.tokens) <= CHUNK for step in head.seen)
+
+
+def test_the_head_has_a_row_less_than_the_text_has_tokens(make: Any, request_of: Any) -> None:
+    target, head, drafter = make()
+    read(target, 0, [3, 4, 5, 6])
+    drafter.propose([request_of([3, 4, 5, 6], SamplingParams(speculation="chain:3"))])
+    first, *levels = head.seen
+    assert (first.start, list(first.tokens), list(first.positions)) == (0, [4, 5, 6], [0, 1, 2])
+    assert first.hidden.tolist() == [list(state_of(*text)) for text in ([3], [3, 4], [3, 4, 5])]
+    assert [list(step.positions) for step in levels] == [[3], [4]]
+    assert [step.hidden[0].tolist() for step in levels] == [head.states[0, row].tolist() for row in (2, 3)]
+
+
+def test_after_a_single_token_nothing_is_drafted(make: Any, request_of: Any) -> None:
+    """The target has said nothing yet; the others beside it are asked as ever."""
+    target, head, drafter = make(slots=3)
+    texts = [[7], [3, 4, 5], [8]]
+    for slot, text in enumerate(texts):
+        read(target, slot, text)
+    requests = [request_of(text, SamplingParams(speculation="chain:3"), slot=slot) for slot, text in enumerate(texts)]
+    trees = drafter.propose(requests)
+    assert trees == [Tree([7]), wanted(head.model, [3, 4, 5], "chain:3"), Tree([8])]
+    assert {step.slot for step in head.seen} == {1}
+    for request in requests:
+        drafter.commit(request, [0])
+    requests[0].emit(2, frozenset())
+    read(target, 0, requests[0].tokens)
+    assert drafter.propose(requests[:1]) == [wanted(head.model, [7, 2], "chain:3")]
+
+
+def test_rows_of_accepted_nodes_are_computed_anew(make: Any, request_of: Any) -> None:
+    """From the target's states: what the head had guessed of them is no longer there."""
+    target, head, drafter = make()
+    sequence = request_of([3, 4, 5], SamplingParams(max_new_tokens=60, speculation="chain:4"))
+    starts = []
+    for accepted in (0, 2, 4, 1):
+        read(target, 0, sequence.tokens)
+        (tree,) = drafter.propose([sequence])
+        assert tree == wanted(head.model, sequence.tokens, "chain:4")
+        rows = len(sequence.tokens) - 1
+        for token in [*tree.tokens[1 : 1 + accepted], 11]:
+            sequence.emit(token, frozenset())
+        before = len(head.seen)
+        drafter.commit(sequence, range(1 + accepted))
+        assert (head.rows[0][rows - 1] is not None, head.rows[0][rows]) == (True, None)
+        starts.append(rows)
+        read(target, 0, sequence.tokens)
+        drafter.propose([sequence])
+        assert head.seen[before].start == rows
+        assert len(head.seen[before].tokens) == accepted + 1
+        drafter.commit(sequence, [0])
+        sequence.emit(1, frozenset())
+    assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize(("common", "kept"), [(0, 0), (1, 0), (2, 1), (4, 3)])
+def test_a_common_beginning_keeps_a_row_less(make: Any, request_of: Any, common: int, kept: int) -> None:
+    """The last one's pairs its state with a token that the other text does not have."""
+    target, head, drafter = make(slots=2)
+    text, other = [3, 4, 5, 6, 7], [3, 4, 5, 6, 7]
+    other[common:] = [9, 8, 9, 8, 9][: 5 - common]
+    for slot, tokens in enumerate((text, other)):
+        read(target, slot, tokens)
+    drafter.propose([request_of(text, SamplingParams(speculation="chain:3"), slot=0)])
+    drafter.release(0)
+    drafter.keep(1, 0, common)
+    before = len(head.seen)
+    (tree,) = drafter.propose([request_of(other, SamplingParams(speculation="chain:3"), slot=1)])
+    assert tree == wanted(head.model, other, "chain:3")
+    assert (head.seen[before].slot, head.seen[before].start) == (1, kept)
+
+
+def test_columns_may_stand_for_other_tokens(make: Any, request_of: Any) -> None:
+    names = np.arange(VOCAB)[::-1].copy()
+    target, head, drafter = make(tokens=names)
+    read(target, 0, [3, 4, 5])
+    (tree,) = drafter.propose([request_of([3, 4, 5], SamplingParams(speculation="chain:3"))])
+    path = list[int]()
+    for _ in range(3):
+        path.append(int(names[after(head.model, [3, 4, 5], path).argmax()]))
+    assert tree == Tree.chain([5, *path])
+
+
+def test_another_one_of_the_same_head_knows_no_text_and_never_drafts_ahead(make: Any, request_of: Any) -> None:
+    names = np.arange(VOCAB)[::-1].copy()
+    target, head, drafter = make(tokens=names)
+    read(target, 0, [3, 4, 5])
+    sequence = request_of([3, 4, 5], SamplingParams(speculation="best:5"))
+    (tree,) = drafter.propose([sequence])
+    again = drafter.again(overlap=True)
+    assert type(again) is EagleDrafter
+    assert (again.executor, again._thread) == (head, None)
+    before = len(head.seen)
+    assert again.propose([sequence]) == [tree]
+    assert head.seen[before].start == 0
+
+
+@pytest.mark.parametrize("shape", ["chain:4", "topk:3,3", "best:6"])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5, "top_p": 0.9}])
+def test_a_loop_decodes_as_without_it(
+    make: Any, request_of: Any, plain: Any, shape: str, params: dict[str, float]
+) -> None:
+    """Every greedy tree is the head's own, whatever was accepted before, and in slots that were used before."""
+    target, head, drafter = make(slots=3)
+    loop = Loop(target, drafter, 4, frozenset())
+    propose, trees = drafter.propose, list[tuple[list[int], Tree]]()
+
+    def noted(sequences: Any) -> list[Tree]:
+        found: list[Tree] = propose(sequences)
+        trees.extend((list(s.tokens), tree) for s, tree in zip(sequences, found, strict=True))
+        return found
+
+    drafter.propose = noted  # type: ignore[method-assign]
+    chosen = SamplingParams(max_new_tokens=20, speculation=shape, seed=4, **params)  # type: ignore[arg-type]
+    for prompts in ([[5], [1, 2], [1, 2, 3, 4, 5, 6]], [[1, 2, 3, 4, 9], [5, 5], [1, 2]]):
+        active = [request_of(prompt, chosen, slot=slot) for slot, prompt in enumerate(prompts)]
+        started = list(active)
+        while active:
+            loop.round(active)
+            active = [sequence for sequence in active if not sequence.finish_reason]
+        for slot, sequence in enumerate(started):
+            assert (sequence.error, sequence.output) == (None, plain(target.model, prompts[slot], chosen))
+            loop.release(slot)
+    assert len(trees) > 30
+    for text, tree in trees if not params else ():
+        assert tree == (wanted(head.model, text, shape) if len(text) > 1 else Tree(text)), text

@@ -1,0 +1,194 @@
+"""The PARD drafter draws a whole tree from one step, each level from the mask before it, and keeps no mask's row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specbuild.runtime import SamplingParams
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.drafting.pard import PardDrafter, masks
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+
+MASK, CHUNK = 12, 8
+Path = tuple[int, ...]
+
+
+def drafted(drafter: ModelDrafter, sequence: Sequence) -> Tree:
+    (tree,) = drafter.propose([sequence])
+    return tree
+
+
+def inputs_of(executor: Any) -> list[Any]:
+    """The step inputs of every step from now on."""
+    seen, step = list[Any](), executor.step
+    executor.step = lambda inputs: (seen.extend(inputs), step(inputs))[1]
+    return seen
+
+
+def levels(model: Callable[[Any], NDArray[np.float32]], text: list[int], depth: int) -> list[NDArray[np.float32]]:
+    """What follows the text, and what follows each of its masks."""
+    return [model([*text, *[MASK] * level]) for level in range(depth)]
+
+
+def brute_force(logits: list[NDArray[np.float32]], spec: TreeSpec) -> set[Path]:
+    """The paths of the tree: a beam over levels that know nothing of each other."""
+    pool, frontier = dict[Path, float](), {(): 0.0}
+    for row in logits:
+        best = np.argsort(-row, kind="stable")[: spec.branch]
+        shares = row[best].astype(np.float64) - np.log(np.exp(row[best].astype(np.float64)).sum())
+        candidates = {
+            (*path, int(token)): score + float(share)
+            for path, score in frontier.items()
+            for token, share in zip(best, shares, strict=True)
+        }
+        level = dict(sorted(candidates.items(), key=lambda item: -item[1])[: spec.width])
+        pool |= level
+        kept = sorted(pool, key=lambda path: -pool[path])[: spec.nodes]
+        frontier = {path: level[path] for path in [path for path in level if path in kept][: spec.expand]}
+    return set(sorted(pool, key=lambda path: -pool[path])[: spec.nodes])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("length", [1, 2, 5, 9, 12, 17, 33])
+def test_a_chain_is_what_each_mask_says(
+    hash_model: Any, hash_executor: Any, request_of: Any, depth: int, length: int
+) -> None:
+    """However many chunks the text before it takes."""
+    model, text = hash_model(3), [token % 11 for token in range(length)]
+    drafter = PardDrafter(hash_executor(model), CHUNK, MASK)
+    tree = drafted(drafter, request_of(text, SamplingParams(speculation=f"chain:{depth}")))
+    assert tree == Tree.chain([text[-1], *(int(row.argmax()) for row in levels(model, text, depth))])
+
+
+@pytest.mark.parametrize("shape", ["topk:2,3", "topk:4,2", "topk:3,3", "best:3", "best:6", "best:16"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tree_is_the_best_of_what_the_masks_say(
+    hash_model: Any, hash_executor: Any, request_of: Any, shape: str, seed: int
+) -> None:
+    model, text, spec = hash_model(seed), [1, 2, 3], TreeSpec.parse(shape)
+    drafter = PardDrafter(hash_executor(model), 16, MASK)
+    tree = drafted(drafter, request_of(text, SamplingParams(speculation=shape)))
+    wanted = brute_force(levels(model, text, spec.depth), spec)
+    assert {tuple(tree.path(node)) for node in range(1, len(tree))} == wanted
+    assert len(tree) == spec.nodes + 1
+
+
+def test_a_tree_costs_one_step(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    executor = hash_executor(hash_model(3))
+    seen = inputs_of(executor)
+    drafted(PardDrafter(executor, CHUNK, MASK), request_of([1, 2, 3], SamplingParams(speculation="topk:3,4")))
+    (step,) = seen
+    assert (list(step.tokens), list(step.positions)) == ([1, 2, 3, *[MASK] * 3], list(range(6)))
+    assert (step.start, step.committed, step.visible) == (0, 0, None)
+    assert step.logits == 4, "of the root, and of each mask"
+
+
+@pytest.mark.parametrize(("levels", "count"), [(1, 0), (2, 1), (8, 7)])
+def test_there_is_a_mask_for_every_level_but_the_first(
+    hash_model: Any, hash_executor: Any, request_of: Any, levels: int, count: int
+) -> None:
+    assert masks(levels) == count
+    executor = hash_executor(hash_model(3))
+    seen = inputs_of(executor)
+    drafted(PardDrafter(executor, 16, MASK), request_of([1, 2], SamplingParams(speculation=f"chain:{levels}")))
+    assert [list(step.tokens) for step in seen] == [[1, 2, *[MASK] * count]]
+
+
+def test_masks_leave_no_row_behind(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    """Nor does what was accepted: its rows are run in the next step, where the masks' were."""
+    model = hash_model(3)
+    executor = hash_executor(model)
+    drafter, seen = PardDrafter(executor, CHUNK, MASK), inputs_of(executor)
+    sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="chain:4"))
+    for emitted in ([5], [6, 7], [8, 9, 10, 1, 2]):
+        tree = drafted(drafter, sequence)
+        assert tree.tokens[1:] == [int(row.argmax()) for row in levels(model, sequence.tokens, 4)]
+        run, before = len(sequence.tokens), seen[-1].start
+        assert before + len(seen[-1].tokens) == run + masks(4)
+        for token in emitted:
+            sequence.emit(token, frozenset())
+        drafter.commit(sequence, [0, 1][: len(emitted)])
+        assert [token for _, token in executor.rows[0][:run]] == sequence.tokens[:run]
+        assert executor.rows[0][run] == (-1, -1)
+    assert [step.start for step in seen] == [0, 3, 4]
+
+
+def test_a_text_that_begins_as_another_one_is_read_from_there(
+    hash_model: Any, hash_executor: Any, request_of: Any
+) -> None:
+    model = hash_model(3)
+    executor = hash_executor(model, 2)
+    drafter, seen = PardDrafter(executor, CHUNK, MASK), inputs_of(executor)
+    drafted(drafter, request_of([1, 2, 3, 4], SamplingParams(speculation="chain:3"), slot=0))
+    drafter.release(0)
+    drafter.keep(1, 0, 3)
+    other = request_of([1, 2, 3, 9], SamplingParams(speculation="chain:3"), slot=1)
+    assert drafted(drafter, other).tokens[1:] == [int(row.argmax()) for row in levels(model, other.tokens, 3)]
+    assert (seen[-1].slot, seen[-1].start, list(seen[-1].tokens)) == (1, 3, [9, MASK, MASK])
+
+
+def test_columns_may_stand_for_other_tokens(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    model, names = hash_model(3), np.arange(12)[::-1].copy()
+    for params in ({}, {"temperature": 1.0, "seed": 2}):
+        drafter = PardDrafter(hash_executor(model), CHUNK, MASK, names)
+        sequence = request_of([1, 2, 3], SamplingParams(speculation="chain:3", **params))
+        wanted = [
+            sequence.sampler.choose(row[names], 2 + level, ())  # by token, as the column of token t is 11 − t
+            for level, row in enumerate(levels(model, [1, 2, 3], 3))
+        ]
+        assert drafted(drafter, sequence).tokens[1:] == wanted
+
+
+PARAMS = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 5, "repetition_penalty": 1.2},
+    {"temperature": 1.2, "top_p": 0.9, "presence_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("text", ["chain:1", "chain:4", "topk:3,3", "best:6"])
+def test_what_comes_out_is_plain_decoding(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, text: str, params: dict[str, float]
+) -> None:
+    """And the first drafted token of a draft that equals the target is accepted: it is no guess."""
+    model = hash_model(4)
+    drafter = PardDrafter(hash_executor(model, 2), 16, MASK)
+    loop = Loop(hash_executor(model, 2), drafter, 16, frozenset())
+    chosen = SamplingParams(max_new_tokens=40, speculation=text, seed=4, **params)  # type: ignore[arg-type]
+    active = [request_of([1, 2, slot], chosen, slot=slot) for slot in range(2)]
+    for _ in range(2):
+        started = list(active)
+        while active:
+            before = [(len(sequence.output), sequence.drafts) for sequence in active]
+            loop.round(active)
+            for sequence, (count, drafts) in zip(active, before, strict=True):
+                assert sequence.finish_reason or len(sequence.output) - count >= 1 + drafts
+            active = [sequence for sequence in active if not sequence.finish_reason]
+        for slot, sequence in enumerate(started):
+            assert sequence.error is None
+            assert sequence.output == plain(model, [1, 2, slot], chosen)
+            loop.release(slot)
+        active = [request_of([1, 2, slot], chosen, slot=slot) for slot in range(2)]  # in slots that know the text
+
+
+def test_another_one_of_the_same_model_knows_no_text(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    executor, names = hash_executor(hash_model(3)), np.arange(12)[::-1].copy()
+    drafter = PardDrafter(executor, CHUNK, MASK, names)
+    sequence = request_of([1, 2, 3], SamplingParams(speculation="chain:3"))
+    tree = drafted(drafter, sequence)
+    again = drafter.again(overlap=True)
+    assert type(again) is PardDrafter
+    assert again.executor is executor
+    assert again._thread is None, "there is no next pass to draft ahead"
+    seen = inputs_of(executor)
+    assert drafted(again, sequence) == tree
+    assert (seen[0].start, len(seen)) == (0, 1)

@@ -1,0 +1,275 @@
+"""A bundle on a CPU becomes a loop of the right graphs, drafter and limits, and a policy where it was tuned."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbuild.runtime import Bundle, Engine, Limits, SamplingParams
+from specbuild.runtime.bundle.manifest import MANIFEST, FileRecord
+from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
+from specbuild.runtime.engine.load_cpu import PROMPT_CHUNK, load_loop, load_model
+from specbuild.runtime.errors import BundleError, OptionError
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.draft_limits import NO_LIMITS
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.timings import FILE, OLD_FILE, machine
+
+Load = Callable[..., tuple[Loop, Policy | None]]
+
+
+@pytest.fixture(scope="module")
+def opened(bundle: Path) -> Bundle:
+    return Bundle.open(bundle)
+
+
+@pytest.fixture
+def load_with(opened: Bundle) -> Any:
+    """`load_with(bundle, **load_loop arguments)`: a loop that is closed when the test has ended."""
+    loops = list[Loop]()
+
+    def load(bundle: Bundle = opened, **options: Any) -> tuple[Loop, Policy | None]:
+        given = {"drafter": None, "batch_size": 1, "threads": 1, "draft_threads": 1}
+        loop, policy = load_loop(bundle, **given | {"limits": NO_LIMITS, "overlap": None} | options)  # type: ignore
+        loops.append(loop)
+        return loop, policy
+
+    yield load
+    for loop in loops:
+        loop.close()
+
+
+def model_of(loop: Loop) -> Any:
+    """The drafter that has a model, if any has."""
+    assert isinstance(loop.drafter, LookupDrafter)
+    return loop.drafter.model
+
+
+def test_a_loop_has_what_its_bundle_says(opened: Bundle, load_with: Load) -> None:
+    loop, policy = load_with()
+    manifest, chunk = opened.manifest, opened.manifest.buckets[-1]
+    assert policy is None
+    assert (loop.chunk, loop.lone_chunk, loop.eos) == (chunk, PROMPT_CHUNK, frozenset(manifest.eos_token_ids))
+    assert loop.limits is NO_LIMITS
+    for name, executor in (("target", loop.target), ("draft", loop.draft_executor)):
+        assert executor
+        record = manifest.models[name]
+        assert (executor.spec.name, executor.spec.layers, executor.spec.capacity) == (
+            *(name, record.layers),
+            record.capacity,
+        )
+        assert executor.spec.max_nodes == PROMPT_CHUNK > chunk, "a prompt's chunk is longer than any tree"
+
+
+@pytest.mark.parametrize(("batch_size", "compiled"), [(1, 1), (2, 2), (3, 4), (4, 4)])
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_the_smallest_graph_that_holds_the_batch_is_loaded(
+    opened: Bundle, name: str, batch_size: int, compiled: int
+) -> None:
+    executor = load_model(opened, name, batch_size, threads=1)
+    assert executor.batch_size == compiled
+    executor.close()
+
+
+def test_a_graph_that_is_not_there_is_said_in_one_line(opened: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"target/batch1\.onnx does not load in ONNX Runtime") as caught:
+        load_model(Bundle(tmp_path, opened.manifest), "target", 1, threads=1)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["abacus", "tensorrt"])
+def test_graphs_of_another_backend_are_not_tried(opened: Bundle, tmp_path: Path, backend: str) -> None:
+    elsewhere = Bundle(tmp_path, replace(opened.manifest, backend=backend))
+    with pytest.raises(BundleError, match=f"needs backend '{backend}', this specbuild has onnxruntime, onnxruntime-cu"):
+        load_model(elsewhere, "target", 1, threads=1)
+
+
+def repeating(request_of: Any) -> Sequence:
+    """A text that goes on as it did before, whose last token is the root."""
+    sequence: Sequence = request_of(
+        [5, 6, 7, 8] * 6, SamplingParams(max_new_tokens=99, speculation="chain:4"), vocab_size=4096
+    )
+    sequence.cached = len(sequence.tokens) - 1
+    return sequence
+
+
+def test_without_a_wish_the_text_is_asked_first_and_the_model_else(load_with: Load, request_of: Any) -> None:
+    loop, _ = load_with()
+    assert model_of(loop)
+    assert loop.drafter
+    (tree,) = loop.drafter.propose([repeating(request_of)])
+    assert tree.tokens == [8, 5, 6, 7, 8]
+    assert loop.draft_executor
+    assert loop.draft_executor.seconds == 0
+
+
+def test_the_model_alone_does_not_look_into_the_text(load_with: Load, request_of: Any) -> None:
+    loop, _ = load_with(drafter="model")
+    assert loop.drafter
+    (tree,) = loop.drafter.propose([repeating(request_of)])
+    assert len(tree) == 5
+    assert loop.draft_executor
+    assert loop.draft_executor.seconds > 0
+
+
+def test_lookup_alone_loads_no_draft(opened: Bundle, load_with: Load, request_of: Any, tmp_path: Path) -> None:
+    """Nor one that is not there."""
+    (tmp_path / "target").symlink_to(opened.folder / "target")
+    loop, _ = load_with(Bundle(tmp_path, opened.manifest), drafter="ngram")
+    assert (model_of(loop), loop.draft_executor) == (None, None)
+    assert loop.drafter
+    assert loop.drafter.propose([repeating(request_of)])[0].tokens == [8, 5, 6, 7, 8]
+
+
+def test_a_bundle_without_a_draft_looks_up(opened: Bundle, load_with: Load) -> None:
+    alone = replace(opened.manifest, models={"target": opened.manifest.models["target"]})
+    loop, _ = load_with(Bundle(opened.folder, alone))
+    assert (model_of(loop), loop.draft_executor) == (None, None)
+
+
+@pytest.mark.parametrize(("overlap", "ahead"), [(None, False), (False, False), (True, True)])
+def test_an_untuned_draft_drafts_ahead_where_it_is_told_to(load_with: Load, overlap: bool | None, ahead: bool) -> None:
+    loop, _ = load_with(overlap=overlap)
+    assert (model_of(loop)._thread is not None) == ahead
+
+
+def test_limits_are_the_loop_s(load_with: Load) -> None:
+    limits = Limits(max_draft_tokens=3)
+    loop, policy = load_with(limits=limits)
+    assert loop.limits is limits
+    assert policy is None
+
+
+def table(threads: int = 1, **fields: Any) -> dict[str, Any]:
+    """A timing table of this machine."""
+    times = {"verify": [[1, 1.0]], "draft": [[1, 0.1]], "plain": 0.1, "round": 0.1, "level": 0.1}
+    chances = {"likely": [-1.0, 0.0], "chance": [0.4, 0.9], "step": 0.7, "reach": [0, 0.7], "lookup": [0.0, 0.3]}
+    record = {"schema": 2, "machine": machine(threads), "widest": "best:6", "times": {"1": times}}
+    return record | {"chances": {"greedy": chances, "sampled": chances}} | fields
+
+
+@pytest.fixture
+def tuned(opened: Bundle, tmp_path: Path) -> Callable[..., Bundle]:
+    """`tuned(content, name)`: the bundle with a timing table."""
+
+    def make(content: Any, name: str = FILE) -> Bundle:
+        for model in ("target", "draft"):
+            (tmp_path / model).symlink_to(opened.folder / model)
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        return Bundle(tmp_path, replace(opened.manifest, files=opened.manifest.files | {name: FileRecord(1, "0")}))
+
+    return make
+
+
+@pytest.mark.parametrize("name", [FILE, OLD_FILE])
+def test_a_tuned_bundle_has_a_policy(load_with: Load, tuned: Callable[..., Bundle], name: str, caplog: Any) -> None:
+    limits = Limits(min_expected_speedup=1.5)
+    with caplog.at_level(logging.WARNING, "specbuild"):
+        _, policy = load_with(tuned(table(), name), limits=limits)
+    assert policy
+    assert (policy.timings.widest, policy.drafts, policy.limits) == ("best:6", True, limits)
+    assert caplog.records == []
+
+
+def test_a_policy_knows_where_nothing_drafts(opened: Bundle, load_with: Load, tuned: Callable[..., Bundle]) -> None:
+    bundle = tuned(table())
+    _, looking = load_with(bundle, drafter="ngram")
+    without = replace(bundle.manifest, models={"target": opened.manifest.models["target"]})
+    _, alone = load_with(Bundle(bundle.folder, without))
+    assert looking
+    assert alone
+    assert (looking.drafts, alone.drafts) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("pays", "overlap", "ahead"),
+    [(True, None, True), (True, False, False), (False, None, False), (False, True, True)],
+)
+def test_a_tuned_draft_drafts_ahead_where_that_pays_unless_told(
+    load_with: Load, tuned: Callable[..., Bundle], pays: bool, overlap: bool | None, ahead: bool
+) -> None:
+    loop, _ = load_with(tuned(table(overlap=pays)), overlap=overlap)
+    assert (model_of(loop)._thread is not None) == ahead
+
+
+@pytest.mark.parametrize(
+    ("threads", "change"), [(2, {}), (1, {"machine": {"processor": "Z80", "threads": 1, "onnxruntime": "0.1"}})]
+)
+def test_a_table_of_another_machine_is_used_with_a_warning(
+    load_with: Load, tuned: Callable[..., Bundle], caplog: Any, threads: int, change: dict[str, Any]
+) -> None:
+    bundle = tuned(table(**change))
+    with caplog.at_level(logging.WARNING, "specbuild"):
+        _, policy = load_with(bundle, threads=threads)
+    assert policy
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{bundle.folder} was tuned on another machine (")
+    assert record.getMessage().endswith("): run specbuild tune")
+    for each in (policy.timings.machine, machine(threads)):
+        assert ", ".join(map(str, each.values())) in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("", "cannot be read as JSON"),
+        ("[]", "is not a timing table"),
+        ("{}", "is not a timing table ('schema'): run specbuild tune"),
+        (table(schema=3), "is of schema 3, this reads up to 2: tune again"),
+        (table(times={}), "is not a timing table (no batch size)"),
+    ],
+)
+def test_a_table_that_is_none_is_refused(
+    load_with: Load, tuned: Callable[..., Bundle], content: Any, message: str
+) -> None:
+    with pytest.raises(BundleError) as caught:
+        load_with(tuned(content))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_that_is_gone_is_refused(load_with: Load, tuned: Callable[..., Bundle]) -> None:
+    bundle = tuned(table())
+    bundle.path(FILE).unlink()
+    with pytest.raises(BundleError, match=r"timings\.json cannot be read as JSON"):
+        load_with(bundle)
+
+
+def test_an_expectation_is_refused_before_a_draft_is_loaded(opened: Bundle, load_with: Load, tmp_path: Path) -> None:
+    (tmp_path / "target").symlink_to(opened.folder / "target")
+    with pytest.raises(OptionError, match=f"needs a tuned bundle: run specbuild tune {tmp_path}"):
+        load_with(Bundle(tmp_path, opened.manifest), limits=Limits(min_expected_speedup=1.01))
+
+
+def test_a_loop_that_was_loaded_decodes(load_with: Load, request_of: Any, tokenizer: Any) -> None:
+    outputs = []
+    for drafter, overlap in (("ngram", False), ("model", False), (None, True)):
+        loop, _ = load_with(drafter=drafter, overlap=overlap)
+        params = SamplingParams(max_new_tokens=12, speculation="chain:4", ignore_eos=True)
+        sequence = request_of(tokenizer.encode("def main("), params, vocab_size=4096, tokenizer=tokenizer)
+        while not sequence.finish_reason:
+            loop.round([sequence])
+        assert sequence.error is None
+        outputs.append(sequence.output)
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_an_expectation_needs_a_timing_table(bundle: Path) -> None:
+    with pytest.raises(OptionError, match="min_expected_speedup needs a tuned bundle: run specbuild tune"):
+        Engine.load(bundle, limits=Limits(min_expected_speedup=1.2))
+
+
+def test_an_unknown_backend_is_refused(bundle_copy: Path) -> None:
+    manifest = replace(Bundle.open(bundle_copy).manifest, backend="abacus")
+    (bundle_copy / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    with pytest.raises(BundleError, match="abacus") as caught:
+        Engine.load(bundle_copy)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,322 @@
+"""Loading on a GPU refuses the first thing that is wrong, in the promised order, and leaves nothing on the device."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from device import gpus
+from host_device import HostDevice
+
+from specbuild.runtime import Bundle, Manifest
+from specbuild.runtime.backends.executor import ON_GPU
+from specbuild.runtime.backends.gpu.plan import flavour
+from specbuild.runtime.backends.kernels.cubins import KERNELS
+from specbuild.runtime.bundle import memory_plan
+from specbuild.runtime.bundle.manifest import MODULES, EngineRecord, KernelRecord
+from specbuild.runtime.engine import load_gpu
+from specbuild.runtime.engine.load_gpu import load_loop
+from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, SpecbuildError
+
+RTX = "tensorrt-rtx"
+needs_no_gpu = pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
+needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx")
+Make = Callable[..., Bundle]
+
+
+def installed() -> str:
+    return str(flavour(RTX).__version__) if importlib.util.find_spec("tensorrt_rtx") else "1.7.1.116"
+
+
+@pytest.fixture
+def make(manifest_of: Callable[..., Manifest], write_bundle: Callable[..., Bundle], tmp_path: Path) -> Make:
+    """`make(backend, engine fields, **manifest fields)`: a bundle of two models, whose plans are none."""
+
+    def make(backend: str = RTX, engine: Any = None, **fields: Any) -> Bundle:
+        file = "model.plan" if backend in MODULES else "model.onnx"
+        graphs = {name: {"graphs": {"2": f"{name}/{file}"}, "precision": "fp16"} for name in ("target", "draft")}
+        record = EngineRecord(installed(), ["89"], "native", None, False, None, 0, {"n": {"nodes": [1, 8, 8]}})
+        records = {f"{name}/{file}": replace(record, **engine or {}) for name in graphs} if backend in MODULES else {}
+        return write_bundle(
+            tmp_path / "x.bundle", manifest_of(**graphs, **{"backend": backend, "engines": records} | fields)
+        )
+
+    return make
+
+
+class Pretended(HostDevice):
+    """A GPU of which only that is true which is asked before it runs anything."""
+
+    def __init__(self, capability: str, free: int, closing: Exception | None) -> None:
+        super().__init__()
+        self.capability, self.memory, self._closing = capability, (free, free), closing
+        self.closed = self.entered = 0
+
+    @property
+    def current(self) -> Any:
+        @contextmanager
+        def enter() -> Any:
+            self.entered += 1
+            yield
+
+        return enter()
+
+    def close(self) -> None:
+        self.closed += 1
+        if self._closing:
+            raise self._closing
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Pretended]]:
+    """`pretend(capability, free, closing)`: from now on there is such a GPU; those that were opened."""
+
+    def make(capability: str = "89", free: int = 1 << 40, closing: Exception | None = None) -> list[Pretended]:
+        opened = list[Pretended]()
+
+        def cuda() -> Pretended:
+            opened.append(Pretended(capability, free, closing))
+            return opened[-1]
+
+        monkeypatch.setattr(load_gpu, "Cuda", cuda)
+        return opened
+
+    return make
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are kernels; none is launched."""
+    monkeypatch.setattr(load_gpu, "find_kernels", lambda bundle, capability: SimpleNamespace())
+
+
+def refused(kind: type[SpecbuildError], bundle: Bundle, **options: Any) -> str:
+    """The one line with which a bundle is refused."""
+    with pytest.raises(kind) as caught:
+        load_loop(bundle, **{"drafter": None, "batch_size": 2} | options)
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def rewritten(bundle: Bundle, **fields: Any) -> Bundle:
+    """The same files under a manifest that says something else."""
+    return Bundle(bundle.folder, replace(bundle.manifest, **fields))
+
+
+def of_version(bundle: Bundle, version: str, name: str = "target/model.plan") -> Bundle:
+    engines = bundle.manifest.engines
+    return rewritten(bundle, engines=engines | {name: replace(engines[name], version=version)})
+
+
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_a_damaged_file_is_said_before_anything_is_asked_for(
+    make: Make, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """Neither TensorRT nor a driver: what is damaged may hold code."""
+    bundle = make(backend)
+    for module in MODULES.values():
+        monkeypatch.setitem(sys.modules, module, None)
+    path = bundle.path(next(iter(bundle.manifest.models["draft"].graphs.values())))
+    path.write_bytes(path.read_bytes()[::-1])
+    assert "(its hash differs): copy the bundle again" in refused(BundleError, bundle)
+    path.unlink()
+    assert f"{path} cannot be read" in refused(BundleError, bundle)
+
+
+@pytest.mark.parametrize("backend", sorted(MODULES))
+def test_a_tensorrt_that_is_missing_is_said_before_the_driver(
+    make: Make, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setitem(sys.modules, MODULES[backend], None)
+    line = refused(BundleError, make(backend))
+    assert line.startswith(f"the bundle needs {backend} (")
+    assert line.endswith(f"): pip install {backend}")
+
+
+@needs_rtx
+@pytest.mark.parametrize("name", ["target/model.plan", "draft/model.plan"])
+@pytest.mark.parametrize("drafter", [None, "ngram"])
+def test_another_tensorrt_is_said_before_the_driver(make: Make, name: str, drafter: Any) -> None:
+    """Of any plan in the bundle, whether it is to be loaded or not."""
+    line = refused(BundleError, of_version(make(), "1.2.0.54", name), drafter=drafter)
+    assert line.startswith(f"the plan was compiled by tensorrt-rtx 1.2.0.54, installed is {installed()}: pip install")
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("backend", [pytest.param(RTX, marks=needs_rtx), "onnxruntime-cuda"])
+@pytest.mark.parametrize("resident", [False, True])
+def test_loading_stops_at_the_driver_where_there_is_none(make: Make, backend: str, resident: bool) -> None:
+    line = refused(ExecutionError, make(backend), resident=resident)
+    assert line.startswith(
+        ("there is no NVIDIA driver (libcuda.so.1): install one for CUDA", "the NVIDIA driver shows")
+    )
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("built", "capability", "named"),
+    [(["89"], "90", "sm_89"), (["86", "89"], "120", "sm_86, sm_89"), ([], "90", "sm_75, sm_80, sm_86, sm_89")],
+)
+def test_plans_for_other_gpus_are_refused(
+    make: Make, pretend: Callable[..., list[Pretended]], built: list[str], capability: str, named: str
+) -> None:
+    opened = pretend(capability)
+    line = refused(BundleError, make(engine={"architectures": built}))
+    assert line.startswith(f"the plan was compiled for {named}")
+    assert line.endswith(f"this GPU is sm_{capability}: build the bundle for it")
+    assert [device.closed for device in opened] == [1]
+
+
+def free_for(bundle: Bundle, models: tuple[str, ...], batch_size: int = 2, tokens: int | None = None) -> int:
+    return memory_plan.plan(bundle.manifest, batch_size, models=models, tokens=tokens).total
+
+
+@pytest.mark.parametrize("backend", [pytest.param(RTX, marks=needs_rtx), "onnxruntime-cuda"])
+def test_a_bundle_that_does_not_fit_is_refused_before_its_kernels_are_looked_for(
+    make: Make, pretend: Callable[..., list[Pretended]], backend: str
+) -> None:
+    bundle = make(backend)
+    opened = pretend(free=free_for(bundle, ("target", "draft")) - 1)
+    assert "batch 2 of 64 tokens takes" in refused(OptionError, bundle)
+    assert [device.closed for device in opened] == [1]
+    opened = pretend(free=free_for(bundle, ("target", "draft")))
+    assert "has no kernels for compute capability 89" in refused(ExecutionError, bundle)
+    assert [device.closed for device in opened] == [1]
+
+
+@needs_rtx
+def test_lookup_needs_no_room_for_a_draft(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
+    bundle = make()
+    pretend(free=free_for(bundle, ("target",)))
+    for drafter in (None, "model"):
+        assert "batch 2 of 64 tokens takes" in refused(OptionError, bundle, drafter=drafter)
+    assert "has no kernels" in refused(ExecutionError, bundle, drafter="ngram")
+
+
+@needs_rtx
+def test_what_would_fit_is_said(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
+    bundle = make()
+    pretend(free=free_for(bundle, ("target", "draft"), batch_size=1))
+    assert refused(OptionError, bundle).endswith("MiB are free: load it with batch_size=1")
+    assert "has no kernels" in refused(ExecutionError, bundle, batch_size=1)
+
+
+@needs_rtx
+def test_streamed_weights_need_no_room(
+    make: Make, write_bundle: Callable[..., Bundle], pretend: Callable[..., list[Pretended]]
+) -> None:
+    bundle = make()
+    bundle = write_bundle(bundle.folder, bundle.manifest, {"target/model.plan": bytes(1 << 20)})
+    pretend(free=free_for(bundle, ("target", "draft")) - (1 << 19))
+    for weights in (None, 1.0, 0.75):
+        assert "MiB are free" in refused(OptionError, bundle, weights=weights)
+    assert "has no kernels" in refused(ExecutionError, bundle, weights=0.5)
+
+
+@needs_rtx
+def test_fewer_tokens_of_paged_caches_need_less_room(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
+    paged = {"attention": "plugin", "plugin": "1", "block_size": 16}
+    bundle = make(engine=paged)
+    pretend(free=free_for(bundle, ("target", "draft"), tokens=64))
+    assert "load it with kv_cache_tokens=64" in refused(OptionError, bundle)
+    assert "has no kernels" in refused(ExecutionError, bundle, kv_cache_tokens=64)
+
+
+@needs_rtx
+def test_kernels_of_a_bundle_have_to_be_whole(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
+    """Of those for this GPU: one that a loop launches is missing."""
+    kernels = sorted({kernel for names in KERNELS.values() for kernel in names} - {"walk_tree"})
+    opened = pretend()
+    line = refused(ExecutionError, make(kernels={"kernels/sm_89.cubin": KernelRecord("89", kernels)}))
+    assert "has no kernel walk_tree for compute capability 89: build it again with --cuda-arch 89" in line
+    assert opened[0].closed == 1
+    assert opened[0].entered == 1, "kernels are loaded in the device's context"
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_only_engines_stream_weights(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
+    opened = pretend()
+    line = refused(OptionError, make("onnxruntime-cuda"), weights=0.5)
+    assert line == "onnxruntime-cuda keeps all weights on the GPU: only engines stream them"
+    assert opened[0].closed == 1
+
+
+@needs_rtx
+@pytest.mark.usefixtures("with_kernels")
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"attention": "paged"}, "the plan's attention is paged, this specbuild has native and plugin 1"),
+        ({"attention": "plugin", "plugin": "2"}, "the plan's attention is plugin 2, this specbuild has native and"),
+        ({"kv_cache_dtype": "fp8"}, "the plan's attention is native over caches of fp8"),
+        ({"block_size": 16}, "the plan's attention is native over pages of 16 rows"),
+        ({}, "model.plan does not load in tensorrt-rtx"),
+    ],
+)
+def test_plans_that_are_none_are_refused(
+    make: Make, pretend: Callable[..., list[Pretended]], engine: dict[str, Any], message: str
+) -> None:
+    opened = pretend()
+    assert message in refused(BundleError, make(engine=engine))
+    assert opened[0].closed == 1
+
+
+@needs_rtx
+def test_faults_are_said_in_the_promised_order(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
+    """Files, TensorRT, the GPU it is for, memory, kernels; each once those before it are mended."""
+    bundle = make(engine={"attention": "paged", "architectures": ["86"]})
+    wrong, path = of_version(bundle, "1.2.0.54"), bundle.path("tokenizer.json")
+    content = path.read_bytes()
+    path.write_bytes(b"changed")
+    opened = pretend(free=0)
+    assert "tokenizer.json is not what was built" in refused(BundleError, wrong)
+    path.write_bytes(content)
+    assert "compiled by tensorrt-rtx 1.2.0.54" in refused(BundleError, wrong)
+    assert opened == [], "until here no GPU is touched"
+    assert "compiled for sm_86, this GPU is sm_89" in refused(BundleError, bundle)
+    pretend("86", free=0)
+    assert "0 MiB are free" in refused(OptionError, bundle)
+    pretend("86")
+    assert "has no kernels for compute capability 86" in refused(ExecutionError, bundle)
+
+
+@needs_rtx
+def test_the_first_error_is_what_went_wrong(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
+    """Not that the device could not be closed any more."""
+    opened = pretend("90", closing=ExecutionError("the context is lost"))
+    assert "this GPU is sm_90" in refused(BundleError, make())
+    assert opened[0].closed == 1
+
+
+def test_an_interrupt_frees_the_device_too(
+    make: Make, pretend: Callable[..., list[Pretended]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(load_gpu, "find_kernels", interrupt)
+    opened = pretend()
+    with pytest.raises(KeyboardInterrupt):
+        load_loop(make("onnxruntime-cuda"), None, 1)
+    assert opened[0].closed == 1
+
+
+def test_kernels_are_launched_in_the_device_s_context() -> None:
+    device, seen = Pretended("89", 0, None), list[tuple[Any, ...]]()
+    kernels: Any = SimpleNamespace(
+        launch=lambda *arguments: seen.append((device.entered, *arguments)), workspace=lambda params: len(params)
+    )
+    wrapped = load_gpu._Current(kernels, device)  # type: ignore[arg-type]
+    params: Any = "params"
+    wrapped.launch("walk_tree", params, 7)
+    wrapped.launch("walk_tree", params)
+    assert seen == [(1, "walk_tree", "params", 7), (2, "walk_tree", "params", 0)]
+    assert wrapped.workspace(params) == 6

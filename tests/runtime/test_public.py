@@ -1,0 +1,74 @@
+"""The runtime's public names are these, each the very thing that its module defines, and none is imported unasked."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import specbuild
+from specbuild import runtime
+from specbuild.runtime import public
+
+PLACES = {
+    "AsyncEngine": "engine.async_engine",
+    "Bundle": "bundle.bundle",
+    "Chat": "requests.chat",
+    "Chunk": "requests.result",
+    "Engine": "engine.engine",
+    "Handle": "engine.handle",
+    "Limits": "speculation.draft_limits",
+    "Manifest": "bundle.manifest",
+    "Prompt": "requests.tokenizer",
+    "RequestMetrics": "requests.metrics",
+    "Result": "requests.result",
+    "RunStats": "requests.metrics",
+    "SamplingParams": "sampling.sampler",
+    "SpecbuildError": "errors",
+    "SpeculationStats": "requests.metrics",
+    "TokenLogprobs": "sampling.logprobs",
+    "TreeSpec": "speculation.tree",
+}
+
+
+def test_the_names_are_these() -> None:
+    """Taking one away breaks programs; a new one is written down here."""
+    names = {name for name, value in vars(public).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert names == set(PLACES)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_name_is_what_its_module_defines(name: str) -> None:
+    defined = getattr(importlib.import_module(f"specbuild.runtime.{PLACES[name]}"), name)
+    assert getattr(public, name) is defined
+    assert getattr(runtime, name) is defined
+    if inspect.isclass(defined):
+        assert defined.__module__ == f"specbuild.runtime.{PLACES[name]}"
+        assert defined.__doc__
+
+
+@pytest.mark.parametrize("name", ["AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams"])
+def test_the_package_has_those_that_every_program_needs(name: str) -> None:
+    assert getattr(specbuild, name) is getattr(public, name)
+    assert name in dir(specbuild)
+
+
+@pytest.mark.parametrize("name", ["Nothing", "engines", "__path_to__", "_private"])
+def test_other_names_are_none(name: str) -> None:
+    for module in (runtime, specbuild):
+        with pytest.raises(AttributeError, match=name):
+            getattr(module, name)
+
+
+def test_nothing_is_imported_before_it_is_asked_for() -> None:
+    code = """import sys
+import specbuild, specbuild.runtime, specbuild.runtime.errors
+loaded = {name for name in sys.modules if name.startswith("specbuild.")} | ({"numpy", "onnxruntime"} & {*sys.modules})
+assert loaded == {"specbuild.runtime", "specbuild.runtime.errors"}, loaded
+specbuild.SamplingParams
+assert "specbuild.runtime.public" in sys.modules"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
