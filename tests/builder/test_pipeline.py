@@ -273,6 +273,7 @@ def test_logits_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_precision_that_changes_too_much_stops_the_build(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

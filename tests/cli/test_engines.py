@@ -51,6 +51,7 @@ def rewritten(bundle: Path, folder: Path, change: Callable[[Manifest], Manifest]
     return copy
 
 
+@pytest.mark.slow
 def test_every_layer_of_both_models_is_shown(specbuild: Command, engines: Path) -> None:
     found = content(specbuild, engines)
     manifest, report = found["manifest"], found["report"]
@@ -76,6 +77,7 @@ def test_every_layer_of_both_models_is_shown(specbuild: Command, engines: Path) 
     assert {plan["batch_size"] for plan in report["memory"]["plans"]} == {1, 2, 4}
 
 
+@pytest.mark.slow
 def test_the_table(specbuild: Command, engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     outcome = specbuild("inspect", engines)
@@ -89,6 +91,7 @@ def test_the_table(specbuild: Command, engines: Path, monkeypatch: pytest.Monkey
     assert "MB in all for 4 × 1024 tokens" in outcome.out
 
 
+@pytest.mark.slow
 def test_the_graph_of_a_round_is_shown(specbuild: Command, engines: Path) -> None:
     outcome = specbuild("inspect", engines, "--device-loop")
     assert (outcome.status, outcome.err) == (0, "")
@@ -100,6 +103,7 @@ def test_the_graph_of_a_round_is_shown(specbuild: Command, engines: Path) -> Non
     assert [node["model"] for node in graph["body"]["nodes"] if node["kind"] == "child"][-1] == "target"
 
 
+@pytest.mark.slow
 @needs_no_gpu
 def test_loading_stops_at_the_driver(specbuild: Command, engines: Path) -> None:
     for command in (("generate", engines, "-p", "x"), ("verify", engines)):
@@ -108,6 +112,7 @@ def test_loading_stops_at_the_driver(specbuild: Command, engines: Path) -> None:
     assert "runs on a GPU: threads are for" in specbuild("generate", engines, "-p", "x", "--threads", 2).refusal()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engines", ["fp16"], indirect=True)
 def test_a_damaged_plan(specbuild: Command, engines: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(engines, tmp_path / "copy.bundle"))
@@ -118,6 +123,7 @@ def test_a_damaged_plan(specbuild: Command, engines: Path, tmp_path: Path) -> No
         assert "draft/model.plan is not what was built" in specbuild(*command).refusal()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engines", ["fp16"], indirect=True)
 def test_another_tensorrt(specbuild: Command, engines: Path, tmp_path: Path) -> None:
     def older(manifest: Manifest) -> Manifest:
@@ -127,6 +133,7 @@ def test_another_tensorrt(specbuild: Command, engines: Path, tmp_path: Path) -> 
     assert "compiled by tensorrt-rtx 1.2.0.54, installed is 1." in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engines", ["fp16"], indirect=True)
 def test_a_plan_without_a_record(specbuild: Command, engines: Path, tmp_path: Path) -> None:
     line = specbuild("inspect", rewritten(engines, tmp_path, lambda manifest: replace(manifest, engines={}))).refusal()
@@ -174,6 +181,7 @@ def test_what_needs_a_gpu_to_build(specbuild: Command, pair: Path, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engines", ["fp16"], indirect=True)
 def test_a_dry_run_says_what_is_built(specbuild: Command, engines: Path, pair: Path, tmp_path: Path) -> None:
     models = ("--target", pair / "target", "--draft", pair / "draft", "--backend", "tensorrt-rtx")

@@ -58,6 +58,7 @@ def copy(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "copy"))
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_the_manifest_lists_kernels_and_hashes(built: Path) -> None:
     manifest = Bundle.open(built).manifest
@@ -73,6 +74,7 @@ def test_the_manifest_lists_kernels_and_hashes(built: Path) -> None:
     assert report["compiler"] == f"NVRTC {nvrtc.compiler_version()}"
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_inspect_shows_them(specbuild: Command, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")

@@ -83,7 +83,7 @@ needs_rtx = pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None,
 UNLIKE = ("llama-mqa-rope-llama3", "qwen3", "gemma2", "gemma3", "phi3", "smollm3")
 
 
-@pytest.mark.slow(but=("qwen3",))
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str) -> None:
     decodes_exactly(make_family, tmp_path, prompts[:FEW], name)

@@ -89,6 +89,7 @@ def test_logits_in_float16(llama: tuple[Any, ir.Model]) -> None:
     check(model, lower(portable, "fp16", CAPACITY), 2e-2)
 
 
+@pytest.mark.slow(but=("gqa",))
 @pytest.mark.usefixtures("_in_float32")
 @pytest.mark.parametrize("name", ["gqa", "norms of heads", "window", "soft-cap"])
 def test_logits_over_fp8_caches(name: str) -> None:

@@ -59,6 +59,7 @@ def test_prompts_trees_and_commits_are_transformers(make: Make, name: str) -> No
     np.testing.assert_allclose(rows, reference(model, [8, 3, 4])[-1:], **BOUND)
 
 
+@pytest.mark.slow(but=("target",))
 @pytest.mark.parametrize("name", ["target", "windowed"])
 def test_levels_see_their_branch(make: Make, name: str) -> None:
     """As a draft runs them: rows that are there, but not committed, by the mask alone."""

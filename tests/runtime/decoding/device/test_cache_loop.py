@@ -75,7 +75,7 @@ def expected() -> list[list[int]]:
     return plain(requests("off"))
 
 
-@pytest.mark.slow(but=("14-best:7-ResidentLoop", "6-chain:4-DeviceLoop"))
+@pytest.mark.slow(but=("14-best:7-ResidentLoop",))
 @pytest.mark.parametrize("kind", [DeviceLoop, ResidentLoop])
 @pytest.mark.parametrize("tree", ["chain:4", "best:7"])
 @pytest.mark.parametrize("pages", [6, 2 * EVERY])

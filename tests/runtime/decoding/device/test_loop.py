@@ -257,7 +257,7 @@ def conversations(tree: str, **fields: Any) -> list[list[Sequence]]:
     ]
 
 
-@pytest.mark.slow(only=("target-best:7", "windowed-best:7"))
+@pytest.mark.slow(but=("target-chain:4", "target-off"))
 @pytest.mark.parametrize("tree", ["chain:4", "best:7", "off"])
 @pytest.mark.parametrize("name", ["target", "windowed"])
 def test_prompts_are_read_from_where_a_cache_has_them(
