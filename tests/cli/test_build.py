@@ -337,6 +337,7 @@ def test_too_little_space_is_known_before(
     assert snapshot(place) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_a_disk_that_fills_up(specbuild: Command, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = Path.write_text

@@ -88,6 +88,7 @@ def test_inspect_shows_them(specbuild: Command, built: Path, monkeypatch: pytest
         assert line == f"sm_{name}: {count} kernels in {len(records)} cubins, {size / 1e6:.1f} MB"
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_a_changed_cubin_is_refused(specbuild: Command, copy: Path) -> None:
     path = copy / ATTENTION.format("BF16_BF16", 256)
@@ -98,6 +99,7 @@ def test_a_changed_cubin_is_refused(specbuild: Command, copy: Path) -> None:
     assert f"{path} is not what was built" in specbuild("generate", copy, "-p", "x", "-n", "1").refusal()
 
 
+@pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("kernel", "words"),

@@ -125,8 +125,8 @@ def decodes_exactly(make_family: Callable[..., Path], tmp_path: Path, prompts: l
                     assert case.mean_acceptance_length > 1.1
 
 
+@pytest.mark.slow
 @needs_rtx
-@pytest.mark.slow(but=("llama-mqa-rope-llama3",))
 @pytest.mark.parametrize("name", UNLIKE)
 def test_engines(make_family: Callable[..., Path], tmp_path: Path, name: str) -> None:
     compiles_whole(make_family, tmp_path, name)
