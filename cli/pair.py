@@ -81,7 +81,7 @@ def _show(report: dict[str, Any]) -> None:
     shared = f"{vocabulary['shared']} of {vocabulary['of']} tokens, {vocabulary['covered']:.1%} of the prompts'"
     facts.add_row("vocabulary", f"{vocabulary['kind']}: {shared}")
     took = f"{steps['target'] * 1e3:.2f} ms of the target, {steps['draft'] * 1e3:.2f} ms of the draft"
-    facts.add_row("a step", f"{took}, {report['step_cost']:.2f} of it")
+    facts.add_row("a step", f"{took}, {report['step_ratio']:.2f} of it")
     console.print(facts)
     depths = range(1, len(report["temperatures"][0]["accepted"]) + 1)
     accepted = Table("temperature", "accepted at depth", *map(str, depths), box=None)

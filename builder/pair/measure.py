@@ -84,7 +84,7 @@ def weigh(
         "prompts": len(prompts),
         "new_tokens": asked.new_tokens,
         "step_seconds": steps,
-        "step_cost": steps["draft"] / steps["target"],
+        "step_ratio": steps["draft"] / steps["target"],
         "needed": needed(Times.of(times, BEST_DEPTH + 1)),
         "temperatures": found,
     }

@@ -45,7 +45,7 @@ def judge(found: Mapping[str, Any]) -> dict[str, Any]:
         f"its trees promise, over plain decoding, {', '.join(trees)}; {MARGIN:g}× is what makes auto draft",
         f"auto, which also continues what a text repeats, was {', '.join(auto)}",
     ]
-    cost, least = f"a step of the draft costs {found['step_cost']:.2f} of the target's", found["needed"]
+    cost, least = f"a step of the draft costs {found['step_ratio']:.2f} of the target's", found["needed"]
     if least is None:
         reasons.append(f"{cost}: no acceptance would make up for that here")
     else:

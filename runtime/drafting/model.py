@@ -143,7 +143,7 @@ class ModelDrafter:
 
     def _chain(self, text: Text, logits: int) -> StepInput:
         start = self._cached[text.slot]
-        stop = min(len(text.tokens), start + self._chunk)
+        stop = min(len(text.tokens) - (not logits), start + self._chunk)  # the last token is for the last step
         self._cached[text.slot] = stop
         return StepInput(text.slot, start, start, text.tokens[start:stop], range(start, stop), None, logits)
 

@@ -44,7 +44,7 @@ def test_a_model_is_weighed_as_its_own_draft(
     expected = {"kind": "identical", "rows": 4096, "columns": 4096, "shared": 4096, "mask_token": None}
     assert report["vocabulary"] == expected | {"of": 4096, "covered": 1.0}
     assert (report["prompts"], report["new_tokens"]) == (1, 16)
-    assert report["step_cost"] == report["step_seconds"]["draft"] / report["step_seconds"]["target"] > 0
+    assert report["step_ratio"] == report["step_seconds"]["draft"] / report["step_seconds"]["target"] > 0
     assert [each["temperature"] for each in report["temperatures"]] == [0.0, 0.5]
     for each in report["temperatures"]:
         assert each["accepted"] == each["accepted_cumulative"] == [1.0] * 8

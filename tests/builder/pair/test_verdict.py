@@ -20,7 +20,7 @@ def found(*speedups: float, needed: float | None = 0.5, covered: float = 1.0) ->
     """What was measured at temperatures 0, 1, …"""
     each = {"accepted": [0.625], "tree": "best:4", "auto": 1.5, "lookup": 1.25}
     measured = [{"temperature": float(t), "speedup": speedup} | each for t, speedup in enumerate(speedups)]
-    return {"temperatures": measured, "needed": needed, "step_cost": 0.25, "vocabulary": {"covered": covered}}
+    return {"temperatures": measured, "needed": needed, "step_ratio": 0.25, "vocabulary": {"covered": covered}}
 
 
 @pytest.mark.parametrize("cost", [0.1, 0.4, 0.9])

@@ -56,7 +56,7 @@ def brute_force(logits: list[NDArray[np.float32]], spec: TreeSpec) -> set[Path]:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-@pytest.mark.parametrize("length", [1, 2, 5, 9, 12, 17, 33])
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 8, 9, 12, 16, 17, 33])
 def test_a_chain_is_what_each_mask_says(
     hash_model: Any, hash_executor: Any, request_of: Any, depth: int, length: int
 ) -> None:
