@@ -34,9 +34,9 @@ lint: $(VENV)/.ready
 	cd build/package && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p specbuild
 	$(BIN)/python scripts/size_budget.py
 
-# Every kernel for every architecture, by NVRTC; fails where registers spill.
+# Every kernel for every architecture, or for those in ARCH, by NVRTC; fails where registers spill.
 kernels: $(VENV)/.ready
-	$(BIN)/python scripts/kernels_report.py
+	$(BIN)/python scripts/kernels_report.py $(if $(ARCH),--cuda-arch $(ARCH) --out build/kernels-report.json)
 
 bench: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild bench $(BUNDLE) --max-new-tokens 128 --ignore-eos --trees best:5
