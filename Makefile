@@ -36,6 +36,7 @@ lint: $(VENV)/.ready
 
 # Every kernel for every architecture, or for those in ARCH, by NVRTC; fails where registers spill.
 kernels: $(VENV)/.ready
+	@mkdir -p build
 	$(BIN)/python scripts/kernels_report.py $(if $(ARCH),--cuda-arch $(ARCH) --out build/kernels-report.json)
 
 bench: $(BUNDLE)/manifest.json
