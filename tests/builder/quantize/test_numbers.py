@@ -82,9 +82,8 @@ def test_numbers_are_within_half_a_step(rows: np.ndarray, kind: str, size: int, 
     off = (found.restored().double() - weight.double()).abs()
     # A scale that was rounded down does not reach as far as a block's range, at either end: the zero is rounded too.
     reach = weight.abs().double().reshape(3, blocks, -1).amax(-1).repeat_interleave(64 // blocks, 1)
-    coarse = (
-        2.0**-25 * (1 << found.scheme.bits) if dtype == "fp16" else 0.0
-    )  # of a scale below float16's normal numbers
+    # Below float16's normal numbers a scale is coarse.
+    coarse = 2.0**-25 * (1 << found.scheme.bits) if dtype == "fp16" else 0.0
     assert (off <= steps * 0.5001 + 2 * RESOLUTION[dtype] * reach + coarse).all()
 
 
