@@ -16,17 +16,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 PYTHON = {  # lines of code by folder
-    "builder": 4046,
+    "builder": 4146,
     "builder/distill": 1396,
     "builder/quantize": 1009,
     "cli": 1333,
     "face": 30,
-    "measure": 1211,
-    "runtime": 2822,
-    "runtime/backends": 1787,
-    "runtime/decoding": 1230,
+    "measure": 1311,
+    "runtime": 3322,
+    "runtime/backends": 1887,
+    "runtime/decoding": 1530,
 }
-NATIVE = {("plugins", ".cu", ".cuh"): 1968, ("plugins", ".h", ".cpp"): 682}  # the kernels; C interface and plugin
+NATIVE = {("plugins", ".cu", ".cuh"): 2068, ("plugins", ".h", ".cpp"): 682}  # the kernels; C interface and plugin
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 

@@ -1,0 +1,110 @@
+"""What a bundle can be built for and run by: a descriptor for each backend, which builder and runtime ask.
+
+Nobody compares a backend's name: what one backend does otherwise than the others is a field here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from specbuild.runtime.errors import BundleError
+
+FLOATS = ("fp32", "fp16", "bf16")  # precisions in which nothing is quantized
+RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")  # that TensorRT-RTX compiles for
+COMPATIBLE = ("80", "90a", "100a", "120")  # GPUs from 8.0 on run one of them, but for 8.7, 10.3 and 11.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One backend: how models are built for it, where they run, and what it can do."""
+
+    name: str
+    device: Literal["cpu", "gpu"]  # the folder of `runtime.backends` with its executor
+    lowering: str  # the module of `builder.lower` that lowers for it
+    precisions: tuple[str, ...]  # of weights, the default one first
+    dtypes: tuple[str, ...]  # that everything else is computed in beside quantized weights, the default one first
+    package: str | None = None  # the Python module that compiles and runs its engines; None: its graphs are run as such
+    provider: str | None = None  # ONNX Runtime's name of what runs its graphs; None: no ONNX Runtime
+    native_lowering: str | None = None  # the module that lowers without the plugin; None: it takes no plugins
+    architectures: tuple[str, ...] = ()  # that engines can be compiled for; (): the GPU that compiles them
+    cubins: tuple[str, ...] = ()  # architectures that kernels are compiled for where none are asked for
+    version_parts: int | None = None  # numbers of a version in which compiler and runtime must agree; None: all
+    compiles_here: bool = True  # whether models are compiled on machines that have no GPU
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether bundles run on a GPU."""
+        return self.device == "gpu"
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a model becomes an engine, which can stream its weights, rather than a graph."""
+        return self.package is not None
+
+    @property
+    def takes_plugins(self) -> bool:
+        """Whether attention can be TreeAttention, which alone has pages and FP8 caches."""
+        return self.native_lowering is not None
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether weights can be quantized."""
+        return any(each not in FLOATS for each in self.precisions)
+
+
+_QUANTIZED = "int8", "int4", "fp8"
+BACKENDS: Mapping[str, Backend] = {
+    each.name: each
+    for each in (
+        Backend(
+            "onnxruntime",
+            device="cpu",
+            lowering="onnxruntime",
+            precisions=("fp32", "int8", "int4"),
+            dtypes=("fp32",),
+            provider="CPUExecutionProvider",
+        ),
+        Backend(
+            "onnxruntime-cuda",
+            device="gpu",
+            lowering="standard",
+            precisions=("fp16", "bf16", "fp32"),
+            dtypes=("fp16",),
+            provider="CUDAExecutionProvider",
+            cubins=COMPATIBLE,
+        ),
+        Backend(
+            "tensorrt",
+            device="gpu",
+            lowering="plugin",
+            native_lowering="standard",
+            precisions=("fp16", "bf16", "fp32", *_QUANTIZED),
+            dtypes=("fp16", "bf16"),
+            package="tensorrt",
+            cubins=COMPATIBLE,
+            compiles_here=False,
+        ),
+        Backend(
+            "tensorrt-rtx",
+            device="gpu",
+            lowering="standard",
+            precisions=("fp16", "bf16", "fp32", *_QUANTIZED),
+            dtypes=("fp16", "bf16"),
+            package="tensorrt_rtx",
+            architectures=RTX_ARCHITECTURES,
+            cubins=("80", "120"),
+            version_parts=2,
+        ),
+    )
+}
+DEFAULT = "onnxruntime"
+COMPILED = tuple(name for name, each in BACKENDS.items() if each.compiles)  # names of those with engines
+
+
+def find_backend(name: str) -> Backend:
+    """The descriptor of a backend that a bundle names; raises BundleError for one that this version has not."""
+    if name not in BACKENDS:
+        raise BundleError(f"the bundle needs backend {name!r}, this specbuild has {', '.join(BACKENDS)}: update it")
+    return BACKENDS[name]

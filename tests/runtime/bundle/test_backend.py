@@ -1,0 +1,34 @@
+"""The descriptors of backends."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from specbuild.runtime.bundle.backend import BACKENDS, COMPILED, DEFAULT, FLOATS, find_backend
+from specbuild.runtime.errors import BundleError
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_descriptor_names_what_there_is(name: str) -> None:
+    backend = find_backend(name)
+    assert backend.name == name
+    for module in (backend.lowering, backend.native_lowering):
+        if module:
+            assert callable(importlib.import_module(f"specbuild.builder.lower.{module}").lower)
+    assert set(backend.dtypes) <= set(FLOATS)
+    assert backend.quantizes == bool(set(backend.precisions) - set(FLOATS))
+
+
+def test_what_only_some_can_do() -> None:
+    assert COMPILED == ("tensorrt", "tensorrt-rtx")
+    assert not BACKENDS[DEFAULT].on_gpu
+    assert not BACKENDS[DEFAULT].compiles
+    assert [name for name, each in BACKENDS.items() if each.takes_plugins] == ["tensorrt"]
+    assert not any(each.architectures for each in BACKENDS.values() if not each.compiles)
+
+
+def test_a_backend_of_the_future_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(BundleError, match=r"'npu', this specbuild has onnxruntime, .*: update it"):
+        find_backend("npu")
