@@ -137,7 +137,7 @@ def open_engine(
     with Engine.load(bundle, batch_size=batch, drafter=drafter, resident=resident, prefix_caching=False) as engine:
         loop: Any = engine._loop
         if not graphs:
-            loop._device.graph = lambda enqueue, stream: enqueue
+            loop.rounds.device.graph = lambda enqueue, stream: enqueue
         yield engine
 
 
@@ -173,7 +173,7 @@ def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale) -> di
                 row |= {"models_ms": round(models, 4), "glue_and_host_share": round(1 - models / row["round_ms"], 4)}
                 row["graph_speedup"] = round(rows[f"{tree}, enqueue"]["round_ms"] / row["round_ms"], 3)
             result["steps_ms"] = alone.all()
-            result["uncaptured"] = sorted(set(loop._device.uncaptured))
+            result["uncaptured"] = sorted(set(loop.rounds.device.uncaptured))
         if batch == 1:
             result[f"ttft_ms of {LONG} tokens"] = first_token(model, texts, scale.repeats)
     return result
@@ -193,7 +193,7 @@ class Alone:
     """The models' steps by themselves, each a graph replayed many times, in a loop that has nothing to do."""
 
     def __init__(self, loop: DeviceLoop) -> None:
-        self._target, self._draft = loop._target, loop._model.executor if loop._model else None
+        self._target, self._draft = loop.target, loop.draft_executor
         self._known: dict[tuple[str, int], float] = {}
 
     def round_ms(self, tree: str) -> float:

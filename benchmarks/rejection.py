@@ -19,7 +19,7 @@ from common import prompts, save
 from numpy.typing import NDArray
 
 from specbuild.runtime import Engine, SamplingParams
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
 
 Array = NDArray[np.float64]
 CANDIDATES = (1, 2, 3, 4)
@@ -57,7 +57,7 @@ def distributions(engine: Engine, tokens: list[int], count: int, temperature: fl
     with engine.scheduler.exclusive() as loop:
         if loop.draft_executor is None:
             raise SystemExit("the bundle has no draft")
-        models = (loop, Loop(loop.draft_executor, None, loop.chunk, loop.eos))
+        models = (loop, HostLoop(loop.draft_executor, None, loop.reader.chunk, loop.emission.eos))
         found = []
         for model in models:
             logits = model.logits(tokens[:-1], count).astype(np.float64) / temperature

@@ -17,7 +17,6 @@ from specbuild.measure.bench.measure import Turn, measure, prepare
 from specbuild.measure.bench.result import build
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.backends.cpu.cores import cores
-from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import OptionError
 
@@ -90,7 +89,7 @@ def command(
             with _progress(f"concurrency {size}", total) as advance:
                 measured[size] = measure(engine, contenders, cases, size, advance)
     settings |= {"prompts": dataset_path or prompts, "num_prompts": len(requests), "seed": seed, "drafter": drafter}
-    settings["threads"] = None if opened.manifest.backend in ON_GPU else threads or cores()
+    settings["threads"] = None if opened.manifest.descriptor.on_gpu else threads or cores()
     result = build(opened, shlex.join(["specbuild", *sys.argv[1:]]), settings, measured)
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
     drawn = html.render(result) if page else ""

@@ -10,7 +10,6 @@ import click
 
 from specbuild.builder.codegen import engine_layers
 from specbuild.runtime import Bundle
-from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.bundle.manifest import REPORT
 from specbuild.runtime.errors import OptionError
 
@@ -31,7 +30,7 @@ def command(bundle: Path, graph: bool, quality: bool, device_loop: bool, as_json
     opened = Bundle.open(bundle)
     opened.verify()
     if device_loop:
-        if opened.manifest.backend not in ON_GPU:
+        if not opened.manifest.descriptor.on_gpu:
             raise OptionError(f"{bundle} runs on a CPU: its rounds are no graph")
         from specbuild.runtime.decoding.device.description import describe_bundle
 

@@ -14,7 +14,7 @@ from specbuild.runtime import Bundle, Engine, RunStats, SamplingParams, TreeSpec
 from specbuild.runtime.backends import nvtx
 from specbuild.runtime.bundle.manifest import REPORT, Manifest
 from specbuild.runtime.bundle.memory_plan import cache_item_bytes
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.errors import BundleError, OptionError
 
 PROMPT = "def read_lines(path):\n    "

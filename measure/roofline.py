@@ -22,7 +22,7 @@ from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.bundle.manifest import ModelRecord
 from specbuild.runtime.bundle.memory_plan import item_bytes
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.loop import Loop
 
 _TIMES = 10  # of each measurement of the device; the best counts
 _WARM = 3e-3  # seconds of a step's repetition before it is timed

@@ -47,7 +47,7 @@ def unrunnable(manifest: Manifest) -> str | None:
         device = Cuda()
         try:
             for record in manifest.engines.values():
-                check_architecture(manifest.backend, record, device.capability)
+                check_architecture(manifest.descriptor, record, device.capability)
         finally:
             device.close()
     except SpecbuildError as error:
@@ -62,7 +62,7 @@ def inspected(folder: Path, manifest: Manifest) -> dict[str, Any]:
     device, found = Cuda(), {}
     try:
         for name, record in manifest.engines.items():
-            plan = Plan(folder / name, manifest.backend, record, device)
+            plan = Plan(folder / name, manifest.descriptor, record, device)
             found[name.split("/")[0]] = plan.inspect()
             plan.close()
     finally:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from specbuild.runtime import Engine, RunStats, SamplingParams
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import Policy
@@ -46,13 +47,16 @@ def seconds(texts: Texts, name: str, part: str) -> float:
 
 
 class Decoder:
-    """Decodes prompts with an engine that does nothing else, in its first slot."""
+    """Decodes prompts with an engine that does nothing else and keeps no prefixes, in its first slot."""
 
-    def __init__(self, engine: Engine, loop: Loop, new_tokens: int) -> None:
-        """`loop`: the engine's own. Texts end with the round that brings the last of `new_tokens`."""
+    def __init__(self, engine: Engine, loop: Loop, new_tokens: int, overlaps: bool = False) -> None:
+        """`loop`: the engine's own; `overlaps`: whether it can draft ahead.
+
+        Texts end with the round that brings the last of `new_tokens`.
+        """
         self._engine, self._loop, self._new_tokens = engine, loop, new_tokens
-        self._model = loop.drafter.model if isinstance(loop.drafter, LookupDrafter) else None
-        self._ahead = self._model.again(overlap=True) if self._model else None
+        self._alone, self._all = loop.sibling(looks_up=False), loop.sibling()
+        self._ahead = loop.sibling(overlap=True) if overlaps else None
         max_tokens = new_tokens + BEST_DEPTH  # so that no round is cut short
         self._params = SamplingParams(max_new_tokens=max_tokens, seed=0, ignore_eos=True)
 
@@ -60,14 +64,11 @@ class Decoder:
         self, prompt: list[int], speculation: str, temperature: float = 0.0, policy: Policy | None = None
     ) -> Decoded:
         """Plainly (OFF), with a fixed tree of the model alone, or with a policy and all drafters (AUTO, AHEAD)."""
-        text, whole = self._request(prompt, speculation, temperature), self._loop
+        text, loop = self._request(prompt, speculation, temperature), self._all if policy else self._alone
         if policy:
             text.tree, text.policy = TreeSpec.parse(policy.timings.widest), policy.for_request(temperature)
-        drafter = self._model.again() if self._model and not policy else whole.drafter
         if self._ahead and speculation == AHEAD:
-            drafter = LookupDrafter(self._ahead)
-        loop = Loop(whole.target, drafter, whole.chunk, whole.eos)
-        loop.prefix_caching = False
+            loop = self._ahead
         while not (text.output or text.error):
             loop.round([text])
         before = replace(loop.stats)
@@ -82,19 +83,20 @@ class Decoder:
     @property
     def hit_rate(self) -> float:
         """How many of the trees that were drafted ahead were those that were wanted."""
-        return self._ahead.hit / max(self._ahead.guessed, 1) if self._ahead else 0.0
+        drafter = self._ahead.drafter if isinstance(self._ahead, HostLoop) else None
+        model = drafter.model if isinstance(drafter, LookupDrafter) else None
+        return model.hit / max(model.guessed, 1) if model else 0.0
 
     def replay(self, decoded: Decoded, tree: str, every: bool) -> list[Record]:
         """What would have come true of such trees in a text that was decoded plainly; see `replay`."""
-        text = decoded.text
-        if not self._model:
+        text, drafter = decoded.text, self._loop.fresh_drafter()
+        if not drafter:
             return []
         if self._loop.target.spec.hidden:
             self._loop.logits(text.tokens[:-1])  # what the head reads
         prompt = text.tokens[: text.metrics.num_prompt_tokens]
         sequence = self._request(prompt, tree, text.params.temperature)
         sequence.emit(text.output[0], frozenset())
-        drafter = self._model.again()
         records = replay(drafter, sequence, text.output[1:], every)
         drafter.release(0)
         return records

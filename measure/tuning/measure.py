@@ -72,7 +72,8 @@ def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None
     for batch in sorted({1, *(asked.batch_sizes or map(int, manifest.models["target"].graphs))}, reverse=True):
         engine = Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False, overlap=False)
         with engine, engine.scheduler.exclusive() as loop:
-            prompts, decoder = _prompts(engine, asked), Decoder(engine, loop, asked.new_tokens)
+            prompts, overlaps = _prompts(engine, asked), kind == "model" and batch == 1
+            decoder = Decoder(engine, loop, asked.new_tokens, overlaps)
             progress(f"steps of batch {batch}")
             steps = times.steps_of(loop, largest + 1, manifest.max_seq_len)
             for _ in range(TURNS):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.measure.roofline import Steps
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.drafting.pard import masks
 from specbuild.runtime.speculation.tree import TreeSpec
 

@@ -12,9 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.bundle.manifest import Manifest
 
-ON_GPU = ("onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
+ON_GPU = tuple(name for name, each in BACKENDS.items() if each.on_gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,10 @@ class Executor(Protocol):
 
     def hidden(self, slot: int) -> NDArray[np.float32]:
         """The hidden states of a slot's tokens, one for each row of its cache: `[S, H]`; H is 0 where none are kept."""
+        ...
+
+    def erase(self, slot: int) -> None:
+        """Nothing that was written in a slot may reach a step of another text: a row may be no number."""
         ...
 
     @property

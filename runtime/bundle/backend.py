@@ -31,6 +31,7 @@ class Backend:
     architectures: tuple[str, ...] = ()  # that engines can be compiled for; (): the GPU that compiles them
     cubins: tuple[str, ...] = ()  # architectures that kernels are compiled for where none are asked for
     version_parts: int | None = None  # numbers of a version in which compiler and runtime must agree; None: all
+    load_options: frozenset[str] = frozenset()  # of `LoadOptions`, those that not every backend has
     compiles_here: bool = True  # whether models are compiled on machines that have no GPU
 
     @property
@@ -55,6 +56,8 @@ class Backend:
 
 
 _QUANTIZED = "int8", "int4", "fp8"
+_RESIDENT = frozenset({"resident"})
+_STREAMED = _RESIDENT | {"gpu_weights_percent"}
 BACKENDS: Mapping[str, Backend] = {
     each.name: each
     for each in (
@@ -65,6 +68,7 @@ BACKENDS: Mapping[str, Backend] = {
             precisions=("fp32", "int8", "int4"),
             dtypes=("fp32",),
             provider="CPUExecutionProvider",
+            load_options=frozenset({"threads", "draft_threads", "overlap"}),
         ),
         Backend(
             "onnxruntime-cuda",
@@ -74,6 +78,7 @@ BACKENDS: Mapping[str, Backend] = {
             dtypes=("fp16",),
             provider="CUDAExecutionProvider",
             cubins=COMPATIBLE,
+            load_options=_RESIDENT,
         ),
         Backend(
             "tensorrt",
@@ -84,6 +89,7 @@ BACKENDS: Mapping[str, Backend] = {
             dtypes=("fp16", "bf16"),
             package="tensorrt",
             cubins=COMPATIBLE,
+            load_options=_STREAMED,
             compiles_here=False,
         ),
         Backend(
@@ -96,6 +102,7 @@ BACKENDS: Mapping[str, Backend] = {
             architectures=RTX_ARCHITECTURES,
             cubins=("80", "120"),
             version_parts=2,
+            load_options=_STREAMED,
         ),
     )
 }

@@ -14,14 +14,16 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from specbuild.runtime.errors import BundleError
 
+from .backend import BACKENDS, COMPILED, Backend, find_backend
+
 SCHEMA_VERSION = 3
 OLDEST_READABLE = 2  # whose timing table has another name
 MANIFEST, REPORT = "manifest.json", "report.json"
-MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}  # backends of compiled engines, by Python module
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say
 _PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None}  # nor a model's
 KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True)}  # whether masked, a head
 T = TypeVar("T")
+MODULES = {name: str(BACKENDS[name].package) for name in COMPILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,11 @@ class Manifest:
     kernels: dict[str, KernelRecord] = field(default_factory=dict)
     engines: dict[str, EngineRecord] = field(default_factory=dict)
 
+    @property
+    def descriptor(self) -> Backend:
+        """The backend's; raises BundleError where this version has none of that name."""
+        return find_backend(self.backend)
+
     def to_json(self) -> str:
         """The file's text, digest included."""
         body = asdict(self)
@@ -197,7 +204,7 @@ def parse(root: Path) -> Manifest:
         _check_sizes(manifest)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise BundleError(f"{root / MANIFEST} is malformed ({error}): copy or build the bundle again") from None
-    if manifest.backend in MODULES:
+    if manifest.descriptor.compiles:
         for name in (graph for model in manifest.models.values() for graph in model.graphs.values()):
             if name not in manifest.engines:
                 raise BundleError(f"{root / MANIFEST} has no record of the engine {name}: build the bundle again")
@@ -220,7 +227,7 @@ def _check_sizes(manifest: Manifest) -> None:
         traits = model.mask_token is not None, model.hidden > 0 and name == "draft"
         if KINDS.get(model.kind) != traits:
             raise ValueError(f"the {name} is of kind {model.kind}")
-    if manifest.engines and manifest.backend not in MODULES:
+    if manifest.engines and not manifest.descriptor.compiles:
         raise ValueError(f"backend {manifest.backend} has engines")
 
 

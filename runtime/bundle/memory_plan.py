@@ -164,7 +164,7 @@ def cache_item_bytes(manifest: Manifest, record: ModelRecord) -> int:
 def _row_bytes(manifest: Manifest, record: ModelRecord) -> int:
     """Keys and values of one token in all layers, and its hidden states; beside a GPU the host keeps those."""
     values = 2 * record.layers * record.kv_heads * record.head_dim * cache_item_bytes(manifest, record)
-    return values + (record.hidden * _ITEM_BYTES["fp32"] if manifest.backend == "onnxruntime" else 0)
+    return values + (0 if manifest.descriptor.on_gpu else record.hidden * _ITEM_BYTES["fp32"])
 
 
 def _buffers(record: ModelRecord, batch_size: int, nodes: int, rows: int, chunk: int) -> int:

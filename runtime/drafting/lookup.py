@@ -19,15 +19,18 @@ SURE_GREEDY = 2  # at temperature 0, where texts repeat themselves sooner and lo
 _MAX_MATCHES = 32
 
 
-def from_text(sequence: Sequence, batch: int, looks_up: bool = True) -> Tree | None:
+def from_text(sequence: Sequence, batch: int, looks_up: bool = True, drafts: bool = True) -> Tree | None:
     """The text's own continuation, or the root alone where nothing is worth drafting; None: the model is asked.
 
-    batch: how many sequences draft in this round. looks_up: False never takes the text's.
+    batch: how many sequences draft in this round. looks_up: False never takes the text's. drafts: whether there is a
+    model; without one the continuations of the best matches make a tree of the asked shape.
     """
     history, shape, policy = sequence.history, sequence.shape, sequence.policy
     if not shape:
-        return None
+        return Tree([sequence.tokens[-1]])
     if not policy:
+        if not drafts:
+            return lookup(history, shape)
         return repeats(history, shape, SURE if sequence.params.temperature else SURE_GREEDY) if looks_up else None
     start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
     policy.guess = int(history[start]) if matched else -1

@@ -13,7 +13,7 @@ from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
-from .lookup import from_text, lookup
+from .lookup import from_text
 from .model import ModelDrafter
 
 
@@ -36,18 +36,11 @@ class LookupDrafter:
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A tree per sequence, from the text or from the model."""
-        trees = [self._from_text(s, len(sequences)) for s in sequences]
+        trees = [from_text(s, len(sequences), self._looks_up, self.model is not None) for s in sequences]
         self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
         asked = [s for s, tree in zip(sequences, trees, strict=True) if not tree]
         drafted = iter(self.model.propose(asked) if self.model and asked else ())
         return [tree or next(drafted) for tree in trees]
-
-    def _from_text(self, sequence: Sequence, batch: int) -> Tree | None:
-        """A tree of the text's own tokens; None: the model is asked."""
-        if self.model:
-            return from_text(sequence, batch, self._looks_up)
-        found = from_text(sequence, batch) if sequence.policy else None
-        return found or (lookup(sequence.history, sequence.shape) if sequence.shape else Tree([sequence.tokens[-1]]))
 
     def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
         """The model drafts ahead where it was asked."""

@@ -7,12 +7,16 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from specbuild.runtime.requests.result import Chunk, Result
 from specbuild.runtime.requests.validation import Errors, Params, Prompts
 
-from .engine import Engine
+from .engine import DEFAULTS, Engine
+from .load_options import LoadKeywords, LoadOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class AsyncEngine:
@@ -25,9 +29,11 @@ class AsyncEngine:
         self.engine = engine
 
     @classmethod
-    async def load(cls, path: str | os.PathLike[str], **options: Any) -> AsyncEngine:
+    async def load(
+        cls, path: str | os.PathLike[str], options: LoadOptions = DEFAULTS, **given: Unpack[LoadKeywords]
+    ) -> AsyncEngine:
         """Load a bundle in a thread; see `Engine.load`."""
-        return cls(await asyncio.to_thread(Engine.load, path, **options))
+        return cls(await asyncio.to_thread(Engine.load, path, options, **given))
 
     async def generate(
         self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise", wait: bool = True

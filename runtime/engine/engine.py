@@ -8,18 +8,16 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
+from dataclasses import replace
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.cpu.cores import cores
-from specbuild.runtime.backends.executor import ON_GPU
-from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Manifest
-from specbuild.runtime.decoding.host_loop import Loop
-from specbuild.runtime.drafting.model import DrafterName
+from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.errors import EngineClosedError, OptionError
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.result import Chunk, Result
@@ -27,14 +25,18 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.tokenizer import Prompt, Tokenizer
 from specbuild.runtime.requests.validation import Errors, Params, Prompts, Validator, params_list
 from specbuild.runtime.sampling.sampler import SamplingParams
-from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 from specbuild.runtime.speculation.policy import Policy
 
+from .composition import compose
 from .handle import Handle
+from .load_options import MAX_WAITING, LoadKeywords, LoadOptions
 from .scheduler import Scheduler
 from .window import Window
 
-MAX_WAITING = 256
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+DEFAULTS = LoadOptions()
 
 
 class Engine:
@@ -56,81 +58,23 @@ class Engine:
 
     @classmethod
     def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        drafter: DrafterName | None = None,
-        batch_size: int = 1,
-        threads: int | None = None,
-        draft_threads: int | None = None,
-        max_waiting: int = MAX_WAITING,
-        resident: bool = False,
-        gpu_weights_percent: float | None = None,
-        prefix_caching: bool = True,
-        kv_cache_tokens: int | None = None,
-        limits: Limits = NO_LIMITS,
-        overlap: bool | None = None,
+        cls, path: str | os.PathLike[str], options: LoadOptions = DEFAULTS, **given: Unpack[LoadKeywords]
     ) -> Engine:
-        """Load a bundle, checking its files' hashes meanwhile.
+        """Load a bundle, checking its files' hashes.
 
-        drafter: "model", "ngram", or None for both (lookup where the text repeats itself, else the model).
-        batch_size: how many sequences share a step. threads: of the target, all cores by default; draft_threads: the
-        draft's own, one by default. max_waiting: requests in the queue at most. prefix_caching: a prompt that begins
-        as a text in a cache does is read from there on.
-
-        On a CPU alone yet: limits, what rounds may draft, whatever requests ask for; overlap, the draft model drafts on
-        while the target verifies, by default where tuning found that it pays.
-
-        On a GPU alone: resident, rounds follow each other without the host (docs/device-loop.md); gpu_weights_percent,
-        0 … 1 of the target's weights are on the GPU, where its engine was built to stream the others; kv_cache_tokens,
-        in paged caches, of all texts together, batch_size times the longest by default.
-
-        Raises BundleError, OptionError, and ExecutionError where there is no GPU to run on.
+        The keywords are the fields of `LoadOptions`, and go before those of `options`. Raises BundleError, OptionError,
+        and ExecutionError where there is no GPU to run on.
         """
-        bundle = Bundle.open(path)
-        manifest = bundle.manifest
-        if drafter == "model" and "draft" not in manifest.models:
-            raise OptionError(f"{path} was built without a draft: use the ngram drafter, or build it with --draft")
-        if drafter not in (None, "model", "ngram"):
-            raise OptionError(f"unknown drafter {drafter!r}: use model or ngram")
-        if type(batch_size) is not int or not 1 <= batch_size <= manifest.max_batch_size:
-            raise OptionError(
-                f"batch size {batch_size} is not in 1…{manifest.max_batch_size}, what {path} was built "
-                "for: build it with --max-batch-size"
-            )
-        max_threads = max(64, os.cpu_count() or 1)
-        for count in (threads, draft_threads):
-            if count is not None and (type(count) is not int or not 1 <= count <= max_threads):
-                raise OptionError(f"threads must be 1…{max_threads}, not {count}")
-        if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
-            raise OptionError(f"max_waiting must be a whole number of at least 1, not {max_waiting!r}")
-        if gpu_weights_percent is not None and not 0 <= gpu_weights_percent <= 1:
-            raise OptionError(f"gpu_weights_percent is of 0…1, not {gpu_weights_percent}")
-        memory_plan.pages(manifest, batch_size, kv_cache_tokens)
-        if manifest.backend in ON_GPU:
-            if threads is not None or draft_threads is not None:
-                raise OptionError(f"{path} runs on a GPU: threads are for bundles that run on a CPU")
-            if limits != NO_LIMITS or overlap:
-                raise OptionError(f"{path} runs on a GPU, which knows no limits and no overlap yet: load without")
-            from .load_gpu import load_loop
-
-            placed = gpu_weights_percent, kv_cache_tokens
-            loop: Loop = load_loop(bundle, drafter, batch_size, resident, *placed)
-            loop.prefix_caching = prefix_caching
-            return cls(manifest, _tokenizer(bundle), loop, batch_size, max_waiting)
-        if resident or gpu_weights_percent is not None:
-            raise OptionError(
-                f"{path} runs on a CPU: resident and gpu_weights_percent are for bundles that run on a GPU"
-            )
-        from .load_cpu import load_loop as load_cpu_loop
-
-        with bundle.verifying():
-            tokenizer = _tokenizer(bundle)
-            loop, policy = load_cpu_loop(
-                bundle, drafter, batch_size, threads or cores(), draft_threads or 1, limits, overlap
-            )
-        loop.prefix_caching = prefix_caching
-        return cls(manifest, tokenizer, loop, batch_size, max_waiting, policy=policy)
+        bundle, options = Bundle.open(path), replace(options, **given)
+        parts = compose(bundle, options)
+        return cls(
+            bundle.manifest,
+            parts.tokenizer,
+            parts.loop,
+            options.batch_size,
+            max_waiting=options.max_waiting,
+            policy=parts.policy,
+        )
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
         """Decode every prompt; results in the prompts' order, the n samples of one after another.
@@ -240,9 +184,3 @@ class Engine:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _tokenizer(bundle: Bundle) -> Tokenizer:
-    manifest = bundle.manifest
-    template = bundle.path(manifest.chat_template) if manifest.chat_template else None
-    return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.errors import EngineClosedError, QueueFullError
 from specbuild.runtime.requests.sequence import Sequence
 

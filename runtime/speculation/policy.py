@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from .draft_limits import NO_LIMITS, Limits
 from .timings import Chances, Times, TimingTable
+from .tree import TreeSpec
 
 PRIOR, CAUTION = 3.0, 0.9  # trials that what was known before weighs, and how far nothing known is believed
 LOOKUP_PRIOR = 8.0
@@ -26,6 +28,7 @@ SURPRISE, LEFT = 0.005, 2.0  # failures in a row less likely than that: all is f
 DOUBTED = 0.1
 SURE = 0.98  # no token is likelier
 MARGIN = 1.15  # what has to be promised over plain decoding: tables, chances and this policy's own time are inexact
+STEADY = 0.97  # of what the best tree promises, for which a device goes on as before
 HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
 PROBES = (16, 256)  # rounds until a draft that does not pay is tried again: the first time, and at most
 UNLIKELY, SHALLOW = 0.05, 2  # tokens that no continuation is made longer for; levels that are weighed in any case
@@ -89,11 +92,15 @@ class Option:
     nodes: int
     tokens: float
     seconds: float
+    levels: int = 0  # of the model's tree
 
     @property
     def rate(self) -> float:
         """Tokens a second."""
         return self.tokens / self.seconds
+
+
+PLAIN = Option("plain", 0, 1.0, 1.0)
 
 
 @dataclass(slots=True)
@@ -108,12 +115,13 @@ class SequencePolicy:
     limits: Limits = NO_LIMITS
     model: Trust = field(init=False)
     lookup: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))  # it costs little to be believed
-    now: Option = Option("plain", 0, 1.0, 1.0)
+    now: Option = PLAIN
     guess: int = -1  # the first token of the text's continuation, where there is one
     below: list[float] = field(default_factory=list)  # by node of the round's tree: that a child comes true, calibrated
     _times: Times = field(init=False)
     _rate: float = 0.0  # λ
     _continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
+    _grown: Option = PLAIN  # what a device has grown last
 
     def __post_init__(self) -> None:
         self.model = Trust(PRIOR * min(self.session.model.ratio, 1.0))
@@ -129,7 +137,7 @@ class SequencePolicy:
         self.now, self._rate = best if best.rate >= least else plain, best.rate
         if self.now is plain and self.session.may_probe():
             if self._tree(HOPE, room, plain).rate > least:
-                self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1))
+                self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1), 1)
             else:
                 self.session.probed(0)
         self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
@@ -165,7 +173,7 @@ class SequencePolicy:
             nodes = min(2 * levels, room)
             seconds = self._seconds(levels, nodes)
             if tokens > rate * seconds:
-                best, rate = Option("model", nodes, tokens, seconds), tokens / seconds
+                best, rate = Option("model", nodes, tokens, seconds, levels), tokens / seconds
             elif levels > SHALLOW:
                 break
         return best
@@ -212,6 +220,42 @@ class SequencePolicy:
         self.below = [0.0] * len(parents)
         for node in range(1, len(parents)):
             self.below[parents[node]] += math.exp(scores[node] - scores[parents[node]] - self._log_ratio)
+
+    def grown(self, shape: TreeSpec, steps: Sequence[int]) -> TreeSpec:
+        """The shape of a tree that a device grows unasked: as deep as is decided, with the nodes that its step has.
+
+        steps: how many nodes a step may have, ascending. What was decided for the last round stays where something
+        else promises hardly more, so that rounds can follow each other.
+        """
+        if self.now.kind == "model":
+            last = self._seconds(self._grown.levels, self._grown.nodes) if self._grown.levels else math.inf
+            if self._expected(self._grown.levels) >= STEADY * self._rate * last:
+                self.now = replace(self.now, levels=self._grown.levels, nodes=self._grown.nodes)
+            else:
+                nodes = next((step for step in steps if step > self.now.nodes), shape.nodes + 1) - 1
+                self.now = self._grown = replace(self.now, nodes=nodes)
+        self._promise_levels()
+        return replace(shape, depth=min(self.now.levels, shape.depth), nodes=min(self.now.nodes, shape.nodes))
+
+    def _expected(self, levels: int) -> float:
+        """Tokens of a round whose tree has so many levels."""
+        reach, ratio = self.chances.reach, self.model.ratio
+        return 1.0 + sum((reach[d] - reach[d - 1]) * ratio**d for d in range(1, levels + 1))
+
+    def _promise_levels(self) -> None:
+        """As `promise`, for a tree of which only the levels are known: node d of its path lies d levels deep."""
+        come = [1.0, *np.diff(self.chances.reach[: self.now.levels + 1]).tolist()]
+        self.below = [after / max(before, 1e-9) for before, after in pairwise(come)] + [0.0]
+
+    def pass_over(self) -> None:
+        """There is no room to draft: the round is plain decoding, and says nothing of drafts."""
+        self.resume(PLAIN)
+
+    def resume(self, option: Option) -> None:
+        """A round that was decided before the last `choose` comes to its end."""
+        self.now, self.guess, self._continued, self.below = option, -1, [], [0.0]
+        if option.levels:
+            self._promise_levels()
 
     def record(self, path: Sequence[int], token: int) -> None:
         """What came of the round: the accepted nodes, the root first, and the first token that was emitted.

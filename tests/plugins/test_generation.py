@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.cpu.kv_cache import KVCache
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting import factory
 from specbuild.runtime.drafting import model as draft_module
 from specbuild.runtime.drafting.model import ModelDrafter, Text
-from specbuild.runtime.engine import load_cpu
+from specbuild.runtime.engine import composition
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth
@@ -59,7 +59,7 @@ def chosen(
 def replaced(kernels: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines loaded from here on run the kernels."""
 
-    class KernelLoop(Loop):
+    class KernelLoop(HostLoop):
         """All nodes' choices at once, and the walk along them."""
 
         def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> None:
@@ -71,7 +71,7 @@ def replaced(kernels: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
             path = list[int]()
             for node, token in zip(out["path"][0], out["emitted"][0, : out["length"][0]].tolist(), strict=False):
                 path.append(int(node))
-                sequence.emit(token, self.eos)
+                self.emission.emit(sequence, token)
                 if sequence.finish_reason:
                     break
             self.target.commit(sequence.slot, [root + node for node in path], root)
@@ -143,7 +143,7 @@ def replaced(kernels: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
         used["commit"] = used.get("commit", 0) + 1
 
     used.clear()
-    monkeypatch.setattr(load_cpu, "Loop", KernelLoop)
+    monkeypatch.setattr(composition, "HostLoop", KernelLoop)
     monkeypatch.setattr(factory, "ModelDrafter", KernelDrafter)
     monkeypatch.setattr(draft_module, "Growth", KernelGrowth)
     monkeypatch.setattr(KVCache, "gather", gather)

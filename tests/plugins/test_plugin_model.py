@@ -21,7 +21,8 @@ from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.device.rounds import Draft
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
@@ -36,7 +37,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     ir.save(lower_model(torch_model("target"), CAPACITY), path)
     stream = device.stream()
     model = QueuedModel(OrtModel(path, spec("target"), device, 1, BUCKETS, CHUNK, "cpu", stream), device)
-    loop = Loop(StandardExecutor(device, model, stream), None, CHUNK, frozenset())
+    loop = HostLoop(StandardExecutor(device, model, stream), None, CHUNK, frozenset())
     return [s.output for s in run(loop, requests("off"))]
 
 
@@ -53,7 +54,7 @@ def test_the_kernel_in_its_own_type(host: KernelLibrary, host_kernels: HostKerne
     """The compiled kernel in float16, every tensor in the device's memory: as plain decoding through it."""
     by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]
     target = made("target", HostDevice(), 1, "fp16", by=by)
-    plain = [s.output for s in run(Loop(target, None, CHUNK, frozenset()), requests("off", 2))]
+    plain = [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off", 2))]
     done = run(loop_of(host, 2, precision="fp16", by=by), requests("topk:2,3", 2))
     assert [s.output for s in done] == plain
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 2
@@ -64,7 +65,7 @@ def test_the_kernel_over_fp8_caches(host: KernelLibrary, host_kernels: HostKerne
     by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]
     target = made("target", HostDevice(), 1, "fp16, fp8", by=by)
     assert target.model.cache.dtype == np.uint8
-    plain = [s.output for s in run(Loop(target, None, CHUNK, frozenset()), requests("off", 3))]
+    plain = [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off", 3))]
     loop = loop_of(host, 2, precision="fp16, fp8", by=by)
     done = run(loop, requests("topk:2,3", 3))
     assert [s.output for s in done] == plain
@@ -78,16 +79,16 @@ def test_a_fault_ends_its_sequence_alone(
 ) -> None:
     """The plugin reports none; who checks the tree for it does."""
     loop, batch = loop_of(host, 2), requests("chain:3", 2)
-    propose = loop._propose
+    plan = loop._plan
 
-    def wrong(sequences: list[Sequence]) -> list[Tree | None]:
-        trees = propose(sequences)
-        for at, sequence in enumerate(sequences):
+    def wrong(sequences: list[Sequence]) -> list[Draft]:
+        drafts = plan(sequences)
+        for draft, sequence in zip(drafts, sequences, strict=True):
             if sequence is batch[0] and len(sequence.output) > 2:
-                trees[at] = Tree([sequence.tokens[-1], 5, 6], [-1, 2, 0], [0, 1, 1])
-        return trees
+                draft.tree, draft.spec = Tree([sequence.tokens[-1], 5, 6], [-1, 2, 0], [0, 1, 1]), None
+        return drafts
 
-    monkeypatch.setattr(loop, "_propose", wrong)
+    monkeypatch.setattr(loop, "_plan", wrong)
     run(loop, batch)
     assert "fault PARENT" in str(batch[0].error)
     assert batch[0].output == expected[0][: len(batch[0].output)]

@@ -21,6 +21,7 @@ PLACES = {
     "Engine": "engine.engine",
     "Handle": "engine.handle",
     "Limits": "speculation.draft_limits",
+    "LoadOptions": "engine.load_options",
     "Manifest": "bundle.manifest",
     "Prompt": "requests.tokenizer",
     "RequestMetrics": "requests.metrics",

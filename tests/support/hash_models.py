@@ -14,10 +14,10 @@ import pytest
 from numpy.typing import NDArray
 
 from specbuild.runtime import Bundle, Engine, RequestMetrics, TreeSpec
+from specbuild.runtime.backends.cpu.load import load_model
 from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.engine.load_cpu import load_model
 from specbuild.runtime.errors import PromptError
 from specbuild.runtime.requests.sequence import Sequence as Request
 from specbuild.runtime.requests.tokenizer import Detokenizer, Tokenizer
@@ -94,6 +94,9 @@ class HashExecutor:
         kept = self.rows[slot]
         moved = [kept[row] for row in rows]
         kept[start:] = moved + [(-1, -1)] * (self.spec.capacity - start - len(moved))
+
+    def erase(self, slot: int) -> None:
+        """Nothing is kept that could spoil others."""
 
     def copy(self, slot: int, source: int, rows: int) -> None:
         assert slot != source
@@ -240,7 +243,7 @@ def hash_engine() -> Iterator[Callable[..., Engine]]:
         target, draft = (HashExecutor(m, batch_size, 256, 64) for m in (model, HashModel(1, error=0.3)))
         record = SimpleNamespace(vocab_size=VOCAB)
         manifest = SimpleNamespace(models={"target": record}, max_seq_len=192, buckets=[64], default_tree="topk:2,3")
-        loop = Loop(target, ModelDrafter(draft, 8), 8, frozenset())
+        loop = HostLoop(target, ModelDrafter(draft, 8), 8, frozenset())
         engine: Any = Engine(manifest, Letters(), loop, batch_size, max_waiting, *([clock] if clock else []))  # type: ignore[arg-type]
         engine.model, engine.loop, engine.gate = model, loop, Gate(target)
         if not gated:

@@ -27,6 +27,7 @@ class HostDevice:
 
     def __init__(self) -> None:
         self.uncaptured: list[str] = []
+        self.identity: dict[str, Any] = {"processor": "a host in a device's place"}
         self.captured = self.turns = self.ahead = 0
         self._kept: list[Array] = []
         self._streams: dict[int, list[Step]] = {}

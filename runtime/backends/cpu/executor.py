@@ -179,6 +179,9 @@ class OrtExecutor:
         rows: NDArray[np.float32] = self._rows.hidden[slot]
         return rows
 
+    def erase(self, slot: int) -> None:
+        """See `Executor.erase`: rows past a node's own are never read here."""
+
     @property
     def cache_bytes(self) -> int:
         """Bytes of the cache."""

@@ -112,6 +112,7 @@ class Device(Protocol):
         ...
 
     uncaptured: list[str]  # why graphs could not be captured, one line each
+    identity: dict[str, Any]  # what times are true of: a processor, and what computes on it
 
     def close(self) -> None:
         """Wait for everything, and free it all; raises the first error, once it is done."""

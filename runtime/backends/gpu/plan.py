@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specbuild.runtime.bundle.manifest import MODULES, EngineRecord
+from specbuild.runtime.bundle.backend import RTX_ARCHITECTURES, Backend
+from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, one_line
 
 from .cuda import Cuda
@@ -22,18 +23,19 @@ from .library import PLUGIN, find_library
 from .tensors import TensorInfo
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # rows of a page
+__all__ = ["RTX_ARCHITECTURES"]
 PLUGIN_VERSION = "1"  # of TreeAttention, as plugins/trt registers it
-RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")  # that TensorRT-RTX compiles for
 _HEADER = 64  # bytes, `Runtime.engine_header_size`
 Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest "batch", "nodes"; a plugin's "tree", "pages"
 
 
-def flavour(backend: str) -> Any:
-    """The Python module of a backend; raises BundleError where it is not installed."""
+def flavour(backend: Backend) -> Any:
+    """The Python module of a backend with engines; raises BundleError where it is not installed."""
     try:
-        return importlib.import_module(MODULES[backend])
+        return importlib.import_module(str(backend.package))
     except ImportError as error:
-        raise BundleError(f"the bundle needs {backend} ({one_line(error)}): pip install {backend}") from None
+        name = backend.name
+        raise BundleError(f"the bundle needs {name} ({one_line(error)}): pip install {name}") from None
 
 
 @functools.cache
@@ -57,20 +59,19 @@ def logger(trt: Any) -> Any:
     return Log()
 
 
-def check_version(backend: str, record: EngineRecord, installed: str) -> None:
+def check_version(backend: Backend, record: EngineRecord, installed: str) -> None:
     """Raises BundleError where a plan is another TensorRT's."""
-    parts = 1 if record.version_compatible else 2 if backend == "tensorrt-rtx" else None
+    parts = 1 if record.version_compatible else backend.version_parts
     if record.version.split(".")[:parts] != installed.split(".")[:parts]:
         raise BundleError(
-            f"the plan was compiled by {backend} {record.version}, installed is {installed}: "
-            f"pip install {backend}=={record.version}, or build the bundle again"
+            f"the plan was compiled by {backend.name} {record.version}, installed is {installed}: "
+            f"pip install {backend.name}=={record.version}, or build the bundle again"
         )
 
 
-def check_architecture(backend: str, record: EngineRecord, capability: str) -> None:
+def check_architecture(backend: Backend, record: EngineRecord, capability: str) -> None:
     """Raises BundleError where a plan is for other GPUs; capability as "89"."""
-    portable = RTX_ARCHITECTURES if backend == "tensorrt-rtx" else ()
-    built = [name.rstrip("af") for name in record.architectures or portable]
+    built = [name.rstrip("af") for name in record.architectures or backend.architectures]
     newer = record.hardware_compatible == "ampere-plus" and int(capability) >= 80
     if built and capability not in built and not newer:
         names = ", ".join(f"sm_{name}" for name in built)
@@ -122,7 +123,7 @@ def check_profiles(record: EngineRecord, found: list[Profile]) -> None:
         raise BundleError(f"the plan has profiles {found}, its record {wanted}: build the bundle again")
 
 
-def deserialise(trt: Any, backend: str, path: Path, host_code: bool) -> tuple[Any, Any]:
+def deserialise(trt: Any, backend: Backend, path: Path, host_code: bool) -> tuple[Any, Any]:
     """The runtime and the engine of a plan; raises BundleError with TensorRT's own reason.
 
     Never without a driver: TensorRT then ends the process; TensorRT-RTX does not. `host_code`: let a version compatible
@@ -139,7 +140,7 @@ def deserialise(trt: Any, backend: str, path: Path, host_code: bool) -> tuple[An
             engine = None if reason else runtime.deserialize_cuda_engine(data)
     if engine is None:
         reason = reason or log.reason
-        raise BundleError(f"{path.name} does not load in {backend} {trt.__version__}: {reason}; build it again")
+        raise BundleError(f"{path.name} does not load in {backend.name} {trt.__version__}: {reason}; build it again")
     return runtime, engine
 
 
@@ -170,7 +171,7 @@ class Plan:
     """A deserialised plan, whose weights alone are on the GPU."""
 
     def __init__(
-        self, path: Path, backend: str, record: EngineRecord, device: Cuda, weights: float | None = None
+        self, path: Path, backend: Backend, record: EngineRecord, device: Cuda, weights: float | None = None
     ) -> None:
         """`weights`: the part of them that is on the GPU, None for all that the plan keeps there.
 

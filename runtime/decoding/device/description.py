@@ -27,7 +27,9 @@ from specbuild.runtime.bundle.memory_plan import block_size, cache_item_bytes, p
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.speculation.tree import TreeSpec
 
-from .resident import ResidentLoop
+from .resident import Flights
+from .room import Room
+from .rounds import Rounds
 from .state import Block, ProcessorFlags
 from .tree_grower import Extent
 
@@ -50,6 +52,7 @@ class RecordingDevice:
 
     def __init__(self) -> None:
         self.uncaptured: list[str] = []
+        self.identity: dict[str, Any] = {}
         self.nodes: list[dict[str, Any]] = []
         self.edges: list[tuple[int, int]] = []
         self.names: list[tuple[int, int, str]] = []  # where a named tensor begins and ends
@@ -236,24 +239,22 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Processor
     capacity = manifest.models["target"].capacity
     table = PageTable(recorder, Pages(batch_size, capacity, rows, count)) if rows else None
     executors = {name: _executor(manifest, name, recorder, batch_size, table) for name in names}
-    loop = ResidentLoop(
-        executors["target"], executors.get("draft"), _Kernels(recorder), frozenset(manifest.eos_token_ids), "model"
-    )
+    rounds = Rounds(executors["target"], executors.get("draft"), _Kernels(recorder))
+    flights = Flights(rounds, Room(executors["target"], executors.get("draft")))
     nodes = executors["target"].bucket(1 + spec.nodes if spec else 1)
     extent = Extent.of([spec], executors["draft"], nodes) if spec else None
-    parts: dict[str, Any] = {name: vars(executor.model) for name, executor in executors.items()} | {
-        "slots": loop._slots.at
-    }
-    parts |= {"round": loop._blocks[nodes], "loop": {k: v for k, v in vars(loop).items() if k != "_blocks"}}
-    parts |= {"drafting": vars(loop._model)} if loop._model else {}
+    parts: dict[str, Any] = {name: vars(executor.model) for name, executor in executors.items()}
+    parts |= {"slots": rounds.slots.at, "round": rounds.blocks[nodes]}
+    parts["loop"] = {name: value for name, value in (vars(rounds) | vars(flights)).items() if name != "blocks"}
+    parts |= {"drafting": vars(rounds.grower)} if rounds.grower else {}
     recorder.names += _tensors("", parts)
-    loop.capture(nodes, extent, asked)
+    flights.capture(nodes, extent, asked)
     return {
         "backend": manifest.backend,
         "batch_size": batch_size,
         "tree": spec.text if spec else "off",
         "nodes": nodes,
-        "rounds": loop.ahead,
+        "rounds": flights.ahead,
         "kind": "conditional",
         "condition": "while",
         "counts": dict(sorted(Counter(node["kind"] for node in recorder.nodes).items())),

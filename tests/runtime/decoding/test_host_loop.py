@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import Drafter, ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
@@ -27,7 +28,7 @@ PARAMS: list[dict[str, Any]] = [
 ]
 
 
-def run(loop: Loop, waiting: list[Sequence]) -> None:
+def run(loop: HostLoop, waiting: list[Sequence]) -> None:
     """As the engine does: a freed slot takes the next sequence."""
     waiting, active, free = list(waiting), list[Sequence](), list(range(loop.target.batch_size))
     while waiting or active:
@@ -68,7 +69,7 @@ def test_tokens_are_those_of_plain_decoding(
 ) -> None:
     target, draft = hash_model(1, order=order), hash_model(1, error=0.3, order=order)  # of two tokens: it loops
     proposing = drafter_of(drafter, hash_executor(draft, batch_size))
-    loop = Loop(hash_executor(target, batch_size), proposing, CHUNK, frozenset())
+    loop = HostLoop(hash_executor(target, batch_size), proposing, CHUNK, frozenset())
     requests = []
     for index, (tree, params) in enumerate((t, p) for t in TREES for p in PARAMS):
         prompt = [(index * 7 + i * i) % VOCAB for i in range(1 + index % 20)]
@@ -103,7 +104,7 @@ def test_tokens_do_not_depend_on_draft_or_batch(
 ) -> None:
     target, draft = hash_model(seed), hash_model(seed, error)
     eos = frozenset({4})
-    loop = Loop(hash_executor(target, 2), drafter_of("model", hash_executor(draft, 2)), CHUNK, eos)
+    loop = HostLoop(hash_executor(target, 2), drafter_of("model", hash_executor(draft, 2)), CHUNK, eos)
     requests = []
     for index in range(data.draw(st.integers(1, 3))):
         prompt = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
@@ -133,7 +134,7 @@ def test_end_of_sequence_inside_an_accepted_path(
     text = plain(model, prompt, params)
     for at, token in enumerate(text[:12]):
         eos = frozenset({token})
-        loop = Loop(hash_executor(model), drafter_of("model", hash_executor(model)), CHUNK, eos)
+        loop = HostLoop(hash_executor(model), drafter_of("model", hash_executor(model)), CHUNK, eos)
         request = request_of(prompt, params)
         run(loop, [request])
         assert request.output == text[: text.index(token) + 1]
@@ -152,7 +153,7 @@ def test_a_stop_string_inside_an_accepted_path(
     for at in range(10):
         stop = letters[at : at + 3]
         params = SamplingParams(max_new_tokens=40, speculation=tree, stop=stop)
-        loop = Loop(hash_executor(model), drafter_of("model", hash_executor(model)), CHUNK, frozenset())
+        loop = HostLoop(hash_executor(model), drafter_of("model", hash_executor(model)), CHUNK, frozenset())
         request = request_of(prompt, params)
         run(loop, [request])
         assert request.detokenizer.text == letters[: letters.index(stop)]
@@ -162,7 +163,7 @@ def test_a_stop_string_inside_an_accepted_path(
 
 def test_statistics_of_a_perfect_chain(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
     model, params = hash_model(3), SamplingParams(max_new_tokens=26, speculation="chain:4")
-    loop = Loop(hash_executor(model), drafter_of("model", hash_executor(model)), CHUNK, frozenset())
+    loop = HostLoop(hash_executor(model), drafter_of("model", hash_executor(model)), CHUNK, frozenset())
     request = request_of([1, 2, 3], params)
     run(loop, [request])  # the prompt gives one token, each of 5 rounds 5 more
     stats = request.metrics.speculative_decoding
@@ -174,7 +175,7 @@ def test_statistics_of_a_perfect_chain(hash_model: Any, hash_executor: Any, requ
 
 
 def test_run_statistics_count_what_was_emitted(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
-    loop = Loop(hash_executor(hash_model()), LookupDrafter(), CHUNK, frozenset())
+    loop = HostLoop(hash_executor(hash_model()), LookupDrafter(), CHUNK, frozenset())
     requests = [request_of([1] * 20, SamplingParams(max_new_tokens=n, speculation="chain:2")) for n in (3, 4)]
     run(loop, requests)
     assert loop.stats.emitted == 7
@@ -183,7 +184,7 @@ def test_run_statistics_count_what_was_emitted(hash_model: Any, hash_executor: A
 def test_measuring_logits_is_no_part_of_the_rounds(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
     model = hash_model()
     target = hash_executor(model)  # counts a second for each step
-    loop = Loop(target, None, CHUNK, frozenset())
+    loop = HostLoop(target, None, CHUNK, frozenset())
     text = [1, 2, 3] * 6
     assert loop.logits(text).tolist() == [model(text).tolist()]
     wanted = [model(text[:end]).tolist() for end in range(13, 19)]
@@ -224,7 +225,7 @@ def test_prompts_are_read_from_where_a_cache_has_them(
     """Texts that are continued, and texts with a common beginning: the same tokens, and fewer rounds."""
     model, previous, requests = hash_model(1), list[int](), list[Sequence]()
     target, proposing = hash_executor(model, batch_size), drafter_of(drafter, hash_executor(model, batch_size))
-    loop = Loop(target, proposing, CHUNK, frozenset())
+    loop = HostLoop(target, proposing, CHUNK, frozenset())
     for index in range(12):
         prompt = [*previous, 3] if index % 3 == 2 else [*SYSTEM[: 16 - index], index]
         params = SamplingParams(max_new_tokens=6, speculation="topk:2,3", seed=index, temperature=index % 2)
@@ -246,7 +247,7 @@ def test_rows_are_copied_from_a_slot_that_decodes(
     hash_model: Any, hash_executor: Any, request_of: Any, plain: Any
 ) -> None:
     model, params = hash_model(1), SamplingParams(max_new_tokens=9, speculation="chain:2")
-    loop = Loop(hash_executor(model, 2), drafter_of("model", hash_executor(model, 2)), CHUNK, frozenset())
+    loop = HostLoop(hash_executor(model, 2), drafter_of("model", hash_executor(model, 2)), CHUNK, frozenset())
     first, second = (request_of([*SYSTEM, *more], params, slot=slot) for slot, more in enumerate(([], [4, 4])))
     for _ in range(3):
         loop.round([first])
@@ -261,7 +262,7 @@ def test_rows_are_copied_from_a_slot_that_decodes(
 def test_what_is_not_reused(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
     """Rows of a sequence that failed, rows that logits were measured in, and none at all where it is not wanted."""
     params = SamplingParams(max_new_tokens=2, speculation="off")
-    loop = Loop(hash_executor(hash_model(1)), None, CHUNK, frozenset())
+    loop = HostLoop(hash_executor(hash_model(1)), None, CHUNK, frozenset())
 
     def cached() -> int:
         request = request_of(SYSTEM, params)
@@ -276,5 +277,5 @@ def test_what_is_not_reused(hash_model: Any, hash_executor: Any, request_of: Any
     failing.fail(RuntimeError("out of luck"))
     loop.release(0)
     assert [cached(), cached()] == [0, 15]
-    loop.prefix_caching = False
+    loop = HostLoop(hash_executor(hash_model(1)), None, CHUNK, frozenset(), LoopOptions(prefix_caching=False))
     assert [cached(), cached()] == [0, 0]

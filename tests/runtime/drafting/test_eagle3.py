@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.backends.executor import ModelSpec, StepInput
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.eagle3 import EagleDrafter
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, best_tokens
@@ -251,7 +251,7 @@ def test_a_loop_decodes_as_without_it(
 ) -> None:
     """Every greedy tree is the head's own, whatever was accepted before, and in slots that were used before."""
     target, head, drafter = make(slots=3)
-    loop = Loop(target, drafter, 4, frozenset())
+    loop = HostLoop(target, drafter, 4, frozenset())
     propose, trees = drafter.propose, list[tuple[list[int], Tree]]()
 
     def noted(sequences: Any) -> list[Tree]:

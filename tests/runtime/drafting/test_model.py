@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ def test_a_draft_that_equals_the_target_is_accepted(
 ) -> None:
     model, spec = hash_model(5), TreeSpec.parse(text)
     drafter = ModelDrafter(hash_executor(model), 8, overlap)
-    loop = Loop(hash_executor(model), drafter, 8, frozenset())
+    loop = HostLoop(hash_executor(model), drafter, 8, frozenset())
     sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text, seed=4, **params))
     while not sequence.finish_reason:
         before, drafted = len(sequence.output), sequence.drafts
@@ -54,7 +54,7 @@ def test_drafting_ahead_changes_no_token(
     model, outputs, drafters = hash_model(6), list[list[list[int]]](), list[ModelDrafter]()
     for overlap in (False, True):
         drafters.append(ModelDrafter(hash_executor(hash_model(6, error=0.4), 3), 8, overlap))
-        loop = Loop(hash_executor(model, 3), LookupDrafter(drafters[-1], looks_up), 8, frozenset())
+        loop = HostLoop(hash_executor(model, 3), LookupDrafter(drafters[-1], looks_up), 8, frozenset())
         found = []
         for first in (1, 4):
             active = [
@@ -80,7 +80,7 @@ def test_drafting_ahead_changes_no_token(
 
 def test_what_drafting_ahead_raises_the_round_raises(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
     drafter = ModelDrafter(hash_executor(hash_model(5)), 8, overlap=True)
-    loop = Loop(hash_executor(hash_model(5)), drafter, 8, frozenset())
+    loop = HostLoop(hash_executor(hash_model(5)), drafter, 8, frozenset())
     sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=20, speculation="chain:3"))
     loop.round([sequence])
     step, steps = drafter.executor.step, list[int]()
@@ -101,7 +101,7 @@ def test_what_drafting_ahead_raises_the_round_raises(hash_model: Any, hash_execu
 def test_the_real_target_as_its_own_draft_is_accepted_fully(
     load: Any, request_of: Any, tokenizer: Tokenizer, prompts: list[str], text: str, temperature: float
 ) -> None:
-    loop = Loop(load("target", 2), ModelDrafter(load("target", 2), 64), 64, frozenset())
+    loop = HostLoop(load("target", 2), ModelDrafter(load("target", 2), 64), 64, frozenset())
     params = SamplingParams(max_new_tokens=30, speculation=text, temperature=temperature, seed=7)
     chosen = [tokenizer.encode(prompt) for prompt in prompts[20:22]]
     active = [
@@ -124,7 +124,7 @@ def test_a_draft_runs_no_node_twice(
     """A round runs what was emitted and not run, the last leaf and the bonus at most, and its own inner nodes."""
     model = hash_model(5)
     executor = hash_executor(model)
-    loop, ran = Loop(hash_executor(model), ModelDrafter(executor, 8), 8, frozenset()), list[int]()
+    loop, ran = HostLoop(hash_executor(model), ModelDrafter(executor, 8), 8, frozenset()), list[int]()
     step = executor.step
     executor.step = lambda shares: (ran.append(sum(len(share.tokens) for share in shares)), step(shares))[1]
     sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation=text))
@@ -180,7 +180,7 @@ def test_a_guess_that_finds_no_bonus_leaves_the_rows_of_the_text(
         return tokens, np.full_like(likely, -np.inf) if text.growth.before else likely
 
     monkeypatch.setattr(drafter, "_best", nothing)
-    loop = Loop(hash_executor(hash_model(6)), drafter, 8, frozenset())
+    loop = HostLoop(hash_executor(hash_model(6)), drafter, 8, frozenset())
     sequence = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="best:5"))
     while not sequence.finish_reason:
         loop.round([sequence])

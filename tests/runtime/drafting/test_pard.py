@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specbuild.runtime import SamplingParams
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.pard import PardDrafter, masks
 from specbuild.runtime.requests.sequence import Sequence
@@ -162,7 +162,7 @@ def test_what_comes_out_is_plain_decoding(
     """And the first drafted token of a draft that equals the target is accepted: it is no guess."""
     model = hash_model(4)
     drafter = PardDrafter(hash_executor(model, 2), 16, MASK)
-    loop = Loop(hash_executor(model, 2), drafter, 16, frozenset())
+    loop = HostLoop(hash_executor(model, 2), drafter, 16, frozenset())
     chosen = SamplingParams(max_new_tokens=40, speculation=text, seed=4, **params)  # type: ignore[arg-type]
     active = [request_of([1, 2, slot], chosen, slot=slot) for slot in range(2)]
     for _ in range(2):

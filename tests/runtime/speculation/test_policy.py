@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specbuild.runtime import Limits, SamplingParams
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
@@ -41,7 +42,7 @@ class Meter:
         self.timings, self.seconds, self.rounds = table_of(times), 0.0, list[tuple[int, int, float]]()
         self.times = self.timings.at(1)
         self.model, self.draft = executor(target, 1, 600), executor(draft, 1, 600)
-        self.loop = Loop(self.model, LookupDrafter(ModelDrafter(self.draft, 64), looks_up=False), 64, frozenset())
+        self.loop = HostLoop(self.model, LookupDrafter(ModelDrafter(self.draft, 64), looks_up=False), 64, frozenset())
         self.policy, self._request_of = Policy(self.timings, drafts=True), request_of
         self._meter(self.model, self.times.verify, 0.0)
         self._meter(self.draft, self.times.draft, self.times.level)
@@ -55,6 +56,9 @@ class Meter:
             return step(shares)
 
         executor.step = metered
+
+    def limit(self, limits: Limits) -> None:
+        self.policy.limits, self.loop.planner = limits, Planner(limits)
 
     def run(self, prompt: list[int], count: int, before: Any = None, **params: Any) -> Sequence:
         chosen = SamplingParams(max_new_tokens=count, speculation="best:16", **params)
@@ -238,10 +242,10 @@ def test_a_level_is_worth_its_draft_and_its_verification() -> None:
 
 def test_limits_hold(hash_model: Any, metered: Any) -> None:
     meter = metered(hash_model(3), hash_model(3, error=0.2), LARGE)
-    meter.loop.limits = meter.policy.limits = Limits(max_draft_tokens=2)
+    meter.limit(Limits(max_draft_tokens=2))
     done = meter.run([1, 2, 3], 60)
     assert max(drafted for drafted, *_ in meter.rounds) == 2
-    meter.loop.limits = meter.policy.limits = Limits(min_expected_speedup=50)
+    meter.limit(Limits(min_expected_speedup=50))
     assert meter.run([1, 2, 3], 60).output == done.output
     assert {drafted for drafted, *_ in meter.rounds} == {0}
 

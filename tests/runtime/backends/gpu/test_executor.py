@@ -12,7 +12,7 @@ from tiny_models import BUCKETS, CAPACITY, CHUNK, VOCAB, executor, torch_model
 
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.speculation.tree import Tree
 
@@ -94,7 +94,7 @@ def test_a_long_chunk_is_a_step_of_its_slot(make: Make) -> None:
 def test_the_loop_measures_logits(make: Make) -> None:
     text = [(11 * i) % VOCAB for i in range(50)]
     expected = reference(torch_model("target"), text)
-    loop = Loop(make("target", 2), None, CHUNK, frozenset())
+    loop = HostLoop(make("target", 2), None, CHUNK, frozenset())
     np.testing.assert_allclose(loop.logits(text), expected[-1:], **BOUND)
     for nodes in (1, 4, BUCKETS[-1]):
         np.testing.assert_allclose(loop.logits(text, 9, nodes), expected[-9:], **BOUND)

@@ -25,9 +25,11 @@ from specbuild.runtime.backends.gpu.plan import (
     load_plugin,
 )
 from specbuild.runtime.backends.gpu.tensors import CACHES
+from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
 
+RTX = BACKENDS["tensorrt-rtx"]
 SPEC = ModelSpec("target", 2, 4, 8, 50, 64, 8, (0, 16))
 RECORD = EngineRecord(
     version="1.7.1.116",
@@ -108,7 +110,7 @@ def test_a_damaged_plan_is_one_line(
     with pytest.raises(
         BundleError, match=rf"target\.plan does not load in tensorrt-rtx 1\..*: {reason}; build"
     ) as found:
-        deserialise(module, "tensorrt-rtx", tmp_path / "target.plan", False)
+        deserialise(module, RTX, tmp_path / "target.plan", False)
     assert "\n" not in str(found.value)
     assert capfd.readouterr() == ("", "")
 
@@ -116,7 +118,7 @@ def test_a_damaged_plan_is_one_line(
 def test_a_flavour_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     with pytest.raises(BundleError, match=r"the bundle needs tensorrt-rtx .*: pip install tensorrt-rtx"):
-        flavour("tensorrt-rtx")
+        flavour(RTX)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +136,10 @@ def test_a_flavour_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_versions(backend: str, compatible: bool, installed: str, fits: bool) -> None:
     record = replace(RECORD, version_compatible=compatible)
     if fits:
-        check_version(backend, record, installed)
+        check_version(BACKENDS[backend], record, installed)
     else:
         with pytest.raises(BundleError, match=rf"by {backend} 1\.7\.1\.116, installed is {re.escape(installed)}: pip"):
-            check_version(backend, record, installed)
+            check_version(BACKENDS[backend], record, installed)
 
 
 @pytest.mark.parametrize(
@@ -157,12 +159,12 @@ def test_versions(backend: str, compatible: bool, installed: str, fits: bool) ->
 def test_architectures(built: list[str], hardware: str | None, capability: str, fits: bool) -> None:
     record = replace(RECORD, architectures=built, hardware_compatible=hardware)
     if fits:
-        check_architecture("tensorrt-rtx", record, capability)
+        check_architecture(RTX, record, capability)
     else:
         with pytest.raises(
             BundleError, match=f"compiled for sm_{(built or ['75'])[0]}.*this GPU is sm_{capability}: build"
         ):
-            check_architecture("tensorrt-rtx", record, capability)
+            check_architecture(RTX, record, capability)
 
 
 def test_profiles_are_the_record_s() -> None:

@@ -22,6 +22,7 @@ from specbuild.runtime.backends.gpu.pages import Pages
 from specbuild.runtime.backends.gpu.plan import Plan, logger
 from specbuild.runtime.backends.gpu.tensorrt import TrtModel
 from specbuild.runtime.backends.gpu.tensors import TensorInfo, check_tensors, expected_tensors
+from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError
 
@@ -238,7 +239,7 @@ class OnGpu:
             activations=0,
             profiles={p.name: {name: list(sizes) for name, sizes in p.sizes.items()} for p in profiles},
         )
-        self.plan = Plan(path, BACKEND, record, self.cuda)
+        self.plan = Plan(path, BACKENDS[BACKEND], record, self.cuda)
         scratch = self.cuda.empty((self.plan.scratch_bytes,), np.uint8)
         self.model = TrtModel(self.plan, SPEC, self.cuda, BATCH, scratch)
         self.stream = self.cuda.stream()

@@ -29,8 +29,8 @@ from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
 from specbuild.runtime.backends.gpu.pages import Pages
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
-from specbuild.runtime.decoding.device.resident import ResidentLoop
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.device.resident import AHEAD
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.eagle3 import EagleDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.drafting.pard import PardDrafter
@@ -91,7 +91,7 @@ def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loop
             model = OrtModel(path, spec, device, 2, BUCKETS, CHUNK, "cpu", stream)
         return StandardExecutor(device, QueuedModel(model, device), stream)
 
-    def make(lowering: Any, kind: str, made: type[DeviceLoop] = DeviceLoop, rows: int = 0) -> Any:
+    def make(lowering: Any, kind: str, ahead: int = 0, rows: int = 0) -> Any:
         device = HostDevice()
         pages = PageTable(device, Pages(2, CAPACITY, rows, 2 * CAPACITY // rows)) if rows else None
         target = executor(lowering, "target", device, pages)
@@ -109,7 +109,7 @@ def loops(host: KernelLibrary, tmp_path_factory: pytest.TempPathFactory) -> Loop
             return trees
 
         drafter.propose = noted  # type: ignore[method-assign]
-        return made(target, None, HostQueue(host, device), frozenset(), "model", hosted=drafter), seen
+        return DeviceLoop(target, None, HostQueue(host, device), frozenset(), "model", drafter, ahead=ahead), seen
 
     return make
 
@@ -126,7 +126,7 @@ def requests(tree: str) -> list[Sequence]:
 @pytest.fixture(scope="module")
 def expected(loops: Loops) -> list[list[int]]:
     target = loops(standard, "parallel")[0].target
-    return [s.output for s in run(Loop(target, None, CHUNK, frozenset()), requests("off"))]
+    return [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off"))]
 
 
 @functools.cache
@@ -138,7 +138,7 @@ def chain_of(kind: str) -> Chain:
 
 def truth(loop: DeviceLoop, expected: list[list[int]]) -> None:
     """Let every other tree be what will be emitted, so that long paths are accepted."""
-    drafter: Any = loop.drafter
+    drafter: Any = loop.hosted
     propose, rounds = drafter.propose, [0]
 
     def told(sequences: Any) -> list[Tree]:
@@ -190,7 +190,7 @@ def test_pages(loops: Loops, expected: list[list[int]]) -> None:
 
 def test_rounds_do_not_follow_each_other(loops: Loops, expected: list[list[int]]) -> None:
     """A resident loop needs the host for every tree."""
-    loop, seen = loops(standard, "parallel", ResidentLoop)
+    loop, seen = loops(standard, "parallel", AHEAD)
     assert [s.output for s in run(loop, requests("chain:3"))] == expected
     assert seen
     assert loop.notes == ["rounds do not follow each other: the host grows this draft's trees"]

@@ -23,7 +23,8 @@ from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.device.rounds import Draft
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
@@ -41,7 +42,7 @@ def plain(folder: Path) -> Callable[..., list[Sequence]]:
 
     def decode(wanted: list[Sequence], name: str = "target") -> list[Sequence]:
         target = executor(name, HostDevice(), folder, 1)
-        loop = Loop(target, None, CHUNK, frozenset())
+        loop = HostLoop(target, None, CHUNK, frozenset())
         return run(loop, wanted)
 
     return decode
@@ -80,7 +81,7 @@ def test_statistics_are_the_host_loops(host: KernelLibrary, folder: Path) -> Non
     again = [request_of(prompt_of(i, 5 + i), speculation=tree, **more) for i, (tree, more) in enumerate(wanted)]
     target, draft = (executor(name, other, folder, 3) for name in ("target", "draft"))
     run(made.loop, batch)
-    run(Loop(target, ModelDrafter(draft, 8), 16, frozenset()), again)
+    run(HostLoop(target, ModelDrafter(draft, 8), 16, frozenset()), again)
     for mine, theirs in zip(batch, again, strict=True):
         assert mine.output == theirs.output
         told = replace(theirs.metrics.speculative_decoding, depth_histogram=[])
@@ -102,14 +103,14 @@ def test_lookups_are_sent(
         return [request_of(prompt, speculation=tree, **each) for prompt, each in zip(prompts, more, strict=True)]
 
     made, sent = Made(host, folder, 2, names, drafter=None), list[int]()
-    propose = made.loop._propose
+    plan = made.loop._plan
 
-    def noted(sequences: list[Sequence]) -> list[Tree | None]:
-        trees = propose(sequences)
-        sent.extend(len(tree) if tree else 0 for tree in trees)
-        return trees
+    def noted(sequences: list[Sequence]) -> list[Draft]:
+        drafts = plan(sequences)
+        sent.extend(len(draft.tree) if draft.tree else 0 for draft in drafts)
+        return drafts
 
-    monkeypatch.setattr(made.loop, "_propose", noted)
+    monkeypatch.setattr(made.loop, "_plan", noted)
     done = run(made.loop, wanted("best:6"))
     assert [s.output for s in done] == [s.output for s in plain(wanted("off"))]
     assert max(sent) == 7
@@ -120,8 +121,8 @@ def test_lookups_are_sent(
 def test_without_speculation_nothing_is_drafted(host: KernelLibrary, folder: Path, expected: list[list[int]]) -> None:
     made = Made(host, folder, 3)
     assert [s.output for s in run(made.loop, requests("off"))] == expected
-    assert made.loop._model
-    assert not made.loop._model.executor.model.steps  # type: ignore[attr-defined]
+    assert made.loop.rounds.grower
+    assert not made.loop.rounds.grower.executor.model.steps  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -156,11 +157,11 @@ def test_ends_inside_an_accepted_path(host: KernelLibrary, folder: Path, plain: 
         (stopped,) = plain([request_of(prompt_of(3, 6), speculation="off", stop=stop)])
         (one,) = run(made.loop, [request_of(prompt_of(3, 6), speculation="chain:4", stop=stop)])
         assert (one.output, one.finish_reason) == (stopped.output, "stop")
-        made.loop.eos = frozenset({full.output[at]})
+        made.loop.emission.eos = frozenset({full.output[at]})
         (other,) = run(made.loop, [request_of(prompt_of(3, 6), speculation="topk:2,3")])
         assert other.output == full.output[: full.output.index(full.output[at]) + 1]
         assert other.finish_reason == "stop"
-        made.loop.eos = frozenset()
+        made.loop.emission.eos = frozenset()
 
 
 def test_logprobs_are_plain_decodings(host: KernelLibrary, folder: Path, plain: Any) -> None:
@@ -209,17 +210,17 @@ def test_a_fault_ends_its_sequence_alone(
 
     made, reference = Made(host, folder, names=("target",)), [s.output for s in plain(wanted("off"))]
     batch = wanted("chain:3")
-    found, propose = list[int](), made.loop._propose
+    found, plan = list[int](), made.loop._plan
 
-    def wrong(sequences: list[Sequence]) -> list[Tree | None]:
-        trees = propose(sequences)
-        for at, sequence in enumerate(sequences):
+    def wrong(sequences: list[Sequence]) -> list[Draft]:
+        drafts = plan(sequences)
+        for draft, sequence in zip(drafts, sequences, strict=True):
             if sequence is batch[0] and len(sequence.output) > 3:
                 found.append(len(sequence.output))
-                trees[at] = Tree([sequence.tokens[-1], 5, 6], [-1, 2, 0], [0, 1, 1])
-        return trees
+                draft.tree = Tree([sequence.tokens[-1], 5, 6], [-1, 2, 0], [0, 1, 1])
+        return drafts
 
-    monkeypatch.setattr(made.loop, "_propose", wrong)
+    monkeypatch.setattr(made.loop, "_plan", wrong)
     run(made.loop, batch)
     assert "fault PARENT" in str(batch[0].error)
     assert batch[0].output == reference[0][: found[0]]

@@ -14,8 +14,9 @@ from tiny_models import CHUNK, TEXT, VOCAB, executor
 
 from specbuild.runtime.backends.gpu.device import Step
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.decoding.device.resident import ResidentLoop
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.device.rounds import Draft
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.requests.sequence import Sequence
 
@@ -37,9 +38,10 @@ class Resident(Made):
         self.device.ahead = ahead
         self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]
         queue = HostQueue(host, self.device)
-        self.loop: ResidentLoop = ResidentLoop(
-            self.target, drafts[0] if drafts else None, queue, frozenset(), drafter, rounds
-        )
+        draft = drafts[0] if drafts else None
+        self.loop = DeviceLoop(self.target, draft, queue, frozenset(), drafter, ahead=rounds)
+        assert self.loop.flights
+        self.flights = self.loop.flights
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def plain(folder: Path) -> Callable[[list[Sequence]], list[list[int]]]:
 
     def decode(wanted: list[Sequence]) -> list[list[int]]:
         target = executor("target", HostDevice(), folder, 1)
-        return [s.output for s in run(Loop(target, None, CHUNK, frozenset()), wanted)]
+        return [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), wanted)]
 
     return decode
 
@@ -108,15 +110,14 @@ def test_without_speculation(host: KernelLibrary, folder: Path, plain: Any, name
 
 def flights(made: Resident, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rounds each launch from now on may do."""
-    launch, done = made.loop._fly, list[int]()
+    launch, done = made.flights.launch, list[int]()
 
-    def noted(sequences: list[Sequence]) -> bool:
-        flies = launch(sequences)
-        if made.loop._flight:
-            done.append(made.loop.ahead - made.loop._flight.read)
-        return flies
+    def noted(plan: list[Draft]) -> None:
+        launch(plan)
+        if made.flights._flight:
+            done.append(made.flights.ahead - made.flights._flight.read)
 
-    monkeypatch.setattr(made.loop, "_fly", noted)
+    monkeypatch.setattr(made.flights, "launch", noted)
     return done
 
 
@@ -172,7 +173,7 @@ def test_leaving_and_joining(host: KernelLibrary, folder: Path, plain: Any, ahea
     leaver.slot, stayer.slot = 0, 1
     for _ in range(5):
         made.loop.round([leaver, stayer])
-    assert made.loop._flight
+    assert made.flights.under_way
     tokens = list(leaver.output)
     made.loop.release(0)
     joiner.slot = 0
@@ -210,10 +211,10 @@ def test_a_fault_ends_its_sequence_alone(
 ) -> None:
     """A shape that its graph has no room for, as if memory had been overwritten."""
     made, wanted = Resident(host, folder, ahead=ahead), batch("chain:3", 3, max_new_tokens=20)
-    expected, body = plain(batch("off", 3, max_new_tokens=20)), made.loop._body
+    expected, body = plain(batch("off", 3, max_new_tokens=20)), made.flights._body
 
     def spoilt(*arguments: Any) -> None:
-        growth = made.device.array(made.loop._slots.at["growths"])[0].view(np.int32)
+        growth = made.device.array(made.loop.rounds.slots.at["growths"])[0].view(np.int32)
 
         def spoil() -> None:
             if len(wanted[0].output) > 3 or made.device.turns > 3:
@@ -222,7 +223,7 @@ def test_a_fault_ends_its_sequence_alone(
         made.device.run(made.target.stream, spoil)
         body(*arguments)
 
-    monkeypatch.setattr(made.loop, "_body", spoilt)
+    monkeypatch.setattr(made.flights, "_body", spoilt)
     run(made.loop, wanted)
     assert "fault CAPACITY" in str(wanted[0].error)
     assert 0 < len(wanted[0].output) < 20
@@ -327,7 +328,7 @@ def in_flight(made: Resident) -> list[Sequence]:
     wanted = batch("chain:3", 2, max_new_tokens=40)
     for slot, sequence in enumerate(wanted):
         sequence.slot = slot
-    while not made.loop._flight:
+    while not made.flights.under_way:
         made.loop.round(wanted)
     return wanted
 
@@ -338,7 +339,7 @@ def test_it_is_closed_in_the_middle_of_rounds(host: KernelLibrary, folder: Path,
     in_flight(made)
     made.loop.close()
     assert made.device.turns < 32
-    assert not made.loop._loops
+    assert not made.flights._loops
     assert not any(made.device._streams.values())
 
 
@@ -347,7 +348,7 @@ def test_the_device_stops_when_nobody_is_left(host: KernelLibrary, folder: Path)
     wanted = in_flight(made)
     made.loop.release(0)  # as one that was cancelled: it has no reason yet
     wanted[0].finish_reason = "cancelled"
-    assert made.loop._flight, "the other goes on"
+    assert made.flights.under_way, "the other goes on"
     made.loop.release(1)
-    assert made.loop._flight is None
+    assert not made.flights.under_way
     assert not made.device._streams[made.target.stream]

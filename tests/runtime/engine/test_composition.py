@@ -12,17 +12,19 @@ from typing import Any
 import pytest
 
 from specbuild.runtime import Bundle, Engine, Limits, SamplingParams
+from specbuild.runtime.backends.cpu.load import PROMPT_CHUNK
 from specbuild.runtime.bundle.manifest import MANIFEST, FileRecord
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
-from specbuild.runtime.engine.load_cpu import PROMPT_CHUNK, load_loop, load_model
+from specbuild.runtime.engine.composition import cpu_loop
+from specbuild.runtime.engine.load_options import LoadOptions
 from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import FILE, OLD_FILE, machine
 
-Load = Callable[..., tuple[Loop, Policy | None]]
+Load = Callable[..., tuple[HostLoop, Policy | None]]
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +34,11 @@ def opened(bundle: Path) -> Bundle:
 
 @pytest.fixture
 def load_with(opened: Bundle) -> Any:
-    """`load_with(bundle, **load_loop arguments)`: a loop that is closed when the test has ended."""
-    loops = list[Loop]()
+    """`load_with(bundle, **load options)`: a loop that is closed when the test has ended."""
+    loops = list[HostLoop]()
 
-    def load(bundle: Bundle = opened, **options: Any) -> tuple[Loop, Policy | None]:
-        given = {"drafter": None, "batch_size": 1, "threads": 1, "draft_threads": 1}
-        loop, policy = load_loop(bundle, **given | {"limits": NO_LIMITS, "overlap": None} | options)  # type: ignore
+    def load(bundle: Bundle = opened, **options: Any) -> tuple[HostLoop, Policy | None]:
+        loop, policy = cpu_loop(bundle, LoadOptions(**{"threads": 1} | options))
         loops.append(loop)
         return loop, policy
 
@@ -46,7 +47,7 @@ def load_with(opened: Bundle) -> Any:
         loop.close()
 
 
-def model_of(loop: Loop) -> Any:
+def model_of(loop: HostLoop) -> Any:
     """The drafter that has a model, if any has."""
     assert isinstance(loop.drafter, LookupDrafter)
     return loop.drafter.model
@@ -56,8 +57,8 @@ def test_a_loop_has_what_its_bundle_says(opened: Bundle, load_with: Load) -> Non
     loop, policy = load_with()
     manifest, chunk = opened.manifest, opened.manifest.buckets[-1]
     assert policy is None
-    assert (loop.chunk, loop.lone_chunk, loop.eos) == (chunk, PROMPT_CHUNK, frozenset(manifest.eos_token_ids))
-    assert loop.limits is NO_LIMITS
+    assert (loop.reader.chunk, loop.emission.eos) == (chunk, frozenset(manifest.eos_token_ids))
+    assert loop.planner.limits is NO_LIMITS
     for name, executor in (("target", loop.target), ("draft", loop.draft_executor)):
         assert executor
         record = manifest.models[name]
@@ -66,29 +67,6 @@ def test_a_loop_has_what_its_bundle_says(opened: Bundle, load_with: Load) -> Non
             record.capacity,
         )
         assert executor.spec.max_nodes == PROMPT_CHUNK > chunk, "a prompt's chunk is longer than any tree"
-
-
-@pytest.mark.parametrize(("batch_size", "compiled"), [(1, 1), (2, 2), (3, 4), (4, 4)])
-@pytest.mark.parametrize("name", ["target", "draft"])
-def test_the_smallest_graph_that_holds_the_batch_is_loaded(
-    opened: Bundle, name: str, batch_size: int, compiled: int
-) -> None:
-    executor = load_model(opened, name, batch_size, threads=1)
-    assert executor.batch_size == compiled
-    executor.close()
-
-
-def test_a_graph_that_is_not_there_is_said_in_one_line(opened: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"target/batch1\.onnx does not load in ONNX Runtime") as caught:
-        load_model(Bundle(tmp_path, opened.manifest), "target", 1, threads=1)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("backend", ["abacus", "tensorrt"])
-def test_graphs_of_another_backend_are_not_tried(opened: Bundle, tmp_path: Path, backend: str) -> None:
-    elsewhere = Bundle(tmp_path, replace(opened.manifest, backend=backend))
-    with pytest.raises(BundleError, match=f"needs backend '{backend}', this specbuild has onnxruntime, onnxruntime-cu"):
-        load_model(elsewhere, "target", 1, threads=1)
 
 
 def repeating(request_of: Any) -> Sequence:
@@ -143,7 +121,7 @@ def test_an_untuned_draft_drafts_ahead_where_it_is_told_to(load_with: Load, over
 def test_limits_are_the_loop_s(load_with: Load) -> None:
     limits = Limits(max_draft_tokens=3)
     loop, policy = load_with(limits=limits)
-    assert loop.limits is limits
+    assert loop.planner.limits is limits
     assert policy is None
 
 

@@ -21,8 +21,8 @@ from specbuild.runtime.backends.gpu.device import PageTable
 from specbuild.runtime.backends.gpu.pages import Pages
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
-from specbuild.runtime.decoding.device.resident import ResidentLoop
-from specbuild.runtime.decoding.host_loop import Loop
+from specbuild.runtime.decoding.device.resident import AHEAD
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.engine.scheduler import Scheduler
 from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.requests.sequence import Sequence
@@ -34,9 +34,7 @@ LONG = prompt_of(4, 50)
 class Paged:
     """A loop over paged caches, and what is written where: of the target no row by two, and no page that two have."""
 
-    def __init__(
-        self, host: KernelLibrary, slots: int, pages: int, kind: type[DeviceLoop] = DeviceLoop, **more: Any
-    ) -> None:
+    def __init__(self, host: KernelLibrary, slots: int, pages: int, ahead: int = 0, **more: Any) -> None:
         """`more`: of `made`, and `names` of the models."""
         self.device, self.pages = HostDevice(), Pages(slots, CAPACITY, ROWS, pages)
         table, by = PageTable(self.device, self.pages), more.pop("by", oracle)
@@ -45,7 +43,7 @@ class Paged:
             made(name, self.device, slots, by=functools.partial(self.compute, at == 0, by), pages=table, **more)
             for at, name in enumerate(names)
         )
-        self.loop = kind(self.target, draft, HostQueue(host, self.device), frozenset(), "model")
+        self.loop = DeviceLoop(self.target, draft, HostQueue(host, self.device), frozenset(), "model", ahead=ahead)
         self.shared = 0
 
     def compute(self, target: bool, by: Compute, case: Case) -> tuple[Any, ...]:
@@ -67,7 +65,7 @@ class Paged:
 
 def plain(wanted: list[Sequence]) -> list[list[int]]:
     """The same requests one by one, without speculation, over a linear cache."""
-    return [s.output for s in run(Loop(made("target", HostDevice(), 1), None, CHUNK, frozenset()), wanted)]
+    return [s.output for s in run(HostLoop(made("target", HostDevice(), 1), None, CHUNK, frozenset()), wanted)]
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +73,15 @@ def expected() -> list[list[int]]:
     return plain(requests("off"))
 
 
-@pytest.mark.slow(but=("14-best:7-ResidentLoop",))
-@pytest.mark.parametrize("kind", [DeviceLoop, ResidentLoop])
+@pytest.mark.slow(but=("14-best:7-32",))
+@pytest.mark.parametrize("ahead", [0, AHEAD])
 @pytest.mark.parametrize("tree", ["chain:4", "best:7"])
 @pytest.mark.parametrize("pages", [6, 2 * EVERY])
 def test_tokens_are_plain_decodings(
-    host: KernelLibrary, expected: list[list[int]], tree: str, pages: int, kind: type[DeviceLoop]
+    host: KernelLibrary, expected: list[list[int]], tree: str, pages: int, ahead: int
 ) -> None:
     """With six pages hardly two requests fit at once; they are started in turn."""
-    paged, batch = Paged(host, 3, pages, kind), requests(tree)
+    paged, batch = Paged(host, 3, pages, ahead), requests(tree)
     done = run(paged.loop, batch)
     assert [s.output for s in done] == expected
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 5
@@ -94,7 +92,7 @@ def test_tokens_are_plain_decodings(
 
 def test_rounds_by_themselves_end_where_the_pages_do(host: KernelLibrary) -> None:
     """A perfect draft, and a device as far ahead as it may be: past the text's end, and not past its pages."""
-    paged = Paged(host, 2, EVERY, ResidentLoop, names=("target", "target"))
+    paged = Paged(host, 2, EVERY, AHEAD, names=("target", "target"))
     paged.device.ahead = 99
     wanted = [request_of(prompt_of(2, 6), speculation=tree, max_new_tokens=18) for tree in ("chain:4", "off")]
     (done,) = run(paged.loop, wanted[:1])
@@ -170,7 +168,7 @@ def test_the_kernel_over_pages(host: KernelLibrary, host_kernels: HostKernels, f
     """The compiled kernels in float16, pages of bytes with FP8: as plain decoding through them, over a linear cache."""
     by: Compute = functools.partial(attention_oracle.run, host_kernels)  # type: ignore[assignment]
     target = made("target", HostDevice(), 1, "fp16" + fp8, by=by)
-    wanted = [s.output for s in run(Loop(target, None, CHUNK, frozenset()), requests("off", 3))]
+    wanted = [s.output for s in run(HostLoop(target, None, CHUNK, frozenset()), requests("off", 3))]
     paged = Paged(host, 2, 7, precision="fp16" + fp8, by=by)
     done = run(paged.loop, requests("topk:2,3", 3))
     assert [s.output for s in done] == wanted
@@ -256,7 +254,7 @@ def test_what_never_fits_is_refused(host: KernelLibrary) -> None:
 def test_logits_for_measuring(host: KernelLibrary) -> None:
     """Into slot 0, whatever was kept there; then texts go on."""
     paged, text = Paged(host, 2, EVERY), prompt_of(1, 60)
-    wanted = Loop(made("target", HostDevice(), 1), None, CHUNK, frozenset()).logits(text)
+    wanted = HostLoop(made("target", HostDevice(), 1), None, CHUNK, frozenset()).logits(text)
     (first,) = run(paged.loop, [request_of(LONG, speculation="chain:4", max_new_tokens=4)])
     np.testing.assert_allclose(paged.loop.logits(text), wanted, rtol=1e-4, atol=1e-4)
     (again,) = run(paged.loop, [request_of(LONG, speculation="chain:4", max_new_tokens=4)])

@@ -16,13 +16,15 @@ from device import gpus
 from host_device import HostDevice
 
 from specbuild.runtime import Bundle, Manifest
-from specbuild.runtime.backends.executor import ON_GPU
+from specbuild.runtime.backends.gpu import load
 from specbuild.runtime.backends.gpu.plan import flavour
+from specbuild.runtime.backends.kernels import cubins
 from specbuild.runtime.backends.kernels.cubins import KERNELS
 from specbuild.runtime.bundle import memory_plan
-from specbuild.runtime.bundle.manifest import MODULES, EngineRecord, KernelRecord
-from specbuild.runtime.engine import load_gpu
-from specbuild.runtime.engine.load_gpu import load_loop
+from specbuild.runtime.bundle.backend import BACKENDS, COMPILED
+from specbuild.runtime.bundle.manifest import EngineRecord, KernelRecord
+from specbuild.runtime.engine.composition import compose
+from specbuild.runtime.engine.load_options import LoadOptions
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, SpecbuildError
 
 RTX = "tensorrt-rtx"
@@ -32,7 +34,7 @@ Make = Callable[..., Bundle]
 
 
 def installed() -> str:
-    return str(flavour(RTX).__version__) if importlib.util.find_spec("tensorrt_rtx") else "1.7.1.116"
+    return str(flavour(BACKENDS[RTX]).__version__) if importlib.util.find_spec("tensorrt_rtx") else "1.7.1.116"
 
 
 @pytest.fixture
@@ -40,10 +42,10 @@ def make(manifest_of: Callable[..., Manifest], write_bundle: Callable[..., Bundl
     """`make(backend, engine fields, **manifest fields)`: a bundle of two models, whose plans are none."""
 
     def make(backend: str = RTX, engine: Any = None, **fields: Any) -> Bundle:
-        file = "model.plan" if backend in MODULES else "model.onnx"
+        file = "model.plan" if backend in COMPILED else "model.onnx"
         graphs = {name: {"graphs": {"2": f"{name}/{file}"}, "precision": "fp16"} for name in ("target", "draft")}
         record = EngineRecord(installed(), ["89"], "native", None, False, None, 0, {"n": {"nodes": [1, 8, 8]}})
-        records = {f"{name}/{file}": replace(record, **engine or {}) for name in graphs} if backend in MODULES else {}
+        records = {f"{name}/{file}": replace(record, **engine or {}) for name in graphs} if backend in COMPILED else {}
         return write_bundle(
             tmp_path / "x.bundle", manifest_of(**graphs, **{"backend": backend, "engines": records} | fields)
         )
@@ -85,7 +87,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Pretended]]:
             opened.append(Pretended(capability, free, closing))
             return opened[-1]
 
-        monkeypatch.setattr(load_gpu, "Cuda", cuda)
+        monkeypatch.setattr(load, "Cuda", cuda)
         return opened
 
     return make
@@ -94,13 +96,13 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Pretended]]:
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are kernels; none is launched."""
-    monkeypatch.setattr(load_gpu, "find_kernels", lambda bundle, capability: SimpleNamespace())
+    monkeypatch.setattr(cubins, "find_kernels", lambda bundle, capability: SimpleNamespace())
 
 
 def refused(kind: type[SpecbuildError], bundle: Bundle, **options: Any) -> str:
     """The one line with which a bundle is refused."""
     with pytest.raises(kind) as caught:
-        load_loop(bundle, **{"drafter": None, "batch_size": 2} | options)
+        compose(bundle, LoadOptions(**{"batch_size": 2} | options))
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -116,14 +118,14 @@ def of_version(bundle: Bundle, version: str, name: str = "target/model.plan") ->
     return rewritten(bundle, engines=engines | {name: replace(engines[name], version=version)})
 
 
-@pytest.mark.parametrize("backend", ON_GPU)
+@pytest.mark.parametrize("backend", [name for name, each in BACKENDS.items() if each.on_gpu])
 def test_a_damaged_file_is_said_before_anything_is_asked_for(
     make: Make, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     """Neither TensorRT nor a driver: what is damaged may hold code."""
     bundle = make(backend)
-    for module in MODULES.values():
-        monkeypatch.setitem(sys.modules, module, None)
+    for each in COMPILED:
+        monkeypatch.setitem(sys.modules, str(BACKENDS[each].package), None)
     path = bundle.path(next(iter(bundle.manifest.models["draft"].graphs.values())))
     path.write_bytes(path.read_bytes()[::-1])
     assert "(its hash differs): copy the bundle again" in refused(BundleError, bundle)
@@ -131,11 +133,11 @@ def test_a_damaged_file_is_said_before_anything_is_asked_for(
     assert f"{path} cannot be read" in refused(BundleError, bundle)
 
 
-@pytest.mark.parametrize("backend", sorted(MODULES))
+@pytest.mark.parametrize("backend", sorted(COMPILED))
 def test_a_tensorrt_that_is_missing_is_said_before_the_driver(
     make: Make, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, MODULES[backend], None)
+    monkeypatch.setitem(sys.modules, str(BACKENDS[backend].package), None)
     line = refused(BundleError, make(backend))
     assert line.startswith(f"the bundle needs {backend} (")
     assert line.endswith(f"): pip install {backend}")
@@ -217,8 +219,8 @@ def test_streamed_weights_need_no_room(
     bundle = write_bundle(bundle.folder, bundle.manifest, {"target/model.plan": bytes(1 << 20)})
     pretend(free=free_for(bundle, ("target", "draft")) - (1 << 19))
     for weights in (None, 1.0, 0.75):
-        assert "MiB are free" in refused(OptionError, bundle, weights=weights)
-    assert "has no kernels" in refused(ExecutionError, bundle, weights=0.5)
+        assert "MiB are free" in refused(OptionError, bundle, gpu_weights_percent=weights)
+    assert "has no kernels" in refused(ExecutionError, bundle, gpu_weights_percent=0.5)
 
 
 @needs_rtx
@@ -244,9 +246,10 @@ def test_kernels_of_a_bundle_have_to_be_whole(make: Make, pretend: Callable[...,
 @pytest.mark.usefixtures("with_kernels")
 def test_only_engines_stream_weights(make: Make, pretend: Callable[..., list[Pretended]]) -> None:
     opened = pretend()
-    line = refused(OptionError, make("onnxruntime-cuda"), weights=0.5)
-    assert line == "onnxruntime-cuda keeps all weights on the GPU: only engines stream them"
-    assert opened[0].closed == 1
+    bundle = make("onnxruntime-cuda")
+    line = refused(OptionError, bundle, gpu_weights_percent=0.5)
+    assert line.endswith("onnxruntime-cuda, which has no gpu_weights_percent: drop it (tensorrt, tensorrt-rtx have it)")
+    assert not opened
 
 
 @needs_rtx
@@ -302,10 +305,10 @@ def test_an_interrupt_frees_the_device_too(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(load_gpu, "find_kernels", interrupt)
+    monkeypatch.setattr(cubins, "find_kernels", interrupt)
     opened = pretend()
     with pytest.raises(KeyboardInterrupt):
-        load_loop(make("onnxruntime-cuda"), None, 1)
+        compose(make("onnxruntime-cuda"), LoadOptions())
     assert opened[0].closed == 1
 
 
@@ -314,7 +317,7 @@ def test_kernels_are_launched_in_the_device_s_context() -> None:
     kernels: Any = SimpleNamespace(
         launch=lambda *arguments: seen.append((device.entered, *arguments)), workspace=lambda params: len(params)
     )
-    wrapped = load_gpu._Current(kernels, device)  # type: ignore[arg-type]
+    wrapped = load._Current(kernels, device)  # type: ignore[arg-type]
     params: Any = "params"
     wrapped.launch("walk_tree", params, 7)
     wrapped.launch("walk_tree", params)

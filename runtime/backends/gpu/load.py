@@ -1,0 +1,134 @@
+"""A bundle's models on a GPU: files, TensorRT, driver and memory checked, then engines or graphs loaded."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.backends.executor import ModelSpec, spec_of
+from specbuild.runtime.bundle import memory_plan
+from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.errors import ExecutionError
+
+from .cuda import Cuda
+from .device import Kernels, Model, PageTable
+from .executor import StandardExecutor
+from .pages import Pages
+from .plan import Plan, check_architecture, check_version, flavour
+from .tensorrt import TrtModel
+
+FindKernels = Callable[[Bundle, str], Kernels]  # those of a bundle for a compute capability
+PROMPT_CHUNK = 512  # nodes of a prompt in a step, where no engine's profile says how many
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What goes to the GPU: models by name, for so many sequences.
+
+    weights: the part of the target's that is there, where its engine streams them; None: all. kv_cache_tokens: of all
+    texts together, in paged caches; None: as many as the slots' rows.
+    """
+
+    names: Sequence[str]
+    batch_size: int
+    weights: float | None = None
+    kv_cache_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The models of a bundle on one device, and the kernels that decode with them."""
+
+    target: StandardExecutor
+    draft: StandardExecutor | None
+    kernels: Kernels
+
+
+@contextmanager
+def loaded(bundle: Bundle, placement: Placement, find_kernels: FindKernels) -> Iterator[Loaded]:
+    """The models on the first GPU; on any error, those inside the `with` included, nothing stays there.
+
+    Raises BundleError, OptionError and ExecutionError, each for the first thing that is wrong: a file, its TensorRT,
+    the driver, the GPU it is for, the memory, the kernels, the plan.
+    """
+    manifest = bundle.manifest
+    backend = manifest.descriptor
+    bundle.verify()  # before all else: a plan may hold code
+    for record in manifest.engines.values():
+        check_version(backend, record, str(flavour(backend).__version__))
+    device = Cuda()
+    try:
+        for record in manifest.engines.values():
+            check_architecture(backend, record, device.capability)
+        asked = placement.names, placement.kv_cache_tokens, placement.weights
+        memory_plan.check(manifest, placement.batch_size, device.memory[0], *asked)
+        with device.current:
+            kernels = _Current(find_kernels(bundle, device.capability), device)
+        executors = dict(zip(placement.names, _executors(bundle, placement, device), strict=True))
+        yield Loaded(executors["target"], executors.get("draft"), kernels)
+    except BaseException:
+        with suppress(ExecutionError):  # the first error is what went wrong
+            device.close()
+        raise
+
+
+def _executors(bundle: Bundle, placement: Placement, device: Cuda) -> list[StandardExecutor]:
+    """Each model on a stream of its own."""
+    specs = [spec_of(bundle.manifest, name) for name in placement.names]
+    streams = [device.stream() for _ in specs]
+    made = _engines if bundle.manifest.descriptor.compiles else _graphs
+    models = made(bundle, placement, specs, device, streams)
+    return [StandardExecutor(device, model, stream) for model, stream in zip(models, streams, strict=True)]
+
+
+def _files(bundle: Bundle, specs: Sequence[ModelSpec]) -> list[str]:
+    return [next(iter(bundle.manifest.models[spec.name].graphs.values())) for spec in specs]
+
+
+def _engines(
+    bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda, streams: Sequence[int]
+) -> list[Model]:
+    """Engines share their scratch memory, for their steps never overlap."""
+    manifest, batch_size = bundle.manifest, placement.batch_size
+    count, rows = memory_plan.pages(manifest, batch_size, placement.kv_cache_tokens), memory_plan.block_size(manifest)
+    pages = PageTable(device, Pages(batch_size, specs[0].capacity, rows, count)) if rows else None
+    plans = [
+        Plan(bundle.path(graph), manifest.descriptor, manifest.engines[graph], device, part)
+        for graph, part in zip(_files(bundle, specs), (placement.weights, None), strict=False)
+    ]
+    scratch = device.empty((max(plan.scratch_bytes for plan in plans),), np.uint8)
+    return [TrtModel(plan, spec, device, batch_size, scratch, pages) for plan, spec in zip(plans, specs, strict=True)]
+
+
+def _graphs(
+    bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda, streams: Sequence[int]
+) -> list[Model]:
+    from .onnxruntime_cuda import OrtModel  # which takes a while to import
+
+    manifest = bundle.manifest
+    chunk = min(PROMPT_CHUNK, manifest.max_seq_len)
+    return [
+        OrtModel(bundle.path(graph), spec, device, placement.batch_size, manifest.buckets, chunk, "cuda", stream)
+        for graph, spec, stream in zip(_files(bundle, specs), specs, streams, strict=True)
+    ]
+
+
+class _Current:
+    """Kernels launched in the device's context, whichever thread asks."""
+
+    def __init__(self, kernels: Kernels, device: Cuda) -> None:
+        self._kernels, self._device = kernels, device
+
+    def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
+        """See `Kernels.launch`."""
+        with self._device.current:
+            self._kernels.launch(name, params, stream)
+
+    def workspace(self, params: Any) -> int:
+        """See `Kernels.workspace`."""
+        return self._kernels.workspace(params)

@@ -1,0 +1,48 @@
+"""Whether the caches have room for a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.tree import TreeSpec
+
+
+class Room:
+    """Rows of the caches of a target, and of the draft whose trees it verifies, if there is one."""
+
+    def __init__(self, target: StandardExecutor, draft: StandardExecutor | None) -> None:
+        self._target, self._draft = target, draft
+        self.max_positions = min(each.spec.max_positions for each in (target, draft) if each)
+
+    def fits(self, sequence: Sequence, specs: Seq[TreeSpec]) -> bool:
+        """Whether a sequence's tree can be drafted beside the others' `specs`, its own among them."""
+        shape = sequence.shape
+        within = shape is None or len(sequence.tokens) + shape.nodes <= self.max_positions
+        return within and self.left(sequence, specs) >= 0
+
+    def left(self, sequence: Sequence, specs: Seq[TreeSpec]) -> int:
+        """Rows that a sequence's tree leaves in the draft's cache, its levels run in steps for the widest of `specs`.
+
+        Negative where cache or model have no room for it.
+        """
+        draft, shape = self._draft, sequence.shape
+        if draft is None or shape is None:
+            return 0
+        if shape.expand * (shape.depth - 1) > draft.max_rows:
+            return -1
+        return draft.rows(sequence.slot) - self._level_rows(draft, shape, specs) - len(sequence.tokens)
+
+    @staticmethod
+    def _level_rows(draft: StandardExecutor, shape: TreeSpec, specs: Seq[TreeSpec]) -> int:
+        """Rows behind the root's that a tree takes in the draft's cache."""
+        return shape.expand * max(shape.depth - 2, 0) + draft.bucket(max(spec.expand for spec in specs))
+
+    def needed(self, sequence: Sequence) -> int:
+        """Rows that a sequence may ever write: its longest text, and behind that a tree, in either model."""
+        tree = sequence.tree
+        if tree is None:
+            return sequence.limit
+        verified = self._target.bucket(1 + tree.nodes)
+        return sequence.limit + max(verified, self._level_rows(self._draft, tree, [tree]) if self._draft else 0)

@@ -1,0 +1,186 @@
+"""What a device runs in a round: trees, a step of the target over them, the walk along its choices, the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.backends import nvtx
+from specbuild.runtime.backends.gpu.device import MAX_NODES, Kernels, Tensor
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.kernels.abi import Cache, Choose, Dtype
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.policy import Option
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+
+from .state import Block, Graphs, ProcessorFlags, Slots, enqueue_tree_inputs, launch, layer_addresses, round_block
+from .tree_grower import TreeGrower
+
+
+@dataclass(slots=True)
+class Draft:
+    """What a sequence drafts in a round: a tree that the host has made, or the shape of one that the device grows."""
+
+    sequence: Sequence
+    tree: Tree | None
+    spec: TreeSpec | None = None  # where `tree` is None
+    drafts: bool = False  # whether something was to be drafted, be it nothing in the end
+    hosted: bool = False  # whether the host grows it from a model of the device
+    option: Option | None = None  # what the sequence's policy has decided
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the tree, its root included; at most, where the device grows it."""
+        return len(self.tree) if self.tree else 1 + (self.spec.nodes if self.spec else 0)
+
+
+class Rounds:
+    """A round's memory, its graphs, and the order of its kernels; all but the choice of what to draft."""
+
+    def __init__(self, target: StandardExecutor, draft: StandardExecutor | None, kernels: Kernels) -> None:
+        """`draft`: a model whose trees the device grows. Raises BundleError."""
+        self.target, self.device, self.kernels = target, target.device, kernels
+        batch, vocab, max_nodes = target.batch_size, target.spec.vocab_size, min(target.model.buckets[-1], MAX_NODES)
+        self.slots = Slots(self.device, batch, vocab)
+        self.grower = TreeGrower(draft, kernels, self.slots, max_nodes) if draft else None
+        self.graphs, empty = Graphs(target), self.device.empty
+        self.blocks = {n: round_block(target, n) for n in target.model.buckets}  # a round's, by its most nodes
+        self._choices, self._tickets = empty((batch, max_nodes), np.int32), empty((batch, max_nodes), np.uint32)
+        largest = Choose(batch=batch, nodes=max_nodes, vocab=vocab, best=1)
+        self._workspace = empty((kernels.workspace(largest),), np.uint8)
+        self._kept, self._ticket = empty((2, batch), np.int32), empty((1,), np.uint32)
+        self._draft_len = empty((batch,), np.int32)  # nobody asks: the host knows what the draft's cache has at least
+        self._committed = [target, *([draft] if draft else [])]  # whose rows a round moves
+        self._layers = [layer_addresses(executor) for executor in self._committed]
+
+    def bucket(self, drafts: Seq[Draft]) -> int:
+        """The step that holds all their trees."""
+        return self.target.bucket(max(draft.nodes for draft in drafts))
+
+    def draft(self, drafts: Seq[Draft], nodes: int, asked: ProcessorFlags) -> None:
+        """Bring every sequence's tree into the round's block: the model grows it, or the host sends it."""
+        block, stream = self.blocks[nodes], self.target.stream
+        growing, state = [d for d in drafts if d.spec], [(d.sequence, d.spec) for d in drafts]
+        if self.grower and growing:
+            self.grower.catch_up([d.sequence for d in growing])
+            self.slots.update(state, self.grower.executor.stream)
+            self.grower.draft([d.spec for d in growing if d.spec], asked, block, nodes)
+            self.device.after(stream, self.grower.executor.stream)
+        else:
+            self.slots.update(state, stream)
+            for name, nothing in (("tokens", 0), ("parents", -1), ("node_rows", -1), ("counts", 0)):
+                block.host[name][:] = nothing
+        for d in drafts:
+            if tree := d.tree:
+                slot = d.sequence.slot
+                block.host["tokens"][slot, : len(tree)] = tree.tokens
+                block.host["parents"][slot, : len(tree)] = tree.parents
+                block.host["counts"][slot] = len(tree)
+                for name in ("tokens", "parents", "counts") if growing else ():
+                    block.upload_row(name, slot, stream)
+        if not growing:
+            block.upload("tokens", "counts", stream)
+
+    def verify(self, nodes: int, asked: ProcessorFlags) -> None:
+        """Enqueue a round from its trees on, and the copy of what the host reads."""
+        self.graphs.run((nodes, asked), lambda: self._verify(nodes, asked))
+
+    def _verify(self, nodes: int, asked: ProcessorFlags) -> None:
+        self.advance(nodes, asked)
+        self.blocks[nodes].download("counts", "path", self.target.stream)
+
+    def advance(self, nodes: int, asked: ProcessorFlags) -> None:
+        """Enqueue one step of the target over all trees, the walk along its choices, and the commit in both caches."""
+        target, model, stream, slots = self.target, self.target.model, self.target.stream, self.slots.at
+        block = self.blocks[nodes]
+        at, size = block.at, {"batch": target.batch_size, "nodes": nodes}
+        tree = {"parents": at["parents"], "counts": at["counts"], "fault": at["fault"]}
+        with nvtx.range("verify"):
+            self.device.copy(model.tokens, at["tokens"], stream)
+            enqueue_tree_inputs(self.kernels, target, slots["cache_len"], nodes, tree_nodes=nodes, **tree)
+            model.enqueue(nodes, stream)
+        with nvtx.range("accept"):
+            self._walk(block, size, tree, asked)
+        with nvtx.range("commit"):
+            self._commit(block, size)
+
+    def _walk(self, block: Block, size: dict[str, int], tree: dict[str, Tensor], asked: ProcessorFlags) -> None:
+        """Enqueue the target's choices at all nodes, and the path along them."""
+        target, stream, slots, at = self.target, self.target.stream, self.slots.at, block.at
+        launch(
+            self.kernels,
+            "choose_tokens",
+            stream,
+            **self.slots.choosing(asked),
+            **size,
+            **tree,
+            logits=target.model.logits,
+            tokens=at["tokens"],
+            choices=self._choices,
+            workspace=self._workspace,
+            tickets=self._tickets,
+            stride=target.spec.vocab_size,
+            tree_nodes=size["nodes"],
+            best=1,
+            dtype=Dtype.F32,
+        )
+        out = {name: at[name] for name in ("tokens", "path", "length", "emitted")}
+        out |= {"roots": slots["roots"], "pair": slots["pair"], "choices": self._choices}
+        history = {"history": self.slots.history(asked), "vocab": target.spec.vocab_size}
+        launch(self.kernels, "walk_tree", stream, **size, **tree, **out, **history)
+
+    def _commit(self, block: Block, size: dict[str, int]) -> None:
+        """Enqueue the moves of accepted rows in both caches."""
+        launch(
+            self.kernels,
+            "commit_path",
+            self.target.stream,
+            **size,
+            caches=self._caches(block),
+            path=block.at["path"],
+            length=block.at["length"],
+            fault=block.at["fault"],
+            kept=self._kept,
+            ticket=self._ticket,
+        )
+
+    def _caches(self, block: Block) -> Any:
+        """Both caches for the commit: the target's length goes on, from which the draft's rows are counted as well."""
+        base, table = self.slots.at["cache_len"].address, self.target.model.pages
+        lengths, rows = (base, self._draft_len.address), (None, block.at["node_rows"].address)
+        pages = (table.tensor.address, table.pages.rows) if table else (None, 0)
+        caches = [
+            Cache(
+                layers=self._layers[i].address,
+                page_table=pages[0],
+                base=base,
+                node_rows=rows[i],
+                cache_len=lengths[i],
+                count=2 * executor.spec.layers,
+                heads=executor.spec.kv_heads,
+                row_bytes=executor.spec.head_dim * executor.model.cache.dtype.itemsize,
+                capacity=executor.spec.capacity,
+                page_rows=pages[1],
+            )
+            for i, executor in enumerate(self._committed)
+        ]
+        return (Cache * 2)(*caches)
+
+    def forget_faults(self, nodes: int) -> None:
+        """Faults were told: a slot's next sequence has none."""
+        block = self.blocks[nodes]
+        block.host["fault"][:] = 0
+        block.upload("fault", "fault", self.target.stream)
+        self.target.wait()
+
+    def settle(self) -> None:
+        """Wait for all that is enqueued, whatever comes of it, and drop the graphs."""
+        for executor in reversed(self._committed):
+            with suppress(Exception):  # it was told when it happened, or nobody asks any more
+                executor.wait()
+        for graphs in (self.graphs, *([self.grower.graphs] if self.grower else [])):
+            graphs.clear()

@@ -1,0 +1,127 @@
+"""What an engine drives: the seam between it and the loops, and what both of them hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.backends import nvtx
+from specbuild.runtime.backends.executor import Executor
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.requests.metrics import RunStats
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """How a loop decodes.
+
+    limits: what rounds may draft, whatever requests ask for. prefix_caching: what a slot's cache holds of a text is
+    there for the next one that begins the same. lone_chunk: tokens of a prompt in a step where nobody else waits for
+    its end; None: as many as otherwise.
+    """
+
+    limits: Limits = NO_LIMITS
+    prefix_caching: bool = True
+    lone_chunk: int | None = None
+
+
+DEFAULTS = LoopOptions()
+
+
+class Loop(Protocol):
+    """Decodes sequences in slots, a round at a time; from one thread at a time."""
+
+    stats: RunStats
+
+    @property
+    def target(self) -> Executor:
+        """The model that decides."""
+        ...
+
+    @property
+    def draft_executor(self) -> Executor | None:
+        """The draft model; None where none drafts."""
+        ...
+
+    def round(self, sequences: Seq[Sequence]) -> None:
+        """One round for every sequence: each emits at least one token, reads a chunk of its prompt, or fails alone.
+
+        Raises whatever drafting or the step itself raises, which concerns them all.
+        """
+        ...
+
+    def check(self, sequence: Sequence) -> None:
+        """Raises OptionError for a sequence that asks for a larger tree than is allowed, or would never get a slot."""
+        ...
+
+    def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
+        """The best of the free slots for a sequence; None: it has to wait until others have ended."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """The sequence in a slot has ended; its rows stay, for a text that begins the same."""
+        ...
+
+    def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
+        """The target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
+
+        Read into slot 0, which must be free, at most `nodes` a step.
+        """
+        ...
+
+    def sibling(self, looks_up: bool = True, overlap: bool = False) -> Loop:
+        """Another loop over the same models, for measuring; only one of them may have sequences at a time.
+
+        looks_up: whether it continues texts from themselves; overlap: it drafts on while the target verifies.
+        """
+        ...
+
+    def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:
+        """The draft model as the host drives it, that knows of no text yet; None where none drafts."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What runs otherwise than it should, and why."""
+        ...
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of both caches."""
+        ...
+
+    def close(self) -> None:
+        """Free the models and the caches."""
+        ...
+
+
+def cache_bytes(loop: Loop) -> int:
+    """See `Loop.cache_bytes`."""
+    return sum(executor.cache_bytes for executor in (loop.target, loop.draft_executor) if executor)
+
+
+@contextmanager
+def accounted(loop: Loop, sequences: Seq[Sequence]) -> Iterator[None]:
+    """Add a round to a loop's statistics."""
+    before, emitted = _clock(loop), sum(len(s.output) for s in sequences)
+    with nvtx.range("round"):
+        yield
+    now, stats = _clock(loop), loop.stats
+    stats.rounds, stats.emitted = stats.rounds + 1, stats.emitted + sum(len(s.output) for s in sequences) - emitted
+    stats.total, stats.draft = stats.total + now[0] - before[0], stats.draft + now[1] - before[1]
+    stats.verify += now[2] - before[2]
+
+
+def _clock(loop: Loop) -> tuple[float, float, float]:
+    """Seconds: now, and spent so far in the draft and in the target."""
+    draft = loop.draft_executor
+    return time.perf_counter(), draft.seconds if draft else 0.0, loop.target.seconds

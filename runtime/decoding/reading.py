@@ -1,0 +1,73 @@
+"""Texts read by steps of the target, a chunk at a time: prompts, and texts whose logits are wanted.
+
+A chunk is a long chain whose nodes are accepted unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.backends import nvtx
+from specbuild.runtime.backends.executor import Executor, StepInput
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.tree import Tree
+
+from .emission import Emission
+
+Logits = NDArray[np.float32]
+
+
+class Reader:
+    """Reads chunks of at most `chunk` tokens, of `lone_chunk` where one sequence alone runs."""
+
+    def __init__(self, target: Executor, emission: Emission, chunk: int, lone_chunk: int | None = None) -> None:
+        self._target, self._emission, self.chunk, self._lone_chunk = target, emission, chunk, lone_chunk or chunk
+
+    def next_chunk(self, sequence: Sequence, alone: bool) -> Tree:
+        """The next tokens of a prompt; of one that is read, the root alone."""
+        return Tree.chain(sequence.tokens[sequence.cached :][: self._lone_chunk if alone else self.chunk])
+
+    def run(self, sequences: Seq[Sequence]) -> None:
+        """A chunk of each prompt, in a step of their own; after its last one a sequence has its first token."""
+        chunks = [self.next_chunk(sequence, len(sequences) == 1) for sequence in sequences]
+        with nvtx.range("verify"):
+            logits = self._target.step([step_input(s, chunk) for s, chunk in zip(sequences, chunks, strict=True)])
+        for sequence, chunk, rows in zip(sequences, chunks, logits, strict=True):
+            try:
+                with nvtx.range("accept"):
+                    self.accept(sequence, chunk, rows)
+            except Exception as error:  # of this sequence alone: the others go on
+                sequence.fail(error)
+
+    def accept(self, sequence: Sequence, chunk: Tree, logits: Logits) -> None:
+        """Commit a chunk of the prompt; after its last one, emit the first token."""
+        sequence.cached += len(chunk)
+        self._target.commit(sequence.slot, (), sequence.cached)
+        if len(logits):
+            self._emission.emit(sequence, self._emission.choose(sequence, logits[-1], sequence.cached - 1))
+
+    def logits(self, tokens: list[int], count: int, size: int) -> Logits:
+        """The target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
+
+        Read into slot 0, at most `size` tokens a step.
+        """
+        return np.concatenate(list(self._rows(tokens, count, size)))
+
+    def _rows(self, tokens: list[int], count: int, size: int) -> Iterator[Logits]:
+        for start in range(0, len(tokens), size):
+            part = tokens[start : start + size]
+            wanted = min(max(start + len(part) - len(tokens) + count, 0), len(part))
+            given = StepInput(0, start, start, part, range(start, start + len(part)), None, wanted)
+            yield self._target.step([given])[0].copy()
+
+
+def step_input(sequence: Sequence, tree: Tree) -> StepInput:
+    """A tree as the executor takes it: rows from the committed ones on, logits for what will be decided."""
+    start = sequence.cached
+    visible = None if tree.is_chain else tree.ancestors()
+    wanted = len(tree) if sequence.pending == 1 else int(start + len(tree) == len(sequence.tokens))
+    return StepInput(sequence.slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, wanted)

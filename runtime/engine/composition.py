@@ -1,0 +1,121 @@
+"""The one place that knows every part: it puts a bundle's models, whoever drafts and the policy around a loop."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specbuild.runtime.backends.cpu.cores import cores
+from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.decoding.loop import Loop, LoopOptions
+from specbuild.runtime.drafting.factory import drafter_of
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
+from specbuild.runtime.errors import BundleError, OptionError
+from specbuild.runtime.requests.tokenizer import Tokenizer
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.timings import TimingTable, find, machine
+
+from .load_options import LoadOptions
+
+if TYPE_CHECKING:
+    from specbuild.runtime.decoding.device.loop import DeviceLoop
+
+_log = logging.getLogger("specbuild")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is made of; `policy` is None where the bundle was never tuned."""
+
+    tokenizer: Tokenizer
+    loop: Loop
+    policy: Policy | None
+
+
+def compose(bundle: Bundle, options: LoadOptions) -> Parts:
+    """Load a bundle's models; raises BundleError, OptionError and ExecutionError.
+
+    For a CPU the files' hashes are checked in threads meanwhile, for a GPU before; nothing runs before they are right.
+    """
+    options.check(bundle)
+    if bundle.manifest.descriptor.on_gpu:
+        loop, policy = gpu_loop(bundle, options)
+        return Parts(_tokenizer(bundle), loop, policy)
+    with bundle.verifying():
+        tokenizer = _tokenizer(bundle)
+        host_loop, policy = cpu_loop(bundle, options)
+    return Parts(tokenizer, host_loop, policy)
+
+
+def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | None]:
+    """A loop over a bundle's models on this CPU, and its policy where it was tuned."""
+    from specbuild.runtime.backends.cpu.load import PROMPT_CHUNK, load_model
+
+    threads, model = options.threads or cores(), None
+    target = load_model(bundle, "target", options.batch_size, threads)
+    policy = _policy(bundle, options, machine(threads))
+    if _drafts(bundle, options):
+        overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
+        draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
+        model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
+    drafter, chunk = LookupDrafter(model, looks_up=options.drafter != "model"), bundle.manifest.buckets[-1]
+    how = LoopOptions(options.limits, options.prefix_caching, max(chunk, PROMPT_CHUNK))
+    return HostLoop(target, drafter, chunk, frozenset(bundle.manifest.eos_token_ids), how), policy
+
+
+def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy | None]:
+    """A loop over a bundle's models on the first GPU, and its policy; on any error nothing stays there."""
+    from specbuild.runtime.backends.gpu.load import Placement, loaded
+    from specbuild.runtime.backends.kernels.cubins import find_kernels
+    from specbuild.runtime.decoding.device.loop import DeviceLoop
+    from specbuild.runtime.decoding.device.resident import AHEAD
+
+    names = ["target", *(["draft"] if _drafts(bundle, options) else [])]
+    placement = Placement(names, options.batch_size, options.gpu_weights_percent, options.kv_cache_tokens)
+    with loaded(bundle, placement, find_kernels) as models:
+        hosted, draft = None, models.draft
+        if draft and bundle.manifest.models["draft"].kind != "model":
+            hosted = drafter_of(bundle, draft, models.target, draft.model.buckets[-1], overlap=False)
+        loop = DeviceLoop(
+            models.target,
+            None if hosted else draft,
+            models.kernels,
+            frozenset(bundle.manifest.eos_token_ids),
+            drafter=options.drafter,
+            hosted=hosted,
+            options=LoopOptions(options.limits, options.prefix_caching),
+            ahead=AHEAD if options.resident else 0,
+        )
+        return loop, _policy(bundle, options, models.target.device.identity)
+
+
+def _drafts(bundle: Bundle, options: LoadOptions) -> bool:
+    """Whether a model drafts."""
+    return options.drafter != "ngram" and "draft" in bundle.manifest.models
+
+
+def _tokenizer(bundle: Bundle) -> Tokenizer:
+    manifest = bundle.manifest
+    template = bundle.path(manifest.chat_template) if manifest.chat_template else None
+    return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
+
+
+def _policy(bundle: Bundle, options: LoadOptions, here: dict[str, Any]) -> Policy | None:
+    """By the bundle's timing table; None where it was never tuned. Warns of a table that is of another machine."""
+    name = find(bundle.manifest.files)
+    if name is None:
+        if options.limits.min_expected_speedup > 1:
+            raise OptionError(f"min_expected_speedup needs a tuned bundle: run specbuild tune {bundle.folder}")
+        return None
+    try:
+        record = json.loads(bundle.path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{bundle.path(name)} cannot be read as JSON ({error}): run specbuild tune") from None
+    timings = TimingTable.of(record, bundle.manifest.buckets[-1])
+    if dict(timings.machine) != here:
+        tuned, now = (", ".join(map(str, each.values())) for each in (timings.machine, here))
+        _log.warning("%s was tuned on another machine (%s; here %s): run specbuild tune", bundle.folder, tuned, now)
+    return Policy(timings, _drafts(bundle, options), options.limits)

@@ -1,0 +1,111 @@
+"""How a bundle is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TypedDict
+
+from specbuild.runtime.bundle import memory_plan
+from specbuild.runtime.bundle.backend import BACKENDS
+from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.drafting.model import DrafterName
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.requests.result import Result
+from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
+
+MAX_WAITING = 256
+MAX_THREADS = 64  # or as many as there are cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Validated when made, and by `check` against a bundle; raises OptionError.
+
+    drafter: "model", "ngram" (lookup in the text), or None for both: lookup where the text repeats itself, else the
+    model.
+    batch_size: how many sequences share a step, at most what the bundle was built for.
+    max_waiting: requests in the queue at most.
+    prefix_caching: a prompt that begins as a text in a cache does is read from there on.
+    limits: what rounds may draft, whatever requests ask for.
+    on_finish: called with each request's result, on a thread of its own; what it raises is logged, and a slow one
+    delays nobody.
+
+    Some are for bundles of some backends alone:
+
+    threads: of the target, all cores by default.
+    draft_threads: of the draft, one by default.
+    overlap: the draft model drafts on while the target verifies; None: where tuning found that it pays.
+    resident: rounds follow each other on the GPU without the host (docs/device-loop.md).
+    gpu_weights_percent: 0 … 1 of the target's weights are on the GPU, where its engine streams the others.
+    kv_cache_tokens: tokens of all texts together, batch_size times the longest by default; of paged caches alone.
+    """
+
+    drafter: DrafterName | None = None
+    batch_size: int = 1
+    threads: int | None = None
+    draft_threads: int | None = None
+    max_waiting: int = MAX_WAITING
+    resident: bool = False
+    gpu_weights_percent: float | None = None
+    prefix_caching: bool = True
+    kv_cache_tokens: int | None = None
+    limits: Limits = NO_LIMITS
+    overlap: bool | None = None
+    on_finish: Callable[[Result], object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.drafter not in (None, "model", "ngram"):
+            raise OptionError(f"unknown drafter {self.drafter!r}: use model or ngram")
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise OptionError(f"batch size {self.batch_size!r}: give a whole number of at least 1")
+        max_threads = max(MAX_THREADS, os.cpu_count() or 1)
+        for count in (self.threads, self.draft_threads):
+            if count is not None and (type(count) is not int or not 1 <= count <= max_threads):
+                raise OptionError(f"threads must be 1…{max_threads}, not {count}")
+        if type(self.max_waiting) is not int or self.max_waiting < 1:
+            raise OptionError(f"max_waiting must be a whole number of at least 1, not {self.max_waiting!r}")
+        if self.gpu_weights_percent is not None and not 0 <= self.gpu_weights_percent <= 1:
+            raise OptionError(f"gpu_weights_percent is of 0…1, not {self.gpu_weights_percent}")
+        if not isinstance(self.limits, Limits):
+            raise OptionError(f"limits must be Limits, not {self.limits!r}")
+
+    def check(self, bundle: Bundle) -> None:
+        """Raise OptionError for what this bundle, or its backend, cannot do."""
+        manifest, backend = bundle.manifest, bundle.manifest.descriptor
+        for each in fields(self):
+            able = [name for name, other in BACKENDS.items() if each.name in other.load_options]
+            value = getattr(self, each.name)
+            if able and backend.name not in able and value is not None and value is not False:
+                raise OptionError(
+                    f"{bundle.folder} runs on {backend.name}, which has no {each.name}: drop it "
+                    f"({', '.join(able)} {'have' if len(able) > 1 else 'has'} it)"
+                )
+        if self.drafter == "model" and "draft" not in manifest.models:
+            raise OptionError(
+                f"{bundle.folder} was built without a draft: use the ngram drafter, or build it with --draft"
+            )
+        if self.batch_size > manifest.max_batch_size:
+            raise OptionError(
+                f"batch size {self.batch_size} is not in 1…{manifest.max_batch_size}, what {bundle.folder} was built "
+                "for: build it with --max-batch-size"
+            )
+        memory_plan.pages(manifest, self.batch_size, self.kv_cache_tokens)
+
+
+class LoadKeywords(TypedDict, total=False):
+    """The fields of `LoadOptions`, for `load` to take one by one."""
+
+    drafter: DrafterName | None
+    batch_size: int
+    threads: int | None
+    draft_threads: int | None
+    max_waiting: int
+    resident: bool
+    gpu_weights_percent: float | None
+    prefix_caching: bool
+    kv_cache_tokens: int | None
+    limits: Limits
+    overlap: bool | None
+    on_finish: Callable[[Result], object] | None
