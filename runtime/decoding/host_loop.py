@@ -159,8 +159,7 @@ class Loop:
             if sequence.policy:
                 sequence.policy.record(path, sequence.tokens[root + 1])
                 drafting.decide(sequence.policy.now.kind)
-        self.stats.accept += walked - began
-        self.stats.commit += time.perf_counter() - walked
+        self.stats = self.stats.plus(accept=walked - began, commit=time.perf_counter() - walked)
 
     def read(self, sequence: Sequence, chunk: Tree, logits: NDArray[np.float32]) -> None:
         """Commit a chunk of the prompt; after its last one, emit the first token."""
@@ -184,10 +183,8 @@ class Loop:
 
     def _account(self, before: tuple[float, float, float], emitted: int) -> None:
         """Add a round that began at `before` to the statistics."""
-        now, stats = self._clock(), self.stats
-        stats.rounds, stats.emitted = stats.rounds + 1, stats.emitted + emitted
-        stats.total, stats.draft = stats.total + now[0] - before[0], stats.draft + now[1] - before[1]
-        stats.verify += now[2] - before[2]
+        total, draft, verify = (now - then for now, then in zip(self._clock(), before, strict=True))
+        self.stats = self.stats.plus(rounds=1, emitted=emitted, total=total, draft=draft, verify=verify)
 
     def _clock(self) -> tuple[float, float, float]:
         """Seconds: now, and spent so far in the draft and in the target."""
@@ -220,6 +217,15 @@ class Loop:
         """Rows of a slot's cache that are of use to anybody."""
         last = self._last[slot]
         return last.cached if last and self.prefix_caching and not last.error else 0
+
+    def cached_tokens(self) -> tuple[int, ...]:
+        """By slot, tokens of its cache that a text which begins the same need not read again; from any thread."""
+        return tuple(map(self.kept, range(len(self._last))))
+
+    @property
+    def page_tokens(self) -> int | None:
+        """Tokens that all pages of the caches hold together; None where each slot has rows of its own."""
+        return None
 
     @property
     def draft_executor(self) -> Executor | None:

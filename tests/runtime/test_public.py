@@ -20,6 +20,7 @@ PLACES = {
     "Chunk": "requests.result",
     "Engine": "engine.engine",
     "Handle": "engine.handle",
+    "Health": "engine.health",
     "Limits": "speculation.draft_limits",
     "Manifest": "bundle.manifest",
     "Prompt": "requests.tokenizer",
@@ -31,6 +32,7 @@ PLACES = {
     "SpeculationStats": "requests.metrics",
     "TokenLogprobs": "sampling.logprobs",
     "TreeSpec": "speculation.tree",
+    "Usage": "engine.health",
 }
 
 

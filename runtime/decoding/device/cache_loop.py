@@ -40,6 +40,11 @@ class CacheLoop(Loop):
         return self._model.executor if self._model else super().draft_executor  # type: ignore[return-value]
 
     @property
+    def page_tokens(self) -> int | None:
+        """See `Loop.page_tokens`."""
+        return self._table.pages.count * self._table.pages.rows if self._table else None
+
+    @property
     def _executors(self) -> list[StandardExecutor]:
         return [executor for executor in (self._target, self.draft_executor) if executor]
 

@@ -229,7 +229,7 @@ class ResidentLoop(DeviceLoop):
         self._target.wait()
         while flight.read < self._published[0]:
             self._take(flight, sequences)
-            self.stats.rounds += 1
+            self.stats = self.stats.plus(rounds=1)
         if flight.faults:  # a slot's next sequence has none
             self._clear(self._blocks[flight.nodes])
 

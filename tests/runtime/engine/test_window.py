@@ -237,9 +237,9 @@ def test_other_callers_get_their_turn(hash_engine: Any) -> None:
     engine.gate.open()
     drained(window, changed)
     assert handle.result(60).finish_reason == "length"
-    started = [sequence.started for sequence in sequences]
+    started = [sequence.metrics.started or 0.0 for sequence in sequences]
     assert started == sorted(started)
-    assert started[2] < beside.started < started[3]
+    assert started[2] < (beside.metrics.started or 0.0) < started[3]
 
 
 def test_two_windows_take_turns(hash_engine: Any) -> None:
@@ -256,7 +256,9 @@ def test_two_windows_take_turns(hash_engine: Any) -> None:
     for thread in threads:
         thread.join(60)
     assert all(sequence.finish_reason == "length" for sequences in owned for sequence in sequences)
-    assert owned[1][0].started < owned[0][-1].started, "the first does not go through as a whole"
+    assert (owned[1][0].metrics.started or 0.0) < (owned[0][-1].metrics.started or 0.0), (
+        "the first does not go through as a whole"
+    )
     at_rest(engine)
 
 

@@ -238,7 +238,7 @@ def test_a_queue_in_turn(host: KernelLibrary, expected: list[list[int]]) -> None
     (alone,) = plain([request_of(LONG, speculation="off", max_new_tokens=30)])
     assert results[0].token_ids == alone
     assert [r.token_ids for i, r in enumerate(results[1:]) if i != 1] == [t for i, t in enumerate(expected) if i != 1]
-    starts = [s.started for s in (longest, batch[0], *batch[2:])]
+    starts = [s.metrics.started or 0.0 for s in (longest, batch[0], *batch[2:])]
     assert starts == sorted(starts)
 
 
