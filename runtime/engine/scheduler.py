@@ -217,12 +217,11 @@ class Scheduler:
         except BaseException as error:  # a bug here: nobody must wait for ever
             with self._lock:
                 self.closed, self._failure = True, error
-                for handle in [*self.active, *self.waiting, *self.overflow]:
-                    handle.sequence.fail(error)
-                    handle.end("error", self.clock())
-                self.active.clear()
-                self.waiting.clear()
-                self.overflow.clear()
+                for queue in (self.active, self.waiting, self.overflow):
+                    for handle in queue:
+                        handle.sequence.fail(error)
+                        handle.end("error", self.clock())
+                    queue.clear()
                 self._quiet.notify_all()
 
     def _next(self) -> list[Handle]:
