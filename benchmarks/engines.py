@@ -71,14 +71,13 @@ class Way:
         self.rows.append({key: value - first[key] for key, value in whole.items()})
 
     def _run(self, texts: list[list[int]], count: int) -> dict[str, float]:
-        stats = self.engine.stats
-        before, started = stats.to_dict(), time.perf_counter()
+        before, started = self.engine.stats.to_dict(), time.perf_counter()
         results = self.engine.generate(texts, replace(self.params, max_new_tokens=count))
         seconds = time.perf_counter() - started
         for result in results:
             if result.error:
                 raise result.error
-        took = {key: value - before[key] for key, value in stats.to_dict().items() if key != "loop_share"}
+        took = {key: value - before[key] for key, value in self.engine.stats.to_dict().items() if key != "loop_share"}
         return took | {"tokens": sum(len(result.token_ids) for result in results), "seconds": seconds}
 
     def medians(self) -> dict[str, Any]:
@@ -180,13 +179,13 @@ def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale) -> di
 
 
 def first_token(engine: Engine, texts: list[list[int]], repeats: int) -> float | None:
-    """Median milliseconds to the first token of a long prompt; None where the bundle takes none."""
+    """Median milliseconds from the slot to the first token of a long prompt; None where the bundle takes none."""
     tokens = [token for text in texts * LONG for token in text][:LONG]
     if engine.manifest.max_seq_len <= LONG:
         return None
     params = SamplingParams(max_new_tokens=1, seed=0, speculation="off")
-    times = [engine.generate([tokens], params)[0].metrics.ttft * 1e3 for _ in range(repeats + 1)][1:]
-    return round(statistics.median(times), 3)
+    metrics = [engine.generate([tokens], params)[0].metrics for _ in range(repeats + 1)][1:]
+    return round(statistics.median((each.ttft - each.queue_time) * 1e3 for each in metrics), 3)
 
 
 class Alone:

@@ -160,10 +160,10 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
         return  # nothing ran
     metrics = [result.metrics for result in results]
     prompts, cached = sum(each.num_prompt_tokens for each in metrics), sum(each.num_cached_tokens for each in metrics)
-    ttft = sum(result.metrics.ttft for result in results) / len(results)
+    ttft = sum(max(each.ttft - each.queue_time, 0) for each in metrics) / len(metrics)
     rows = {
         "tokens": f"{tokens} in {run.total:.3f} s, {tokens / run.total:.0f} tokens/s",
-        "time to first token": f"{ttft * 1e3:.1f} ms, mean",
+        "time to first token": f"{ttft * 1e3:.1f} ms, mean, without the time in the queue",
         "prompts": f"{prompts} tokens, of which {cached} were in a cache",
         "rounds": f"{run.rounds}, of which {total.num_spec_steps} sequence rounds drafted",
         "drafted": f"{total.num_draft_tokens}, accepted {total.num_accepted_draft_tokens} "

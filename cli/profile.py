@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -68,7 +67,7 @@ def command(
             device, slots = measure_device(loop.target, manifest.precision), loop.target.batch_size
             steps = _measure(loop, manifest, products, spec, rows, repeat, device)
         engine.generate(prompts, params)  # whatever is done once
-        before = replace(engine.stats)
+        before = engine.stats
         errors = [result.error for result in engine.generate(prompts, params) if result.error]
         if errors:
             raise errors[0]

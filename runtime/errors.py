@@ -2,7 +2,7 @@
 
     SpecbuildError            exit status 1: it failed, and not because of what was asked
     ├── ExecutionError        a compiled model could not be run, or gave what is no logits
-    ├── EngineClosedError     an engine was used after it had been closed
+    ├── EngineClosedError     an engine was used after it had been closed, or while it drains
     ├── QueueFullError        no room in an engine's queue, and the caller would not wait
     └── InputError            exit status 2: what was asked for cannot be done
         ├── OptionError       a flag, parameter, tree, precision or backend
@@ -26,7 +26,7 @@ class ExecutionError(SpecbuildError):
 
 
 class EngineClosedError(SpecbuildError):
-    """An engine was used after it had been closed."""
+    """An engine was used after it had been closed, or was asked for more while it drains."""
 
 
 class QueueFullError(SpecbuildError):

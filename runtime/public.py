@@ -5,6 +5,8 @@ from .bundle.manifest import Manifest as Manifest
 from .engine.async_engine import AsyncEngine as AsyncEngine
 from .engine.engine import Engine as Engine
 from .engine.handle import Handle as Handle
+from .engine.health import Health as Health
+from .engine.health import Usage as Usage
 from .engine.load_options import LoadOptions as LoadOptions
 from .errors import SpecbuildError as SpecbuildError
 from .requests.chat import Chat as Chat

@@ -128,7 +128,7 @@ def measure(
 def _turn(engine: Engine, group: Seq[Case], speculation: str) -> Turn:
     params = [replace(case.params, speculation=speculation) for case in group]
     sequences, _ = engine.requests([case.tokens for case in group], params, "raise")
-    watches, before = [Stopwatch(sequence) for sequence in sequences], replace(engine.stats)
+    watches, before = [Stopwatch(sequence) for sequence in sequences], engine.stats
     started, handles = time.perf_counter(), []
     for watch in watches:
         watch.started = time.perf_counter()

@@ -71,7 +71,7 @@ class Decoder:
             loop = self._ahead
         while not (text.output or text.error):
             loop.round([text])
-        before = replace(loop.stats)
+        before = loop.stats
         while not text.finish_reason and (speculation == OFF or len(text.output) < self._new_tokens):
             loop.round([text])
         stats = loop.stats.since(before)

@@ -31,6 +31,8 @@ class KeepsRows(Protocol):
 class Admission:
     """The slots of a loop, whose rows are all there whoever has them; see `PagedAdmission` for pages."""
 
+    page_tokens: int | None = None  # that all pages hold together; None: each slot has rows of its own
+
     def __init__(self, target: Executor, drafts: KeepsRows | None, prefix_caching: bool = True) -> None:
         """`prefix_caching`: what a slot's cache holds of a text is there for the next one that begins the same."""
         self._target, self._drafts, self._prefix_caching = target, drafts, prefix_caching
@@ -99,3 +101,7 @@ class Admission:
         """Rows of a slot's cache that are of use to anybody."""
         last = self._last[slot]
         return last.cached if last and self._prefix_caching and not last.error else 0
+
+    def cached_tokens(self) -> tuple[int, ...]:
+        """By slot, what `kept` says; from any thread."""
+        return tuple(map(self.kept, range(len(self._last))))

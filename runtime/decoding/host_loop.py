@@ -23,7 +23,7 @@ from specbuild.runtime.speculation.tree import Tree
 
 from .admission import Admission
 from .emission import Emission
-from .loop import DEFAULTS, LoopOptions, accounted, cache_bytes
+from .loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
 from .planner import Planner
 from .reading import Reader, step_input
 
@@ -44,8 +44,8 @@ class HostLoop:
         self.emission, self.planner, self._options = Emission(eos), Planner(options.limits), options
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
         self.admission = Admission(target, drafter, options.prefix_caching)
-        self.pick = self.admission.pick
-        self.release = self.admission.release
+        self.pick, self.release = self.admission.pick, self.admission.release
+        self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`."""
@@ -57,11 +57,8 @@ class HostLoop:
             with nvtx.range("verify"), ahead:
                 logits = self.target.step(inputs)
             for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
-                try:
-                    with nvtx.range("accept"):
-                        (self.accept if sequence.pending == 1 else self.reader.accept)(sequence, tree, rows)
-                except Exception as error:  # of this sequence alone: the others go on
-                    sequence.fail(error)
+                with nvtx.range("accept"), alone(sequence):
+                    (self.accept if sequence.pending == 1 else self.reader.accept)(sequence, tree, rows)
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
@@ -90,8 +87,7 @@ class HostLoop:
         if drafted and self.drafter:
             self.drafter.commit(sequence, path)
             self.planner.record(sequence, len(tree) - 1, path, sequence.tokens[root + 1], max(tree.depths))
-        self.stats.accept += walked - began
-        self.stats.commit += time.perf_counter() - walked
+        self.stats = self.stats.plus(accept=walked - began, commit=time.perf_counter() - walked)
 
     def check(self, sequence: Sequence) -> None:
         """See `Loop.check`."""

@@ -41,6 +41,7 @@ class Loop(Protocol):
     """Decodes sequences in slots, a round at a time; from one thread at a time."""
 
     stats: RunStats
+    page_tokens: int | None  # that all pages of the caches hold together; None where each slot has rows of its own
 
     @property
     def target(self) -> Executor:
@@ -69,6 +70,10 @@ class Loop(Protocol):
 
     def release(self, slot: int) -> None:
         """The sequence in a slot has ended; its rows stay, for a text that begins the same."""
+        ...
+
+    def cached_tokens(self) -> tuple[int, ...]:
+        """By slot, tokens of its cache that a text which begins the same need not read again; from any thread."""
         ...
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
@@ -115,10 +120,20 @@ def accounted(loop: Loop, sequences: Seq[Sequence]) -> Iterator[None]:
     before, emitted = _clock(loop), sum(len(s.output) for s in sequences)
     with nvtx.range("round"):
         yield
-    now, stats = _clock(loop), loop.stats
-    stats.rounds, stats.emitted = stats.rounds + 1, stats.emitted + sum(len(s.output) for s in sequences) - emitted
-    stats.total, stats.draft = stats.total + now[0] - before[0], stats.draft + now[1] - before[1]
-    stats.verify += now[2] - before[2]
+    total, draft, verify = (now - then for now, then in zip(_clock(loop), before, strict=True))
+    emitted = sum(len(s.output) for s in sequences) - emitted
+    loop.stats = loop.stats.plus(rounds=1, emitted=emitted, total=total, draft=draft, verify=verify)
+
+
+@contextmanager
+def alone(sequence: Sequence) -> Iterator[None]:
+    """Let what is raised inside end this sequence, while the others go on; an interrupt ends all of them."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a tokenizer's panic is no Exception
+        sequence.fail(error)
 
 
 def _clock(loop: Loop) -> tuple[float, float, float]:

@@ -17,6 +17,7 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import Tree
 
 from .emission import Emission
+from .loop import alone
 
 Logits = NDArray[np.float32]
 
@@ -37,11 +38,8 @@ class Reader:
         with nvtx.range("verify"):
             logits = self._target.step([step_input(s, chunk) for s, chunk in zip(sequences, chunks, strict=True)])
         for sequence, chunk, rows in zip(sequences, chunks, logits, strict=True):
-            try:
-                with nvtx.range("accept"):
-                    self.accept(sequence, chunk, rows)
-            except Exception as error:  # of this sequence alone: the others go on
-                sequence.fail(error)
+            with nvtx.range("accept"), alone(sequence):
+                self.accept(sequence, chunk, rows)
 
     def accept(self, sequence: Sequence, chunk: Tree, logits: Logits) -> None:
         """Commit a chunk of the prompt; after its last one, emit the first token."""

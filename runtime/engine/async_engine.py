@@ -79,6 +79,10 @@ class AsyncEngine:
         finally:
             window.cancel()
 
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Finish the requests there are and close, in a thread; see `Engine.drain`."""
+        return await asyncio.to_thread(self.engine.drain, timeout)
+
     async def close(self) -> None:
         """Close the engine, in a thread: a round may be under way."""
         await asyncio.to_thread(self.engine.close)

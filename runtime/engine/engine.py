@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.decoding.loop import Loop
-from specbuild.runtime.errors import EngineClosedError, OptionError
+from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.result import Chunk, Result
 from specbuild.runtime.requests.sequence import Sequence
@@ -29,7 +29,9 @@ from specbuild.runtime.speculation.policy import Policy
 
 from .composition import compose
 from .handle import Handle
+from .health import Health, Usage
 from .load_options import MAX_WAITING, LoadKeywords, LoadOptions
+from .observer import Observer
 from .scheduler import Scheduler
 from .window import Window
 
@@ -51,10 +53,16 @@ class Engine:
         max_waiting: int = MAX_WAITING,
         clock: Callable[[], float] = time.perf_counter,
         policy: Policy | None = None,
+        on_finish: Callable[[Result], object] | None = None,
     ) -> None:
+        """`on_finish` is given each request's result, one after another, on a thread of its own.
+
+        What it raises is logged, and where it falls behind results are dropped: see `Usage.dropped_results`.
+        """
         self.manifest, self.tokenizer, self.batch_size = manifest, tokenizer, batch_size
         self._loop, self._validator = loop, Validator(manifest, tokenizer, clock, loop.check, policy)
-        self.scheduler = Scheduler(loop, batch_size, max_waiting, clock)
+        observer = Observer(on_finish) if on_finish else None
+        self.scheduler = Scheduler(loop, batch_size, max_waiting, clock, observer)
 
     @classmethod
     def load(
@@ -74,6 +82,7 @@ class Engine:
             options.batch_size,
             max_waiting=options.max_waiting,
             policy=parts.policy,
+            on_finish=options.on_finish,
         )
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
@@ -97,7 +106,7 @@ class Engine:
         Then it waits for room, or with wait=False raises QueueFullError. Raises PromptError, OptionError and
         EngineClosedError.
         """
-        self._check_open()
+        self.scheduler.check_open()
         (one,), entered = params_list(params, 1), threading.Event()
         if one.n > 1:
             raise OptionError(f"submit takes one sample, not n={one.n}: submit each with a seed, or use generate")
@@ -132,7 +141,7 @@ class Engine:
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
         """What `generate` and `stream` would run, and the chunks of what cannot; see `Validator.requests`."""
-        self._check_open()
+        self.scheduler.check_open()
         return self._validator.requests(prompts, params, errors)
 
     def window(self, sequences: Seq[Sequence], wake: Callable[[], None], each_round: bool) -> Window:
@@ -154,13 +163,9 @@ class Engine:
         finally:
             window.cancel()
 
-    def _check_open(self) -> None:
-        if self.scheduler.closed:
-            raise EngineClosedError("the engine is closed: load the bundle again")
-
     @property
     def stats(self) -> RunStats:
-        """Where the time of all rounds since loading went."""
+        """Where the time of all rounds from loading until now went; it never changes, so ask again for later ones."""
         return self._loop.stats
 
     @property
@@ -172,6 +177,23 @@ class Engine:
     def cache_bytes(self) -> int:
         """Bytes of both caches."""
         return self._loop.cache_bytes
+
+    @property
+    def usage(self) -> Usage:
+        """How many requests wait and run now, and how full the caches are."""
+        return self.scheduler.usage(self.batch_size * self.manifest.max_seq_len)
+
+    def health(self) -> Health:
+        """Whether the engine makes rounds, and what it waits for; answers while a round hangs."""
+        return self.scheduler.health()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Take no more requests, finish those there are, then close; whether all of them finished.
+
+        Whatever a `generate` or `stream` has begun is finished too, so a stream that nobody reads is waited for. From
+        now on requests raise EngineClosedError. After `timeout` seconds, for ever without, what is left is cancelled.
+        """
+        return self.scheduler.drain(timeout)
 
     def close(self) -> None:
         """Cancel what is left, and free the models and the caches."""

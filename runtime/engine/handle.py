@@ -16,8 +16,14 @@ class Handle:
     between them: a slow reader gets longer chunks.
     """
 
-    def __init__(self, sequence: Sequence, cancel: Callable[[Handle], None]) -> None:
-        self.sequence = sequence
+    def __init__(
+        self,
+        sequence: Sequence,
+        cancel: Callable[[Handle], None],
+        tell: Callable[[Result], None] | None = None,
+    ) -> None:
+        """`cancel` passes a cancellation on; `tell` is given the result, by whoever ends the request."""
+        self.sequence, self._tell = sequence, tell
         self.queued = False  # False while the caller still waits for room in the queue
         self.cancelled = False  # asked for; the result says what came of it
         self._cancel = cancel
@@ -81,27 +87,34 @@ class Handle:
 
     def publish(self) -> None:
         """For the scheduler: a round has ended."""
-        try:
-            self._published = len(self.sequence.output), self.sequence.detokenizer.text
-        except Exception as error:
-            self.sequence.fail(error)
+        self._published = len(self.sequence.output), self._text()
         if self._each_round and self._wake:
             self._wake()
 
     def end(self, reason: str, now: float) -> None:
-        """For the scheduler: make the result. `now`: on the scheduler's clock."""
+        """For the scheduler: make the result, whatever is wrong with its text. `now`: on the scheduler's clock."""
         sequence = self.sequence
         sequence.finish_reason = sequence.finish_reason or reason
-        try:
-            sequence.detokenizer.finish()
-        except Exception as error:
-            sequence.fail(error)
-        text, tokens, metrics = sequence.detokenizer.text, sequence.output, sequence.metrics
-        metrics.num_output_tokens = len(tokens)
-        metrics.e2el = now - sequence.started if sequence.slot >= 0 else 0.0
+        text, tokens, metrics = self._text(whole=True), sequence.output, sequence.metrics
+        metrics.num_output_tokens, metrics.finished = len(tokens), now
         logprobs = sequence.logprobs[: len(tokens)] if sequence.params.logprobs is not None else None
         self._published, self.queued = (len(tokens), text), True
         self._result = Result(text, tokens, sequence.finish_reason, metrics, logprobs, sequence.error)
         self._ended.set()
+        if self._tell:
+            self._tell(self._result)
         if self._wake:
             self._wake()
+
+    def _text(self, whole: bool = False) -> str:
+        """What may be read, nothing held back where it is the whole; as far as it was published if no more can be made.
+
+        A tokenizer that panics raises what is no Exception. That too is the request's error, and nobody else's.
+        """
+        try:
+            if whole:
+                self.sequence.detokenizer.finish()
+            return self.sequence.detokenizer.text
+        except BaseException as error:
+            self.sequence.fail(error)
+            return self._published[1]

@@ -16,6 +16,7 @@ from .scheduler import Scheduler
 class Window:
     """Keeps up to `size` sequences submitted, so that no slot is idle and other callers still get their turn.
 
+    By what requests measure all of them are submitted when the window is made, and a drain lets all of them finish.
     `wake` is called when `chunks` has something to do; for every round if `each_round`, else when a sequence ends.
     """
 
@@ -27,6 +28,8 @@ class Window:
         wake: Callable[[], None],
         each_round: bool,
     ) -> None:
+        """Raises EngineClosedError where the scheduler drains."""
+        scheduler.promise(sequences)
         self._scheduler, self._size, self._wake, self._each_round = scheduler, size, wake, each_round
         self._left, self._running = deque(sequences), list[Handle]()
 
@@ -58,6 +61,7 @@ class Window:
 
     def cancel(self) -> None:
         """Cancel what runs, and forget the rest."""
+        self._scheduler.withdraw(self._left)
         self._left.clear()
         for handle in self._running:
             handle.cancel()

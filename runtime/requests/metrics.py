@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 
@@ -69,33 +69,63 @@ def _count(histogram: list[int], value: int, times: int = 1) -> None:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """One request, from when it got its slot: `ttft` to the first token, `tpot` per later token, `e2el` to the last."""
+    """One request: what it has, and when what became of it, in seconds on the engine's clock.
+
+    `submitted`: its caller handed it over. `started`: it got its slot. `first_token`: the first token could be read.
+    `finished`: it had its result. Each is None where it never came to that, and means something in this process alone,
+    so JSON has the times between them instead.
+    """
 
     num_prompt_tokens: int
     seed: int
     speculation: str
     num_output_tokens: int = 0
     num_cached_tokens: int = 0  # of the prompt: read from a cache that had them
-    ttft: float = 0.0
-    e2el: float = 0.0
+    submitted: float | None = None
+    started: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
     speculative_decoding: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property
+    def queue_time(self) -> float:
+        """Seconds from submission to the slot, or to the end where it never got one."""
+        return _between(self.submitted, self.finished if self.started is None else self.started)
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from submission to the first token; 0 where there is none."""
+        return _between(self.submitted, self.first_token)
+
+    @property
+    def e2el(self) -> float:
+        """Seconds from submission to the end."""
+        return _between(self.submitted, self.finished)
+
+    @property
     def tpot(self) -> float:
-        """Mean time of an output token after the first; 0 where there is none."""
-        return (self.e2el - self.ttft) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else 0.0
+        """Mean seconds of an output token after the first; 0 where there is none."""
+        later = self.num_output_tokens - 1
+        return _between(self.first_token, self.finished) / later if later > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """The `metrics` object of a result."""
-        times, counts = ("ttft", "tpot", "e2el"), ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens")
+        times = "queue_time", "ttft", "tpot", "e2el"
+        counts = "num_prompt_tokens", "num_output_tokens", "num_cached_tokens"
         told = {name: getattr(self, name) for name in (*times, *counts, "seed", "speculation")}
         return told | {"speculative_decoding": self.speculative_decoding.to_dict()}
 
 
-@dataclass(slots=True)
-class RunStats:
-    """Where an engine's time went since it was loaded: the models, and the loop around them.
+def _between(start: float | None, end: float | None) -> float:
+    """Seconds between two times; 0 where one of them never came."""
+    return 0.0 if start is None or end is None else end - start
 
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """Where an engine's time went from when it was loaded until now: the models, and the loop around them.
+
+    It never changes: the loop makes another one when a round has ended.
     `accept`, `commit`: of rounds that decode; 0 on a device, which does both by itself. A prompt's chunks have neither.
     """
 
@@ -115,6 +145,10 @@ class RunStats:
     def since(self, before: RunStats) -> RunStats:
         """What was added to a copy that was made before."""
         return RunStats(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
+
+    def plus(self, **more: float) -> RunStats:
+        """These and some more, by name."""
+        return replace(self, **{name: getattr(self, name) + value for name, value in more.items()})
 
     @property
     def loop(self) -> float:

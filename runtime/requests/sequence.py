@@ -35,7 +35,6 @@ class Sequence:
     sample: int = 0  # which of the prompt's samples
     deadline: float = math.inf  # when to end it, on the scheduler's clock
     slot: int = -1
-    started: float = 0.0  # when it got its slot, on the scheduler's clock
     cached: int = 0  # tokens whose rows the target has committed
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where asked for
@@ -80,7 +79,7 @@ class Sequence:
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End the sequence with an error; what was not raised on purpose becomes an ExecutionError."""
         if not isinstance(error, SpecbuildError):
             text = " ".join(str(error).split())

@@ -102,7 +102,9 @@ class Validator:
         return tokens
 
     def _policy_of(self, params: SamplingParams) -> SequencePolicy | None:
-        return self._policy.for_request(params.temperature) if self._policy and params.speculation == "auto" else None
+        if self._policy is None or params.speculation != "auto":
+            return None
+        return self._policy.for_request(params.temperature, params.session)
 
     def _tree(self, speculation: str) -> TreeSpec | None:
         if speculation == "off":

@@ -23,6 +23,7 @@ from specbuild.runtime.speculation.tree import TreeSpec
 Logits = NDArray[np.float32]
 MAX_SAMPLES = 1024  # of one prompt
 MAX_LOGPROBS = 20  # tokens reported besides the emitted one, as in OpenAI's API
+MAX_SESSION = 256  # characters of a session's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class SamplingParams:
     subtracted); logit_bias maps token ids to what is added. seed None draws fresh entropy, which the result reports.
     speculation is "auto" (the bundle's default tree), "off", or a tree. n: samples of the prompt; sample i is what
     `seed + i` (mod 2⁶⁴) alone gives. logprobs: None, or how many of the best tokens (0…20) to report besides the
-    emitted one. deadline: seconds from submission after which the request ends with what it has.
+    emitted one. deadline: seconds from submission after which the request ends with what it has. session: a name, of at
+    most 256 characters; requests of one session share what "auto" learns of their drafts in a tuned bundle.
     """
 
     max_new_tokens: int = 128
@@ -53,6 +55,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     deadline: float | None = None
+    session: str | None = None
 
     def __post_init__(self) -> None:
         _integer("max_new_tokens", self.max_new_tokens, 1)
@@ -86,6 +89,8 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.deadline is not None:
             _number("deadline", self.deadline, 0, 10**9, open_low=True)
+        if self.session is not None and (not isinstance(self.session, str) or not 0 < len(self.session) <= MAX_SESSION):
+            raise OptionError(f"session must be a string of 1…{MAX_SESSION} characters, not {self.session!r:.80}")
 
     @classmethod
     def names(cls) -> frozenset[str]:

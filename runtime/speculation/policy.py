@@ -9,7 +9,8 @@ verify, is worth its while where the tokens that it adds are more than λ times 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
@@ -18,70 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .draft_limits import NO_LIMITS, Limits
+from .sessions import Session, Sessions
 from .timings import Chances, Times, TimingTable
 from .tree import TreeSpec
+from .trust import SURE, Trust
 
-PRIOR, CAUTION = 3.0, 0.9  # trials that what was known before weighs, and how far nothing known is believed
-LOOKUP_PRIOR = 8.0
-MEMORY, SESSION_MEMORY = 0.95, 0.98  # what is left of a round a round later
-SURPRISE, LEFT = 0.005, 2.0  # failures in a row less likely than that: all is forgotten but doubt, of so many trials
-DOUBTED = 0.1
-SURE = 0.98  # no token is likelier
 MARGIN = 1.15  # what has to be promised over plain decoding: tables, chances and this policy's own time are inexact
 STEADY = 0.97  # of what the best tree promises, for which a device goes on as before
 HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
-PROBES = (16, 256)  # rounds until a draft that does not pay is tried again: the first time, and at most
 UNLIKELY, SHALLOW = 0.05, 2  # tokens that no continuation is made longer for; levels that are weighed in any case
 LONGEST = 24  # tokens of the text's continuation at most
 Kind = Literal["plain", "lookup", "model", "probe"]
-
-
-@dataclass(slots=True)
-class Trust:
-    """How many drafted tokens came true for each that was expected to by calibration; what was long ago counts less.
-
-    A trial is a node of the accepted path that had children; it fails where none of them came true, and ends the path.
-    """
-
-    accepted: float = PRIOR * CAUTION
-    expected: float = PRIOR
-    memory: float = MEMORY
-    surprise: float = SURPRISE
-    doubt: float = 1.0  # how likely the failures since the last success were, by the estimate
-
-    @property
-    def ratio(self) -> float:
-        """The estimate: the mean of a gamma distribution."""
-        return self.accepted / self.expected
-
-    def record(self, accepted: int, chances: Sequence[float]) -> None:
-        """A round's trials: how many succeeded, and by calibration each one's chance."""
-        if not chances:
-            return
-        self.doubt = 1.0 if accepted else self.doubt * (1 - min(chances[0] * self.ratio, SURE))
-        self.accepted = self.memory * self.accepted + accepted
-        self.expected = self.memory * self.expected + sum(chances)
-        if self.doubt < self.surprise:
-            self.accepted, self.expected, self.doubt = LEFT * DOUBTED, LEFT, 1.0
-
-
-@dataclass(slots=True)
-class Session:
-    """What all sequences of an engine share: trust in the model, and when it is tried next where it does not pay."""
-
-    model: Trust = field(default_factory=lambda: Trust(memory=SESSION_MEMORY, surprise=0.0))
-    rest: int = 0  # rounds, of all those that would try
-    wait: int = PROBES[0]
-
-    def may_probe(self) -> bool:
-        """Whether it is time."""
-        self.rest -= 1
-        return self.rest < 0
-
-    def probed(self, accepted: int) -> None:
-        """What came of it: the next round may try again, or none for longer than the last time."""
-        self.rest = 0 if accepted else self.wait
-        self.wait = max(self.wait // 2, PROBES[0]) if accepted else min(2 * self.wait, PROBES[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +53,7 @@ PLAIN = Option("plain", 0, 1.0, 1.0)
 
 @dataclass(slots=True)
 class SequencePolicy:
-    """One sequence's policy: how its drafts have fared, and what its next round does."""
+    """One sequence's policy: how drafts of its session have fared, and what its next round does."""
 
     timings: TimingTable
     chances: Chances
@@ -114,7 +62,7 @@ class SequencePolicy:
     session: Session
     limits: Limits = NO_LIMITS
     model: Trust = field(init=False)
-    lookup: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))  # it costs little to be believed
+    lookup: Trust = field(init=False)
     now: Option = PLAIN
     guess: int = -1  # the first token of the text's continuation, where there is one
     below: list[float] = field(default_factory=list)  # by node of the round's tree: that a child comes true, calibrated
@@ -124,7 +72,7 @@ class SequencePolicy:
     _grown: Option = PLAIN  # what a device has grown last
 
     def __post_init__(self) -> None:
-        self.model = Trust(PRIOR * min(self.session.model.ratio, 1.0))
+        self.model, self.lookup = self.session.model, self.session.lookup
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
@@ -135,11 +83,11 @@ class SequencePolicy:
         best = self._lookup(self._tree(self.model.ratio, room, plain))
         least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
         self.now, self._rate = best if best.rate >= least else plain, best.rate
-        if self.now is plain and self.session.may_probe():
+        if self.now is plain and self.session.probing.due():
             if self._tree(HOPE, room, plain).rate > least:
                 self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1), 1)
             else:
-                self.session.probed(0)
+                self.session.probing.probed(0)
         self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
         return self.now
 
@@ -268,21 +216,29 @@ class SequencePolicy:
             return
         self.lookup.record(int(token == self.guess), self._continued[:1])
         if chances:
-            self.model.record(accepted, chances)
-            self.session.model.record(accepted, chances)
+            self.session.record(accepted, chances)
         if self.now.kind == "probe":
-            self.session.probed(accepted)
+            self.session.probing.probed(accepted)
 
 
 class Policy:
-    """An engine's: every request that leaves speculation to it gets an `SequencePolicy`."""
+    """An engine's: every request that leaves speculation to it gets a `SequencePolicy`."""
 
-    def __init__(self, timings: TimingTable, drafts: bool, limits: Limits = NO_LIMITS) -> None:
-        """`drafts`: whether there is a model to draft with."""
+    def __init__(
+        self,
+        timings: TimingTable,
+        drafts: bool,
+        limits: Limits = NO_LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`drafts`: whether there is a model to draft with. `clock`: seconds, by which sessions are forgotten."""
         self.timings, self.drafts, self.limits = timings, drafts, limits
-        self._sessions = {sampled: Session() for sampled in (False, True)}
+        self.sessions = Sessions(clock)
 
-    def for_request(self, temperature: float) -> SequencePolicy:
-        """A sequence's own, that begins with what was seen of the model in others."""
-        chances, session = self.timings.chances(temperature), self._sessions[temperature > 0]
-        return SequencePolicy(self.timings, chances, temperature, self.drafts, session, self.limits)
+    def for_request(self, temperature: float, session: str | None = None) -> SequencePolicy:
+        """A sequence's own, from any thread.
+
+        It begins with what others of its session have learnt, or without one with what was seen of the model in all.
+        """
+        chances, known = self.timings.chances(temperature), self.sessions.of(session, temperature > 0)
+        return SequencePolicy(self.timings, chances, temperature, self.drafts, known, self.limits)

@@ -13,7 +13,17 @@ import pytest
 
 Command = Callable[..., Any]
 PROMPT = "def main(argv):\n    "
-METRICS = ["ttft", "tpot", "e2el", "num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "seed", "speculation"]
+METRICS = [
+    "queue_time",
+    "ttft",
+    "tpot",
+    "e2el",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "num_cached_tokens",
+    "seed",
+    "speculation",
+]
 STATISTICS = [
     "mean_acceptance_length",
     "draft_acceptance_rate",
@@ -46,7 +56,7 @@ def test_an_object_per_prompt(specbuild: Command, bundle: Path) -> None:
     assert list(metrics) == [*METRICS, "speculative_decoding"]
     assert list(metrics["speculative_decoding"]) == STATISTICS
     assert (len(result["token_ids"]), result["finish_reason"], metrics["num_output_tokens"]) == (16, "length", 16)
-    assert 0 < metrics["ttft"] <= metrics["e2el"]
+    assert 0 <= metrics["queue_time"] < metrics["ttft"] <= metrics["e2el"]
     stats = metrics["speculative_decoding"]
     assert sum(stats["acceptance_histogram"]) == stats["num_spec_steps"] > 0
     accepted = sum(count * times for count, times in enumerate(stats["acceptance_histogram"]))

@@ -20,6 +20,7 @@ PLACES = {
     "Chunk": "requests.result",
     "Engine": "engine.engine",
     "Handle": "engine.handle",
+    "Health": "engine.health",
     "Limits": "speculation.draft_limits",
     "LoadOptions": "engine.load_options",
     "Manifest": "bundle.manifest",
@@ -32,6 +33,7 @@ PLACES = {
     "SpeculationStats": "requests.metrics",
     "TokenLogprobs": "sampling.logprobs",
     "TreeSpec": "speculation.tree",
+    "Usage": "engine.health",
 }
 
 

@@ -20,7 +20,7 @@ from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Fault
 from specbuild.runtime.decoding.admission import Admission
 from specbuild.runtime.decoding.emission import Emission
-from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, cache_bytes
+from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
 from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.decoding.reading import Reader
 from specbuild.runtime.drafting.lookup import from_text
@@ -69,6 +69,7 @@ class DeviceLoop:
             else Admission(target, drafts, options.prefix_caching)
         )
         self.pick = self.admission.pick
+        self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
         self.flights = Flights(self.rounds, self.room, ahead, hosted is not None) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
@@ -132,10 +133,8 @@ class DeviceLoop:
             executor.wait()
         self._keep_hidden(plan, nodes)
         for draft in plan:
-            try:
+            with alone(draft.sequence):
                 self._accept(draft, nodes)
-            except Exception as error:  # of this sequence alone: the others go on
-                draft.sequence.fail(error)
         if self.rounds.blocks[nodes].host["fault"].any():
             self.rounds.forget_faults(nodes)
 
@@ -199,12 +198,10 @@ class DeviceLoop:
             if id(sequence) not in still or sequence.finish_reason:
                 continue
             drafts = draft.drafts and sequence.drafts
-            try:
+            with alone(sequence):
                 taken = self._emit(draft, fault, emitted)
                 if drafts:
                     self._record(draft, range(taken), emitted, draft.nodes - 1)
-            except Exception as error:  # of this sequence alone: the others go on
-                sequence.fail(error)
 
     def _land(self, sequences: Seq[Sequence]) -> None:
         """Stop the rounds under way, and emit what nobody has read."""
@@ -213,7 +210,7 @@ class DeviceLoop:
                 if draft.option and draft.sequence.policy:
                     draft.sequence.policy.resume(draft.option)
             self._take(entries, sequences)
-            self.stats.rounds += 1
+            self.stats = self.stats.plus(rounds=1)
 
     def check(self, sequence: Sequence) -> None:
         """See `Loop.check`."""

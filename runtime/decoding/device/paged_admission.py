@@ -30,6 +30,7 @@ class PagedAdmission(Admission):
         """`needed`: rows that a sequence may ever write."""
         super().__init__(target, drafts, prefix_caching)
         self._paged, self._table, self._needed = target, table, needed
+        self.page_tokens = table.pages.count * table.pages.rows
 
     def check(self, sequence: Sequence) -> None:
         """See `Admission.check`: all the pages together may be too few."""

@@ -279,3 +279,21 @@ def test_what_is_not_reused(hash_model: Any, hash_executor: Any, request_of: Any
     assert [cached(), cached()] == [0, 15]
     loop = HostLoop(hash_executor(hash_model(1)), None, CHUNK, frozenset(), LoopOptions(prefix_caching=False))
     assert [cached(), cached()] == [0, 0]
+
+
+def test_what_slots_keep_is_told_by_slot(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    loop = HostLoop(hash_executor(hash_model(), 3), None, CHUNK, frozenset())
+    assert (loop.cached_tokens(), loop.page_tokens) == ((0, 0, 0), None)
+    request = request_of([1, 2, 3], SamplingParams(max_new_tokens=4, speculation="off"))
+    run(loop, [request])
+    assert loop.cached_tokens() == (6, 0, 0), "all of the text but its last token, which was never read"
+    loop = HostLoop(hash_executor(hash_model(), 3), None, CHUNK, frozenset(), LoopOptions(prefix_caching=False))
+    run(loop, [request_of([1, 2, 3], request.params)])
+    assert loop.cached_tokens() == (0, 0, 0)
+
+
+def test_statistics_that_were_read_do_not_change(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    loop = HostLoop(hash_executor(hash_model()), None, CHUNK, frozenset())
+    before = loop.stats
+    run(loop, [request_of([1, 2], SamplingParams(max_new_tokens=4, speculation="off"))])
+    assert (before.rounds, loop.stats.rounds, loop.stats.since(before).emitted) == (0, 4, 4)

@@ -137,16 +137,16 @@ def test_the_end_s_reason_is_the_sequence_s_own_if_it_has_one(make: Make) -> Non
     assert [handle.result().finish_reason for handle in (cut, whole)] == ["deadline", "length"]
 
 
-def test_the_end_measures_what_had_a_slot(make: Make) -> None:
+def test_the_end_is_measured_from_submission(make: Make) -> None:
     running, waiting = make(), make()
-    running.sequence.slot, running.sequence.started = 0, 10.0
-    waiting.sequence.slot = -1
+    running.sequence.metrics.submitted = waiting.sequence.metrics.submitted = 9.5
+    running.sequence.metrics.started = 10.0
     emit(running, 5, 6)
     for handle in (running, waiting):
         handle.end("cancelled", 12.5)
         assert (handle.done, handle.queued) == (True, True), "nobody waits for room any more"
-    assert (running.result().metrics.e2el, running.result().metrics.num_output_tokens) == (2.5, 2)
-    assert (waiting.result().metrics.e2el, waiting.result().metrics.num_output_tokens) == (0.0, 0)
+    found = [handle.result().metrics for handle in (running, waiting)]
+    assert [(each.e2el, each.queue_time, each.num_output_tokens) for each in found] == [(3.0, 0.5, 2), (3.0, 3.0, 0)]
     assert waiting.result() == Result("", [], "cancelled", waiting.sequence.metrics)
 
 
@@ -174,6 +174,72 @@ def test_text_that_cannot_be_published_is_the_sequence_s_failure(make: Make) -> 
     handle.publish()
     assert isinstance(handle.sequence.error, ExecutionError)
     assert (handle.sequence.finish_reason, woken, handle.take()) == ("error", ["wake"], None)
+
+
+class Panic(BaseException):
+    """As what a tokenizer written in Rust raises when it panics: no Exception."""
+
+
+class Stubborn:
+    """A detokenizer that raises where it is asked to."""
+
+    def __init__(self, error: BaseException, finish: bool) -> None:
+        self._error, self._finish = error, finish
+
+    def finish(self) -> None:
+        if self._finish:
+            raise self._error
+
+    @property
+    def text(self) -> str:
+        raise self._error
+
+
+@pytest.mark.parametrize("finish", [False, True])
+@pytest.mark.parametrize("error", [ValueError("no text"), Panic("no text")])
+def test_a_request_ends_whatever_its_text_raises(make: Make, error: BaseException, finish: bool) -> None:
+    handle, told = make(), list[Result]()
+    handle._tell = told.append
+    emit(handle, 5, 6)
+    assert handle.take().text == "fg"
+    handle.sequence.detokenizer = Stubborn(error, finish)  # type: ignore[assignment]
+    handle.end("length", 1.0)
+    result = handle.result(0)
+    assert (result.finish_reason, result.token_ids, result.text) == ("error", [5, 6], "fg"), "what was told stays"
+    assert str(result.error) == f"decoding failed, {type(error).__name__}: no text"
+    assert result.error.__cause__ is error
+    assert handle.take().text == ""
+    assert told == [result]
+
+
+@pytest.mark.parametrize("where", ["push", "text", "finish"])
+def test_a_tokenizer_that_panics_ends_its_request_and_not_the_worker(hash_engine: Any, where: str) -> None:
+    engine = hash_engine(batch_size=2)
+
+    class Tokens:
+        text = ""
+
+        def push(self, token: int) -> bool:
+            if where == "push":
+                raise Panic("a panic")
+            return False
+
+        def finish(self) -> None:
+            if where == "finish":
+                raise Panic("a panic")
+
+    class Textless(Tokens):
+        @property
+        def text(self) -> str:  # type: ignore[override]
+            raise Panic("a panic")
+
+    ((sequence,), _) = engine.requests("ab", SHORT, "raise")
+    sequence.detokenizer = Textless() if where == "text" else Tokens()
+    result = engine.scheduler.submit(sequence).result(60)
+    assert "Panic: a panic" in str(result.error)
+    assert engine.generate("cd", SHORT)[0].token_ids == expected(hash_engine, "cd", SHORT)
+    assert engine.health().state == "idle"
+    at_rest(engine)
 
 
 @pytest.mark.parametrize("timeout", [0, 0.01])

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from specbuild.runtime import Handle, Result, SamplingParams
+from specbuild.runtime.engine.scheduler import Scheduler
 from specbuild.runtime.errors import EngineClosedError, ExecutionError, PromptError, QueueFullError
+from specbuild.runtime.requests.sequence import Sequence
 
 LONG = SamplingParams(max_new_tokens=100)
 SHORT = SamplingParams(max_new_tokens=6)
@@ -88,6 +90,15 @@ def test_stress(hash_engine: Any) -> None:
     assert len(answers) == 200
     assert max(longest) <= 5
     at_rest(engine)
+    for *_, result in answers:
+        times = result.metrics
+        assert times.submitted is not None
+        ended = times.finished
+        assert ended is not None
+        order = [t for t in (times.submitted, times.started, times.first_token, ended) if t is not None]
+        assert order == sorted(order)
+        assert (times.first_token is None) == (not result.token_ids)
+        assert times.queue_time <= times.e2el
     for prompt, params, fate, result in answers:
         if fate == "nan":
             assert result.finish_reason in ("error",), result
@@ -226,7 +237,13 @@ def test_deadlines_while_waiting_in_line_and_running(hash_engine: Any, clock: An
     result = running.result()
     assert result.finish_reason == "deadline"
     assert result.token_ids == expected(hash_engine, "ab")[: len(result.token_ids)] != []
-    assert result.metrics.e2el == 10.0
+    times = result.metrics
+    assert (times.submitted, times.started, times.first_token, times.finished) == (0.0, 0.0, 0.0, 10.0)
+    assert (times.queue_time, times.ttft, times.e2el) == (0.0, 0.0, 10.0)
+    for handle in (waiting, standing):
+        never = handle.result().metrics
+        assert (never.submitted, never.started, never.first_token, never.finished) == (0.0, None, None, 2.0)
+        assert (never.queue_time, never.ttft, never.e2el) == (2.0, 0.0, 2.0)
     assert last.result().token_ids == expected(hash_engine, "gh", SHORT)
     at_rest(engine)
 
@@ -357,3 +374,220 @@ def test_closing_during_a_generation_still_gives_every_result(hash_engine: Any) 
     thread.join(60)
     closing.join(60)
     assert [r.finish_reason for r in out[0]] == ["cancelled"] * 9
+
+
+class FakeLoop:
+    """A loop without models: each round every sequence gets the token 1."""
+
+    page_tokens = None
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def round(self, sequences: list[Sequence]) -> None:
+        assert not self.closed
+        for sequence in sequences:
+            sequence.emit(1, frozenset())
+
+    def pick(self, sequence: Sequence, free: list[int]) -> int:
+        return free[0]
+
+    def release(self, slot: int) -> None:
+        pass
+
+    def cached_tokens(self) -> tuple[int, ...]:
+        return (0,) * 8
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_drain_finishes_200_requests_in_flight(request_of: Any) -> None:
+    """From 20 threads, most of them in line for a queue of 4; and the models are freed once."""
+    loop: Any = FakeLoop()
+    scheduler = Scheduler(loop, 8, 4)
+    params = SamplingParams(max_new_tokens=5, speculation="off")
+    handles, submitted = list[Handle](), threading.Barrier(21)
+
+    def submit() -> None:
+        own = [scheduler.submit(request_of([2, 3], params, slot=-1)) for _ in range(10)]
+        handles.extend(own)
+        submitted.wait(60)
+
+    with scheduler.exclusive():  # nothing runs before all are there
+        threads = [threading.Thread(target=submit) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        submitted.wait(60)
+        assert (scheduler.usage(0).waiting, len(scheduler.overflow)) == (200, 196)
+        draining, out = in_thread(scheduler.drain)
+    draining.join(60)
+    for thread in threads:
+        thread.join(60)
+    assert (out, loop.closed, scheduler.closed) == ([True], 1, True)
+    assert [handle.result(0).finish_reason for handle in handles] == ["length"] * 200
+
+
+def test_a_drain_finishes_200_requests_of_an_engine(hash_engine: Any) -> None:
+    """Single ones, whole batches whose windows have submitted little so far, and streams."""
+    engine = hash_engine(batch_size=4, max_waiting=8, gated=True)
+    prompts = [[i % 9, i // 9] for i in range(60)]
+    generating = [in_thread(engine.generate, prompts, SHORT) for _ in range(2)]
+    streaming = [in_thread(lambda: [c.result for c in engine.stream(prompts[:20], SHORT) if c.result]) for _ in "ab"]
+    single = [in_thread(engine.submit, prompt, SHORT) for prompt in prompts[:40]]
+    engine.gate.halted()
+    while engine.usage.to_come + engine.usage.waiting + engine.usage.running < 200:
+        pass
+    assert engine.usage.to_come > 100
+    draining, out = in_thread(engine.drain)
+    while engine.health().state != "draining":
+        pass
+    with pytest.raises(EngineClosedError, match="draining and takes nothing new"):
+        engine.submit("ab", SHORT)
+    engine.gate.open()
+    draining.join(60)
+    results = list[Result]()
+    for thread, found in (*generating, *streaming):
+        thread.join(60)
+        results += found[0]
+    for thread, found in single:
+        thread.join(60)
+        results.append(found[0].result(0))
+    assert (out, len(results)) == ([True], 200)
+    assert {result.finish_reason for result in results} == {"length"}
+
+
+def test_what_drains_takes_nothing_new(hash_engine: Any) -> None:
+    engine = hash_engine(gated=True)
+    running = engine.submit("ab", SHORT)
+    engine.gate.halted()
+    ((late,), _) = engine.requests("cd", SHORT, "raise")
+    draining, out = in_thread(engine.drain)
+    while not engine.scheduler.draining:
+        pass
+    for call in (
+        lambda: engine.submit("ab"),
+        lambda: engine.generate("ab"),
+        lambda: list(engine.stream("ab")),
+        lambda: engine.logits([1]),
+        lambda: engine.scheduler.submit(late),  # who was validated before, and comes too late
+        lambda: engine.window([late], print, False),
+    ):
+        with pytest.raises(EngineClosedError, match="the engine is draining and takes nothing new"):
+            call()
+    engine.gate.open()
+    draining.join(60)
+    assert (out, running.result(0).finish_reason) == ([True], "length")
+    with pytest.raises(EngineClosedError, match="closed"):
+        engine.submit("ab")
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, 0.01])
+def test_a_drain_that_takes_too_long_cancels_what_is_left(hash_engine: Any, timeout: float) -> None:
+    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
+    handles = [engine.submit("ab", LONG), engine.submit("cd", LONG)]
+    ((sequence,), _) = engine.requests("ef", LONG, "raise")
+    handles.append(engine.scheduler.submit(sequence))
+    engine.gate.halted()
+    draining, out = in_thread(engine.drain, timeout)
+    assert [handle.result(60).finish_reason for handle in handles[1:]] == ["cancelled"] * 2
+    engine.gate.open()
+    draining.join(60)
+    assert (out, handles[0].result(0).finish_reason) == ([False], "cancelled")
+    assert engine.drain() is False, "what was cancelled stays so"
+
+
+def test_draining_what_does_nothing_closes_it(hash_engine: Any) -> None:
+    engine = hash_engine()
+    assert engine.drain() is True
+    assert engine.health().state == "closed"
+    assert engine.drain(0) is True
+    closed = hash_engine()
+    closed.close()
+    assert closed.drain() is True, "nothing was left when it was closed"
+
+
+def test_several_drain_at_once(hash_engine: Any) -> None:
+    engine = hash_engine(gated=True)
+    handle = engine.submit("ab", LONG)
+    engine.gate.halted()
+    drains = [in_thread(engine.drain) for _ in range(4)]
+    engine.gate.open()
+    for thread, _ in drains:
+        thread.join(60)
+    assert [out for _, out in drains] == [[True]] * 4
+    assert handle.result(0).finish_reason == "length"
+
+
+def test_closing_ends_a_drain(hash_engine: Any) -> None:
+    engine = hash_engine(gated=True)
+    handles = [engine.submit("ab", LONG), engine.submit("cd", LONG)]
+    engine.gate.halted()
+    draining, out = in_thread(engine.drain)
+    while not engine.scheduler.draining:
+        pass
+    closing, _ = in_thread(engine.close)
+    assert handles[1].result(60).finish_reason == "cancelled"
+    late, found = in_thread(engine.drain)  # while it is being closed
+    engine.gate.open()
+    for thread in (draining, closing, late):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert (out, found, handles[0].result(0).finish_reason) == ([False], [False], "cancelled")
+
+
+def test_a_drain_waits_for_who_has_the_models_and_who_waits_for_them(hash_engine: Any) -> None:
+    engine = hash_engine(gated=True)
+    running = engine.submit("ab", SHORT)
+    engine.gate.halted()
+    measuring, logits = in_thread(lambda: engine.logits([1, 2, 3]).tolist())
+    while not engine.scheduler._exclusive:
+        pass
+    waiting = engine.submit("cd", SHORT)
+    draining, out = in_thread(engine.drain)
+    while not engine.scheduler.draining:
+        pass
+    engine.gate.open()
+    for thread in (measuring, draining):
+        thread.join(60)
+    assert (logits, out) == ([engine.model([1, 2, 3]).tolist()], [True])
+    assert [handle.result(0).finish_reason for handle in (running, waiting)] == ["length"] * 2
+
+
+def test_cancelling_the_last_that_waits_ends_a_drain(hash_engine: Any) -> None:
+    engine = hash_engine(gated=True)
+    with engine.scheduler.exclusive():
+        waiting = engine.submit("cd", SHORT)
+        draining, out = in_thread(engine.drain)
+        while not engine.scheduler.draining:
+            pass
+        waiting.cancel()
+        assert out == [], "the models are somebody's still"
+    draining.join(60)
+    assert (out, waiting.result(0).finish_reason) == ([True], "cancelled")
+
+
+def test_submitting_races_with_draining(hash_engine: Any) -> None:
+    """Whoever was let in has the whole result, and whoever was not was told so."""
+    for _ in range(10):
+        engine = hash_engine(batch_size=2, max_waiting=1)
+        results, refused, ready = list[Result](), list[str](), threading.Barrier(7)
+
+        def ask(engine: Any = engine, results: Any = results, refused: Any = refused, ready: Any = ready) -> None:
+            ready.wait(60)
+            for number in range(50):
+                try:
+                    results.append(engine.submit([number % 9], SHORT).result(60))
+                except EngineClosedError as error:
+                    refused.append(str(error))
+                    return
+
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        ready.wait(60)
+        assert engine.drain(60) is True
+        for thread in threads:
+            thread.join(60)
+        assert {result.finish_reason for result in results} <= {"length"}
+        assert len(results) == 300 or refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from specbuild.runtime import Chunk, Handle, SamplingParams
 from specbuild.runtime.engine.window import Window
-from specbuild.runtime.errors import QueueFullError
+from specbuild.runtime.errors import EngineClosedError, QueueFullError
 from specbuild.runtime.requests.sequence import Sequence
 
 LONG = SamplingParams(max_new_tokens=100)
@@ -237,9 +238,9 @@ def test_other_callers_get_their_turn(hash_engine: Any) -> None:
     engine.gate.open()
     drained(window, changed)
     assert handle.result(60).finish_reason == "length"
-    started = [sequence.started for sequence in sequences]
+    started = [sequence.metrics.started or 0.0 for sequence in sequences]
     assert started == sorted(started)
-    assert started[2] < beside.started < started[3]
+    assert started[2] < (beside.metrics.started or 0.0) < started[3]
 
 
 def test_two_windows_take_turns(hash_engine: Any) -> None:
@@ -256,7 +257,9 @@ def test_two_windows_take_turns(hash_engine: Any) -> None:
     for thread in threads:
         thread.join(60)
     assert all(sequence.finish_reason == "length" for sequences in owned for sequence in sequences)
-    assert owned[1][0].started < owned[0][-1].started, "the first does not go through as a whole"
+    assert (owned[1][0].metrics.started or 0.0) < (owned[0][-1].metrics.started or 0.0), (
+        "the first does not go through as a whole"
+    )
     at_rest(engine)
 
 
@@ -340,3 +343,74 @@ def test_an_interrupt_cancels_the_rest(hash_engine: Any, monkeypatch: pytest.Mon
     engine.gate.open()
     at_rest(engine)
     assert engine.stats.rounds == 1
+
+
+def test_all_are_submitted_when_the_window_is_made(hash_engine: Any, clock: Any) -> None:
+    """So times count from the call, however long its backlog waits in the window."""
+    engine, changed = hash_engine(batch_size=1, gated=True, clock=clock), threading.Event()
+    sequences = sequences_of(engine, 6)
+    clock.now = 1.0
+    window = Window(engine.scheduler, sequences, 2, changed.set, False)
+    window.fill()
+    engine.gate.halted()
+    assert (engine.usage.running, engine.usage.waiting, engine.usage.to_come) == (1, 1, 4)
+    clock.now = 5.0
+    engine.gate.open()
+    drained(window, changed)
+    times = [sequence.metrics for sequence in sequences]
+    assert [each.submitted for each in times] == [1.0] * 6
+    assert [each.queue_time for each in times] == [0.0] + [4.0] * 5
+    assert [each.ttft for each in times] == [4.0] * 6
+    assert engine.usage.to_come == 0
+
+
+def test_a_drain_lets_a_window_finish_and_begins_no_other(hash_engine: Any) -> None:
+    engine, changed = hash_engine(batch_size=1, max_waiting=1, gated=True), threading.Event()
+    sequences = sequences_of(engine, 9)
+    window = Window(engine.scheduler, sequences, 2, changed.set, False)
+    ended = list[bool]()
+    draining = threading.Thread(target=lambda: ended.append(engine.drain(60)))
+    draining.start()  # before it has submitted anything
+    while not engine.scheduler.draining:
+        pass
+    with pytest.raises(EngineClosedError, match="draining"):
+        Window(engine.scheduler, another(sequences), 2, changed.set, False)
+    window.fill()
+    engine.gate.open()
+    drained(window, changed)
+    draining.join(60)
+    assert ended == [True]
+    assert [sequence.finish_reason for sequence in sequences] == ["length"] * 9
+
+
+def another(sequences: list[Sequence]) -> list[Sequence]:
+    """Of another caller, who was validated before the drain began."""
+    return [dataclasses.replace(sequences[0])]
+
+
+def test_a_drain_does_not_wait_for_a_window_that_is_given_up(hash_engine: Any) -> None:
+    engine, changed = hash_engine(batch_size=1, gated=True), threading.Event()
+    window = Window(engine.scheduler, sequences_of(engine, 9), 2, changed.set, False)
+    window.fill()
+    engine.gate.halted()
+    ended = list[bool]()
+    draining = threading.Thread(target=lambda: ended.append(engine.drain(60)))
+    draining.start()
+    while not engine.scheduler.draining:
+        pass
+    window.cancel()
+    window.cancel()
+    assert engine.usage.to_come == 0
+    engine.gate.open()
+    draining.join(60)
+    assert ended == [True]
+
+
+def test_a_drain_is_held_up_by_a_stream_that_nobody_reads_until_its_time_is_over(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1)
+    stream = engine.stream([[i] for i in range(9)], SHORT)
+    first = next(stream)
+    assert engine.drain(0.05) is False
+    reasons = [chunk.result.finish_reason for chunk in (first, *stream) if chunk.result]
+    assert len(reasons) == 9
+    assert reasons[-1] == "cancelled", "every one has a result all the same"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -54,13 +55,17 @@ def test_two_requests_share_no_histogram() -> None:
 
 
 def test_request_times() -> None:
-    metrics = RequestMetrics(7, 42, "chain:4", num_output_tokens=5, ttft=0.5, e2el=2.5)
-    assert metrics.tpot == pytest.approx(0.5)
-    assert RequestMetrics(7, 42, "off", num_output_tokens=1, ttft=0.5, e2el=0.5).tpot == 0
+    """From submission; and JSON has no times of a clock that nobody else has."""
+    times = {"submitted": 10.0, "started": 10.25, "first_token": 10.5, "finished": 12.5}
+    metrics = RequestMetrics(7, 42, "chain:4", num_output_tokens=5, **times)  # type: ignore[arg-type]
+    assert (metrics.queue_time, metrics.ttft, metrics.e2el, metrics.tpot) == (0.25, 0.5, 2.5, 0.5)
+    assert RequestMetrics(7, 42, "off", num_output_tokens=1, first_token=0.5, finished=0.5).tpot == 0
     assert RequestMetrics(7, 42, "off").tpot == 0
+    assert not set(times) & set(metrics.to_dict())
     shown = json.loads(json.dumps(metrics.to_dict()))
     assert shown["speculative_decoding"] == SpeculationStats().to_dict()
-    assert {key: shown[key] for key in ("ttft", "tpot", "e2el", "seed", "speculation")} == {
+    assert {key: shown[key] for key in ("queue_time", "ttft", "tpot", "e2el", "seed", "speculation")} == {
+        "queue_time": 0.25,
         "ttft": 0.5,
         "tpot": 0.5,
         "e2el": 2.5,
@@ -68,6 +73,13 @@ def test_request_times() -> None:
         "speculation": "chain:4",
     }
     assert (shown["num_prompt_tokens"], shown["num_output_tokens"]) == (7, 5)
+
+
+def test_what_never_started_waited_until_its_end() -> None:
+    waited = RequestMetrics(7, 42, "off", submitted=0.0, finished=3.0)
+    assert (waited.queue_time, waited.ttft, waited.e2el, waited.tpot) == (3.0, 0.0, 3.0, 0.0)
+    refused = RequestMetrics(7, 42, "off")
+    assert (refused.queue_time, refused.ttft, refused.e2el) == (0.0, 0.0, 0.0)
 
 
 def test_run_time_is_split_into_models_and_loop() -> None:
@@ -82,6 +94,14 @@ def test_runs_together() -> None:
     one, other = RunStats(1, 2, 3.0, 1.0, 1.5, 0.25, 0.125), RunStats(4, 9, 8.0, 2.0, 4.5, 1.25, 0.375)
     assert RunStats.sum([one, other]) == RunStats(5, 11, 11.0, 3.0, 6.0, 1.5, 0.5)
     assert RunStats.sum([]) == RunStats()
+
+
+def test_a_run_s_times_are_added_to_and_never_change() -> None:
+    before = RunStats(1, 2, 3.0, accept=0.5)
+    assert before.plus(rounds=1, accept=0.25, commit=1.0) == RunStats(2, 2, 3.0, accept=0.75, commit=1.0)
+    assert before == RunStats(1, 2, 3.0, accept=0.5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before.rounds = 5  # type: ignore[misc]
 
 
 def test_a_part_of_a_run_is_what_was_added() -> None:

@@ -59,6 +59,7 @@ def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
         "n": 2,
         "logprobs": 0,
         "deadline": 1.5,
+        "session": "a user's",
     }
     requests = read(write(tmp_path, {"prompt": "p", name: values[name]}, {"prompt": "p"}), DEFAULTS)
     assert requests[0].params == SamplingParams(**DEFAULTS | {name: values[name]})

@@ -15,7 +15,7 @@ from specbuild.runtime.requests.result import Chunk, Result
 
 
 def metrics() -> RequestMetrics:
-    return RequestMetrics(7, 42, "chain:4", num_output_tokens=2, ttft=0.5, e2el=1.5)
+    return RequestMetrics(7, 42, "chain:4", num_output_tokens=2, submitted=1.0, first_token=1.5, finished=2.5)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "cancelled", "deadline"])

@@ -225,7 +225,13 @@ def test_a_policy_chooses_for_those_who_leave_it_to_the_bundle(make: Make) -> No
     assert first.policy
     assert second.policy
     assert first.policy is not second.policy
-    assert first.policy.session is second.policy.session, "what is seen of the model in one is known to the others"
+    assert first.policy.session is not second.policy.session
+    assert first.policy.session.shared is second.policy.session.shared, "what is seen in one is known to the others"
+    (own, same), (other,) = (
+        [validator.samples("a", SamplingParams(session=name))[0] for name in names] for names in (("x", "x"), ("y",))
+    )
+    assert own.policy
+    assert own.policy.session is same.policy.session is not other.policy.session  # type: ignore[union-attr]
     for asked in ("off", "chain:3"):
         (own,) = validator.samples("a", SamplingParams(speculation=asked))
         assert (own.policy, own.metrics.speculation) == (None, asked)

@@ -13,8 +13,9 @@ from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.policy import CAUTION, Option, Policy, Trust
+from specbuild.runtime.speculation.policy import Option, Policy
 from specbuild.runtime.speculation.timings import TimingTable
+from specbuild.runtime.speculation.trust import CAUTION
 
 VOCAB = 12
 LARGE = {"verify": [[1, 12.0], [64, 48.0]], "draft": [[1, 0.6], [64, 4.0]], "plain": 0.1, "round": 0.2, "level": 0.1}
@@ -63,7 +64,7 @@ class Meter:
     def run(self, prompt: list[int], count: int, before: Any = None, **params: Any) -> Sequence:
         chosen = SamplingParams(max_new_tokens=count, speculation="best:16", **params)
         request: Sequence = self._request_of(prompt, chosen)
-        request.policy = self.policy.for_request(chosen.temperature)
+        request.policy = self.policy.for_request(chosen.temperature, chosen.session)
         self.loop.round([request])
         self.seconds, self.rounds = 0.0, []
         while not request.finish_reason:
@@ -185,36 +186,57 @@ def test_lookup_goes_as_far_as_it_pays() -> None:
     assert policy.lookup.ratio > 1
 
 
-def test_trust_is_what_came_true_of_what_was_expected() -> None:
-    trust = Trust()
-    assert trust.ratio == CAUTION
-    for _ in range(200):
-        trust.record(1, [0.8, 0.7, 0.5])
-    assert trust.ratio == pytest.approx(0.5, abs=1e-3)
-    trust.record(0, [])
-    assert trust.ratio == pytest.approx(0.5, abs=1e-3)
-
-
-def test_failures_in_a_row_that_are_unlikely_end_all_trust() -> None:
-    """Four that had one chance in ten each; where success was never likely it takes longer."""
-    found = []
-    for chance in (0.9, 0.3):
-        trust, rounds = Trust(20.0, 20.0), 0
-        while trust.ratio > 0.3:
-            trust.record(0, [chance])
-            rounds += 1
-        found.append(rounds)
-    assert found[0] <= 4
-    assert found[1] > 10
-
-
-def test_a_session_remembers_its_draft(hash_model: Any, metered: Any) -> None:
+def test_an_engine_remembers_its_draft(hash_model: Any, metered: Any) -> None:
     """And the next text begins with what the last one learnt."""
     for draft, hostile in ((hash_model(8), True), (hash_model(7), False)):
         meter = metered(hash_model(7), draft, LARGE)
         meter.run([1, 2, 3], 60)
         meter.run([4, 5, 6], 12)
         assert (meter.rounds[0][0] <= 1) == hostile
+
+
+def drafted_of(rounds: list[tuple[int, int, float]]) -> list[int]:
+    """Nodes that each round drafted."""
+    return [drafted for drafted, *_ in rounds]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_session_whose_drafts_fail_has_none_from_the_first_round_of_its_next_request_on(
+    hash_model: Any, metered: Any, temperature: float
+) -> None:
+    """Another session, and a request without one, begin as cautiously as before; they learn it by themselves."""
+    target, good, bad = hash_model(7), hash_model(7, error=0.1), hash_model(8)
+    meter, asked = metered(target, good, LARGE), {"temperature": temperature, "seed": 3}
+    for session in ("good", "bad", "good"):
+        meter.draft.model = bad if session == "bad" else good
+        meter.run([1, 2, 3], 61, session=session, **asked)
+    failing, trusted = (meter.policy.for_request(temperature, name) for name in ("bad", "good"))
+    assert failing.model.ratio < 0.5 < trusted.model.ratio
+    meter.draft.model = bad
+    meter.run([4, 5, 6], 21, session="bad", **asked)
+    drafted = drafted_of(meter.rounds)
+    assert drafted[0] == 0
+    assert max(drafted) <= 1, "a probe at most"
+    meter.draft.model = good
+    meter.run([4, 5, 6], 21, session="good", **asked)
+    assert drafted_of(meter.rounds)[0] > 2
+    meter.run([4, 5, 6], 21, session="a new one", **asked)
+    assert drafted_of(meter.rounds)[0] > 1
+
+
+def test_a_session_s_requests_share_what_is_learnt_at_once_and_others_do_not() -> None:
+    made = Policy(table_of(LARGE), drafts=True)
+    first, second, sampled, other, alone = (
+        made.for_request(*asked) for asked in ((0.0, "a"), (0.0, "a"), (1.0, "a"), (0.0, "b"), (0.0,))
+    )
+    first.choose(1, 0, 60)
+    first.below = [0.9]
+    for _ in range(9):
+        first.record([0], 7)
+    assert second.model.ratio == first.model.ratio < 0.4
+    assert [each.model.ratio for each in (sampled, other, alone)] == [CAUTION] * 3
+    later = made.for_request(0.0)
+    assert first.model.ratio < later.model.ratio < CAUTION, "the engine has seen it too, and forgets more slowly"
 
 
 def test_the_better_it_goes_the_less_a_doubtful_node_is_worth() -> None:

@@ -236,12 +236,13 @@ def test_a_queue_in_turn(host: KernelLibrary, expected: list[list[int]]) -> None
     (alone,) = plain([request_of(LONG, speculation="off", max_new_tokens=30)])
     assert results[0].token_ids == alone
     assert [r.token_ids for i, r in enumerate(results[1:]) if i != 1] == [t for i, t in enumerate(expected) if i != 1]
-    starts = [s.started for s in (longest, batch[0], *batch[2:])]
+    starts = [s.metrics.started or 0.0 for s in (longest, batch[0], *batch[2:])]
     assert starts == sorted(starts)
 
 
 def test_what_never_fits_is_refused(host: KernelLibrary) -> None:
     paged = Paged(host, 2, 4)
+    assert paged.loop.page_tokens == 64
     paged.loop.check(request_of(LONG, speculation="chain:4", max_new_tokens=6))
     with pytest.raises(OptionError, match=r"the text may take 66 rows, the caches have 64: ask for fewer with max"):
         paged.loop.check(request_of(LONG, speculation="chain:4", max_new_tokens=8))
