@@ -80,6 +80,8 @@ class DeviceLoop:
                 plan = self._plan(sequences) if flights.of(sequences) else None
                 if plan is None or not flights.go_on(plan):
                     self._land(sequences)
+                    for ended in (s for s in sequences if s.finish_reason):  # others go on before it is released
+                        self.rounds.slots.hold(ended.slot, ended.cached + 1)
                     sequences, plan = [s for s in sequences if not s.finish_reason], None
             if flights and not flights.under_way and sequences and all(s.output for s in sequences):
                 plan = self._plan(sequences)
@@ -105,21 +107,29 @@ class DeviceLoop:
     def _plan(self, sequences: Seq[Sequence]) -> list[Draft]:
         """What each sequence drafts; where the host grows trees, not yet which."""
         drafting = self.planner.drafting(sequences)
-        shapes, chosen = [s.shape for s in drafting if s.shape], {s.slot for s in drafting}
-        return [self._draft_of(s, shapes) if s.slot in chosen else Draft(s, Tree([s.tokens[-1]])) for s in sequences]
+        shapes = {s.slot: s.shape for s in drafting if s.shape}
+        return [
+            self._draft_of(s, shapes[s.slot], [*shapes.values()])
+            if s.slot in shapes
+            else Draft(s, Tree([s.tokens[-1]]))
+            for s in sequences
+        ]
 
-    def _draft_of(self, sequence: Sequence, shapes: Seq[TreeSpec]) -> Draft:
-        policy = sequence.policy
-        if not self.room.fits(sequence, shapes):
-            tree: Tree | None = Tree([sequence.tokens[-1]])
-            if policy:
+    def _draft_of(self, sequence: Sequence, shape: TreeSpec, shapes: Seq[TreeSpec]) -> Draft:
+        """What a sequence drafts beside others, whose shapes are at most `shapes`: a tree of at most its own shape."""
+        policy, lone = sequence.policy, Tree([sequence.tokens[-1]])
+        if not policy and not self.room.fits(sequence, shape, shapes):
+            return Draft(sequence, lone, drafts=True)
+        tree = from_text(sequence, len(shapes), self._looks_up, self.draft_executor is not None)
+        if not tree and policy:
+            shape = shape if self.hosted else policy.grown(shape, self.target.model.buckets)
+            if not self.room.fits(sequence, shape, shapes):
                 policy.pass_over()
-        else:
-            tree = from_text(sequence, len(shapes), self._looks_up, self.draft_executor is not None)
-        spec = None
-        if not tree and not self.hosted and (spec := sequence.shape) and policy:
-            spec = policy.grown(spec, self.target.model.buckets)
-        return Draft(sequence, tree, spec, True, not tree and self.hosted is not None, policy.now if policy else None)
+                tree = lone
+        draft = Draft(sequence, tree, drafts=True, option=policy.now if policy else None)
+        if not tree:
+            draft.hosted, draft.spec = self.hosted is not None, None if self.hosted else shape
+        return draft
 
     def _decode(self, plan: Seq[Draft]) -> None:
         """A round on the device, and what the host learns of it."""

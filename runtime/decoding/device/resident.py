@@ -132,7 +132,10 @@ class Flights:
             s, emitted = draft.sequence, 1
             rooms = [self._target.rows(s.slot) - nodes - s.cached]
             if draft.spec:
-                rooms += [self._room.left(s, shapes), self._room.max_positions - draft.spec.nodes - len(s.tokens)]
+                rooms += [
+                    self._room.left(s, draft.spec, shapes),
+                    self._room.max_positions - draft.spec.nodes - len(s.tokens),
+                ]
                 emitted += draft.spec.depth
             rounds = min(rounds, s.limit - len(s.tokens), min(rooms) // emitted + 1)
         return rounds
@@ -222,10 +225,12 @@ class Flights:
             self._rounds.forget_faults(flight.nodes)
 
     def leave(self, slot: int) -> bool:
-        """The sequence in a slot has ended, and the rounds under way end soon; whether nobody else is in them."""
-        self._stop[:] = 1
+        """The sequence in a slot has ended, and the rounds it is in end soon; whether nobody else is in them."""
         drafts = self._flight.drafts if self._flight else []
-        return bool(drafts) and all(d.sequence.slot == slot or d.sequence.finish_reason for d in drafts)
+        if all(draft.sequence.slot != slot for draft in drafts):  # it ended when the rounds before these did
+            return False
+        self._stop[:] = 1
+        return all(d.sequence.slot == slot or d.sequence.finish_reason for d in drafts)
 
     def abandon(self) -> None:
         """Nobody reads any more what the rounds under way do."""

@@ -16,23 +16,22 @@ class Room:
         self._target, self._draft = target, draft
         self.max_positions = min(each.spec.max_positions for each in (target, draft) if each)
 
-    def fits(self, sequence: Sequence, specs: Seq[TreeSpec]) -> bool:
-        """Whether a sequence's tree can be drafted beside the others' `specs`, its own among them."""
-        shape = sequence.shape
-        within = shape is None or len(sequence.tokens) + shape.nodes <= self.max_positions
-        return within and self.left(sequence, specs) >= 0
+    def fits(self, sequence: Sequence, spec: TreeSpec, others: Seq[TreeSpec]) -> bool:
+        """Whether a sequence's tree can be drafted beside the others', its own among them."""
+        within = len(sequence.tokens) + spec.nodes <= self.max_positions
+        return within and self.left(sequence, spec, others) >= 0
 
-    def left(self, sequence: Sequence, specs: Seq[TreeSpec]) -> int:
-        """Rows that a sequence's tree leaves in the draft's cache, its levels run in steps for the widest of `specs`.
+    def left(self, sequence: Sequence, spec: TreeSpec, others: Seq[TreeSpec]) -> int:
+        """Rows that a sequence's tree leaves in the draft's cache, its levels run in steps for the widest of `others`.
 
         Negative where cache or model have no room for it.
         """
-        draft, shape = self._draft, sequence.shape
-        if draft is None or shape is None:
+        draft = self._draft
+        if draft is None:
             return 0
-        if shape.expand * (shape.depth - 1) > draft.max_rows:
+        if spec.expand * (spec.depth - 1) > draft.max_rows:
             return -1
-        return draft.rows(sequence.slot) - self._level_rows(draft, shape, specs) - len(sequence.tokens)
+        return draft.rows(sequence.slot) - self._level_rows(draft, spec, others) - len(sequence.tokens)
 
     @staticmethod
     def _level_rows(draft: StandardExecutor, shape: TreeSpec, specs: Seq[TreeSpec]) -> int:

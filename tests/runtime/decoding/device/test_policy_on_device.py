@@ -1,0 +1,230 @@
+"""`auto`, limits and a tuned table on a device: plain decoding's tokens, and the decisions that the table implies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_requests import Made, prompt_of, request_of, run
+from host_device import HostDevice, HostQueue
+from tiny_models import BUCKETS, CHUNK, executor
+
+from specbuild.runtime import Limits
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.decoding.loop import LoopOptions
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.timings import TimingTable
+
+NODES = BUCKETS[-1]
+# By bucket, as a device's steps are: as long for every node count that runs in the same one.
+LARGE = {
+    "verify": [[1, 10.0], [2, 10.2], [4, 10.6], [5, 11.4], [8, 11.4], [9, 13.0], [16, 13.0]],
+    "draft": [[1, 0.5], [16, 0.6]],
+    "plain": 0.1,
+    "round": 0.2,
+    "level": 0.05,
+}
+SMALL = LARGE | {"verify": [[1, 1.0], [16, 9.0]], "draft": [[1, 0.9], [16, 1.0]]}
+CHANCES = {
+    "likely": [-8.0, -2.0, -1.0, -0.5, -0.1, 0.0],
+    "chance": [0.01, 0.1, 0.35, 0.6, 0.85, 0.95],
+    "step": 0.75,
+    "reach": [0, 0.75, 1.3, 1.7, 2.0, 2.2, 2.35, 2.45, 2.5],
+    "lookup": [0.0, 0.3, 0.5, 0.6, 0.7, 0.75],
+}
+
+
+def policy_of(times: dict[str, Any], limits: Limits | None = None, drafts: bool = True) -> Policy:
+    record = {"schema": 2, "machine": {}, "widest": "best:15", "times": {"1": times}}
+    table = TimingTable.of(record | {"chances": {"greedy": CHANCES, "sampled": CHANCES}}, NODES)
+    return Policy(table, drafts, limits or Limits())
+
+
+class Tuned(Made):
+    """A loop of one slot and its policy."""
+
+    def __init__(
+        self,
+        host: KernelLibrary,
+        folder: Path,
+        times: dict[str, Any],
+        names: tuple[str, ...] = ("target", "draft"),
+        limits: Limits | None = None,
+        ahead: int = 0,
+        **more: Any,
+    ) -> None:
+        super().__init__(host, folder, more.pop("batch_size", 1), names)
+        draft = executor(names[1], self.device, folder, self.target.batch_size) if len(names) > 1 else None
+        if draft and more.pop("hostile", False):
+            logits = self.device.array(draft.model.logits)
+            draft.model.spoil = lambda nodes: np.negative(logits, out=logits)  # type: ignore[attr-defined]
+        options = LoopOptions(limits or Limits())
+        queue = HostQueue(host, self.device)
+        self.loop = DeviceLoop(
+            self.target, draft, queue, frozenset(), more.pop("drafter", "model"), None, options, ahead
+        )
+        self.policy = policy_of(times, limits, len(names) > 1)
+
+    def requests(self, count: int = 1, tokens: int = 40, **fields: Any) -> list[Sequence]:
+        found = [
+            request_of(
+                prompt_of(i, 5 + 3 * i), **{"speculation": "best:15", "max_new_tokens": tokens, "seed": i} | fields
+            )
+            for i in range(count)
+        ]
+        for each in found:
+            each.policy = self.policy.for_request(each.params.temperature)
+        return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def plain(folder: Path, wanted: list[Sequence]) -> list[list[int]]:
+    """The same requests one by one, without speculation, by the loop on the host."""
+    alone = HostLoop(executor("target", HostDevice(), folder, 1), None, CHUNK, frozenset())
+    copies = [request_of(s.tokens[: len(s.tokens) - len(s.output)], **_fields(s)) for s in wanted]
+    return [s.output for s in run(alone, copies)]
+
+
+def _fields(sequence: Sequence) -> dict[str, Any]:
+    p = sequence.params
+    names = ("max_new_tokens", "temperature", "seed", "top_p", "frequency_penalty", "logit_bias")
+    return {name: getattr(p, name) for name in names} | {"speculation": "off"}
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+@pytest.mark.parametrize("times", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("draft", ["target", "draft"])
+def test_tokens_are_plain_decodings(
+    host: KernelLibrary, folder: Path, times: dict[str, Any], ahead: int, temperature: float, draft: str
+) -> None:
+    made = Tuned(host, folder, times, ("target", draft), ahead=ahead, batch_size=2, drafter=None)
+    done = run(made.loop, made.requests(3, temperature=temperature))
+    assert [s.output for s in done] == plain(folder, done)
+    for s in done:
+        told = s.metrics.speculative_decoding
+        assert sum(told.decisions.values()) > 0
+        assert set(told.decisions) <= {"plain", "lookup", "model", "probe"}
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+def test_a_draft_that_pays_is_used_and_its_steps_are_full(host: KernelLibrary, folder: Path, ahead: int) -> None:
+    """The draft is the target: every round drafts with it, as many nodes as the step has that is paid for."""
+    made = Tuned(host, folder, LARGE, ("target", "target"), ahead=ahead)
+    (done,) = run(made.loop, made.requests(tokens=60))
+    told = done.metrics.speculative_decoding
+    assert told.decisions["model"] >= sum(told.decisions.values()) - 3
+    assert told.mean_acceptance_length > 2
+    drafted = told.num_draft_tokens / told.num_spec_steps
+    assert drafted > 2
+    assert made.loop.stats.rounds < 40
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+@pytest.mark.parametrize("times", [LARGE, SMALL], ids=["large", "small"])
+def test_a_bad_draft_is_left(host: KernelLibrary, folder: Path, ahead: int, times: dict[str, Any]) -> None:
+    """As on the host: after a few rounds it is tried now and then, a token at a time."""
+    made = Tuned(host, folder, times, ("target", "target"), ahead=ahead, hostile=True)
+    texts = [run(made.loop, made.requests(tokens=60))[0] for _ in range(2)]
+    assert [s.output for s in texts] == plain(folder, texts)
+    told = texts[-1].metrics.speculative_decoding
+    assert told.decisions.get("model", 0) <= 2
+    assert told.decisions["plain"] > 40
+    assert told.num_draft_tokens <= 8 * told.decisions.get("model", 0) + told.decisions.get("probe", 0)
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+def test_limits_hold(host: KernelLibrary, folder: Path, ahead: int) -> None:
+    """For `auto` and for trees that were asked for, whatever the table says."""
+    for limits, most in ((Limits(max_draft_tokens=3), 3), (Limits(max_draft_tokens=0), 0)):
+        made = Tuned(host, folder, LARGE, ("target", "target"), limits, ahead)
+        auto, fixed = (*made.requests(), *made.requests())
+        fixed.policy = None
+        done = run(made.loop, [auto, fixed])
+        assert [s.output for s in done] == plain(folder, done)
+        for s in done:
+            told = s.metrics.speculative_decoding
+            assert told.num_draft_tokens <= most * told.num_spec_steps
+            assert bool(told.num_spec_steps) == bool(most)
+    made = Tuned(host, folder, LARGE, ("target", "target"), Limits(min_expected_speedup=50), ahead)
+    (done,) = run(made.loop, made.requests())
+    assert done.metrics.speculative_decoding.num_draft_tokens == 0
+    by_size = Limits(num_speculative_tokens_per_batch_size={"1-1": 7, "2-9": 0})
+    made = Tuned(host, folder, LARGE, ("target", "target"), by_size, ahead, batch_size=2)
+    long, short = made.requests(2, tokens=40)
+    short.limit = len(short.tokens) + 12
+    run(made.loop, [long, short])
+    assert short.metrics.speculative_decoding.num_draft_tokens == 0, "two drafted beside each other"
+    assert long.metrics.speculative_decoding.num_draft_tokens > 0, "and one alone at the end"
+
+
+def test_a_larger_tree_than_is_allowed_is_refused(host: KernelLibrary, folder: Path) -> None:
+    made = Tuned(host, folder, LARGE, limits=Limits(max_draft_tokens=3))
+    with pytest.raises(Exception, match="max_draft_tokens allows 3"):
+        made.loop.check(request_of(prompt_of(1, 4), speculation="chain:5"))
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+def test_the_text_s_own_continuation_competes(host: KernelLibrary, folder: Path, ahead: int) -> None:
+    """In a loop of the text it is drafted for nothing, also in mid-flight."""
+    loop_of = [17, 4, 29, 61, 8, 2, 55, 90, 31]
+    made = Tuned(host, folder, LARGE, ("target", "windowed"), ahead=ahead, drafter=None)
+    (done,) = run(made.loop, made.requests(tokens=70, logit_bias=dict.fromkeys(loop_of, 30.0)))
+    assert [done.output] == plain(folder, [done])
+    told = done.metrics.speculative_decoding
+    assert told.decisions.get("lookup", 0) > 0
+    assert told.num_accepted_draft_tokens > 0
+
+
+def test_rounds_still_follow_each_other(host: KernelLibrary, folder: Path) -> None:
+    """Decisions that hardly differ do not stop the device: few launches for many rounds."""
+    made = Tuned(host, folder, LARGE, ("target", "target"), ahead=32)
+    assert made.loop.flights
+    launches, launch = list[Any](), made.loop.flights.launch
+
+    def noted(plan: Any) -> None:
+        launch(plan)
+        launches.append([draft.spec for draft in plan])
+
+    made.loop.flights.launch = noted  # type: ignore[method-assign]
+    (done,) = run(made.loop, made.requests(tokens=80))
+    assert made.device.turns > 0
+    assert len(launches) <= made.loop.stats.rounds / 2
+    assert done.error is None
+
+
+def test_what_is_expected_of_a_tree_is_what_comes_true(host: KernelLibrary, folder: Path) -> None:
+    """A device tells how deep a path went and nothing of likelihoods: trust rises with a perfect draft, and falls."""
+    good = Tuned(host, folder, LARGE, ("target", "target"))
+    run(good.loop, good.requests(tokens=60))
+    bad = Tuned(host, folder, LARGE, ("target", "target"), hostile=True)
+    run(bad.loop, bad.requests(tokens=60))
+    trusts = [made.policy.for_request(0.0).model.ratio for made in (good, bad)]
+    assert trusts[0] > 0.9 > 0.5 > trusts[1]
+    assert np.isfinite(trusts).all()
+
+
+def test_what_ends_while_others_are_launched_keeps_its_rows(host: KernelLibrary, folder: Path) -> None:
+    """Its slot is released after the others' rounds began, which must neither write there nor end by that."""
+    by_size = Limits(num_speculative_tokens_per_batch_size={"1-1": 7, "2-9": 0})
+    made = Tuned(host, folder, LARGE, ("target", "target"), by_size, 32, batch_size=2)
+    long, short = made.requests(2, tokens=40)
+    short.limit = len(short.tokens) + 12
+    run(made.loop, [long, short])
+    again = request_of(short.tokens, speculation="off", max_new_tokens=9)
+    run(made.loop, [again])
+    assert again.metrics.num_cached_tokens == len(short.tokens) - 1
+    assert [again.output] == plain(folder, [again])
+    cache = made.device.array(made.target.model.cache)[:, again.slot, :, : again.cached]
+    alone = Made(host, folder, 1, ("target",))
+    alone.loop.logits(again.tokens[: again.cached])
+    np.testing.assert_allclose(cache, alone.device.array(alone.target.model.cache)[:, 0, :, : again.cached], atol=1e-4)
