@@ -233,10 +233,9 @@ int specbuild_choose_tokens(const specbuild_choose *p, void *stream) {
   const Pointer pointers[] = {
       {"logits", p->logits, 2}, {"requests", p->requests, 8}, {"tokens", p->tokens, 4}, {"root_position", p->root_position, 4},
       {"choices", p->choices, 4}, {"workspace", p->workspace, 8}, {"tickets", p->tickets, 4}, {"history", p->history, 4, true},
-      {"masks", p->masks, 4, true},
-      {"bias_tokens", p->bias_tokens, 4, true}, {"bias_values", p->bias_values, 4, true}, {"parents", p->parents, 4, true},
-      {"row_nodes", p->row_nodes, 4, true}, {"counts", p->counts, 4, true}, {"scores", p->scores, 4, true},
-      {"fault", p->fault, 4, true}};
+      {"masks", p->masks, 4, true}, {"bias_tokens", p->bias_tokens, 4, true}, {"bias_values", p->bias_values, 4, true},
+      {"parents", p->parents, 4, true}, {"row_nodes", p->row_nodes, 4, true}, {"counts", p->counts, 4, true},
+      {"scores", p->scores, 4, true}, {"fault", p->fault, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
   if (p->cut_offs) {
     const Grid grid = {p->nodes, p->batch, 1, kCutThreads, size_t(ceil_div(p->vocab, 32)) * 4};

@@ -149,6 +149,15 @@ def test_an_illegal_tokens_logit_does_not_matter(kernels: HostKernels) -> None:
         assert choices.ravel().tolist() == [3, 3, -1, -1]
 
 
+def test_groups_without_a_legal_token_leave_nothing_behind(kernels: HostKernels) -> None:
+    """A row whose neighbour on the same processor had better tokens, where this one has none that are legal."""
+    logits = np.full((1, 2, 4096), 9, dtype=np.float32)
+    legal = np.zeros(logits.shape, dtype=bool)
+    legal[0, 0], legal[0, 1, [0, 4]] = True, True
+    choices, _ = simple(kernels, logits, SamplingParams(), 3, masks=masks(legal))
+    assert choices[0].tolist() == [[0, 1, 2], [0, 4, -1]]
+
+
 def test_a_mask_is_its_rows_and_lies_without_gaps(kernels: HostKernels) -> None:
     """A draft's frontier, whose rows of logits lie apart: mask n is row n's, whichever node of the pool that is."""
     rng = np.random.default_rng(5)
