@@ -90,17 +90,18 @@ template <class T> __device__ __forceinline__ void choose(const specbuild_choose
       for (int i = 0; i < 4; ++i) keys[at + i] = 0;
       continue;
     }
-    const auto real = [&](int i) { return first + at + i < p.vocab && (legal >> i & 1); };
     float x[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = real(i) ? to_float(logits[at + i]) : score_of(kLeastKey);
+    for (int i = 0; i < 4; ++i)
+      x[i] = first + at + i < p.vocab && legal >> i & 1 ? to_float(logits[at + i]) : score_of(kLeastKey);
     uint64_t words[4];
     if (noisy) philox(processors.request.seed, position, uint32_t(first + at) / 4, words);
     const uint32_t marked = plain ? 0 : marks[at / 32] >> at % 32;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = first + at + i;
-      float score = real(i) ? processors(x[i], token, marked >> i & 1) : x[i];
+      // −∞ stays −∞ under all processors: the illegal, and what is past the vocabulary
+      float score = x[i] > score_of(kLeastKey) ? processors(x[i], token, marked >> i & 1) : x[i];
       bad |= score != score;
       const bool in = key_of(score) >= least;
       if (noisy) score = __fadd_rn(score, gumbel(words[i]));
