@@ -105,11 +105,14 @@ typedef struct specbuild_request {
 /* The K best tokens of f(logits) + g of every row, best first, the lowest id among equals, and their scores. f are the
  * request's processors over the node's path, g the noise at root_position plus the node's depth. A row with a NaN, or whose
  * best score is not finite, gives −1 alone; so do places past the last token that the cut-offs leave, with a score of
- * −infinity. */
+ * −infinity. A mask says which tokens of a row are legal, one a bit, token t's is bit t % 32 of word t / 32: an illegal
+ * one's score is −infinity before the cut-offs, whatever its logit, a NaN too. Bits past the vocabulary have no meaning. */
 typedef struct specbuild_choose {
   const void *logits;                /* dtype [B, N, V], rows `stride` elements apart */
   const specbuild_request *requests; /* [B] */
-  const uint32_t *history;           /* [B, V], bit 31: in prompt or output; the rest: times in the output; null: nothing */
+  /* history: [B, V], bit 31: in prompt or output; the rest: times in the output; null: nothing.
+   * masks: [B, N, ⌈V / 32⌉], without gaps whatever the stride, a mask a row of logits; null: every token is legal. */
+  const uint32_t *history, *masks;
   const int32_t *bias_tokens;        /* the requests' lists one after another, ascending in each; null: none has one */
   const float *bias_values;
   const int32_t *tokens, *parents; /* [B, M], node 0 the root; parents null: a chain */

@@ -3,10 +3,12 @@
 // choose_*: logits [B, N, V] in float32, float16 or bfloat16 to choices int32 [B, N, K] and scores float32 [B, N, K]. A block
 // takes 4096 tokens of a row; the last one of a row to end merges the row's candidates. Work: per token the processors, and
 // under noise a quarter of a Philox block (20 products of 64 bits) and two logarithms. Bytes: the logits once, with
-// penalties 4·V of history a row, 8·K per slice out and back.
+// penalties 4·V of history a row, 8·K per slice out and back; with a mask V / 8 more a row, and no logits of 128 neighbours
+// (a warp's) that are all illegal.
 //
 // choose_cut_*: the same rows to the least key that top-k, top-p and min-p leave in, a block a row, for requests that have
-// any. Work and bytes: the row once, 4 times for top-k and 4 times for top-p, from the L2 cache after the first.
+// any. Work and bytes: the row once, 4 times for top-k and 4 times for top-p, from the L2 cache after the first; the mask as
+// often.
 #include "kernels/cut_offs.cuh"
 #include "kernels/philox.cuh"
 #include "kernels/processors.cuh"
@@ -78,20 +80,28 @@ template <class T> __device__ __forceinline__ void choose(const specbuild_choose
   if (!plain) processors.mark(marks, first, kSlice);
 
   const T *const logits = static_cast<const T *>(p.logits) + row * p.stride + first;
+  const uint32_t *const mask = mask_of(p, row);
   uint64_t mine = 0;
   bool bad = false;
 #pragma unroll 1
   for (int at = threadIdx.x * 4; at < kSlice; at += kChooseThreads * 4) {
+    const uint32_t legal = mask && first + at < p.vocab ? mask[(first + at) / 32] >> at % 32 & 15 : 15;
+    if (legal == 0) {
+      for (int i = 0; i < 4; ++i) keys[at + i] = 0;
+      continue;
+    }
     float x[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = first + at + i < p.vocab ? to_float(logits[at + i]) : score_of(kLeastKey);
+    for (int i = 0; i < 4; ++i)
+      x[i] = first + at + i < p.vocab && legal >> i & 1 ? to_float(logits[at + i]) : score_of(kLeastKey);
     uint64_t words[4];
     if (noisy) philox(processors.request.seed, position, uint32_t(first + at) / 4, words);
     const uint32_t marked = plain ? 0 : marks[at / 32] >> at % 32;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = first + at + i;
-      float score = token < p.vocab ? processors(x[i], token, marked >> i & 1) : x[i];
+      // −∞ stays −∞ under all processors: the illegal, and what is past the vocabulary
+      float score = x[i] > score_of(kLeastKey) ? processors(x[i], token, marked >> i & 1) : x[i];
       bad |= score != score;
       const bool in = key_of(score) >= least;
       if (noisy) score = __fadd_rn(score, gumbel(words[i]));
@@ -145,7 +155,9 @@ template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p
 
   const int64_t row = int64_t(b) * p.nodes + blockIdx.x;
   const T *const logits = static_cast<const T *>(p.logits) + row * p.stride;
+  const uint32_t *const mask = mask_of(p, row);
   const auto key_at = [&](int token) {
+    if (mask && !(mask[token / 32] >> token % 32 & 1)) return kLeastKey;
     const float x = processors(to_float(logits[token]), token, !plain && (marks[token / 32] >> token % 32 & 1));
     return x == x ? key_of(x) : 0u;
   };
@@ -222,9 +234,9 @@ int specbuild_choose_tokens(const specbuild_choose *p, void *stream) {
   const Pointer pointers[] = {
       {"logits", p->logits, 2}, {"requests", p->requests, 8}, {"tokens", p->tokens, 4}, {"root_position", p->root_position, 4},
       {"choices", p->choices, 4}, {"workspace", p->workspace, 8}, {"tickets", p->tickets, 4}, {"history", p->history, 4, true},
-      {"bias_tokens", p->bias_tokens, 4, true}, {"bias_values", p->bias_values, 4, true}, {"parents", p->parents, 4, true},
-      {"row_nodes", p->row_nodes, 4, true}, {"counts", p->counts, 4, true}, {"scores", p->scores, 4, true},
-      {"fault", p->fault, 4, true}};
+      {"masks", p->masks, 4, true}, {"bias_tokens", p->bias_tokens, 4, true}, {"bias_values", p->bias_values, 4, true},
+      {"parents", p->parents, 4, true}, {"row_nodes", p->row_nodes, 4, true}, {"counts", p->counts, 4, true},
+      {"scores", p->scores, 4, true}, {"fault", p->fault, 4, true}};
   if (const int status = check_pointers(pointers)) return status;
   if (p->cut_offs) {
     const Grid grid = {p->nodes, p->batch, 1, kCutThreads, size_t(ceil_div(p->vocab, 32)) * 4};

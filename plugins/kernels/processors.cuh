@@ -31,6 +31,11 @@ __device__ __forceinline__ bool cuts_off(const specbuild_request &r) {
   return r.temperature > 0.0f && (r.top_k > 0 || r.top_p < 1.0 || score_of(kLeastKey) < r.min_p_log);
 }
 
+// Which tokens of a row of logits are legal, a bit each; null: all.
+__device__ __forceinline__ const uint32_t *mask_of(const specbuild_choose &p, int64_t row) {
+  return p.masks ? p.masks + row * ceil_div(p.vocab, 32) : nullptr;
+}
+
 // A node of the tree: its depth, and the tokens from it up to the root, the root excluded. Shared by a block.
 struct Node {
   int32_t parents[SPECBUILD_MOST_POOL];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,33 @@ import oracles
 from calls import choose, history, noise, tree_arrays
 from device import HostKernels
 
-from specbuild.runtime.sampling.sampler import CutOffs, SamplingParams
+from specbuild.runtime.sampling.sampler import CutOffs, Logits, Sampler, SamplingParams
 
 MASS_BOUND = 1e-6  # of top-p's mass, which sums float32 exponentials
 
 
+def masks(legal: Any) -> Any:
+    """`uint32[…, ⌈V / 32⌉]` of `bool[…, V]`; the bits past the vocabulary, which have no meaning, are set."""
+    width = [(0, 0)] * (legal.ndim - 1) + [(0, -legal.shape[-1] % 32)]
+    padded = np.pad(legal, width, constant_values=True)
+    return np.packbits(padded, axis=-1, bitorder="little").view("<u4").astype(np.uint32)
+
+
+class MaskedSampler(Sampler):
+    """What a sampler does at a node where some tokens alone are legal: the others' processed logits are −∞."""
+
+    def __init__(self, made: Sampler, legal: Any) -> None:
+        vars(self).update(vars(made))  # its text and noise too
+        self.legal = legal
+
+    def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
+        return np.where(self.legal, super().processed(logits, path), np.float32(-np.inf))
+
+
 class Case:
-    """A batch of ragged trees with logits, texts and parameters."""
+    """A batch of ragged trees with logits, texts and parameters; `legal`: None, or `bool[B, N, V]`."""
+
+    legal: Any = None
 
     def __init__(
         self, seed: int, params: list[SamplingParams], vocab: int, nodes: int, dtype: Any, best: int, spread: float = 4
@@ -33,19 +54,23 @@ class Case:
         tokens, parents, counts = tree_arrays(self.trees, self.logits.shape[1])
         past = np.stack([history(self.vocab, *text) for text in self.texts])
         plain = self.logits, self.params, self.seeds, self.positions, tokens, parents, self.best
-        return plain, {"counts": counts, "history": past}
+        masked = {} if self.legal is None else {"masks": masks(self.legal)}
+        return plain, {"counts": counts, "history": past} | masked
 
     def expected(self, kernels: HostKernels | None) -> list[tuple[int, int, Any, list[int], list[float]]]:
         """Per row: sequence, node, sampler, tokens and scores; with kernels, from the kernel's own noise."""
         rows = []
         for b, tree in enumerate(self.trees):
-            made = oracles.sampler(self.params[b], self.seeds[b], self.vocab, *self.texts[b])
+            plain = oracles.sampler(self.params[b], self.seeds[b], self.vocab, *self.texts[b])
             for node in range(len(tree)):
+                made = plain if self.legal is None else MaskedSampler(plain, self.legal[b, node])
                 position = self.positions[b] + tree.depths[node]
                 if kernels and position not in made._noise:
                     key = np.array([self.seeds[b]], dtype=np.uint64), np.array([position], dtype=np.uint64)
                     made._noise[position] = noise(kernels, *key, -(-self.vocab // 4) * 4)[1][0, : self.vocab]
-                found = oracles.best(made, self.logits[b, node], position, tree.path(node), self.best)
+                found = [-1] * self.best, [-np.inf] * self.best
+                if self.legal is None or self.legal[b, node].any():
+                    found = oracles.best(made, self.logits[b, node], position, tree.path(node), self.best)
                 rows.append((b, node, made, *found))
         return rows
 
@@ -56,11 +81,14 @@ def check(kernels: HostKernels, case: Case) -> None:
     choices, scores = choose(kernels, *arguments, **more)
     for b, node, made, tokens, values in case.expected(kernels):
         got, wanted = choices[b, node].tolist(), tokens
+        assert case.legal is None or all(case.legal[b, node, token] for token in got if token >= 0)
         if got != wanted:  # only where top-p's mass is on the edge
             tree, logits = case.trees[b], case.logits[b, node].astype(np.float32)
-            odd = set(got) ^ set(wanted) - {-1}
-            cuts = CutOffs(case.params[b], made.processed(logits, tree.path(node)))
-            assert min(abs(cuts.slacks(token)[1 if case.params[b].top_k else 0]) for token in odd) < MASS_BOUND
+            odd = (set(got) ^ set(wanted)) - {-1}
+            processed = made.processed(logits, tree.path(node))
+            cuts = CutOffs(case.params[b], processed)
+            assert case.params[b].top_p < 1
+            assert min(abs(cuts._top_p_slack(float(processed[token]))) for token in odd) < MASS_BOUND
         else:
             assert scores[b, node].tobytes() == np.array(values, dtype=np.float32).tobytes()
     for b, tree in enumerate(case.trees):

@@ -66,9 +66,9 @@ class Choose(ctypes.Structure):
     """`specbuild_choose`."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("logits", "requests", "history", "bias_tokens", "bias_values", "tokens")),
-        *((name, c_void_p) for name in ("parents", "row_nodes", "root_position", "counts", "choices", "scores")),
-        *((name, c_void_p) for name in ("workspace", "tickets", "fault")),
+        *((name, c_void_p) for name in ("logits", "requests", "history", "masks", "bias_tokens", "bias_values")),
+        *((name, c_void_p) for name in ("tokens", "parents", "row_nodes", "root_position", "counts", "choices")),
+        *((name, c_void_p) for name in ("scores", "workspace", "tickets", "fault")),
         ("stride", c_int64),
         *((name, c_int32) for name in ("batch", "nodes", "tree_nodes", "vocab", "best", "cut_offs", "dtype")),
     ]

@@ -183,7 +183,7 @@ def _driver() -> Any:
 
 
 def _choose(p: Choose) -> list[Launch]:
-    optional = "history bias_tokens bias_values parents row_nodes counts scores fault"
+    optional = "history masks bias_tokens bias_values parents row_nodes counts scores fault"
     _check(p, optional, batch=_GRID, nodes=_GRID, vocab=_VOCAB, best=_BEST, tree_nodes=_POOL)
     _refuse(p.stride < p.vocab, f"rows of {p.vocab} logits lie {p.stride} apart")
     _refuse(not p.row_nodes and p.nodes > p.tree_nodes, f"{p.nodes} rows of {p.tree_nodes} nodes need row_nodes")
