@@ -17,9 +17,8 @@ from specbuild.builder import passes
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.passes.pattern import dims, renamed
 from specbuild.builder.quantize.fp8_caches import Scales
-from specbuild.builder.targets import BACKENDS
 from specbuild.runtime.backends.gpu.plan import PLUGIN_VERSION
-from specbuild.runtime.bundle.manifest import MODULES, EngineRecord
+from specbuild.runtime.bundle.manifest import EngineRecord
 
 from .engine_layers import describe
 from .tensorrt import built_on, compile_engine, profiles_of
@@ -42,10 +41,9 @@ class Emitted:
 
 def lowering(config: BuildConfig) -> ModuleType:
     """The module that lowers for the asked backend."""
-    module = BACKENDS[config.backend]
-    if config.backend == "tensorrt" and not config.engine.plugin(config.backend):
-        module = BACKENDS["tensorrt-rtx"]
-    return importlib.import_module(f"specbuild.builder.lower.{module}")
+    backend = config.descriptor
+    native = None if config.plugin else backend.native_lowering
+    return importlib.import_module(f"specbuild.builder.lower.{native or backend.lowering}")
 
 
 def emit(
@@ -64,10 +62,10 @@ def emit(
     stored: tensors of the models before it, with which it shares a folder. Raises OptionError and ExecutionError as
     `compile_engine` does.
     """
-    if config.backend == "onnxruntime":
+    if not config.descriptor.on_gpu:
         return _lanes(folder, name, graph, config, capacity, stored)
     (folder / name).mkdir(parents=True)
-    caches = (scales, config.engine.block_size) if config.engine.plugin(config.backend) else ()
+    caches = (scales, config.engine.block_size) if config.plugin else ()
     lowered = lowering(config).lower(graph, config.dtype_of(name), capacity, *caches)
     census, profiles = passes.census(lowered), profiles_of(config, max_seq_len)
     activations = max(
@@ -78,19 +76,18 @@ def emit(
     file = folder / name / GRAPH
     ir.save(lowered, file, external_data=WEIGHTS)
     del lowered
-    if config.backend not in MODULES:
+    if not config.descriptor.compiles:
         return Emitted({str(config.max_batch_size): f"{name}/{GRAPH}"}, census)
     engine = compile_engine(file, config.backend, profiles, config.engine, progress)
     plan = f"{name}/{PLAN}"
     (folder / plan).write_bytes(engine.plan)
     for path in (file, folder / name / WEIGHTS):
         path.unlink(missing_ok=True)
-    plugin = config.engine.plugin(config.backend)
     record = EngineRecord(
         version=engine.version,
         architectures=list(config.engine.targets or built_on(config.backend)),
-        attention="plugin" if plugin else "native",
-        plugin=PLUGIN_VERSION if plugin else None,
+        attention="plugin" if config.plugin else "native",
+        plugin=PLUGIN_VERSION if config.plugin else None,
         version_compatible=config.engine.version_compatible,
         hardware_compatible=config.engine.hardware_compatible,
         activations=activations,
