@@ -19,6 +19,7 @@ from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
+from .frontend.quiet import quiet
 from .frontend.vocabulary import Vocabulary, reconcile
 from .quantize.linears import Names
 
@@ -140,6 +141,7 @@ def _check_head(config: BuildConfig, name: str, size: int) -> None:
         )
 
 
+@quiet()
 def dry_run(config: BuildConfig) -> dict[str, Any]:
     """What `build` would make, as JSON; needs neither a GPU nor a compiler. Raises as `build` does before it begins."""
     check_output(config.output, config.force)

@@ -21,14 +21,13 @@ def assign(options: QuantizeOptions, model: str, precision: str, backend: str, n
 
     The last pattern that matches counts. All compute in the precision's type. Raises OptionError.
     """
-    schemes = dict[str, Scheme]()
+    schemes, given = dict[str, Scheme](), dict[str, str]()
     dtype = BACKENDS[backend].dtypes[0] if precision == AUTO else parse(precision, backend).dtype
     if precision != AUTO:
         schemes = dict.fromkeys(names.weights, parse(precision, backend))
         if names.head:
             schemes[names.head] = _of_head(schemes[names.head], backend, names.tied)
         schemes[names.embedding] = schemes.get(names.head or "", schemes[names.embedding])
-    given = dict[str, str]()
     for name in names.weights:
         asked = [scheme for pattern, scheme in options.types if matches(pattern, model, name)]
         given |= {name: asked[-1]} if asked else {}

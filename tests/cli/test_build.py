@@ -447,12 +447,12 @@ def test_without_the_build_extra() -> None:
 def test_a_bug_is_one_line_with_status_1(
     specbuild: Command, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specbuild.builder import pipeline
+    from specbuild.builder import compiled_model
 
     def broken(*_: Any) -> None:
         raise AssertionError("surprise\nin two lines")
 
-    monkeypatch.setattr(pipeline, "export", broken)
+    monkeypatch.setattr(compiled_model, "export", broken)
     outcome = specbuild("build", "--target", tiny, "-o", place / "b")
     assert (outcome.status, outcome.out) == (1, "")
     (line,) = outcome.err.splitlines()
