@@ -153,7 +153,8 @@ def command(output: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
     engine = EngineOptions(**{f.name: options.pop(f.name) for f in fields(EngineOptions)})
     quantize = QuantizeOptions(**{f.name: options.pop(f.name) for f in fields(QuantizeOptions)})
     if options["tune"] is None:
-        options["tune"] = any(options["backend"] == name for name, each in BACKENDS.items() if not each.on_gpu)
+        backend = BACKENDS.get(options["backend"])
+        options["tune"] = bool(backend and not backend.on_gpu)
     config = BuildConfig(output=output, engine=engine, quantize=quantize, **options)
     if dry_run:
         _show_plan(config, as_json)
