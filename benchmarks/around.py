@@ -7,6 +7,7 @@ far they are from moving bytes, not from memory's speed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,67 +29,116 @@ from specbuild.runtime.backends.kernels.abi import (
 
 def others(device: Device, library: KernelLibrary, bandwidth: float, smoke: bool) -> dict[str, Any]:
     """The kernels around the attention, at the sizes of an 8B-shaped model: batch 1, 16 nodes, vocabulary 128,256."""
-    nodes, vocab, layers, width = (4, 1000, 2, 64) if smoke else (16, 128256, 32, 4096)
-    hidden, kv_heads, size, capacity = (96, 2, 64, 64) if smoke else (14336, 8, 128, 8192)
-    results: dict[str, Any] = {}
-    keep: list[Any] = []
-
-    def hold(tensor: torch.Tensor) -> int:
-        keep.append(tensor)
-        return tensor.data_ptr()
-
-    def add(name: str, launcher: str, params: Any, moved: int) -> None:
-        us = device.microseconds([lambda: library.launch(launcher, params, device.stream())])
-        results[name] = {"us": us, "bytes": moved, "share": moved / us / 1e3 / bandwidth}
-
-    parents = hold(device.ints([tree(nodes)]))
-    tokens, position = hold(device.ints([list(range(nodes))])), hold(device.ints([capacity // 2]))
-    for name, request in {
-        "choose greedy": Request(1, 1.0, -float("inf"), 0.0, 1.0, 0.0, 0.0, 0, 0, 0),
-        "choose sampled": Request(1, 1.0, -float("inf"), 1.0, 1.0, 0.0, 0.0, 0, 0, 0),
-        "choose top-k 50, top-p 0.9": Request(1, 0.9, -float("inf"), 1.0, 1.0, 0.0, 0.0, 50, 0, 0),
-    }.items():
-        raw = torch.frombuffer(bytearray(bytes(request)), dtype=torch.uint8).to(device.name)
-        choose = Choose(logits=hold(device.random(1, nodes, vocab, dtype="float32")), requests=hold(raw), tokens=tokens)
-        choose.parents, choose.root_position, choose.cut_offs = parents, position, int("top" in name)
-        choose.choices, choose.tickets = hold(device.ints([[0] * nodes])), hold(device.ints([[0] * nodes]))
-        choose.stride, choose.batch, choose.nodes, choose.tree_nodes = vocab, 1, nodes, nodes
-        choose.vocab, choose.best, choose.dtype = vocab, 1, Dtype.F32
-        choose.workspace = hold(torch.empty(library.workspace(choose) + 16, dtype=torch.uint8, device=device.name))
-        add(name, "choose_tokens", choose, 4 * nodes * vocab)
-    walk = Walk(tokens=tokens, parents=parents, choices=hold(device.ints([[2 * i + 1 for i in range(nodes)]])))
-    for name in ("path", "emitted"):
-        setattr(walk, name, hold(device.ints([[0] * nodes])))
-    walk.length, walk.batch, walk.nodes = hold(device.ints([0])), 1, nodes
-    add("walk", "walk_tree", walk, 6 * 4 * nodes)
-    rows = [device.random(kv_heads, capacity, size) for _ in range(2 * layers)]
-    pointers = hold(torch.tensor([hold(each) for each in rows], dtype=torch.int64, device=device.name))
-    path = [0, *(2 * i for i in range(1, nodes // 2)), *[-1] * (nodes - nodes // 2)]
-    commit = Commit(
-        path=hold(device.ints([path])), length=hold(device.ints([nodes // 2])), ticket=hold(device.ints([0]))
-    )
-    commit.kept = hold(device.ints([0, 0]))
-    commit.batch, commit.nodes, cache = 1, nodes, commit.caches[0]
-    cache.layers, cache.base, cache.cache_len = pointers, position, hold(device.ints([0]))
-    cache.count, cache.heads, cache.row_bytes, cache.capacity = 2 * layers, kv_heads, 2 * size, capacity
-    add("commit", "commit_path", commit, 2 * 2 * layers * kv_heads * 2 * size * (nodes // 2 - 1))
-    x, y = hold(device.random(nodes, width)), hold(device.random(nodes, width))
-    norm = Norm(x=x, y=y, weight=hold(device.random(width, dtype="float32")), epsilon=1e-5, rows=nodes, width=width)
-    norm.sum, norm.output, norm.dtype = hold(device.random(nodes, width)), hold(device.random(nodes, width)), Dtype.BF16
-    norm.output_dtype = Dtype.BF16
-    add("residual + RMS norm", "rms_norm", norm, 8 * nodes * width)
-    both = device.random(nodes, 2 * hidden)
-    swiglu = SwiGLU(gate=hold(both), up=hold(both[:, hidden:]), output=hold(device.random(nodes, hidden)))
-    swiglu.stride, swiglu.rows, swiglu.width, swiglu.dtype = 2 * hidden, nodes, hidden, Dtype.BF16
-    add("SwiGLU", "swiglu_gate", swiglu, 6 * nodes * hidden)
-    gather = Gather(table=hold(device.random(vocab, width)), ids=tokens, output=x, rows=nodes, vocab=vocab)
-    gather.row_bytes = 2 * width
-    add("embedding rows", "gather_rows", gather, 4 * nodes * width)
-    results["verify"] = verify(device, library, nodes, capacity, smoke)
+    sizes = Sizes(4, 1000, 2, 64, 96, 2, 64, 64) if smoke else Sizes()
+    bench = Bench(device, library, bandwidth, sizes)
+    bench.choose()
+    bench.walk()
+    bench.commit()
+    bench.layers()
+    results = bench.results | {"verify": verify(device, library, sizes.nodes, sizes.capacity, smoke)}
     for choice in ("choose sampled", "choose top-k 50, top-p 0.9"):
         glue = sum(results[name]["us"] for name in (choice, "walk", "commit"))
         results[f"{choice} + walk + commit, of verify"] = glue / results["verify"]["us"]
     return results
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """An 8B-shaped model's, and a step's."""
+
+    nodes: int = 16
+    vocab: int = 128256
+    layers: int = 32
+    width: int = 4096
+    hidden: int = 14336
+    kv_heads: int = 8
+    size: int = 128
+    capacity: int = 8192
+
+
+class Bench:
+    """Times kernels one by one; `results` are by name."""
+
+    def __init__(self, device: Device, library: KernelLibrary, bandwidth: float, sizes: Sizes) -> None:
+        self.device, self.library, self.bandwidth, self.sizes = device, library, bandwidth, sizes
+        self.results: dict[str, Any] = {}
+        self._keep: list[torch.Tensor] = []
+        self.parents = self.hold(device.ints([tree(sizes.nodes)]))
+        self.tokens = self.hold(device.ints([list(range(sizes.nodes))]))
+        self.position = self.hold(device.ints([sizes.capacity // 2]))
+
+    def hold(self, tensor: torch.Tensor) -> int:
+        """A tensor's address, which stays its."""
+        self._keep.append(tensor)
+        return tensor.data_ptr()
+
+    def add(self, name: str, launcher: str, params: Any, moved: int) -> None:
+        """Time a kernel that moves so many bytes."""
+        us = self.device.microseconds([lambda: self.library.launch(launcher, params, self.device.stream())])
+        self.results[name] = {"us": us, "bytes": moved, "share": moved / us / 1e3 / self.bandwidth}
+
+    def choose(self) -> None:
+        """A token for each node, by ways of sampling that cost differently."""
+        device, hold, nodes, vocab = self.device, self.hold, self.sizes.nodes, self.sizes.vocab
+        for name, request in {
+            "choose greedy": Request(1, 1.0, -float("inf"), 0.0, 1.0, 0.0, 0.0, 0, 0, 0),
+            "choose sampled": Request(1, 1.0, -float("inf"), 1.0, 1.0, 0.0, 0.0, 0, 0, 0),
+            "choose top-k 50, top-p 0.9": Request(1, 0.9, -float("inf"), 1.0, 1.0, 0.0, 0.0, 50, 0, 0),
+        }.items():
+            raw = torch.frombuffer(bytearray(bytes(request)), dtype=torch.uint8).to(device.name)
+            logits = hold(device.random(1, nodes, vocab, dtype="float32"))
+            choose = Choose(logits=logits, requests=hold(raw), tokens=self.tokens)
+            choose.parents, choose.root_position, choose.cut_offs = self.parents, self.position, int("top" in name)
+            choose.choices, choose.tickets = hold(device.ints([[0] * nodes])), hold(device.ints([[0] * nodes]))
+            choose.stride, choose.batch, choose.nodes, choose.tree_nodes = vocab, 1, nodes, nodes
+            choose.vocab, choose.best, choose.dtype = vocab, 1, Dtype.F32
+            room = self.library.workspace(choose) + 16
+            choose.workspace = hold(torch.empty(room, dtype=torch.uint8, device=device.name))
+            self.add(name, "choose_tokens", choose, 4 * nodes * vocab)
+
+    def walk(self) -> None:
+        """The accepted path through a tree."""
+        device, hold, nodes = self.device, self.hold, self.sizes.nodes
+        choices = hold(device.ints([[2 * i + 1 for i in range(nodes)]]))
+        walk = Walk(tokens=self.tokens, parents=self.parents, choices=choices)
+        for name in ("path", "emitted"):
+            setattr(walk, name, hold(device.ints([[0] * nodes])))
+        walk.length, walk.batch, walk.nodes = hold(device.ints([0])), 1, nodes
+        self.add("walk", "walk_tree", walk, 6 * 4 * nodes)
+
+    def commit(self) -> None:
+        """The path's rows, moved up in the caches of all layers."""
+        device, hold, sizes, nodes = self.device, self.hold, self.sizes, self.sizes.nodes
+        rows = [device.random(sizes.kv_heads, sizes.capacity, sizes.size) for _ in range(2 * sizes.layers)]
+        pointers = hold(torch.tensor([hold(each) for each in rows], dtype=torch.int64, device=device.name))
+        path = [0, *(2 * i for i in range(1, nodes // 2)), *[-1] * (nodes - nodes // 2)]
+        length, ticket = hold(device.ints([nodes // 2])), hold(device.ints([0]))
+        commit = Commit(path=hold(device.ints([path])), length=length, ticket=ticket)
+        commit.kept = hold(device.ints([0, 0]))
+        commit.batch, commit.nodes, cache = 1, nodes, commit.caches[0]
+        cache.layers, cache.base, cache.cache_len = pointers, self.position, hold(device.ints([0]))
+        cache.count, cache.heads, cache.row_bytes = 2 * sizes.layers, sizes.kv_heads, 2 * sizes.size
+        cache.capacity = sizes.capacity
+        self.add("commit", "commit_path", commit, 2 * cache.count * cache.heads * cache.row_bytes * (nodes // 2 - 1))
+
+    def layers(self) -> None:
+        """What a layer has beside attention and products, and the embedding's rows."""
+        device, hold, nodes = self.device, self.hold, self.sizes.nodes
+        width, hidden, vocab = self.sizes.width, self.sizes.hidden, self.sizes.vocab
+        x, y = hold(device.random(nodes, width)), hold(device.random(nodes, width))
+        weight = hold(device.random(width, dtype="float32"))
+        norm = Norm(x=x, y=y, weight=weight, epsilon=1e-5, rows=nodes, width=width)
+        norm.sum, norm.output = hold(device.random(nodes, width)), hold(device.random(nodes, width))
+        norm.dtype = norm.output_dtype = Dtype.BF16
+        self.add("residual + RMS norm", "rms_norm", norm, 8 * nodes * width)
+        both, output = device.random(nodes, 2 * hidden), hold(device.random(nodes, hidden))
+        swiglu = SwiGLU(gate=hold(both), up=hold(both[:, hidden:]), output=output)
+        swiglu.stride, swiglu.rows, swiglu.width, swiglu.dtype = 2 * hidden, nodes, hidden, Dtype.BF16
+        self.add("SwiGLU", "swiglu_gate", swiglu, 6 * nodes * hidden)
+        table = hold(device.random(vocab, width))
+        gather = Gather(table=table, ids=self.tokens, output=x, rows=nodes, vocab=vocab)
+        gather.row_bytes = 2 * width
+        self.add("embedding rows", "gather_rows", gather, 4 * nodes * width)
 
 
 def verify(device: Device, library: KernelLibrary, nodes: int, context: int, smoke: bool) -> dict[str, float]:

@@ -2,61 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, KernelRecord, Manifest
 
-from .build_state import BuildState
+from .build_context import BuildContext
 from .codegen import nvrtc
+from .compiled_model import CompiledModel
 from .config.build_config import BuildConfig
 
 TOKENIZER, CHAT_TEMPLATE, KERNELS = "tokenizer.json", "chat_template.jinja", "kernels"
 LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "tokenizers", "numpy")
 
 
-def save_tokenizer(work: BuildState) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The cubins in a bundle by file, and what the report says of them; none by default."""
+
+    records: dict[str, KernelRecord] = field(default_factory=dict)
+    report: dict[str, Any] | None = None
+
+
+def save_kernels(context: BuildContext) -> Kernels:
+    """A cubin per source, shape and architecture."""
+    shapes, records = context.source.shapes, dict[str, KernelRecord]()
+    sources = None if shapes else nvrtc.sources(nvrtc.GLUE)
+    cubins = nvrtc.compile_kernels(context.config.architectures, shapes, sources)
+    for cubin in cubins:
+        file = f"{KERNELS}/{cubin.name}.cubin"
+        (context.folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (context.folder / file).write_bytes(cubin.image)
+        records[file] = KernelRecord(cubin.architecture, sorted(cubin.kernels))
+    return Kernels(records, nvrtc.report(cubins))
+
+
+def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """tokenizer.json as `transformers` uses it, and the chat template where there is one."""
-    tokenizer = work.source.target.tokenizer
-    (work.folder / TOKENIZER).write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
+    (folder / TOKENIZER).write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
     if not template:
         return None
-    (work.folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
+    (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     return CHAT_TEMPLATE
 
 
-def write_manifest(work: BuildState, template: str | None) -> Manifest:
-    """The manifest of what lies in the folder; files are hashed the first time they are seen."""
-    config, tokenizer = work.config, work.source.target.tokenizer
-    names = [p.relative_to(work.folder).as_posix() for p in sorted(work.folder.rglob("*")) if p.is_file()]
-    work.files |= {n: file_record(work.folder / n) for n in names if n != MANIFEST and n not in work.files}
-    special = {key: str(value) for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
-    manifest = Manifest(
+def make_manifest(
+    context: BuildContext, models: Mapping[str, CompiledModel], kernels: Kernels, bound: float, template: str | None
+) -> Manifest:
+    """The manifest of these models, which lists no file yet."""
+    config, target = context.config, context.source.target
+    special = {key: str(value) for key, value in target.tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    return Manifest(
         schema_version=SCHEMA_VERSION,
         specbuild_version=version("specbuild-trt"),
         libraries={name: version(name) for name in LIBRARIES},
         backend=config.backend,
-        precision=work.models["target"].precision,
-        exactness_bound=work.bound,
-        max_seq_len=work.source.max_seq_len,
+        precision=models["target"].record.precision,
+        exactness_bound=bound,
+        max_seq_len=context.source.max_seq_len,
         max_batch_size=config.max_batch_size,
         buckets=list(config.buckets),
         default_tree=config.tree,
-        eos_token_ids=work.source.target.eos_token_ids(),
+        eos_token_ids=target.eos_token_ids(),
         special_tokens=special,
         tokenizer=TOKENIZER,
         chat_template=template,
-        models=work.models,
-        files=work.files,
-        kernels=work.kernels,
-        engines=work.engines,
+        models={name: model.record for name, model in models.items()},
+        files={},
+        kernels=kernels.records,
+        engines={file: record for model in models.values() for file, record in model.emitted.engines.items()},
     )
-    (work.folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    """Write a manifest with the folder's files; those that it has are not hashed again, for none is written twice."""
+    names = [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
+    new = {n: file_record(folder / n) for n in names if n != MANIFEST and n not in manifest.files}
+    manifest = replace(manifest, files=manifest.files | new)
+    (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 
 
@@ -66,15 +99,3 @@ def memory_plans(manifest: Manifest, config: BuildConfig) -> dict[str, Any]:
     lengths = sorted({length for length in (longest // 4, longest // 2, longest) if length})
     plans = [memory_plan.plan(manifest, batch, length).to_dict() for batch in config.batch_sizes for length in lengths]
     return {"weights": one.weights, "caches_per_sequence": one.caches, "plans": plans}
-
-
-def save_kernels(work: BuildState) -> None:
-    """A cubin per source, shape and architecture."""
-    sources = None if work.source.shapes else nvrtc.sources(nvrtc.GLUE)
-    cubins = nvrtc.compile_kernels(work.config.architectures, work.source.shapes, sources)
-    for cubin in cubins:
-        file = f"{KERNELS}/{cubin.name}.cubin"
-        (work.folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (work.folder / file).write_bytes(cubin.image)
-        work.kernels[file] = KernelRecord(cubin.architecture, sorted(cubin.kernels))
-    work.kernel_report = nvrtc.report(cubins)

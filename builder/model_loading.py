@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbuild.runtime.backends.executor import ON_GPU
-
-from .build_state import BuildState
+from .build_context import BuildContext
 from .frontend import checkpoint as checkpoints
-from .frontend.eagle3_head import load_head
+from .frontend.eagle3_head import EagleHead, load_head
+from .frontend.hidden_state_taps import Taps
 from .frontend.vocabulary import fit
+from .prepare import Sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -18,39 +21,58 @@ if TYPE_CHECKING:
 TOKENS = "draft_tokens.json"
 
 
-def load_model(work: BuildState, name: str) -> tuple[PreTrainedModel, int]:
-    """A model and its parameters' number; a draft takes the target's tokens, and a target's head is read with it."""
-    source, head = work.source, work.source.head
-    if name == "draft" and work.head:
-        return work.head, sum(p.numel() for p in work.head.parameters()) - work.head.embed_tokens.weight.numel()
-    model = checkpoints.load(source.draft if name == "draft" and source.draft else source.target, "eager")
-    parameters = model.num_parameters()
-    if name == "target" and head:
-        work.head = load_head(head, model.get_input_embeddings().weight)
-    elif source.vocabulary and name == "draft":
-        fit(model, source.vocabulary)
-    return model, parameters
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights, and how many parameters its checkpoint has.
+
+    `head`: the EAGLE-3 head that drafts for this target, or that this draft is. `tokens`: the target's tokens that a
+    draft's columns are; None where column i is token i.
+    """
+
+    name: str
+    net: PreTrainedModel
+    parameters: int
+    head: EagleHead | None = None
+    tokens: list[int] | None = None
+
+    @property
+    def taps(self) -> Taps | None:
+        """What its head reads of a target."""
+        return Taps(self.head.config.taps, self.head.fc) if self.head and self.head is not self.net else None
 
 
-def save_tokens(work: BuildState) -> str | None:
+def load_target(source: Sources) -> LoadedModel:
+    """The target, and with it the head that takes its embedding."""
+    net = checkpoints.load(source.target, "eager")
+    head = load_head(source.head, net.get_input_embeddings().weight) if source.head else None
+    return LoadedModel("target", net, net.num_parameters(), head)
+
+
+def load_draft(source: Sources, head: EagleHead | None) -> LoadedModel:
+    """The draft, which takes the target's tokens; or the head that was loaded with the target."""
+    if head:
+        parameters = sum(p.numel() for p in head.parameters()) - head.embed_tokens.weight.numel()
+        tokens: list[int] = head.tokens.tolist()
+        every = tokens == list(range(source.target.vocab_size))
+        return LoadedModel("draft", head, parameters, head, None if every else tokens)
+    assert source.draft is not None
+    net = checkpoints.load(source.draft, "eager")
+    parameters, vocabulary = net.num_parameters(), source.vocabulary
+    if vocabulary:
+        fit(net, vocabulary)
+    known = vocabulary.tokens if vocabulary else None
+    return LoadedModel("draft", net, parameters, tokens=None if known is None else list(known))
+
+
+def columns_of(context: BuildContext, loaded: LoadedModel) -> int:
+    """Of a model's logits; runtimes on GPUs take a draft's by token."""
+    by_token = not loaded.tokens or context.config.descriptor.on_gpu
+    return context.source.target.vocab_size if by_token else len(loaded.tokens or ())
+
+
+def save_tokens(folder: Path, tokens: Sequence[int] | None) -> str | None:
     """The tokens of the draft's columns, where they are not their numbers."""
-    tokens = tokens_of(work)
     if tokens is None:
         return None
-    (work.folder / TOKENS).write_text(json.dumps(tokens) + "\n", encoding="utf-8")
+    (folder / TOKENS).write_text(json.dumps(tokens) + "\n", encoding="utf-8")
     return TOKENS
-
-
-def tokens_of(work: BuildState) -> list[int] | None:
-    """The target's tokens that the draft's columns are; None where column i is token i."""
-    if work.head:
-        tokens: list[int] = work.head.tokens.tolist()
-        return None if tokens == list(range(work.source.target.vocab_size)) else tokens
-    vocabulary = work.source.vocabulary
-    return None if vocabulary is None or vocabulary.tokens is None else list(vocabulary.tokens)
-
-
-def columns_of(work: BuildState, model: str) -> int:
-    """Of a model's logits; runtimes on GPUs take a draft's by token."""
-    tokens = tokens_of(work) if model == "draft" and work.config.backend not in ON_GPU else None
-    return len(tokens) if tokens else work.source.target.vocab_size

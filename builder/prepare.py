@@ -10,7 +10,6 @@ import torch
 
 from specbuild.builder.quantize.assignment import assign, check_patterns
 from specbuild.runtime.bundle.atomic_output import check_output
-from specbuild.runtime.bundle.manifest import MODULES
 from specbuild.runtime.errors import OptionError
 
 from .codegen import nvrtc
@@ -20,6 +19,7 @@ from .frontend import checkpoint as checkpoints
 from .frontend.attention_layout import Layout, empty, probe
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleCheckpoint, find_head, is_eagle
+from .frontend.quiet import quiet
 from .frontend.vocabulary import Vocabulary, reconcile
 from .quantize.linears import Names
 
@@ -98,13 +98,13 @@ def prepare(config: BuildConfig) -> Sources:
         raise OptionError("these precisions are not calibrated, there is nothing to keep: drop --calibration-cache")
     for name, layout in layouts.items():
         _check_head(config, name, layout.head_dim)
-    alone = config.backend == "onnxruntime" and config.architectures  # all kernels, without an engine that has its own
+    alone = config.architectures and not config.descriptor.on_gpu  # all kernels, without an engine that has its own
     sources = models | ({"draft": head} if head else {})
     shapes = [_shape(name, sources[name], layout) for name, layout in layouts.items()] if alone else []
     weights = [sum(path.stat().st_size for path in model.weights) for model in sources.values()]
     dtypes = [model.config.dtype or torch.float32 for model in sources.values()]
     parameters = [size // dtype.itemsize for size, dtype in zip(weights, dtypes, strict=True)]
-    engines = config.backend in MODULES
+    engines = config.descriptor.compiles
     code = PROFILE_BYTES * (len(config.buckets) + 1) * len(models) if engines else 0
     return Sources(
         target=target,
@@ -130,24 +130,25 @@ def _check_head_types(config: BuildConfig) -> None:
 
 def _check_head(config: BuildConfig, name: str, size: int) -> None:
     """Raises OptionError for a head size that the backend's attention has not."""
-    if config.engine.plugin(config.backend):
+    if config.plugin:
         try:
             nvrtc.Shape(size, "F16", "F16")
         except OptionError as error:
             raise OptionError(f"the {name} has no plugin, {error}: use --attention native") from None
-    elif config.backend in MODULES and config.dtype_of(name) != "fp32" and size % 8:
+    elif config.descriptor.compiles and config.dtype_of(name) != "fp32" and size % 8:
         raise OptionError(
             f"the {name} has heads of {size}, TensorRT's attention in 16 bits takes multiples of 8: use fp32"
         )
 
 
+@quiet()
 def dry_run(config: BuildConfig) -> dict[str, Any]:
     """What `build` would make, as JSON; needs neither a GPU nor a compiler. Raises as `build` does before it begins."""
     check_output(config.output, config.force)
     sources = prepare(config)
     sources.check_memory()
-    profiles = profiles_of(config, sources.max_seq_len) if config.backend in MODULES else []
-    shown = ["batch", "nodes", "logit_nodes", *(["tree"] if config.engine.plugin(config.backend) else [])]
+    profiles = profiles_of(config, sources.max_seq_len) if config.descriptor.compiles else []
+    shown = ["batch", "nodes", "logit_nodes", *(["tree"] if config.plugin else [])]
     shown += ["pages"] if config.engine.block_size else []
     return {
         "backend": config.backend,

@@ -1,4 +1,4 @@
-"""What can be built for: backends, architectures and head sizes."""
+"""What can be built for: architectures and head sizes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from collections.abc import Iterable, Sequence
 from specbuild.runtime.errors import OptionError
 
 BOUND = 1e-4  # in logits: below such a gap two ways of computing the same in float32 may choose differently
-BACKENDS = {  # by name, the module of `lower` that lowers for it
-    "onnxruntime": "onnxruntime",
-    "onnxruntime-cuda": "standard",
-    "tensorrt": "plugin",
-    "tensorrt-rtx": "standard",
-}
 ARCHITECTURES = ("80", "86", "87", "89", "90a", "100a", "110", "120", "121")
-COMPATIBLE = ("80", "90a", "100a", "120")  # GPUs from 8.0 on run one of them, but for 8.7, 10.3 and 11.0
 HEAD_DIMS = (64, 80, 96, 128, 256)  # that the kernels have
 
 

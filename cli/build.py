@@ -14,9 +14,10 @@ from specbuild.builder.config import recipe
 from specbuild.builder.config.build_config import BUCKETS, DEFAULT_TREE, BuildConfig
 from specbuild.builder.config.engine_options import ATTENTIONS, HARDWARE, KV_CACHE_DTYPES, EngineOptions
 from specbuild.builder.config.quantize_options import AUTO_KL, MAX_KL, QuantizeOptions
-from specbuild.builder.targets import ARCHITECTURES, BACKENDS
-from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES, RTX_ARCHITECTURES
+from specbuild.builder.targets import ARCHITECTURES
+from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES
 from specbuild.runtime.backends.kernels.cubins import best_architecture
+from specbuild.runtime.bundle.backend import BACKENDS, DEFAULT, RTX_ARCHITECTURES
 from specbuild.runtime.errors import OptionError
 
 from . import progress, quality
@@ -64,7 +65,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 @click.option(
     "-o", "--output", required=True, metavar="BUNDLE", type=click.Path(path_type=Path), help="Folder to create."
 )
-@click.option("--backend", default="onnxruntime", show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
+@click.option("--backend", default=DEFAULT, show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
 @click.option(
     "--precision",
     help="fp32, int8 or int4 on a CPU; fp16, bf16, fp32, int8, int4 or fp8 on GPUs; the first by default; or auto. "
@@ -152,7 +153,8 @@ def command(output: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
     engine = EngineOptions(**{f.name: options.pop(f.name) for f in fields(EngineOptions)})
     quantize = QuantizeOptions(**{f.name: options.pop(f.name) for f in fields(QuantizeOptions)})
     if options["tune"] is None:
-        options["tune"] = options["backend"] == "onnxruntime"
+        backend = BACKENDS.get(options["backend"])
+        options["tune"] = bool(backend and not backend.on_gpu)
     config = BuildConfig(output=output, engine=engine, quantize=quantize, **options)
     if dry_run:
         _show_plan(config, as_json)

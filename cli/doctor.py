@@ -19,15 +19,12 @@ import onnxruntime
 
 from specbuild.builder.codegen.nvrtc import INSTALL, compiler_version
 from specbuild.builder.codegen.tensorrt import flavour
-from specbuild.builder.config.scheme import KINDS
-from specbuild.builder.targets import BACKENDS
-from specbuild.runtime.backends.executor import ON_GPU
 from specbuild.runtime.backends.gpu.cuda import check_driver
 from specbuild.runtime.backends.gpu.library import PLUGIN, find_library
-from specbuild.runtime.bundle.manifest import MODULES
+from specbuild.runtime.bundle.backend import BACKENDS, COMPILED, Backend
 from specbuild.runtime.errors import OptionError, SpecbuildError
 
-_FLAVOURS = MODULES | {"tensorrt-lean": "tensorrt_lean"}
+_FLAVOURS = {name: str(BACKENDS[name].package) for name in COMPILED} | {"tensorrt-lean": "tensorrt_lean"}
 
 
 @click.command(name="doctor")
@@ -59,22 +56,22 @@ def examine() -> dict[str, Any]:
         "kernel library": str(library) if library else "not found: SPECBUILD_CUDA=1 pip install . compiles it",
         "CUDA kernels": _kernels(nvrtc, library),
         "build": f"no, missing {', '.join(build)}: pip install 'specbuild-trt[build]'" if build else "yes",
-        **{f"{name} bundles": _backend(name, build) for name in BACKENDS},
+        **{f"{name} bundles": _backend(each, build) for name, each in BACKENDS.items()},
     }
 
 
-def _backend(name: str, lacking: list[str]) -> str:
+def _backend(backend: Backend, lacking: list[str]) -> str:
     """What a backend takes, and what is in the way of building for it and of running it here."""
-    driver = _fault(check_driver) if name in ON_GPU else None
-    package = _fault(lambda: flavour(name)) if name in MODULES else None
-    builds = ", ".join(lacking) or package or (driver if name == "tensorrt" else None)
+    driver = _fault(check_driver) if backend.on_gpu else None
+    package = _fault(lambda: flavour(backend.name)) if backend.compiles else None
+    builds = ", ".join(lacking) or package or (None if backend.compiles_here else driver)
     runs = package or driver
-    if name == "onnxruntime-cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+    if backend.provider not in (None, *onnxruntime.get_available_providers()):
         runs = runs or "ONNX Runtime has no CUDA here: pip install onnxruntime-gpu"
-    if name == "tensorrt" and not find_library(PLUGIN):
+    if backend.takes_plugins and not find_library(PLUGIN):
         runs = runs or "the plugin's library is missing (plugins/README.md), all but --attention native needs it"
     told = [f"{what} {f'no ({why})' if why else 'yes'}" for what, why in (("builds", builds), ("runs", runs))]
-    return f"{', '.join(KINDS[name])}; {'; '.join(told)}"
+    return f"{', '.join(backend.precisions)}; {'; '.join(told)}"
 
 
 def _fault(check: Callable[[], object]) -> str | None:

@@ -148,9 +148,9 @@ def shared_exports(once: Callable[[str, Callable[[Path], object]], Path]) -> Cal
         import onnx_ir as ir
         import torch
 
-        from specbuild.builder import pipeline
+        from specbuild.builder import compiled_model
 
-        real = pipeline.export
+        real = compiled_model.export
 
         def save(folder: Path, graph: ir.Model) -> None:
             folder.mkdir()
@@ -168,7 +168,7 @@ def shared_exports(once: Callable[[str, Callable[[Path], object]], Path]) -> Cal
             return ir.external_data.load_to_model(ir.load(made / "model.onnx"))  # it names no file but the bundle's
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline, "export", export)
+            patch.setattr(compiled_model, "export", export)
             yield
 
     return share

@@ -1,4 +1,4 @@
-"""The layout: imports run one way, nothing goes in circles, and every module has its test file."""
+"""The layout: imports run one way, every module has its test file, functions are short, no backend is told by name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from specbuild.runtime.bundle.backend import BACKENDS
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("face", "cli", "builder", "measure", "runtime")
+SHORT = ("face", "builder", "measure", "runtime", "benchmarks", "scripts", "examples")  # a command's options are many
+MAX_LINES, MAX_PARAMETERS = 60, 8
 PLANTED = {  # file: a line, and the contract that it breaks
     "runtime/bundle/bundle.py": ("from specbuild.runtime.engine.engine import Engine", "runtime: engine → decoding"),
     "measure/roofline.py": (
@@ -74,3 +79,52 @@ def test_every_module_has_its_test_file() -> None:
         if path.name != "__init__.py" and not (ROOT / "tests" / path.parent / f"test_{path.name}").exists()
     ]
     assert not lacking, f"no test file for {', '.join(lacking)}"
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for folder in SHORT:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield f"{path.relative_to(ROOT).as_posix()}:{node.name}", node
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Each of them once, `*args` and `**kwargs` too, but for self and cls."""
+    given = node.args
+    named = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return [name for name in named if name not in ("self", "cls")] + [e.arg for e in (given.vararg, given.kwarg) if e]
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    long = [
+        name
+        for name, node in functions()
+        if (node.end_lineno or 0) - node.lineno + 1 > MAX_LINES or len(parameters(node)) > MAX_PARAMETERS
+    ]
+    assert not long, f"more than {MAX_LINES} lines or {MAX_PARAMETERS} parameters: {', '.join(long)}"
+
+
+def compared(node: ast.AST) -> set[str]:
+    """The texts that an expression is compared with, or a `match` looks for."""
+    sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+    sides += [node.value] if isinstance(node, ast.MatchValue) else []
+    parts = [each for side in sides for each in (getattr(side, "elts", None) or [side])]
+    return {each.value for each in parts if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+
+
+def test_what_a_backend_does_is_asked_of_its_descriptor() -> None:
+    named = [
+        f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"
+        for folder in (*FOLDERS, "benchmarks", "scripts", "examples")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if compared(node) & BACKENDS.keys()
+    ]
+    assert not named, f"a backend's name is compared in {', '.join(named)}"
+
+
+@pytest.mark.parametrize("line", ["x == 'tensorrt'", "x in ('onnxruntime', 'y')", "'tensorrt-rtx' != x"])
+def test_a_comparison_is_found(line: str) -> None:
+    assert any(compared(node) & BACKENDS.keys() for node in ast.walk(ast.parse(line)))
+    assert not any(compared(node) for node in ast.walk(ast.parse("f('tensorrt'); x = {'onnxruntime': 1}")))

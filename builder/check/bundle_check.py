@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.builder.config.quantize_options import MAX_KL
-from specbuild.builder.frontend.reference import Reference
+from specbuild.builder.frontend.reference import References
 from specbuild.measure.divergence import divergences
 from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Engine, Manifest, SamplingParams
@@ -19,6 +19,7 @@ from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.gpu.plan import Plan, check_architecture
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
+Logits = Sequence[NDArray[np.float32]]  # of several texts
 NEW_TOKENS = 32
 MAX_DIVERGENCE = MAX_KL  # nats a token, in any precision: more is another model
 FP8_CACHE = "an FP8 cache"
@@ -70,36 +71,29 @@ def inspected(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return found
 
 
-def rounding(folder: Path, references: Sequence[Reference]) -> float:
+def rounding(folder: Path, texts: Sequence[Sequence[int]]) -> float:
     """How far two ways of computing the same logits lie apart at most: a token a step, and many."""
     with Engine.load(folder) as engine:
-        pairs = [(engine.text_logits(r.text), engine.text_logits(r.text, nodes=1)) for r in references]
+        pairs = [(engine.text_logits(text), engine.text_logits(text, nodes=1)) for text in texts]
     return max(float(np.abs(many - one).max()) for many, one in pairs)
 
 
-def check(
-    folder: Path,
-    references: Sequence[Reference],
-    logits: Sequence[NDArray[np.float32]],
-    new_tokens: int,
-    max_kl: float,
-) -> dict[str, Any]:
+def check(folder: Path, references: References, max_kl: float) -> dict[str, Any]:
     """Hold the logits against Hugging Face's, decode with and without speculation, greedy and sampled.
 
-    `logits`: Hugging Face's, of each reference's text. Raises ExecutionError where tokens really differ; in a precision
-    that changes them the Kullback-Leibler divergence is held against `max_kl`, nats a token, not plain decoding's
-    tokens.
+    Raises ExecutionError where tokens really differ; in a precision that changes them the Kullback-Leibler divergence
+    is held against `max_kl`, nats a token, not plain decoding's tokens.
     """
-    prompts = [reference.prompt for reference in references]
-    greedy = SamplingParams(max_new_tokens=new_tokens, seed=0)
+    prompts, logits = [reference.prompt for reference in references.each], references.logits
+    greedy = SamplingParams(max_new_tokens=references.new_tokens, seed=0)
     sampled = replace(greedy, temperature=1.0, top_p=0.95)
     with Engine.load(folder, prefix_caching=False) as engine:
-        ours = [engine.text_logits(reference.text) for reference in references]
+        ours = [engine.text_logits(text) for text in references.texts]
         gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))
         cases = []
         if engine.manifest.precision == "fp32":
             off = [replace(greedy, speculation="off")] * len(prompts)
-            hugging_face = [reference.tokens for reference in references]
+            hugging_face = [reference.tokens for reference in references.each]
             cases.append(compare(engine, "plain decoding against Hugging Face", prompts, off, hugging_face))
         for name, params in (("greedy", greedy), ("temperature 1, top-p 0.95", sampled)):
             each = [params] * len(prompts)
@@ -118,12 +112,7 @@ def check(
     }
 
 
-def check_divergence(
-    rounding: str,
-    ours: Sequence[NDArray[np.float32]],
-    logits: Sequence[NDArray[np.float32]],
-    max_kl: float = MAX_DIVERGENCE,
-) -> float:
+def check_divergence(rounding: str, ours: Logits, logits: Logits, max_kl: float = MAX_DIVERGENCE) -> float:
     """Nats a token from Hugging Face's float32 logits; raises ExecutionError where that is another model.
 
     `rounding`: a precision, or FP8_CACHE.
@@ -135,7 +124,7 @@ def check_divergence(
     return divergence
 
 
-def raise_far(gap: float, logits: Sequence[NDArray[np.float32]]) -> None:
+def raise_far(gap: float, logits: Logits) -> None:
     """Raise ExecutionError where logits lie so far from PyTorch's `logits` that it cannot be rounding."""
     if gap > LOGIT_TOLERANCE * max(1.0, *(float(np.abs(row).max()) for row in logits)):
         raise ExecutionError(f"the bundle's logits differ from Hugging Face's by up to {gap:.2g}: nothing was written")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from specbuild.builder.frontend.reference import Reference
+from specbuild.builder.frontend.reference import References
 from specbuild.builder.quantize.fp8_caches import Scales, cached_logits
 from specbuild.measure.divergence import divergences
 
@@ -27,20 +25,14 @@ class Rounding:
     fp8_caches: dict[str, float] | None
 
 
-def measure(
-    model: PreTrainedModel,
-    precision: str,
-    references: Sequence[Reference],
-    logits: Sequence[NDArray[np.float32]],
-    scales: Scales | None = None,
-) -> Rounding:
+def measure(model: PreTrainedModel, precision: str, references: References, scales: Scales | None = None) -> Rounding:
     """A float32 model's rounding, which is of `precision` afterwards; with `scales` over caches in E4M3.
 
     Such caches round what 16 bits computed, so a number near the middle of two steps goes either way: the same caches
-    are in float32 what 16 bits are held against. `logits`: Hugging Face's, of each reference's text. Raises
+    are in float32 what 16 bits are held against. Raises
     ExecutionError where 16 bits or the caches make another model of it.
     """
-    texts = [reference.text for reference in references]
+    texts, logits = references.texts, references.logits
     exact, moved = logits, None
     if scales is not None:
         exact = cached_logits(model, texts, scales)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 
-from specbuild.builder.frontend.reference import Reference
+from specbuild.builder.frontend.reference import References
 from specbuild.builder.lower import standard
 from specbuild.measure.divergence import divergences
 
@@ -41,20 +41,17 @@ def standard_chain(graph: ir.Model, capacity: int) -> Iterator[Callable[[Sequenc
 
 
 def graph_difference(
-    compute: Callable[[Sequence[int]], NDArray[np.float32]],
-    references: Sequence[Reference],
-    logits: Sequence[NDArray[np.float32]],
-    rounds: bool = False,
+    compute: Callable[[Sequence[int]], NDArray[np.float32]], references: References, rounds: bool = False
 ) -> float:
-    """The logits' largest distance from what a `standard_chain` computes. Raises ExecutionError where they differ.
+    """The largest distance of PyTorch's logits from a `standard_chain`'s. Raises ExecutionError where they differ.
 
-    `logits`: PyTorch's, of each reference's text. `rounds`: inputs are rounded, so that a last bit may turn a whole
+    `rounds`: inputs are rounded, so that a last bit may turn a whole
     step; the divergence counts then.
     """
-    ours = [compute(each.text) for each in references]
-    gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))
-    if not rounds or divergences(logits, ours).mean() > ROUNDING_DIVERGENCE:
-        raise_far(gap, logits)
+    ours = [compute(text) for text in references.texts]
+    gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, references.logits, strict=True))
+    if not rounds or divergences(references.logits, ours).mean() > ROUNDING_DIVERGENCE:
+        raise_far(gap, references.logits)
     return gap
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import onnx_ir as ir
@@ -15,18 +14,15 @@ from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.backends.cpu.executor import OrtExecutor
 from specbuild.runtime.backends.executor import ModelSpec
 
+PLAIN = "plain.onnx"
 NODES = (1, 8, 32)
 ROWS = 128  # that a step's nodes see, at most
 TURNS = 15
 
 
-@contextmanager
-def plain_graph(graph: ir.Model, capacity: int) -> Iterator[Path]:
-    """A portable graph lowered for one sequence, in a file for as long as it is needed."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "plain.onnx"
-        ir.save(onnxruntime.lower(graph, 1, capacity), file, external_data="weights.bin")
-        yield file
+def save_plain(graph: ir.Model, capacity: int, folder: Path) -> None:
+    """Put a portable graph, lowered for one sequence, into a folder as PLAIN."""
+    ir.save(onnxruntime.lower(graph, 1, capacity), folder / PLAIN, external_data="weights.bin")
 
 
 def step_times(graphs: Mapping[str, Path], spec: ModelSpec, largest: int) -> dict[str, dict[str, float]]:

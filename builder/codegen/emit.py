@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -17,35 +17,45 @@ from specbuild.builder import passes
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.passes.pattern import dims, renamed
 from specbuild.builder.quantize.fp8_caches import Scales
-from specbuild.builder.targets import BACKENDS
 from specbuild.runtime.backends.gpu.plan import PLUGIN_VERSION
-from specbuild.runtime.bundle.manifest import MODULES, EngineRecord
+from specbuild.runtime.bundle.manifest import EngineRecord
 
 from .engine_layers import describe
-from .tensorrt import built_on, compile_engine, profiles_of
+from .tensorrt import Progress, built_on, compile_engine, profiles_of
 
 WEIGHTS, GRAPH, PLAN = "weights.bin", "model.onnx", "model.plan"
 INLINE_BYTES = 1024  # smaller tensors stay in the graph file
-Progress = Callable[[str, float], None]
 Stored = dict[str, ir.ExternalTensor]  # by content
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """The rows that a slot has, the longest text among them, and the scales over FP8 ones, which the plugin has."""
+
+    capacity: int
+    max_seq_len: int
+    scales: Scales | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Emitted:
-    """What was written: graph or plan by the batch size it serves, plans' records, and what the report says of them."""
+    """What was written: graph or plan by the batch size it serves, plans' records, and what the report says of them.
+
+    `stored`: the tensors that lie there now, of models that share a folder.
+    """
 
     graphs: dict[str, str]
     lowered: dict[str, int]  # operators
     engines: dict[str, EngineRecord] = field(default_factory=dict)
     report: dict[str, Any] | None = None
+    stored: Stored | None = None
 
 
 def lowering(config: BuildConfig) -> ModuleType:
     """The module that lowers for the asked backend."""
-    module = BACKENDS[config.backend]
-    if config.backend == "tensorrt" and not config.engine.plugin(config.backend):
-        module = BACKENDS["tensorrt-rtx"]
-    return importlib.import_module(f"specbuild.builder.lower.{module}")
+    backend = config.descriptor
+    native = None if config.plugin else backend.native_lowering
+    return importlib.import_module(f"specbuild.builder.lower.{native or backend.lowering}")
 
 
 def emit(
@@ -53,23 +63,21 @@ def emit(
     name: str,
     graph: ir.Model,
     config: BuildConfig,
-    capacity: int,
-    max_seq_len: int,
+    caches: Caches,
     progress: Progress = lambda phase, share: None,
-    scales: Scales | None = None,
     stored: Stored | None = None,
 ) -> Emitted:
-    """Write one model to `folder / name`, with `scales` over FP8 caches, which the plugin alone has.
+    """Write one model to `folder / name`, and compile it where the backend has engines.
 
-    stored: tensors of the models before it, with which it shares a folder. Raises OptionError and ExecutionError as
-    `compile_engine` does.
+    stored: tensors of the models before it, with which it shares a folder; None: it shares none. Raises OptionError
+    and ExecutionError as `compile_engine` does.
     """
-    if config.backend == "onnxruntime":
-        return _lanes(folder, name, graph, config, capacity, stored)
+    if not config.descriptor.on_gpu:
+        return _lanes(folder, name, graph, config, caches.capacity, stored)
     (folder / name).mkdir(parents=True)
-    caches = (scales, config.engine.block_size) if config.engine.plugin(config.backend) else ()
-    lowered = lowering(config).lower(graph, config.dtype_of(name), capacity, *caches)
-    census, profiles = passes.census(lowered), profiles_of(config, max_seq_len)
+    of_plugin = (caches.scales, config.engine.block_size) if config.plugin else ()
+    lowered = lowering(config).lower(graph, config.dtype_of(name), caches.capacity, *of_plugin)
+    census, profiles = passes.census(lowered), profiles_of(config, caches.max_seq_len)
     activations = max(
         activation_bytes(lowered, {d: largest for d, (_, _, largest) in p.sizes.items()}) for p in profiles
     )
@@ -78,19 +86,18 @@ def emit(
     file = folder / name / GRAPH
     ir.save(lowered, file, external_data=WEIGHTS)
     del lowered
-    if config.backend not in MODULES:
+    if not config.descriptor.compiles:
         return Emitted({str(config.max_batch_size): f"{name}/{GRAPH}"}, census)
     engine = compile_engine(file, config.backend, profiles, config.engine, progress)
     plan = f"{name}/{PLAN}"
     (folder / plan).write_bytes(engine.plan)
     for path in (file, folder / name / WEIGHTS):
         path.unlink(missing_ok=True)
-    plugin = config.engine.plugin(config.backend)
     record = EngineRecord(
         version=engine.version,
         architectures=list(config.engine.targets or built_on(config.backend)),
-        attention="plugin" if plugin else "native",
-        plugin=PLUGIN_VERSION if plugin else None,
+        attention="plugin" if config.plugin else "native",
+        plugin=PLUGIN_VERSION if config.plugin else None,
         version_compatible=config.engine.version_compatible,
         hardware_compatible=config.engine.hardware_compatible,
         activations=activations,
@@ -126,7 +133,7 @@ def _lanes(
     A draft that has weights of the target's lies in the target's folder, beyond which no graph may read, and what both
     have is stored once.
     """
-    shares, stored = stored is not None, {} if stored is None else stored
+    shares, stored = stored is not None, dict(stored or {})
     own = shares and name == "draft"
     place, prefix, weights = ("target", "draft-", f"draft-{WEIGHTS}") if own else (name, "", WEIGHTS)
     (folder / place).mkdir(parents=True, exist_ok=own)
@@ -142,14 +149,13 @@ def _lanes(
     for value in large:
         if value not in new:
             value.const_value = renamed(stored[keys[value]], str(value.name))
-    emitted = Emitted({}, {})
+    graphs, census = dict[str, str](), dict[str, int]()
     for batch_size in config.batch_sizes:
-        file = f"{place}/{prefix}batch{batch_size}.onnx"
+        graphs[str(batch_size)] = file = f"{place}/{prefix}batch{batch_size}.onnx"
         lowered = lowering(config).lower(graph, batch_size, capacity)
-        emitted.lowered = emitted.lowered or passes.census(lowered)
+        census = census or passes.census(lowered)
         ir.save(lowered, folder / file)
-        emitted.graphs[str(batch_size)] = file
-    return emitted
+    return Emitted(graphs, census, stored=stored if shares else None)
 
 
 def _content(tensor: ir.TensorProtocol) -> str:

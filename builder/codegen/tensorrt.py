@@ -19,7 +19,7 @@ from specbuild.builder.config.engine_options import FP8_FROM, HARDWARE, EngineOp
 from specbuild.runtime.backends.gpu.device import MAX_NODES
 from specbuild.runtime.backends.gpu.plan import load_plugin, logger
 from specbuild.runtime.bundle.atomic_output import write
-from specbuild.runtime.bundle.manifest import MODULES
+from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
 
 Progress = Callable[[str, float], None]
@@ -51,7 +51,7 @@ class Engine:
 def flavour(backend: str) -> Any:
     """The Python module of a backend; raises OptionError where it is not installed."""
     try:
-        return importlib.import_module(MODULES[backend])
+        return importlib.import_module(str(BACKENDS[backend].package))
     except ImportError as error:
         raise OptionError(f"{backend} is not installed ({one_line(error)}): pip install {backend}") from None
 
@@ -90,7 +90,7 @@ def capacity_of(config: BuildConfig, max_seq_len: int) -> int:
     In engines a multiple of 64, for TensorRT wants the slots' addresses to be multiples of 256; and whole pages.
     """
     rows, unit = max_seq_len + config.buckets[-1], max(64, config.engine.block_size)
-    return -(-rows // unit) * unit if config.backend in MODULES else rows
+    return -(-rows // unit) * unit if config.descriptor.compiles else rows
 
 
 def check_machine(backend: str, options: EngineOptions, fp8: bool = False) -> None:
@@ -98,7 +98,7 @@ def check_machine(backend: str, options: EngineOptions, fp8: bool = False) -> No
 
     fp8: weights and activations are to be in FP8.
     """
-    if backend == "tensorrt":
+    if not BACKENDS[backend].compiles_here:
         from specbuild.runtime.backends.gpu.cuda import check_driver
 
         try:
@@ -116,7 +116,7 @@ def check_machine(backend: str, options: EngineOptions, fp8: bool = False) -> No
 
 def built_on(backend: str) -> tuple[str, ...]:
     """The GPU that `tensorrt` compiled for, ("89",): the one it ran on. () for RTX."""
-    if backend != "tensorrt":
+    if BACKENDS[backend].compiles_here:
         return ()
     from specbuild.runtime.backends.gpu.cuda import Cuda
 
@@ -139,7 +139,7 @@ def compile_engine(
     Raises OptionError for what is asked wrongly, ExecutionError for what TensorRT refuses.
     """
     trt, options = flavour(backend), options or EngineOptions()
-    if options.plugin(backend):
+    if options.plugin(BACKENDS[backend]):
         load_plugin(trt)  # the parser asks the registry for it
     log = logger(trt)
     log.clear()

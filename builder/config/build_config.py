@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specbuild.builder import targets
-from specbuild.builder.targets import BACKENDS
+from specbuild.runtime.bundle.backend import BACKENDS, DEFAULT, Backend
 from specbuild.runtime.errors import OptionError, OutputError
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .engine_options import EngineOptions
 from .quantize_options import AUTO, AUTO_KL, MAX_KL, SELF, QuantizeOptions
-from .scheme import DTYPES, KINDS, Scheme, parse
+from .scheme import Scheme, parse
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
 MAX_BATCH_SIZE = 64
@@ -24,16 +24,16 @@ DEFAULT_TREE = "best:5"  # six nodes: on a CPU the most that cost little more th
 class BuildConfig:
     """One build. `target` and `draft`: a folder or a hub id; `max_seq_len` None: what both take, at most 4096.
 
-    `draft` "self:PRECISION": the target's own weights. `precision`: a scheme as `quantize.scheme.parse` reads it, or
+    `draft` "self:PRECISION": the target's own weights. `precision`: a scheme as `config.scheme.parse` reads it, or
     "auto"; None: the backend's first; `draft_precision` None: the target's. `cuda_arch`: what to compile kernels
     for, as `kernels.architectures` takes it, or "none". `engine`: how engines are compiled.
-    `tune`: it is tuned here, as by `specbuild tune`; one that runs on a CPU alone can be.
+    `tune`: it is tuned here, as by `specbuild tune`, where it runs on a CPU.
     """
 
     target: str
     output: Path
     draft: str | None = None
-    backend: str = "onnxruntime"
+    backend: str = DEFAULT
     precision: str | None = None
     draft_precision: str | None = None
     max_seq_len: int | None = None
@@ -57,18 +57,20 @@ class BuildConfig:
             raise OptionError(f"max-batch-size must be 1…{MAX_BATCH_SIZE}, not {self.max_batch_size}")
         if list(self.buckets) != sorted({1, *self.buckets}) or self.buckets[-1] > BUCKETS[-1]:
             raise OptionError(f"buckets must go up from 1 to at most {BUCKETS[-1]}, not {self.buckets}")
-        if self.draft and self.backend != "onnxruntime" and 2 not in self.buckets:
+        if self.draft and self.descriptor.on_gpu and 2 not in self.buckets:
             raise OptionError("a draft on a GPU runs two nodes at a time: give a bucket of 2")
         TreeSpec.parse(self.tree).check(self.buckets[-1])
         if self.cuda_arch != ("none",):
             targets.architectures(self.cuda_arch)
-        self.engine.check(self.backend)
-        if self.engine.plugin(self.backend) and "fp32" in map(self.dtype_of, self.models):
+        self.engine.check(self.descriptor)
+        if self.plugin and "fp32" in map(self.dtype_of, self.models):
             linear = self.engine.kv_cache_dtype == "auto" and not self.engine.block_size
             native = ", or --attention native" if linear else ""
             raise OptionError(f"TreeAttention computes in 16 bits: use fp16 or bf16{native}")
-        if self.tune and self.backend != "onnxruntime":
-            raise OptionError(f"only bundles that run on a CPU can be tuned yet: drop --tune for {self.backend}")
+        if self.tune and self.descriptor.on_gpu:
+            raise OptionError(
+                f"{self.backend} bundles are tuned where they run: drop --tune, and run specbuild tune there"
+            )
         if self.output.name in ("", ".", ".."):
             raise OutputError(f"{self.output} cannot be a bundle's name: give a folder to create")
 
@@ -83,7 +85,17 @@ class BuildConfig:
         if self.own_draft and target and draft and draft.bits >= target.bits:
             raise OptionError(f"--draft {self.draft} is no smaller than the target: use self:int4")
         self.quantize.check(self.quantizes, target is None or target.quantized or bool(self.quantize.all_types))
-        self.engine.check_types(self.backend, self.types)
+        self.engine.check_types(self.descriptor, self.types)
+
+    @property
+    def descriptor(self) -> Backend:
+        """The descriptor of the backend, which says what it does otherwise than the others."""
+        return BACKENDS[self.backend]
+
+    @property
+    def plugin(self) -> bool:
+        """Whether its engines attend by the plugin TreeAttention."""
+        return self.engine.plugin(self.descriptor)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -124,27 +136,27 @@ class BuildConfig:
         asked = self.draft_precision if model == "draft" else None
         if model == "draft" and self.own_draft:
             asked = str(self.draft).removeprefix(SELF)
-        return asked or self.precision or KINDS[self.backend][0]
+        return asked or self.precision or self.descriptor.precisions[0]
 
     def scheme_of(self, model: str) -> Scheme | None:
         """The scheme of a model's weights, of which some may have another; None for "auto". Raises OptionError."""
         precision = self.precision_of(model)
-        if precision == AUTO and self.backend != "onnxruntime-cuda":
+        if precision == AUTO and self.descriptor.quantizes:
             return None
         return parse(precision, self.backend)
 
     def dtype_of(self, model: str) -> str:
         """What a model computes in where it is not quantized: fp32, fp16 or bf16."""
         scheme = self.scheme_of(model)
-        return scheme.dtype if scheme else DTYPES[self.backend][0]
+        return scheme.dtype if scheme else self.descriptor.dtypes[0]
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """What kernels are compiled for, "90a": as asked, else for the GPUs that the backend's graphs run on."""
-        if self.cuda_arch or self.backend == "onnxruntime":
+        if self.cuda_arch:
             return () if self.cuda_arch == ("none",) else targets.architectures(self.cuda_arch)
         if not self.engine.targets:
-            return ("80", "120") if self.backend == "tensorrt-rtx" else targets.COMPATIBLE
+            return self.descriptor.cubins
         return tuple(name for name in self.engine.targets if name in targets.ARCHITECTURES)
 
     @property

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from specbuild.builder.targets import split_names
-from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES, RTX_ARCHITECTURES
-from specbuild.runtime.bundle.manifest import MODULES
+from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES
+from specbuild.runtime.bundle.backend import BACKENDS, COMPILED, RTX_ARCHITECTURES, Backend
 from specbuild.runtime.errors import OptionError
 
 HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
@@ -62,33 +62,31 @@ class EngineOptions:
         """`arch` one by one, ("89",); () is portable."""
         return architectures(self.arch)
 
-    def plugin(self, backend: str) -> bool:
+    def plugin(self, backend: Backend) -> bool:
         """Whether engines of this backend attend by the plugin TreeAttention."""
-        return backend == "tensorrt" and self.attention != "native"
+        return backend.takes_plugins and self.attention != "native"
 
-    def check(self, backend: str) -> None:
+    def check(self, backend: Backend) -> None:
         """Raises OptionError for what this backend has not: nothing is ignored."""
         caches = {"FP8": "--kv-cache-dtype fp8"} if self.kv_cache_dtype == "fp8" else {}
         caches |= {"paged": f"--block-size {self.block_size}"} if self.block_size else {}
         for kind, option in caches.items() if not self.plugin(backend) else ():
-            without = " without --attention native" if backend == "tensorrt" else ""
-            raise OptionError(
-                f"{kind} caches are the plugin's alone: use --backend tensorrt{without}, or drop {option}"
-            )
+            without = " without --attention native" if backend.takes_plugins else ""
+            raise OptionError(f"{kind} caches are the plugin's alone: use {_PLUGIN}{without}, or drop {option}")
         given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
-        if backend not in MODULES and given:
-            raise OptionError(f"backend {backend} compiles no engine: drop --{_flag(given[0])}, or use {_ENGINES}")
-        if backend == "tensorrt" and self.arch:
-            raise OptionError("tensorrt compiles for the GPU it runs on: drop --arch, or use --backend tensorrt-rtx")
-        if backend == "tensorrt-rtx" and self.attention == "plugin":
-            raise OptionError("tensorrt-rtx takes no plugins: drop --attention plugin, or use --backend tensorrt")
+        if not backend.compiles and given:
+            raise OptionError(f"backend {backend.name} compiles no engine: drop --{_flag(given[0])}, or use {_ENGINES}")
+        if self.arch and not backend.architectures:
+            raise OptionError(f"{backend.name} compiles for the GPU it runs on: drop --arch, or use {_ARCH}")
+        if self.attention == "plugin" and not backend.takes_plugins:
+            raise OptionError(f"{backend.name} takes no plugins: drop --attention plugin, or use {_PLUGIN}")
         timed = [name for name in given if name in _TIMED]
-        if backend == "tensorrt-rtx" and timed:
-            raise OptionError(f"tensorrt-rtx has no --{_flag(timed[0])}: drop it, or use --backend tensorrt")
+        if timed and not backend.times_kernels:
+            raise OptionError(f"{backend.name} has no --{_flag(timed[0])}: drop it, or use {_TIMES}")
 
-    def check_types(self, backend: str, types: Collection[str]) -> None:
+    def check_types(self, backend: Backend, types: Collection[str]) -> None:
         """Raises OptionError for types that what `arch` says has not: TensorRT-RTX itself says so after minutes."""
-        if backend == "tensorrt-rtx" and not self.targets and "fp8" in types:
+        if backend.architectures and not self.targets and "fp8" in types:
             raise OptionError("portable engines also run where there is no FP8: give --arch 89 or later, or use int8")
         for each, (first, instead) in _FIRST.items():
             lacking = [name for name in self.targets if int(name) < first]
@@ -98,7 +96,12 @@ class EngineOptions:
                 )
 
 
-_ENGINES = " or ".join(f"--backend {name}" for name in MODULES)
+def _having(what: str) -> str:
+    """The options that ask for a compiling backend with a property."""
+    return " or ".join(f"--backend {name}" for name in COMPILED if getattr(BACKENDS[name], what))
+
+
+_ENGINES, _ARCH, _PLUGIN, _TIMES = map(_having, ("compiles", "architectures", "takes_plugins", "times_kernels"))
 
 
 def _flag(name: str) -> str:

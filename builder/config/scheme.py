@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specbuild.runtime.bundle.manifest import MODULES
+from specbuild.runtime.bundle.backend import BACKENDS, FLOATS
 from specbuild.runtime.errors import OptionError
 
-FLOATS = ("fp32", "fp16", "bf16")
 BLOCKS = (128, 64, 32, 16)
 LEAST_GPU_BLOCK = 32
 METHODS = ("rtn", "gptq", "awq")
@@ -64,7 +63,7 @@ class Scheme:
 
 def parse(text: str, backend: str) -> Scheme:
     """A scheme in words, the rest as the backend has it by default. Raises OptionError."""
-    kinds, dtypes = KINDS[backend], DTYPES[backend]
+    kinds, dtypes = BACKENDS[backend].precisions, BACKENDS[backend].dtypes
     words, slash, dtype = text.partition("/")
     kind, colon, options = words.partition(":")
     if kind not in kinds:
@@ -77,7 +76,7 @@ def parse(text: str, backend: str) -> Scheme:
         raise OptionError(f"{text!r}: {backend} computes in {', '.join(dtypes)}, not in {dtype!r}")
     if colon and not options:
         raise OptionError(f"{text!r}: no option follows the colon, {_HELP}")
-    cpu = backend == "onnxruntime"
+    cpu = not BACKENDS[backend].on_gpu
     scheme = _DEFAULTS[kind, cpu]
     chosen = list[str]()
     for option in options.split(",") if options else ():
@@ -134,13 +133,6 @@ def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
 
 _KINDS_OF_OPTIONS = {"channel", "tensor"}, {"sym", "asym"}, set(METHODS), set(ACTIVATIONS)
 _HELP = f"use a block of {', '.join(map(str, BLOCKS))}, channel, tensor, sym, asym, {', '.join(METHODS + ACTIVATIONS)}"
-_TENSORRT = ("fp16", "bf16", "fp32", "int8", "int4", "fp8")
-KINDS = {  # by backend, the default one first
-    "onnxruntime": ("fp32", "int8", "int4"),
-    "onnxruntime-cuda": ("fp16", "bf16", "fp32"),
-    **dict.fromkeys(MODULES, _TENSORRT),
-}
-DTYPES = {"onnxruntime": ("fp32",), "onnxruntime-cuda": ("fp16",), **dict.fromkeys(MODULES, ("fp16", "bf16"))}
 _DEFAULTS = {  # by kind, and whether it is for a CPU
     ("int8", True): Scheme("int8", "fp32", 128, activations="dynamic"),
     ("int8", False): Scheme("int8", "fp16"),

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from specbuild.builder.frontend.reference import without_defaults
+
 NEVER = 1 << 30  # a head that no text outgrows
 
 
@@ -62,15 +64,10 @@ def go_on(net: PreTrainedModel, tokens: Tensor, visible: Tensor, length: int, ch
         disable_compile=True,
     )
     processors = LogitsProcessorList([_Chosen(choice, net.config.get_text_config().vocab_size)])
-    own, net.generation_config = net.generation_config, GenerationConfig()  # else its defaults go before ours
-    try:
-        with torch.no_grad():
-            texts: Tensor = net.generate(
-                tokens, attention_mask=visible, generation_config=config, logits_processor=processors
-            )
-    finally:
-        net.generation_config = own
-    return texts
+    with without_defaults(net), torch.no_grad():
+        return net.generate(  # type: ignore[no-any-return]
+            tokens, attention_mask=visible, generation_config=config, logits_processor=processors
+        )
 
 
 def write(

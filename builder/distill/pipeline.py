@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from specbuild.builder.frontend import checkpoint as checkpoints
+from specbuild.builder.frontend.quiet import quiet
 from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.errors import CheckpointError, OptionError
 
@@ -28,6 +29,7 @@ REPORT = "training.json"
 RUNS = "runs"  # TensorBoard's
 
 
+@quiet()
 def distill(config: DistillConfig, progress: Progress = lambda what, done, total, note: None) -> dict[str, Any]:
     """Train a draft and write it to `config.output`, a Hugging Face checkpoint; what REPORT says.
 
@@ -46,10 +48,11 @@ def distill(config: DistillConfig, progress: Progress = lambda what, done, total
         "text_sha256": hashlib.sha256(json.dumps(given).encode()).hexdigest(),
         "init_sha256": plan.before.sha256() if plan.before else config.init,
     }
-    work = Work.open(config.work, identity, config.resume, config.force)
+    work, threads = Work.open(config.work, identity, config.resume, config.force), torch.get_num_threads()
     torch.set_num_threads(work.threads)
     try:
-        report = _distilled(plan, given, identity, work, device, dtype, progress)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            report = _distilled(plan, given, identity, work, device, dtype, progress)
     except (OptionError, CheckpointError):  # what cannot be done need not be kept
         if not config.resume:
             work.remove()
@@ -58,6 +61,7 @@ def distill(config: DistillConfig, progress: Progress = lambda what, done, total
         work.remove()
         return report
     finally:
+        torch.set_num_threads(threads)
         work.lock.close()
 
 

@@ -7,8 +7,9 @@ each layer asks for, its mask interface who may see whom; what specbuild cannot 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,22 +52,37 @@ class _Layer:
     visible: Tensor | None
 
 
-_positions = 0
-_layers: list[_Layer] = []
+@dataclass
+class _Probe:
+    """One look at a model: for how many positions, and what its layers asked."""
+
+    positions: int
+    layers: list[_Layer] = field(default_factory=list)
+
+
+_probe = _Probe(0)  # of nothing
+
+
+@contextmanager
+def _probing(positions: int) -> Iterator[list[_Layer]]:
+    """While inside, what a model's layers ask of the interfaces below is noted in the list."""
+    global _probe
+    _probe = _Probe(positions)
+    try:
+        yield _probe.layers
+    finally:
+        _probe = _Probe(0)
 
 
 def probe(config: PreTrainedConfig, positions: int) -> Layout:
     """The layout of the model that `config` describes, for texts of `positions` tokens; raises CheckpointError."""
-    global _positions
-    _positions = positions
-    _layers.clear()
     name, model = empty(config)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _probing(positions) as asked:
             portable_rotary.check(model, positions)
             ids = torch.zeros(1, 3, dtype=torch.int64, device="meta")
             logits = model(input_ids=ids, position_ids=ids, attention_mask=ids, use_cache=False).logits
-            layers = sorted(_layers, key=lambda layer: layer.index)
+            layers = sorted(asked, key=lambda layer: layer.index)
             windows = tuple(_window(layer.visible) for layer in layers)
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
@@ -133,7 +149,7 @@ def _attention(
     index = getattr(module, "layer_idx", None)
     if index is None:
         raise CheckpointError("its attention does not say which layer it belongs to")
-    _layers.append(_Layer(index, key.shape[1], key.shape[3], value.shape[3], mask))
+    _probe.layers.append(_Layer(index, key.shape[1], key.shape[3], value.shape[3], mask))
     batch, heads, nodes, _ = query.shape
     return query.new_empty(batch, nodes, heads, value.shape[3]), None
 
@@ -149,9 +165,9 @@ def refuse_options(module: nn.Module, options: dict[str, Any]) -> None:
 
 def _mask(mask_function: Callable[..., Tensor], **_: Any) -> Tensor:
     """The mask interface's function: who is visible from a few positions, `bool[1, 1, few, positions]`."""
-    zero, queries = torch.zeros(1, dtype=torch.int64), _queries(_positions)
-    visible = mask_function(zero, zero, queries[:, None], torch.arange(_positions)[None])
-    return visible.expand(len(queries), _positions)[None, None]
+    zero, queries = torch.zeros(1, dtype=torch.int64), _queries(_probe.positions)
+    visible = mask_function(zero, zero, queries[:, None], torch.arange(_probe.positions)[None])
+    return visible.expand(len(queries), _probe.positions)[None, None]
 
 
 def _queries(positions: int) -> Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,7 @@ from specbuild.runtime.bundle.bundle import sha256_file
 from specbuild.runtime.errors import CheckpointError, one_line
 
 from .attention_layout import check_interface
-
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
-logging.getLogger("transformers").setLevel(logging.ERROR)
+from .quiet import quiet
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
@@ -73,6 +69,7 @@ def sha256_files(paths: list[Path]) -> str:
     return hashlib.sha256("".join(sha256_file(path) for path in paths).encode()).hexdigest()
 
 
+@quiet()
 def find(source: str) -> Checkpoint:
     """Look at a checkpoint without loading it; raises CheckpointError."""
     folder = locate(source)
@@ -125,6 +122,7 @@ def _check_fields(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.source} has an eos_token_id that is no token: {checkpoint.eos_token_ids()}")
 
 
+@quiet()
 def read_config(source: str) -> dict[str, Any]:
     """A checkpoint's config.json as it is, empty where there is none; raises CheckpointError."""
     return read_json(locate(source) / "config.json")
@@ -173,6 +171,7 @@ def weight_files(source: str, folder: Path) -> list[Path]:
     return files
 
 
+@quiet()
 def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
     """The model in float32, evaluation mode, every weight present and finite; raises CheckpointError."""
     try:

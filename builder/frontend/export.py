@@ -38,6 +38,7 @@ from .attention_layout import Layout, refuse_options, set_experts
 from .eagle3_head import EagleHead
 from .hidden_state_taps import Taps
 from .portable_ops import OPSET, TRANSLATIONS
+from .quiet import only_errors
 
 ATTENTION = "specbuild"
 
@@ -48,10 +49,7 @@ class _Call:
 
     layout: Layout
     past: list[Tensor]
-    position_ids: Tensor
-    parents: Tensor
-    cache_len: Tensor
-    tree_offset: Tensor
+    place: list[Tensor]  # position_ids, parents, cache_len, tree_offset
     present: list[Tensor] = field(default_factory=list)
 
 
@@ -76,12 +74,8 @@ def _attention(
         query,
         key,
         value,
-        _call.past[2 * layer],
-        _call.past[2 * layer + 1],
-        _call.position_ids,
-        _call.parents,
-        _call.cache_len,
-        _call.tree_offset,
+        _call.past[2 * layer : 2 * layer + 2],
+        _call.place,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         _call.layout.windows[layer],
         softcap or 0.0,
@@ -114,7 +108,7 @@ class PortableModel(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """See the module's docstring for shapes; hidden states, where there are any, come before the caches."""
         global _call
-        _call = call = _Call(self.layout, past, position_ids, parents, cache_len, tree_offset)
+        _call = call = _Call(self.layout, past, [position_ids, parents, cache_len, tree_offset])
         try:
             if hidden_in is not None:
                 logits, hidden = self.model(input_ids, hidden_in, position_ids, logits_to_keep=logit_nodes)
@@ -142,6 +136,7 @@ def portable(
         if experts := set_experts(model):
             undo.callback(set_experts, model, experts)
         portable_rotary.swap(model, positions, capacity, undo)
+        undo.callback(model.train, model.training)
         yield PortableModel(model, layout, taps).eval()
 
 
@@ -224,14 +219,6 @@ def _explained(model: PreTrainedModel) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporter's remarks to its own developers."""
-    import logging
-
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with only_errors("torch.onnx"), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield

@@ -11,7 +11,7 @@ and each has one ONNX translation, so the portable graph holds a single node whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
@@ -74,28 +74,25 @@ def tree_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    past_key: Tensor,
-    past_value: Tensor,
-    position_ids: Tensor,
-    parents: Tensor,
-    cache_len: Tensor,
-    tree_offset: Tensor,
+    past: Sequence[Tensor],
+    place: Sequence[Tensor],
     scale: float,
     window: int,
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attention of N new tree nodes over the committed cache, their ancestors and themselves.
 
-    query `[B, H, N, D]`, key and value `[B, Hkv, N, D]` (rotated already), past_key and past_value `[B, Hkv, S, D]`,
-    position_ids `int64[B, N]`, parents `int32[B, M]` (the whole tree), cache_len and tree_offset `int32[B]`. The new
-    nodes are the tree's nodes `tree_offset … tree_offset + N − 1`; their rows go to the slots `cache_len + node`.
+    query `[B, H, N, D]`, key and value `[B, Hkv, N, D]` (rotated already). past: keys and values `[B, Hkv, S, D]`.
+    place: position_ids `int64[B, N]`, parents `int32[B, M]` (the whole tree), cache_len and tree_offset `int32[B]`. The
+    new nodes are the tree's nodes `tree_offset … tree_offset + N − 1`; their rows go to the slots `cache_len + node`.
     window: how many positions a node sees, its own included, 0 for all; a committed row's position is its slot, a
     node's is `cache_len` + its depth. softcap: scores become `softcap · tanh(scores / softcap)`, 0 for none. Returns
     the output `[B, N, H, D]` and both caches with the new rows in place.
     """
     batch, heads, nodes, _ = query.shape
-    new_key, new_value = past_key.clone(), past_value.clone()
-    capacity = past_key.shape[2]
+    new_key, new_value = (rows.clone() for rows in past)
+    position_ids, parents, cache_len, tree_offset = place
+    capacity = new_key.shape[2]
     visible = torch.zeros(batch, nodes, capacity, dtype=torch.bool)
     ancestors = ancestor_mask(parents)
     for b in range(batch):
@@ -118,10 +115,10 @@ def tree_attention(
 
 
 @tree_attention.register_fake
-def _(query, key, value, past_key, past_value, *_):  # type: ignore[no-untyped-def]
+def _(query, key, value, past, *_):  # type: ignore[no-untyped-def]
     batch, heads, nodes, size = query.shape
     out = query.new_empty(batch, nodes, heads, size)
-    return out, torch.empty_like(past_key), torch.empty_like(past_value)
+    return out, *map(torch.empty_like, past)
 
 
 @torch.library.custom_op("specbuild::rotary", mutates_args=())
@@ -139,8 +136,8 @@ def _(x, cos, sin):  # type: ignore[no-untyped-def]
 
 
 def _onnx_tree_attention(*arguments: Any) -> Any:
-    *tensors, scale, window, softcap = arguments
-    return _specbuild.TreeAttention(*tensors, scale=scale, window=window, softcap=softcap)
+    *heads, past, place, scale, window, softcap = arguments
+    return _specbuild.TreeAttention(*heads, *past, *place, scale=scale, window=window, softcap=softcap)
 
 
 def _onnx_rotary(x: Any, cos: Any, sin: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig, PreTrainedModel
 
+from .quiet import quiet
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Reference:
     """One prompt and its greedy continuation in float32."""
 
@@ -24,6 +27,39 @@ class Reference:
         return [*self.prompt, *self.tokens[:-1]]
 
 
+@dataclass(frozen=True, slots=True)
+class References:
+    """Several of them, at most `new_tokens` long, and the logits after each token of their texts, `float32[T, V]`."""
+
+    each: list[Reference]
+    logits: list[NDArray[np.float32]]
+    new_tokens: int
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int, eos: Sequence[int]
+    ) -> References:
+        """What a model computes of prompts."""
+        each = greedy(model, prompts, new_tokens, eos)
+        return cls(each, [text_logits(model, reference.text) for reference in each], new_tokens)
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """The text of each."""
+        return [reference.text for reference in self.each]
+
+
+@contextmanager
+def without_defaults(model: PreTrainedModel) -> Iterator[None]:
+    """The model without its generation_config.json, which fills what a caller's leaves open; it is back afterwards."""
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+@quiet()
 def greedy(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int]
 ) -> list[Reference]:
@@ -36,15 +72,11 @@ def greedy(
         pad_token_id=eos[0] if eos else 0,
     )
     references = []
-    own, model.generation_config = model.generation_config, GenerationConfig()  # it fills what ours leaves open
-    try:
+    with without_defaults(model), torch.no_grad():
         for prompt in prompts:
             ids = torch.tensor([list(prompt)])
-            with torch.no_grad():
-                output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+            output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
             references.append(Reference(list(prompt), output[0, len(prompt) :].tolist()))
-    finally:
-        model.generation_config = own
     return references
 
 

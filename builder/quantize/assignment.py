@@ -7,7 +7,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from specbuild.builder.config.quantize_options import AUTO, QuantizeOptions
-from specbuild.builder.config.scheme import DTYPES, Scheme, parse
+from specbuild.builder.config.scheme import Scheme, parse
+from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import OptionError
 
 from .linears import Names
@@ -20,14 +21,13 @@ def assign(options: QuantizeOptions, model: str, precision: str, backend: str, n
 
     The last pattern that matches counts. All compute in the precision's type. Raises OptionError.
     """
-    schemes = dict[str, Scheme]()
-    dtype = DTYPES[backend][0] if precision == AUTO else parse(precision, backend).dtype
+    schemes, given = dict[str, Scheme](), dict[str, str]()
+    dtype = BACKENDS[backend].dtypes[0] if precision == AUTO else parse(precision, backend).dtype
     if precision != AUTO:
         schemes = dict.fromkeys(names.weights, parse(precision, backend))
         if names.head:
             schemes[names.head] = _of_head(schemes[names.head], backend, names.tied)
         schemes[names.embedding] = schemes.get(names.head or "", schemes[names.embedding])
-    given = dict[str, str]()
     for name in names.weights:
         asked = [scheme for pattern, scheme in options.types if matches(pattern, model, name)]
         given |= {name: asked[-1]} if asked else {}
@@ -54,7 +54,7 @@ def _parse(text: str, backend: str, dtype: str) -> Scheme:
 
 def _of_head(scheme: Scheme, backend: str, tied: bool) -> Scheme:
     """The head's, where the rest has this one: INT8 for INT4; on GPUs not rounded where that would store it twice."""
-    if backend != "onnxruntime" and (tied or scheme.kind == "fp8" or scheme.activations == "static"):
+    if BACKENDS[backend].on_gpu and (tied or scheme.kind == "fp8" or scheme.activations == "static"):
         return Scheme(scheme.dtype, scheme.dtype)
     if scheme.kind == "int4" or scheme.activations == "static":
         return replace(parse("int8", backend), dtype=scheme.dtype)
@@ -63,7 +63,7 @@ def _of_head(scheme: Scheme, backend: str, tied: bool) -> Scheme:
 
 def _of_embedding(scheme: Scheme, backend: str, options: QuantizeOptions) -> Scheme:
     """A lookup's: rounded to the nearest, and for a CPU alone."""
-    if not scheme.quantized or backend == "onnxruntime":
+    if not (scheme.quantized and BACKENDS[backend].on_gpu):
         if scheme.activations == "static":
             raise OptionError("an embedding is looked up, and has no activations: use int8 or int4 for it")
         return replace(scheme, method="rtn") if scheme.quantized else scheme
@@ -86,7 +86,7 @@ def check_patterns(options: QuantizeOptions, names: Mapping[str, Names], backend
     """Raises OptionError for a pattern that is no weight's, of any model by its name, or one's that stays as it is."""
     for pattern, _ in options.types:
         matched = [(of, name) for model, of in names.items() for name in of.weights if matches(pattern, model, name)]
-        if matched and backend != "onnxruntime" and all(name == of.embedding for of, name in matched):
+        if matched and BACKENDS[backend].on_gpu and all(name == of.embedding for of, name in matched):
             raise OptionError(f"backend {backend} looks up embeddings in 16 bits: drop --tensor-type {pattern!r}")
         if not matched:
             weights: Sequence[str] = next(iter(names.values())).weights

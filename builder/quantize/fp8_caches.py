@@ -81,8 +81,8 @@ def _kept(model: PreTrainedModel, keep: _Keep) -> Iterator[None]:
     """The model with `keep(layer, key, value)` in place of what each layer attends to, as it was afterwards."""
     global _keep
     before, _keep = model.config._attn_implementation, keep
-    model.set_attn_implementation(ATTENTION)
     try:
+        model.set_attn_implementation(ATTENTION)
         yield
     finally:
         model.set_attn_implementation(before)

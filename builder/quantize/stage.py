@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -24,16 +24,21 @@ Progress = Callable[[str, float], None]
 RUNGS = ("int4", "int8")  # of auto, the narrowest first; beyond them nothing is quantized
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Quantization:
-    """What came of a model. `acceptance`: of a draft, its acceptance length before and after."""
+    """What came of a model's weights, by `names`. `acceptance`: a draft's acceptance length before and after."""
 
+    names: Names
     found: Found
     before: Before
     costs: list[Cost]
     left: list[str]  # weights that were to be quantized, and have no row that a block divides
     acceptance: list[float] | None = None
     measured: dict[str, Any] = field(default_factory=dict)  # end to end, and the sizes; see `quality.moved`
+
+    def with_measured(self, more: dict[str, Any]) -> Quantization:
+        """The same, with something more that was measured."""
+        return replace(self, measured=self.measured | more)
 
     def to_dict(self) -> dict[str, Any]:
         """For report.json."""
@@ -101,14 +106,10 @@ def quantize_model(
     if request.model == "draft":  # the target's comes from what will run
         with simulated(model, found):
             measured |= moved(before, lambda text: text_logits(model, text))
-    return Quantization(
-        found=found,
-        before=before,
-        costs=costs(model, found, split, before, progress) if found else [],
-        left=[weight for weight in wanted if weight not in found],
-        acceptance=acceptance(model, found, judged_by) if request.model == "draft" else None,
-        measured=measured,
-    )
+    left = [weight for weight in wanted if weight not in found]
+    each = costs(model, found, split, before, progress) if found else []
+    lengths = acceptance(model, found, judged_by) if request.model == "draft" else None
+    return Quantization(names, found, before, each, left, lengths, measured)
 
 
 def _shape(found: Found, name: str) -> Any:

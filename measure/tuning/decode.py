@@ -65,6 +65,7 @@ class Decoder:
     ) -> Decoded:
         """Plainly (OFF), with a fixed tree of the model alone, or with a policy and all drafters (AUTO, AHEAD)."""
         text, loop = self._request(prompt, speculation, temperature), self._all if policy else self._alone
+        loop.pick(text, [0])  # with its pages, where it has some
         if policy:
             text.tree, text.policy = TreeSpec.parse(policy.timings.widest), policy.for_request(temperature)
         if self._ahead and speculation == AHEAD:
@@ -97,8 +98,9 @@ class Decoder:
         prompt = text.tokens[: text.metrics.num_prompt_tokens]
         sequence = self._request(prompt, tree, text.params.temperature)
         sequence.emit(text.output[0], frozenset())
-        records = replay(drafter, sequence, text.output[1:], every)
-        drafter.release(0)
+        with self._loop.borrowed(self._loop.target.spec.capacity):
+            records = replay(drafter, sequence, text.output[1:], every)
+            drafter.release(0)
         return records
 
     def _request(self, prompt: list[int], speculation: str, temperature: float) -> Sequence:

@@ -14,11 +14,10 @@ import numpy as np
 from specbuild.measure.bench.measure import prepare
 from specbuild.measure.roofline import Steps
 from specbuild.runtime import Bundle, Engine, Manifest, SamplingParams
-from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import SCHEMA, Times, TimingTable, machine
+from specbuild.runtime.speculation.timings import SCHEMA, Times, TimingTable
 from specbuild.runtime.speculation.tree import BEST_DEPTH
 
 from . import times, trees
@@ -69,11 +68,11 @@ def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None
         raise OptionError(f"{folder} {reason}")
     largest, found = manifest.buckets[-1] - 1, dict[int, Any]()
     drafts, kind = "draft" in manifest.models, manifest.models["draft"].kind if "draft" in manifest.models else None
+    overlaps = kind == "model" and "overlap" in manifest.descriptor.load_options
     for batch in sorted({1, *(asked.batch_sizes or map(int, manifest.models["target"].graphs))}, reverse=True):
         engine = Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False, overlap=False)
         with engine, engine.scheduler.exclusive() as loop:
-            prompts, overlaps = _prompts(engine, asked), kind == "model" and batch == 1
-            decoder = Decoder(engine, loop, asked.new_tokens, overlaps)
+            prompts, decoder = _prompts(engine, asked), Decoder(engine, loop, asked.new_tokens, overlaps)
             progress(f"steps of batch {batch}")
             steps = times.steps_of(loop, largest + 1, manifest.max_seq_len)
             for _ in range(TURNS):
@@ -83,14 +82,14 @@ def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None
                 seen = _look(decoder, prompts, largest if drafts else 0, steps, asked.seconds)
             found[batch] = times.pairs(steps)
             if batch == 1:
-                table, report = _conclude(found, seen, largest, machine(asked.threads or cores()), kind == "parallel")
+                table, report = _conclude(found, seen, largest, loop.target.identity, kind == "parallel")
                 progress("auto")
                 turns = _in_time(prompts, asked.seconds / 3)
                 policy = Policy(TimingTable.of(table, largest + 1), drafts)
-                contenders = [OFF, AUTO, AHEAD] if kind == "model" else [OFF, AUTO]
+                contenders = [OFF, AUTO, AHEAD] if overlaps else [OFF, AUTO]
                 auto = [_take_turns(decoder, each, contenders, number, policy) for number, each in turns]
     report |= {"new_tokens": asked.new_tokens, AUTO: trees.overall(auto, AUTO)}
-    if kind == "model":
+    if overlaps:
         gain = trees.overall(auto, AHEAD) / report[AUTO]
         table["overlap"] = gain > GAIN
         report["overlap"] = {"gain": gain, "hit_rate": decoder.hit_rate, "on": table["overlap"]}
@@ -120,8 +119,6 @@ def _conclude(found: dict[int, Any], seen: Seen, largest: int, here: dict[str, A
 
 def untunable(manifest: Manifest) -> str | None:
     """Why a bundle cannot be tuned."""
-    if manifest.backend != "onnxruntime":
-        return f"runs on {manifest.backend}: only bundles that run on a CPU can be tuned yet"
     if manifest.max_seq_len < SHORTEST:
         return f"has texts of {manifest.max_seq_len} tokens at most: too short to tune it by them"
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -23,7 +23,10 @@ Pairs = list[list[float]]  # nodes and seconds
 
 def steps_of(loop: Loop, largest: int, longest: int) -> Steps:
     """The steps that are measured, where texts have `longest` tokens at most; slots must be free."""
-    sizes = sorted({min(size, largest) for size in (SIZES if loop.target.batch_size == 1 else FEW)})
+    wanted: Iterable[int] = SIZES if loop.target.batch_size == 1 else FEW
+    if buckets := loop.target.buckets:  # a step takes as long for all the nodes that it is padded from
+        wanted = (size for bucket in buckets for size in (bucket, bucket + 1))
+    sizes = sorted({min(size, largest) for size in wanted})
     return Steps(loop, [(name, n) for n in sizes for name in ("target", "draft")], min(CONTEXT, longest // 2))
 
 

@@ -21,7 +21,7 @@ SECONDS = 20.0  # for the prompts of a build's own tuning
 
 
 def tune(folder: Path, asked: Tuning, progress: Progress = lambda stage: None) -> dict[str, Any]:
-    """Measure a bundle that runs on this CPU, write its timing table into it, and return what was found.
+    """Measure a bundle on this machine, write its timing table into it, and return what was found.
 
     Raises OptionError for a bundle that cannot be tuned, and whatever loading it raises; the bundle is then as it was.
     """

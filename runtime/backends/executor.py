@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.bundle.manifest import Manifest
-
-ON_GPU = tuple(name for name, each in BACKENDS.items() if each.on_gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +59,16 @@ class Executor(Protocol):
     spec: ModelSpec
     batch_size: int
     seconds: float  # spent executing the model since it was loaded
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What its times are true of: the processor, and what computes on it."""
+        ...
+
+    @property
+    def buckets(self) -> Sequence[int] | None:
+        """The node counts that its steps are padded to, ascending; None where every count has a step of its own."""
+        ...
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         """Run one step; per input `float32[logits, V]`, the caller's to overwrite until the next step.

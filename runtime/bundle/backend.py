@@ -45,6 +45,11 @@ class Backend:
         return self.package is not None
 
     @property
+    def times_kernels(self) -> bool:
+        """Whether its compiler times kernels on the GPU that it needs; its options of timing and of others' GPUs."""
+        return self.compiles and not self.compiles_here
+
+    @property
     def takes_plugins(self) -> bool:
         """Whether attention can be TreeAttention, which alone has pages and FP8 caches."""
         return self.native_lowering is not None

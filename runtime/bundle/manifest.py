@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from specbuild.runtime.errors import BundleError
 
-from .backend import BACKENDS, COMPILED, Backend, find_backend
+from .backend import Backend, find_backend
 
 SCHEMA_VERSION = 3
 OLDEST_READABLE = 2  # whose timing table has another name
@@ -23,7 +23,6 @@ _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON d
 _PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None}  # nor a model's
 KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True)}  # whether masked, a head
 T = TypeVar("T")
-MODULES = {name: str(BACKENDS[name].package) for name in COMPILED}
 
 
 @dataclass(frozen=True, slots=True)

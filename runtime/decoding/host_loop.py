@@ -6,8 +6,9 @@ Prompts are read by the same step: a chunk of a prompt is a long chain whose nod
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,9 +96,15 @@ class HostLoop:
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """See `Loop.logits`."""
-        self.admission.borrow(0, len(tokens))
-        try:
+        with self.borrowed(len(tokens)):
             return self.reader.logits(tokens, count, nodes or self.reader.chunk)
+
+    @contextmanager
+    def borrowed(self, tokens: int) -> Iterator[None]:
+        """See `Loop.borrowed`."""
+        self.admission.borrow(0, tokens)
+        try:
+            yield
         finally:
             self.release(0)
 

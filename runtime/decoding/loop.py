@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,6 +81,10 @@ class Loop(Protocol):
 
         Read into slot 0, which must be free, at most `nodes` a step.
         """
+        ...
+
+    def borrowed(self, tokens: int) -> AbstractContextManager[None]:
+        """While inside, slot 0, which must be free, is for a text of so many tokens that is no sequence's."""
         ...
 
     def sibling(self, looks_up: bool = True, overlap: bool = False) -> Loop:

@@ -16,7 +16,7 @@ from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import TimingTable, find, machine
+from specbuild.runtime.speculation.timings import TimingTable, find
 
 from .load_options import LoadOptions
 
@@ -56,7 +56,7 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
 
     threads, model = options.threads or cores(), None
     target = load_model(bundle, "target", options.batch_size, threads)
-    policy = _policy(bundle, options, machine(threads))
+    policy = _policy(bundle, options, target.identity)
     if _drafts(bundle, options):
         overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
         draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
@@ -89,7 +89,7 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
             options=LoopOptions(options.limits, options.prefix_caching),
             ahead=AHEAD if options.resident else 0,
         )
-        return loop, _policy(bundle, options, models.target.device.identity)
+        return loop, _policy(bundle, options, models.target.identity)
 
 
 def _drafts(bundle: Bundle, options: LoadOptions) -> bool:

@@ -14,9 +14,18 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from specbuild.builder.build_state import BuildState
-from specbuild.builder.bundle_writer import memory_plans, save_kernels, save_tokenizer, write_manifest
+from specbuild.builder.build_context import BuildContext, Stages
+from specbuild.builder.bundle_writer import (
+    Kernels,
+    make_manifest,
+    memory_plans,
+    save_kernels,
+    save_tokenizer,
+    write_manifest,
+)
 from specbuild.builder.codegen import nvrtc
+from specbuild.builder.codegen.emit import Emitted
+from specbuild.builder.compiled_model import CompiledModel
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.prepare import prepare
 from specbuild.runtime import Bundle
@@ -25,13 +34,14 @@ from specbuild.runtime.bundle.memory_plan import plan
 
 
 @pytest.fixture
-def state(pair: Path, tmp_path: Path) -> Callable[..., BuildState]:
-    """`state(**BuildConfig fields)`: a build of the reference target that has written nothing yet."""
+def context(pair: Path, tmp_path: Path) -> Callable[..., BuildContext]:
+    """`context(**BuildConfig fields)`: a build of the reference target that has written nothing yet."""
 
-    def make(**fields: Any) -> BuildState:
+    def make(**fields: Any) -> BuildContext:
         config = BuildConfig(str(pair / "target"), tmp_path / "b", **fields)
         (tmp_path / "b").mkdir()
-        return BuildState(config, tmp_path / "b", lambda stage: None, lambda phase, share: None, prepare(config))
+        stages = Stages(lambda stage: None, lambda phase, share: None)
+        return BuildContext(config, tmp_path / "b", prepare(config), stages)
 
     return make
 
@@ -68,33 +78,44 @@ def record(content: bytes) -> FileRecord:
     return FileRecord(len(content), hashlib.sha256(content).hexdigest())
 
 
-def test_a_file_is_hashed_when_it_is_first_seen(bundle: Path, state: Callable[..., BuildState]) -> None:
+def test_a_manifest_is_of_what_was_compiled(bundle: Path, context: Callable[..., BuildContext]) -> None:
+    """The target's precision is the bundle's; engines of all the models lie in one dictionary."""
+    records = Bundle.open(bundle).manifest.models
+    models = {name: CompiledModel(name, record, Emitted({}, {}), {}, {}, {}) for name, record in records.items()}
+    kernels = Kernels({"kernels/sm_80/x.cubin": KernelRecord("80", ["x"])})
+    work = context(max_batch_size=3, tree="chain:2", max_seq_len=77)
+    made = make_manifest(work, models, kernels, 0.25, "chat_template.jinja")
+    assert (made.models, made.kernels, made.engines, made.files) == (records, kernels.records, {}, {})
+    assert (made.precision, made.exactness_bound, made.chat_template) == ("fp32", 0.25, "chat_template.jinja")
+    assert (made.max_seq_len, made.max_batch_size, made.default_tree) == (77, 3, "chain:2")
+    assert made.special_tokens == {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+
+
+def test_a_file_is_hashed_when_it_is_first_seen(bundle: Path, tmp_path: Path) -> None:
     """Nothing is written twice, and weights take long to read; the manifest itself is no part of the list."""
-    work = state(max_batch_size=3, tree="chain:2", max_seq_len=77)
-    work.models = Bundle.open(bundle).manifest.models
-    (work.folder / "target").mkdir()
-    (work.folder / "target" / "weights.bin").write_bytes(b"first")
-    first = write_manifest(work, None)
-    assert (first.chat_template, dict(first.files)) == (None, {"target/weights.bin": record(b"first")})
-    (work.folder / "target" / "weights.bin").write_bytes(b"other")
-    (work.folder / "report.json").write_bytes(b"{}")
-    second = write_manifest(work, "chat_template.jinja")
+    given = replace(Bundle.open(bundle).manifest, files={})
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "weights.bin").write_bytes(b"first")
+    first = write_manifest(tmp_path, given)
+    assert first.files == {"target/weights.bin": record(b"first")}
+    (tmp_path / "target" / "weights.bin").write_bytes(b"other")
+    (tmp_path / "report.json").write_bytes(b"{}")
+    second = write_manifest(tmp_path, replace(first, exactness_bound=0.5))
     assert second.files == {"target/weights.bin": record(b"first"), "report.json": record(b"{}")}
-    assert second.chat_template == "chat_template.jinja"
-    assert (second.max_seq_len, second.max_batch_size, second.default_tree) == (77, 3, "chain:2")
-    written = json.loads((work.folder / "manifest.json").read_text(encoding="utf-8"))
+    assert (given.files, first.files) == ({}, {"target/weights.bin": record(b"first")}), "no record changes"
+    written = json.loads((tmp_path / "manifest.json").read_text(encoding="utf-8"))
     assert written["files"].keys() == second.files.keys()
-    assert written["special_tokens"] == {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    assert (written["exactness_bound"], written["models"].keys()) == (0.5, given.models.keys())
     assert "kernels" not in written
 
 
-def test_the_tokenizer_is_what_transformers_uses(state: Callable[..., BuildState]) -> None:
-    work = state()
-    assert save_tokenizer(work) is None
-    assert [path.name for path in work.folder.iterdir()] == ["tokenizer.json"]
-    ours = Tokenizer.from_file(str(work.folder / "tokenizer.json"))
+def test_the_tokenizer_is_what_transformers_uses(pair: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
+    assert save_tokenizer(tmp_path, tokenizer) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+    ours = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for text in ("def f(x):\n    return x", "Zwölf Boxkämpfer 日本語", "<|endoftext|>"):
-        assert ours.encode(text).ids == work.source.target.tokenizer(text)["input_ids"]
+        assert ours.encode(text).ids == tokenizer(text)["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -107,13 +128,12 @@ def test_the_tokenizer_is_what_transformers_uses(state: Callable[..., BuildState
     ],
 )
 def test_of_several_chat_templates_the_default_is_kept(
-    state: Callable[..., BuildState], pair: Path, template: Any, written: str | None
+    pair: Path, tmp_path: Path, template: Any, written: str | None
 ) -> None:
-    work, tokenizer = state(), AutoTokenizer.from_pretrained(pair / "target")
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
     tokenizer.chat_template = template
-    work.source = replace(work.source, target=replace(work.source.target, tokenizer=tokenizer))
-    assert save_tokenizer(work) == ("chat_template.jinja" if written else None)
-    file = work.folder / "chat_template.jinja"
+    assert save_tokenizer(tmp_path, tokenizer) == ("chat_template.jinja" if written else None)
+    file = tmp_path / "chat_template.jinja"
     assert (file.read_text(encoding="utf-8") if file.exists() else None) == written
 
 
@@ -132,16 +152,16 @@ def test_memory_is_planned_by_batch_and_length(bundle: Path) -> None:
 
 @pytest.mark.skipif(not any(metadata.distributions(name="nvidia-cuda-nvrtc")), reason="nvidia-cuda-nvrtc is missing")
 def test_each_cubin_has_its_record(
-    state: Callable[..., BuildState], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Callable[..., BuildContext], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Around other backends' graphs only what decodes is compiled; one small source stands for that here."""
     (tmp_path / "modest.cu").write_text('extern "C" __global__ void modest(float *x) { x[threadIdx.x] = 1.0f; }')
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(nvrtc, "sources", lambda names=(): asked.append(names) or [tmp_path / "modest.cu"])
-    work = state(backend="onnxruntime-cuda", cuda_arch=("80,90",))
-    save_kernels(work)
+    work = context(backend="onnxruntime-cuda", cuda_arch=("80,90",))
+    kernels = save_kernels(work)
     names = {f"kernels/sm_{name}/modest.cubin": KernelRecord(name, ["modest"]) for name in ("80", "90a")}
-    assert (work.kernels, asked) == (names, [nvrtc.GLUE])
+    assert (kernels.records, asked) == (names, [nvrtc.GLUE])
     assert all((work.folder / name).read_bytes()[:4] == b"\x7fELF" for name in names)
-    assert work.kernel_report is not None
-    assert list(work.kernel_report["architectures"]) == ["sm_80", "sm_90a"]
+    assert kernels.report is not None
+    assert list(kernels.report["architectures"]) == ["sm_80", "sm_90a"]

@@ -15,6 +15,7 @@ from small_models import LLAMA3
 
 from specbuild.builder import pipeline
 from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.frontend import reference
 from specbuild.builder.pipeline import build, stages
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.errors import CheckpointError, ExecutionError, OutputError
@@ -244,14 +245,14 @@ def test_force_replaces(tiny: str, place: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("quick_export")
 def test_tokens_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline.greedy
+    real = reference.greedy
 
     def wrong(*arguments: Any) -> Any:
         references = real(*arguments)
         references[0].tokens[3] = (references[0].tokens[3] + 1) % 4096
         return references
 
-    monkeypatch.setattr(pipeline, "greedy", wrong)
+    monkeypatch.setattr(reference, "greedy", wrong)
     with pytest.raises(ExecutionError, match=r"not exact.*prompt 1, token 3"):
         build(BuildConfig(tiny, tmp_path / "bundle", max_batch_size=1))
     assert list(tmp_path.iterdir()) == []
@@ -260,14 +261,14 @@ def test_tokens_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_logits_that_differ_stop_the_build(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline.text_logits
+    real = reference.text_logits
 
     def wrong(*arguments: Any) -> Any:
         logits = real(*arguments)
         logits[0, logits[0].argmin()] -= 0.5  # changes no choice, but is not the model
         return logits
 
-    monkeypatch.setattr(pipeline, "text_logits", wrong)
+    monkeypatch.setattr(reference, "text_logits", wrong)
     with pytest.raises(ExecutionError, match="logit"):
         build(BuildConfig(tiny, tmp_path / "bundle", max_batch_size=1))
     assert list(tmp_path.iterdir()) == []

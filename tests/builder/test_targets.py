@@ -1,14 +1,14 @@
-"""Architectures are read as they are written, and every backend has a module that lowers for it."""
+"""Architectures are read as they are written."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
 
 from specbuild.builder.config.build_config import BuildConfig
-from specbuild.builder.targets import ARCHITECTURES, BACKENDS, COMPATIBLE, architectures, split_names
+from specbuild.builder.targets import ARCHITECTURES, architectures, split_names
+from specbuild.runtime.bundle.backend import COMPATIBLE
 from specbuild.runtime.errors import OptionError
 
 
@@ -38,15 +38,6 @@ def test_names_are_split_at_commas_and_between_options() -> None:
     assert split_names([], known, "no {}") == []
     with pytest.raises(OptionError, match=r"^no 75: use 80, 86, 90a, or any$"):
         split_names(["80,75"], known, "no {}")
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_is_lowered_for(backend: str) -> None:
-    """By a module that says what its graphs' inputs and outputs are called."""
-    module = importlib.import_module(f"specbuild.builder.lower.{BACKENDS[backend]}")
-    assert callable(module.lower)
-    assert module.OUTPUTS["logits"] == "logits"
-    assert {"tokens", "past_key", "past_value"} <= set(module.INPUTS)
 
 
 def test_a_compatible_build_has_one_architecture_of_each_kind() -> None:

@@ -242,7 +242,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model(
             ["--backend", "tensorrt", "--kv-cache-dtype", "fp8", "--precision", "fp32", "--dry-run"],
             ["computes in 16 bits: use fp16 or bf16"],
         ),
-        (["--tune", "--backend", "onnxruntime-cuda"], ["only bundles that run on a CPU", "drop --tune"]),
+        (["--tune", "--backend", "onnxruntime-cuda"], ["are tuned where they run", "drop --tune"]),
         (["--block-size", "many"], ["many", "--block-size"]),
         (["--backend", "tensorrt", "--block-size", "24"], ["block-size must be 16, 32, 64, 128, 256 rows", "24"]),
         *(
@@ -447,12 +447,12 @@ def test_without_the_build_extra() -> None:
 def test_a_bug_is_one_line_with_status_1(
     specbuild: Command, tiny: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specbuild.builder import pipeline
+    from specbuild.builder import compiled_model
 
     def broken(*_: Any) -> None:
         raise AssertionError("surprise\nin two lines")
 
-    monkeypatch.setattr(pipeline, "export", broken)
+    monkeypatch.setattr(compiled_model, "export", broken)
     outcome = specbuild("build", "--target", tiny, "-o", place / "b")
     assert (outcome.status, outcome.out) == (1, "")
     (line,) = outcome.err.splitlines()

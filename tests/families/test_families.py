@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.builder.codegen.emit import emit
+from specbuild.builder.codegen.emit import Caches, emit
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.frontend import checkpoint
 from specbuild.builder.frontend.attention_layout import probe
@@ -148,7 +148,7 @@ def compiles_whole(make_family: Callable[..., Path], tmp_path: Path, name: str) 
     precision = ("fp16", "bf16", "fp32")[list(FAMILIES).index(name) % 3]
     options = {"backend": "tensorrt-rtx", "precision": precision, "buckets": (1, 8)}
     config = BuildConfig(found.source, tmp_path / "b", **options)
-    emitted = emit(tmp_path / "bundle", "target", graph, config, CAPACITY, 100)
+    emitted = emit(tmp_path / "bundle", "target", graph, config, Caches(CAPACITY, 100))
     layers = emitted.report["layer_types"]
     by_layer = emitted.report["model_layers"]
     assert [each["layer"] for each in by_layer] == list(range(LAYERS))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from specbuild.runtime.backends.executor import ModelSpec, StepInput
 from specbuild.runtime.backends.slot_rows import SlotRows
 from specbuild.runtime.errors import BundleError, ExecutionError, one_line
+from specbuild.runtime.speculation.timings import machine
 
 from .kv_cache import KVCache
 
@@ -45,8 +46,10 @@ class _Plan:
 class OrtExecutor:
     """See `Executor`: cache in place, buffers shared by all plans, nothing allocated in a step of a known shape."""
 
+    buckets = None
+
     def __init__(self, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> None:
-        self.spec, self.batch_size, self.seconds = spec, batch_size, 0.0
+        self.spec, self.batch_size, self.seconds, self.identity = spec, batch_size, 0.0, machine(threads)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = _ERRORS

@@ -27,6 +27,7 @@ class StandardExecutor:
         """`stream`: where the model runs. Whoever made the device closes it."""
         self.device, self.model, self.stream = device, model, stream
         self.spec, self.batch_size, self.seconds = model.spec, model.batch_size, 0.0
+        self.identity, self.buckets = device.identity, model.buckets
         nodes = max(self.batch_size * model.buckets[-1], model.chunk)
         self._tokens, self._positions = device.pinned((nodes,), np.int32), device.pinned((nodes,), np.int32)
         self._write_rows = device.pinned((self.batch_size,), np.int32)

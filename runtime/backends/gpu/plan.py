@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specbuild.runtime.bundle.backend import RTX_ARCHITECTURES, Backend
+from specbuild.runtime.bundle.backend import Backend
 from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, one_line
 
@@ -23,7 +23,6 @@ from .library import PLUGIN, find_library
 from .tensors import TensorInfo
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # rows of a page
-__all__ = ["RTX_ARCHITECTURES"]
 PLUGIN_VERSION = "1"  # of TreeAttention, as plugins/trt registers it
 _HEADER = 64  # bytes, `Runtime.engine_header_size`
 Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest "batch", "nodes"; a plugin's "tree", "pages"

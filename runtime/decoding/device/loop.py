@@ -8,8 +8,9 @@ models on the device. Which of these a round does, and how large a tree the devi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 
 import numpy as np
@@ -240,11 +241,17 @@ class DeviceLoop:
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
-        self._land(())
-        self.admission.borrow(0, len(tokens))
         largest, size = self.target.model.buckets[-1], nodes or self.reader.chunk
-        try:
+        with self.borrowed(len(tokens)):
             return self.reader.logits(tokens, count, size if count == 1 else min(size, largest))
+
+    @contextmanager
+    def borrowed(self, tokens: int) -> Iterator[None]:
+        """See `Loop.borrowed`."""
+        self._land(())
+        self.admission.borrow(0, tokens)
+        try:
+            yield
         finally:
             self.release(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from specbuild.builder.check.bundle_check import (
     unrunnable,
 )
 from specbuild.builder.frontend import checkpoint
-from specbuild.builder.frontend.reference import Reference, greedy, text_logits
+from specbuild.builder.frontend.reference import Reference, References
 from specbuild.measure.divergence import kl
 from specbuild.runtime import Bundle
 from specbuild.runtime.errors import ExecutionError
@@ -39,13 +40,8 @@ def target(pair: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def references(target: Any) -> list[Reference]:
-    return greedy(target, [[5, 17, 300], [42]], NEW_TOKENS, [0])
-
-
-@pytest.fixture(scope="module")
-def logits(target: Any, references: list[Reference]) -> list[np.ndarray]:
-    return [text_logits(target, reference.text) for reference in references]
+def references(target: Any) -> References:
+    return References.of(target, [[5, 17, 300], [42]], NEW_TOKENS, [0])
 
 
 @pytest.mark.parametrize(("max_seq_len", "longest", "new"), [(1024, None, 32), (40, 8, 32), (33, 1, 32), (2, 1, 1)])
@@ -58,8 +54,8 @@ def test_prompts_are_cut_to_what_a_bundle_holds(pair: Path, max_seq_len: int, lo
     assert max(map(len, prompts)) + count <= max_seq_len
 
 
-def test_a_sound_bundle_passes(bundle: Path, references: list[Reference], logits: list[np.ndarray]) -> None:
-    found = check(bundle, references, logits, NEW_TOKENS, MAX_DIVERGENCE)
+def test_a_sound_bundle_passes(bundle: Path, references: References) -> None:
+    found = check(bundle, references, MAX_DIVERGENCE)
     assert found["bound"] == 1e-4
     assert 0 < found["largest_logit_difference"] < 1e-4
     assert 0 <= found["kl_nats_per_token"] < 1e-6
@@ -69,28 +65,29 @@ def test_a_sound_bundle_passes(bundle: Path, references: list[Reference], logits
         "temperature 1, top-p 0.95: default tree against plain decoding",
     ]
     assert all(case["exact"] and case["prompts"] == 2 for case in found["cases"])
-    assert found["cases"][0]["tokens"] == sum(len(reference.tokens) for reference in references)
-    assert 0 <= rounding(bundle, references) < 1e-4
+    assert found["cases"][0]["tokens"] == sum(len(reference.tokens) for reference in references.each)
+    assert 0 <= rounding(bundle, references.texts) < 1e-4
 
 
-def test_a_token_that_differs_is_named(bundle: Path, references: list[Reference], logits: list[np.ndarray]) -> None:
-    right = references[1].tokens[2]
-    wrong = [*references[1].tokens[:2], right + 1, *references[1].tokens[3:]]
-    changed = [references[0], Reference(references[1].prompt, wrong)]
+def test_a_token_that_differs_is_named(bundle: Path, references: References) -> None:
+    first, second = references.each
+    right = second.tokens[2]
+    wrong = Reference(second.prompt, [*second.tokens[:2], right + 1, *second.tokens[3:]])
+    changed = replace(references, each=[first, wrong])
     with pytest.raises(ExecutionError) as caught:
-        check(bundle, changed, logits, NEW_TOKENS, MAX_DIVERGENCE)
+        check(bundle, changed, MAX_DIVERGENCE)
     assert str(caught.value).startswith(
         "the bundle is not exact (plain decoding against Hugging Face: prompt 2, token 2, "
         f"{right} for {right + 1}, margin "
     )
 
 
-def test_logits_that_differ_are_refused(bundle: Path, references: list[Reference], logits: list[np.ndarray]) -> None:
+def test_logits_that_differ_are_refused(bundle: Path, references: References) -> None:
     """Even where they change no choice."""
-    changed = [each.copy() for each in logits]
+    changed = [each.copy() for each in references.logits]
     changed[1][0, changed[1][0].argmin()] -= 0.5
     with pytest.raises(ExecutionError, match=r"differ from Hugging Face's by up to 0\.5: nothing was written$"):
-        check(bundle, references, changed, NEW_TOKENS, MAX_DIVERGENCE)
+        check(bundle, replace(references, logits=changed), MAX_DIVERGENCE)
 
 
 def test_nats_a_token_are_a_mean_over_all_rows() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specbuild.builder.check.rounding import measure
-from specbuild.builder.frontend.reference import Reference, text_logits
+from specbuild.builder.frontend.reference import Reference, References, text_logits
 from specbuild.builder.quantize.fp8_caches import Scales, cached_logits, calibrate
 from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
@@ -22,18 +22,22 @@ def logits_of(model: Any) -> list[np.ndarray]:
     return [text_logits(model, text) for text in TEXTS]
 
 
+def of(logits: list[Any]) -> References:
+    return References(REFERENCES, logits, 4)
+
+
 def test_sixteen_bits_alone(make_model: Callable[..., Any]) -> None:
     model = make_model()
-    exact, found = logits_of(model), measure(model, "fp16", REFERENCES, logits_of(make_model()))
+    exact, found = logits_of(model), measure(model, "fp16", of(logits_of(make_model())))
     far = max(float(np.abs(a - b).max()) for a, b in zip(logits_of(model), exact, strict=True))
     assert (found.gap, found.fp8_caches) == (far, None), "the model is in float16 now"
-    assert 0 < far < measure(make_model(), "bf16", REFERENCES, exact).gap
+    assert 0 < far < measure(make_model(), "bf16", of(exact)).gap
 
 
 def test_fp8_caches_round_what_16_bits_computed(make_model: Callable[..., Any]) -> None:
     """A number near the middle of two of E4M3's steps goes either way, which is more than float16 moves it."""
     exact, scales = logits_of(make_model()), calibrate(make_model(), TEXTS)
-    found, own = (measure(make_model(), "fp16", REFERENCES, exact, each) for each in (scales, None))
+    found, own = (measure(make_model(), "fp16", of(exact), each) for each in (scales, None))
     over = [cached_logits(model, TEXTS, scales) for model in (make_model(), make_model().half())]
     assert found.gap == max(float(np.abs(a - b).max()) for a, b in zip(*over, strict=True))
     assert found.gap > 1.5 * own.gap
@@ -48,4 +52,4 @@ def test_caches_that_make_another_model_of_it(make_model: Callable[..., Any]) ->
     model = make_model()
     scales = calibrate(model, TEXTS)
     with pytest.raises(ExecutionError, match=r"an FP8 cache changes this model too much, by .*, use --kv-cache-dtype"):
-        measure(model, "fp16", REFERENCES, logits_of(model), Scales(scales.key, scales.value / 1000))
+        measure(model, "fp16", of(logits_of(model)), Scales(scales.key, scales.value / 1000))

@@ -10,13 +10,14 @@ import pytest
 from small_models import fused, random_model, reference
 
 from specbuild.builder.check.standard_chain import graph_difference, standard_chain
-from specbuild.builder.frontend.reference import Reference
+from specbuild.builder.frontend.reference import Reference, References
 from specbuild.runtime.errors import ExecutionError
 
 CAPACITY = 24
 LOCAL = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "num_hidden_layers": 2}
-REFERENCES = [Reference([5, 17, 3], [88, 1]), Reference([61], [4])]
-LOGITS = [np.array([[1.0, 0.0, -2.0]] * len(each.text), np.float32) for each in REFERENCES]
+EACH = [Reference([5, 17, 3], [88, 1]), Reference([61], [4])]
+LOGITS = [np.array([[1.0, 0.0, -2.0]] * len(each.text), np.float32) for each in EACH]
+REFERENCES = References(EACH, LOGITS, 2)
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +64,13 @@ def moved(by: float) -> Any:
 @pytest.mark.parametrize(("by", "rounds"), [(0.0, False), (1e-3, False), (-1e-3, True), (0.02, True)])
 def test_the_largest_distance_of_any_logit(by: float, rounds: bool) -> None:
     """Where inputs are rounded a last bit may turn a step: what counts then are the distributions."""
-    assert graph_difference(moved(by), REFERENCES, LOGITS, rounds) == pytest.approx(abs(by), abs=1e-6)
+    assert graph_difference(moved(by), REFERENCES, rounds) == pytest.approx(abs(by), abs=1e-6)
 
 
 @pytest.mark.parametrize(("by", "rounds"), [(0.02, False), (-0.5, False), (2.0, True)])
 def test_another_model_is_refused(by: float, rounds: bool) -> None:
     with pytest.raises(ExecutionError) as caught:
-        graph_difference(moved(by), REFERENCES, LOGITS, rounds)
+        graph_difference(moved(by), REFERENCES, rounds)
     assert str(caught.value) == (
         f"the bundle's logits differ from Hugging Face's by up to {abs(by):.2g}: nothing was written"
     )

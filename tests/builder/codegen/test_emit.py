@@ -13,12 +13,13 @@ import pytest
 from small_models import fused, random_model
 
 from specbuild.builder import passes
-from specbuild.builder.codegen.emit import activation_bytes, emit, lowering
+from specbuild.builder.codegen.emit import Caches, activation_bytes, emit, lowering
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.engine_options import EngineOptions
 from specbuild.builder.lower import onnxruntime, plugin, standard
 
 CAPACITY = 24
+CACHES = Caches(CAPACITY, 20)
 CONFIG = BuildConfig("t", Path("b"), draft="d", max_batch_size=2)
 
 
@@ -54,10 +55,11 @@ def test_two_models_apart_and_sharing(graph: ir.Model, tmp_path: Path) -> None:
     """A draft that is the target: without `stored` everything lies there twice, with it the draft adds no weights."""
     apart, sharing, stored = tmp_path / "apart", tmp_path / "sharing", dict[str, Any]()
     for name in ("target", "draft"):
-        emitted = emit(apart, name, graph.clone(), CONFIG, CAPACITY, 20)
+        emitted = emit(apart, name, graph.clone(), CONFIG, CACHES)
         assert emitted.graphs == {"1": f"{name}/batch1.onnx", "2": f"{name}/batch2.onnx"}
         assert (emitted.engines, emitted.report, emitted.lowered["GroupQueryAttention"]) == ({}, None, 1)
-        shared = emit(sharing, name, graph.clone(), CONFIG, CAPACITY, 20, stored=stored)
+        shared = emit(sharing, name, graph.clone(), CONFIG, CACHES, stored=stored)
+        stored = shared.stored or {}
     assert shared.graphs == {"1": "target/draft-batch1.onnx", "2": "target/draft-batch2.onnx"}
     own = [f"{name}/{file}" for name in ("draft", "target") for file in ("batch1.onnx", "batch2.onnx", "weights.bin")]
     assert files(apart) == own
@@ -73,15 +75,15 @@ def test_two_models_apart_and_sharing(graph: ir.Model, tmp_path: Path) -> None:
 
 def test_what_a_draft_has_of_its_own_is_stored_beside(graph: ir.Model, tmp_path: Path) -> None:
     """One tensor differs; it alone is written, and both graphs have what they had."""
-    stored = dict[str, Any]()
-    emit(tmp_path, "target", graph.clone(), CONFIG, CAPACITY, 20, stored=stored)
-    count, other = len(stored), graph.clone()
+    first, other = emit(tmp_path, "target", graph.clone(), CONFIG, CACHES, stored={}).stored, graph.clone()
     large = max(other.graph.initializers.values(), key=lambda value: value.const_value.nbytes)  # type: ignore[union-attr]
     assert large.const_value is not None
     changed = large.const_value.numpy() + 1
     large.const_value = ir.tensor(changed, name=large.name)
-    emit(tmp_path, "draft", other, CONFIG, CAPACITY, 20, stored=stored)
-    assert len(stored) == count + 1
+    both = emit(tmp_path, "draft", other, CONFIG, CACHES, stored=first).stored
+    assert first is not None
+    assert both is not None
+    assert len(both) == len(first) + 1
     assert (tmp_path / "target" / "draft-weights.bin").stat().st_size == changed.nbytes
     ours, theirs = (weights(tmp_path / "target" / f"{prefix}batch1.onnx") for prefix in ("", "draft-"))
     assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == [large.name]
@@ -90,7 +92,7 @@ def test_what_a_draft_has_of_its_own_is_stored_beside(graph: ir.Model, tmp_path:
 
 def test_other_backends_have_one_graph_of_any_batch(graph: ir.Model, tmp_path: Path) -> None:
     config = BuildConfig("t", Path("b"), backend="onnxruntime-cuda", precision="fp32", max_batch_size=3)
-    emitted = emit(tmp_path, "target", graph, config, CAPACITY, 20)
+    emitted = emit(tmp_path, "target", graph, config, CACHES)
     assert (emitted.graphs, emitted.engines) == ({"3": "target/model.onnx"}, {})
     assert files(tmp_path) == ["target/model.onnx", "target/weights.bin"]
     assert emitted.lowered == passes.census(ir.load(tmp_path / "target" / "model.onnx"))

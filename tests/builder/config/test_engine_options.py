@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specbuild.builder.config.engine_options import EngineOptions, architectures
+from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import OptionError
 
 
@@ -83,7 +84,7 @@ def test_out_of_range(options: dict[str, Any], message: str) -> None:
 )
 def test_nothing_is_ignored(backend: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        EngineOptions(**options).check(backend)
+        EngineOptions(**options).check(BACKENDS[backend])
 
 
 @pytest.mark.parametrize(
@@ -100,4 +101,4 @@ def test_nothing_is_ignored(backend: str, options: dict[str, Any], message: str)
     ],
 )
 def test_what_a_backend_has(backend: str, options: dict[str, Any]) -> None:
-    EngineOptions(**options).check(backend)
+    EngineOptions(**options).check(BACKENDS[backend])

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.config.scheme import ACTIVATIONS, BLOCKS, DTYPES, KINDS, METHODS, Scheme, parse
+from specbuild.builder.config.scheme import ACTIVATIONS, BLOCKS, METHODS, Scheme, parse
+from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import OptionError
 
 CPU, GPU = "onnxruntime", "tensorrt"
@@ -36,9 +37,9 @@ def test_defaults_of_each_backend(text: str, backend: str, scheme: Scheme) -> No
 
 
 def test_the_first_kind_of_a_backend_is_not_quantized() -> None:
-    for backend, kinds in KINDS.items():
-        assert not parse(kinds[0], backend).quantized
-        assert set(DTYPES[backend]) <= {"fp32", "fp16", "bf16"}
+    for name, backend in BACKENDS.items():
+        assert not parse(backend.precisions[0], name).quantized
+        assert set(backend.dtypes) <= {"fp32", "fp16", "bf16"}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_floats_are_called_by_their_kind(text: str) -> None:
 
 
 def test_bits_and_what_needs_texts() -> None:
-    assert {kind: parse(kind, GPU).bits for kind in KINDS[GPU]} == {
+    assert {kind: parse(kind, GPU).bits for kind in BACKENDS[GPU].precisions} == {
         "fp16": 16, "bf16": 16, "fp32": 32, "int8": 8, "int4": 4, "fp8": 8
     }  # fmt: skip
     wanted = {"int8": False, "int8:gptq": True, "int8:static": True, "int4": True, "int4:rtn": False, "int4:awq": True}

@@ -71,12 +71,11 @@ def test_killed_it_goes_on(asked: Callable[..., Any], tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not killed.output.exists()
-    threads = torch.get_num_threads()
-    try:
-        assert distill(replace(killed, resume=True))["steps"] == 60
-        distill(config)
-    finally:
-        torch.set_num_threads(threads)
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    assert distill(replace(killed, resume=True))["steps"] == 60
+    distill(config)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state), "nobody else's random numbers are drawn"
     assert same(config.output, killed.output)
 
 

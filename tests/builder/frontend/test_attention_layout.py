@@ -72,6 +72,16 @@ def test_refused(model_type: str, fields: dict[str, Any], reason: str) -> None:
         probe(config(model_type, **fields), 64)
 
 
+def test_nothing_is_kept_of_a_model_that_was_asked() -> None:
+    """Masks of long texts are large."""
+    before = attention_layout._probe
+    probe(config("llama"), 64)
+    with pytest.raises(CheckpointError):
+        probe(config("gpt_oss"), 64)
+    assert attention_layout._probe == before
+    assert before.layers == []
+
+
 def test_a_long_text_changes_the_positions_of_longrope() -> None:
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     scaled = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}

@@ -118,6 +118,13 @@ def test_the_model_is_as_it_was_afterwards(make_model: Make) -> None:
     torch.testing.assert_close(reference(model, PROMPT), logits, rtol=0, atol=0)
 
 
+def test_a_model_in_training_is_in_training_afterwards(make_model: Make) -> None:
+    model = make_model(num_hidden_layers=1).train()
+    with as_portable(model):
+        assert not model.training
+    assert all(module.training for module in model.modules())
+
+
 def test_the_model_is_as_it_was_after_an_error(make_model: Make) -> None:
     model = make_model(num_hidden_layers=1)
     before = state(model)

@@ -45,7 +45,8 @@ def attend(
     nodes = tensors[0].shape[2]
     depths = ancestor_mask(parents).sum(-1) - 1
     positions = torch.stack([n + d[o : o + nodes] for n, d, o in zip(length, depths, offset, strict=True)])
-    out, keys, values = tree_attention(*tensors, positions, parents, length, offset, SCALE, window, softcap)
+    place = [positions, parents, length, offset]
+    out, keys, values = tree_attention(*tensors[:3], list(tensors[3:]), place, SCALE, window, softcap)
     return out.flatten(2), keys, values
 
 
@@ -159,14 +160,14 @@ def test_rotary_leaves_what_is_past_the_tables() -> None:
 
 def test_the_operators_trace_as_they_run() -> None:
     q, k, v, past_k, past_v = tensors(1, 2, 1, 3, seed=0)
-    index = (
+    place = [
         torch.tensor([[4, 5, 5]]),
         torch.tensor([[-1, 0, 0]], dtype=torch.int32),
         torch.tensor([4]),
         torch.tensor([0]),
-    )
+    ]
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(tree_attention, (q, k, v, past_k, past_v, *index, SCALE, 3, 2.0), test_utils=checks)
+    torch.library.opcheck(tree_attention, (q, k, v, [past_k, past_v], place, SCALE, 3, 2.0), test_utils=checks)
     torch.library.opcheck(rotary, (q, torch.ones(1, 3, 4), torch.ones(1, 3, 4)), test_utils=checks)
 
 

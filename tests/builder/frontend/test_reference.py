@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbuild.builder.frontend.reference import Reference, greedy, text_logits
+from specbuild.builder.frontend.reference import Reference, References, greedy, text_logits, without_defaults
 
 PROMPTS = [[5, 17, 3, 88, 42], [61]]
 
@@ -63,6 +63,26 @@ def test_what_generation_config_json_asks_for_is_not_done(
     for name, value in asked.items():
         monkeypatch.setattr(model.generation_config, name, value)
     assert greedy(model, PROMPTS[:1], 8, [])[0].tokens == expected
+
+
+def test_a_models_own_settings_are_back_afterwards(model: Any) -> None:
+    own = model.generation_config
+    with without_defaults(model):
+        assert model.generation_config is not own
+        assert model.generation_config.to_diff_dict().keys() <= {"transformers_version"}
+    assert model.generation_config is own
+    with pytest.raises(ZeroDivisionError), without_defaults(model):
+        _ = 1 / 0
+    assert model.generation_config is own
+
+
+def test_several_have_their_texts_and_logits(model: Any) -> None:
+    found = References.of(model, PROMPTS, 4, [])
+    assert found.each == greedy(model, PROMPTS, 4, [])
+    assert found.texts == [reference.text for reference in found.each]
+    assert found.new_tokens == 4
+    for text, logits in zip(found.texts, found.logits, strict=True):
+        assert np.array_equal(logits, text_logits(model, text))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -69,7 +69,7 @@ def lane(slot: int, size: int, tables: list[Tensor]) -> tuple[dict[str, Tensor],
     if tables:
         heads[:2] = (rotary(part, *(table[positions] for table in tables)) for part in heads[:2])
     length, zero = torch.tensor([start], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    out, *caches = tree_attention(*heads, *past, positions, parents, length, zero, SCALE, 0, SOFTCAP)
+    out, *caches = tree_attention(*heads, [*past], [positions, parents, length, zero], SCALE, 0, SOFTCAP)
     bias = torch.zeros(1, 1, nodes, CAPACITY)
     bias[0, 0, :, start : start + nodes] = torch.zeros(nodes, nodes).masked_fill(~visible[0], -torch.inf)
     own = {f"bias.0.{slot}": bias, f"last_row.{slot}": length + nodes - 1}

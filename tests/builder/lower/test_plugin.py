@@ -29,7 +29,7 @@ from plugin_lowering import (
 from small_models import branching, reference
 
 from specbuild.builder.check.rounding import measure
-from specbuild.builder.frontend.reference import Reference
+from specbuild.builder.frontend.reference import Reference, References
 from specbuild.builder.lower.plugin import DTYPES, INPUTS, OUTPUTS, PAGED, lower
 from specbuild.builder.quantize.fp8_caches import Scales, cached_logits, calibrate
 from specbuild.runtime.backends.kernels.abi import Dtype
@@ -106,9 +106,9 @@ def test_logits_over_fp8_caches(name: str) -> None:
 def test_two_ways_over_fp8_caches_stay_within_the_bound(llama: tuple[Any, ir.Model]) -> None:
     """The plugin's graph and PyTorch, both in float16: further apart than the bound without such caches."""
     model, portable = llama
-    references = [Reference(prompt, [0]) for prompt in PROMPTS]
     exact, scales = [reference(model, prompt) for prompt in PROMPTS], calibrate(model, PROMPTS)
-    own, bound = (2 * measure(make("llama"), "fp16", references, exact, each).gap for each in (None, scales))
+    references = References([Reference(prompt, [0]) for prompt in PROMPTS], exact, 1)
+    own, bound = (2 * measure(make("llama"), "fp16", references, each).gap for each in (None, scales))
     rows = Session(lower(portable, "fp16", CAPACITY, scales)).step([Tree.chain(p) for p in PROMPTS], 0, CAPACITY)
     other = cached_logits(make("llama").half(), PROMPTS, scales)
     apart = max(float(np.abs(a - b).max()) for a, b in zip(rows, other, strict=True))

@@ -21,10 +21,8 @@ from specbuild.measure.tuning.measure import (
     _in_time,
     _prompts,
     _take_turns,
-    measure,
     untunable,
 )
-from specbuild.measure.tuning.tune import tune, tune_build
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request
@@ -32,18 +30,6 @@ from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.tree import TreeSpec
 
 HERE = {"processor": "abacus", "threads": 1}
-
-
-def test_bundles_for_gpus_are_refused(bundle: Path, tmp_path: Path) -> None:
-    """By their manifest alone; a build that tunes what it has built passes over them."""
-    other = replace(Bundle.open(bundle).manifest, backend="onnxruntime-cuda")
-    (tmp_path / "manifest.json").write_text(other.to_json(), encoding="utf-8")
-    for refused in (measure, tune):
-        with pytest.raises(
-            OptionError, match="runs on onnxruntime-cuda: only bundles that run on a CPU can be tuned yet"
-        ):
-            refused(tmp_path, Tuning(new_tokens=8, batch_sizes=[1]))
-    assert tune_build(tmp_path) is None
 
 
 def test_bundles_of_short_texts_are_refused(bundle: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 from hash_models import HashExecutor
 
 from specbuild.runtime import Manifest
-from specbuild.runtime.backends.executor import ON_GPU, ModelSpec, StepInput, share_rows, spec_of
-from specbuild.runtime.bundle.manifest import MODULES
+from specbuild.runtime.backends.executor import ModelSpec, StepInput, share_rows, spec_of
 
 
 def test_a_spec_says_what_the_manifest_does(manifest_of: Callable[..., Manifest]) -> None:
@@ -41,12 +40,6 @@ def test_a_head_alone_reads_hidden_states(
 def test_a_model_that_is_not_there_has_no_spec(manifest_of: Callable[..., Manifest]) -> None:
     with pytest.raises(KeyError, match="draft"):
         spec_of(manifest_of(), "draft")
-
-
-def test_every_backend_of_engines_runs_on_a_gpu() -> None:
-    assert set(MODULES) < set(ON_GPU)
-    assert "onnxruntime" not in ON_GPU
-    assert len(set(ON_GPU)) == len(ON_GPU)
 
 
 def read(executor: Any, slot: int, tokens: list[int]) -> None:

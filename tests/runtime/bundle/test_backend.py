@@ -14,9 +14,11 @@ from specbuild.runtime.errors import BundleError
 def test_a_descriptor_names_what_there_is(name: str) -> None:
     backend = find_backend(name)
     assert backend.name == name
-    for module in (backend.lowering, backend.native_lowering):
-        if module:
-            assert callable(importlib.import_module(f"specbuild.builder.lower.{module}").lower)
+    for file in filter(None, (backend.lowering, backend.native_lowering)):
+        module = importlib.import_module(f"specbuild.builder.lower.{file}")
+        assert callable(module.lower)
+        assert module.OUTPUTS["logits"] == "logits"
+        assert {"tokens", "past_key", "past_value"} <= set(module.INPUTS)
     assert set(backend.dtypes) <= set(FLOATS)
     assert backend.quantizes == bool(set(backend.precisions) - set(FLOATS))
 
@@ -25,7 +27,8 @@ def test_what_only_some_can_do() -> None:
     assert COMPILED == ("tensorrt", "tensorrt-rtx")
     assert not BACKENDS[DEFAULT].on_gpu
     assert not BACKENDS[DEFAULT].compiles
-    assert [name for name, each in BACKENDS.items() if each.takes_plugins] == ["tensorrt"]
+    for what in ("takes_plugins", "times_kernels"):
+        assert [name for name, each in BACKENDS.items() if getattr(each, what)] == ["tensorrt"]
     assert not any(each.architectures for each in BACKENDS.values() if not each.compiles)
 
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specbuild.runtime.bundle.backend import COMPILED
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import (
     KINDS,
     MANIFEST,
-    MODULES,
     SCHEMA_VERSION,
     EngineRecord,
     KernelRecord,
@@ -370,7 +370,7 @@ def test_what_only_some_models_have_is_told_of_those_alone(manifest_of: Make) ->
     assert {"kernels", "engines"}.isdisjoint(written)
 
 
-@pytest.mark.parametrize("backend", sorted(MODULES))
+@pytest.mark.parametrize("backend", COMPILED)
 def test_every_graph_of_engines_has_a_record(
     manifest_of: Make, write_bundle: Callable[..., Bundle], tmp_path: Path, backend: str
 ) -> None:

@@ -1,0 +1,254 @@
+"""One model from its checkpoint into the bundle, stage by stage."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx_ir as ir
+
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.bundle import memory_plan
+from specbuild.runtime.bundle.manifest import ModelRecord
+
+from . import passes
+from .build_context import BuildContext
+from .check.bundle_check import tokenize
+from .check.graph_check import GraphCheck, check_graph
+from .check.step_times import PLAIN, save_plain, step_times
+from .codegen.emit import Caches, Emitted, Stored, emit, lowering
+from .codegen.products import count
+from .config.build_config import BuildConfig
+from .config.quantize_options import AUTO
+from .frontend.checkpoint import Checkpoint
+from .frontend.eagle3_head import EagleHead
+from .frontend.export import export
+from .frontend.reference import References
+from .frontend.vocabulary import by_token
+from .lower.lanes import cache_width
+from .lower.plugin import PAGED
+from .model_loading import LoadedModel, columns_of, load_draft, load_target, save_tokens
+from .passes.spread_logits import spread_logits
+from .quantize.assignment import assign
+from .quantize.fp8_caches import Scales, calibrate
+from .quantize.linears import Names
+from .quantize.quality import Before
+from .quantize.rewrite import Quantize, check_products
+from .quantize.stage import Quantization, Request, quantize_model
+from .quantize.texts import Texts
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A portable graph after its passes, how often each matched, the operators before and after; and what is narrower.
+
+    `scales`: of FP8 caches. `numbers`: of quantized weights, which are not in the graph yet.
+    """
+
+    graph: ir.Model
+    matched: dict[str, int]
+    operators: dict[str, dict[str, int]]
+    scales: Scales | None
+    numbers: Quantization | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    """A model in the bundle, and what the report says of it.
+
+    `matched`: by pass. `operators`: how many of each, exported, fused and lowered. `products`: what a step computes.
+    `scales`: of its FP8 caches.
+    """
+
+    name: str
+    record: ModelRecord
+    emitted: Emitted
+    matched: dict[str, int]
+    operators: dict[str, dict[str, int]]
+    products: dict[str, Any]
+    scales: Scales | None = None
+    quantization: Quantization | None = None
+
+    def with_measured(self, more: dict[str, Any]) -> CompiledModel:
+        """The same, with something more that was measured of its quantization, where there is one."""
+        return replace(self, quantization=self.quantization and self.quantization.with_measured(more))
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTarget:
+    """The target, what Hugging Face makes of the check's prompts, and the head that was loaded with it."""
+
+    model: CompiledModel
+    references: References
+    head: EagleHead | None = None
+    graph: GraphCheck = field(default_factory=GraphCheck)
+
+
+def compile_target(context: BuildContext, texts: Texts | None) -> CompiledTarget:
+    """Put the target into the bundle; texts: to quantize with, where anything is quantized."""
+    with TemporaryDirectory() as scratch:
+        target = _target(context, texts, Path(scratch))
+        return replace(target, model=_timed(context, target.model, Path(scratch)))
+
+
+def compile_draft(context: BuildContext, texts: Texts | None, target: CompiledTarget) -> CompiledModel:
+    """Put the draft or head beside its target."""
+    with TemporaryDirectory() as scratch:
+        return _timed(context, _draft(context, texts, target, Path(scratch)), Path(scratch))
+
+
+def _target(context: BuildContext, texts: Texts | None, scratch: Path) -> CompiledTarget:
+    source = context.source
+    with context.stage("target: load"):
+        loaded = load_target(source)
+    with context.stage("target: Hugging Face reference"):
+        prompts, new_tokens = tokenize(source.target.tokenizer, source.max_seq_len)
+        references = References.of(loaded.net, prompts, new_tokens, source.target.eos_token_ids())
+    prepared = _prepared(context, loaded, references, texts, None)
+    model = _lowered(context, loaded, prepared, scratch, Stored() if source.shares_weights else None)
+    if not context.config.descriptor.on_gpu:
+        return CompiledTarget(model, references, loaded.head)
+    with context.stage("target: graph against Hugging Face"):
+        dtype, graph, found = context.config.dtype_of("target"), prepared.graph, (prepared.numbers, prepared.scales)
+        checked = check_graph(graph, context.capacity, loaded.net, dtype, references, *found)
+    return CompiledTarget(model.with_measured(checked.moved), references, loaded.head, checked)
+
+
+def _draft(context: BuildContext, texts: Texts | None, target: CompiledTarget, scratch: Path) -> CompiledModel:
+    with context.stage("draft: load"):
+        loaded = load_draft(context.source, target.head)
+    prepared = _prepared(context, loaded, target.references, texts, target.model.quantization)
+    return _lowered(context, loaded, prepared, scratch, target.model.emitted.stored)
+
+
+def _prepared(
+    context: BuildContext, loaded: LoadedModel, references: References, texts: Texts | None, target: Quantization | None
+) -> Prepared:
+    """A model's graph, whose logits are on a GPU those of all the target's tokens, and its numbers."""
+    source, name, scales = context.source, loaded.name, None
+    if context.config.engine.kv_cache_dtype == "fp8":
+        with context.stage(f"{name}: calibrate"):
+            scales = calibrate(loaded.net, references.texts)
+    with context.stage(f"{name}: export"):
+        graph = export(loaded.net, source.layouts[name], source.max_seq_len, context.capacity, loaded.taps)
+        operators = {"exported": passes.census(graph)}
+        matched = passes.run_portable(graph)
+        operators["fused"] = passes.census(graph)
+        if loaded.tokens and context.config.descriptor.on_gpu:
+            spread_logits(graph.graph, loaded.tokens, source.target.vocab_size)
+    return Prepared(graph, matched, operators, scales, _numbers(context, loaded, graph, texts, target))
+
+
+def _numbers(
+    context: BuildContext, loaded: LoadedModel, graph: ir.Model, texts: Texts | None, target: Quantization | None
+) -> Quantization | None:
+    """A model's numbers, and what it computed on held-out texts without them; a draft is judged by the target's texts.
+
+    None where nothing is quantized, and of a head, which never is.
+    """
+    config, name, checkpoint = context.config, loaded.name, context.source.models[loaded.name]
+    if texts is None or not isinstance(checkpoint, Checkpoint):
+        return None
+    with context.stage(f"{name}: quantize"), by_token(loaded.net, loaded.tokens, context.source.target.vocab_size):
+        names = Names.of(loaded.net)  # loaded, it may be tied otherwise than its configuration says
+        precision, item = config.precision_of(name), memory_plan.item_bytes(config.dtype_of(name))
+        schemes = assign(config.quantize, name, precision, config.backend, names)
+        check_products(graph, schemes)
+        before = Before.of(loaded.net, texts.held_out, checkpoint.eos_token_ids(), context.source.max_seq_len)
+        judged_by = (target.before if target else before).greedy
+        request = Request(name, precision, config.backend, config.quantize, texts, config.max_kl, item)
+        identity, detail = checkpoint.sha256(), context.stages.detail
+        return quantize_model(loaded.net, request, names, schemes, before, judged_by, identity, detail)
+
+
+def _lowered(
+    context: BuildContext, loaded: LoadedModel, prepared: Prepared, scratch: Path, stored: Stored | None
+) -> CompiledModel:
+    """A model's graph with its numbers, in the bundle; as it was in float32, in `scratch`, where steps are timed."""
+    config, name, graph = context.config, loaded.name, prepared.graph
+    numbers, scales = prepared.numbers, prepared.scales
+    with context.stage(f"{name}: lower"):
+        if runs_quantized(config, numbers):
+            save_plain(graph, context.capacity, scratch)
+        matched = prepared.matched | _rewrite(graph, numbers)
+        precision = _precision(config, name, numbers)
+        products = asdict(count(graph, memory_plan.item_bytes(precision)))
+        caches = Caches(context.capacity, context.source.max_seq_len, scales)
+        emitted = emit(context.folder, name, graph, config, caches, context.stages.detail, stored)
+    record = _record(context, loaded, precision, emitted)
+    operators = prepared.operators | {"lowered": emitted.lowered}
+    return CompiledModel(name, record, emitted, matched, operators, products, scales, numbers)
+
+
+def _rewrite(graph: ir.Model, numbers: Quantization | None) -> dict[str, int]:
+    """Put a model's numbers into its graph; returns how often that matched, by the pass's name."""
+    if not numbers or not numbers.found:
+        return {}
+    quantizer = Quantize(numbers.found, numbers.names)
+    quantizer(graph)
+    passes.clean(graph)
+    return {type(quantizer).__name__: quantizer.matched}
+
+
+def _precision(config: BuildConfig, name: str, numbers: Quantization | None) -> str:
+    """What a model's precision is called."""
+    dtype, asked, scheme = config.dtype_of(name), config.precision_of(name), config.scheme_of(name)
+    if not numbers or not numbers.found:
+        return dtype
+    called = asked if asked == AUTO or (scheme and scheme.quantized) else "mixed"
+    return called if dtype == "fp32" or "/" in called else f"{called}/{dtype}"
+
+
+def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted: Emitted) -> ModelRecord:
+    """A model as the manifest has it."""
+    config, source, drafts = context.config, context.source, loaded.name == "draft"
+    checkpoint, layout, lowered_by = source.models[loaded.name], source.layouts[loaded.name], lowering(config)
+    on_gpu, vocabulary = config.descriptor.on_gpu, source.vocabulary
+    reads = {"hidden": "hidden_in"} if loaded.head and drafts else {}
+    return ModelRecord(
+        source=checkpoint.source,
+        source_sha256=checkpoint.sha256(),
+        architecture=checkpoint.architecture,
+        parameters=loaded.parameters,
+        precision=precision,
+        layers=layout.layers,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim if on_gpu else cache_width(layout.head_dim),
+        windows=sorted(set(layout.windows)),
+        vocab_size=columns_of(context, loaded),
+        capacity=context.capacity,
+        max_positions=checkpoint.max_positions,
+        graphs=emitted.graphs,
+        inputs=lowered_by.INPUTS | (PAGED if config.engine.block_size else {}) | reads,
+        outputs=lowered_by.OUTPUTS | ({"hidden": "hidden"} if loaded.head else {}),
+        kind=source.kind if drafts else "model",
+        hidden=loaded.head.config.hidden_size if loaded.head else 0,
+        mask_token=vocabulary.mask_token if drafts and vocabulary else None,
+        tokens=None if on_gpu else save_tokens(context.folder, loaded.tokens),
+    )
+
+
+def runs_quantized(config: BuildConfig, numbers: Quantization | None) -> bool:
+    """Whether a model is quantized and runs here, where its steps are timed next to float32's."""
+    return bool(numbers and numbers.found) and not config.descriptor.on_gpu
+
+
+def _timed(context: BuildContext, model: CompiledModel, scratch: Path) -> CompiledModel:
+    """A model with the times of its steps, where they are timed; the memory that it was compiled in is free by then."""
+    gc.collect()
+    if not runs_quantized(context.config, model.quantization):
+        return model
+    with context.stage(f"{model.name}: steps"):
+        graphs = {"quantized": context.folder / model.emitted.graphs["1"], "float32": scratch / PLAIN}
+        largest = context.config.buckets[-1]
+        return model.with_measured({"steps": step_times(graphs, _spec(model, largest), largest)})
+
+
+def _spec(model: CompiledModel, largest: int) -> ModelSpec:
+    """What executors are told of a model as it is emitted for a CPU, with at most so many nodes in a step."""
+    record = model.record
+    shape = record.layers, record.kv_heads, record.head_dim, record.vocab_size, record.capacity
+    return ModelSpec(model.name, *shape, largest, tuple(record.windows), hidden=record.hidden)

@@ -1,0 +1,80 @@
+"""The target's graph for a GPU is held against PyTorch here, and 16 bits widen the bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from small_models import fused, random_model, random_texts
+
+from specbuild.builder.check.graph_check import GraphCheck, check_graph
+from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.frontend.reference import References
+from specbuild.builder.quantize.assignment import assign
+from specbuild.builder.quantize.calibrate import calibrate
+from specbuild.builder.quantize.linears import Names, simulated
+from specbuild.builder.quantize.quality import Before
+from specbuild.builder.quantize.rewrite import Quantize
+from specbuild.builder.quantize.stage import Quantization
+from specbuild.builder.targets import BOUND
+from specbuild.runtime.errors import ExecutionError
+
+CAPACITY = 24
+PROMPTS = [[5, 17, 3, 88], [61]]
+
+
+@pytest.fixture
+def model() -> Any:
+    return random_model("llama", num_hidden_layers=1)
+
+
+@pytest.fixture
+def graph(model: Any) -> ir.Model:
+    return fused(model, CAPACITY).clone()
+
+
+def test_nothing_is_known_before() -> None:
+    assert GraphCheck() == GraphCheck(difference=None, bound=BOUND, fp8_caches=None, moved={})
+
+
+def test_float32_keeps_its_bound(model: Any, graph: ir.Model) -> None:
+    found = check_graph(graph, CAPACITY, model, "fp32", References.of(model, PROMPTS, 4, []))
+    assert found.difference is not None
+    assert 0 < found.difference < 1e-4
+    assert (found.bound, found.fp8_caches, found.moved) == (BOUND, None, {})
+    assert model.dtype == torch.float32
+
+
+def test_16_bits_widen_it(model: Any, graph: ir.Model) -> None:
+    references = References.of(model, PROMPTS, 4, [])
+    found = check_graph(graph, CAPACITY, model, "bf16", references)
+    assert found.bound > 10 * BOUND
+    assert model.dtype == torch.bfloat16
+
+
+def test_another_models_graph_is_refused(model: Any, graph: ir.Model) -> None:
+    other = References.of(model, PROMPTS, 4, [])
+    for logits in other.logits:
+        logits += 0.5
+    with pytest.raises(ExecutionError, match="logits differ from Hugging Face's"):
+        check_graph(graph, CAPACITY, model, "fp32", other)
+
+
+def test_a_quantized_graph_is_held_against_the_same_numbers_in_pytorch(model: Any, graph: ir.Model) -> None:
+    """Which move the model, and are no fault of the graph; the model is as it was afterwards."""
+    names, references = Names.of(model), References.of(model, PROMPTS, 4, [])
+    found = calibrate(model, assign(QuantizeOptions(), "target", "int8", "tensorrt-rtx", names), random_texts())
+    numbers = Quantization(names, found, Before.of(model, random_texts(2), [], CAPACITY), [], [])
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    Quantize(found, names)(graph)
+    checked = check_graph(graph, CAPACITY, model, "fp32", references, numbers)
+    assert checked.difference is not None
+    assert checked.difference < 1e-3
+    assert checked.moved["kl_nats_per_token"] > 0
+    with simulated(model, found):
+        moved = References.of(model, PROMPTS, 4, [])
+    assert not np.allclose(moved.logits[0][0], references.logits[0][0], atol=10 * checked.difference)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())

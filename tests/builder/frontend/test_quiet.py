@@ -1,0 +1,63 @@
+"""Libraries are silent while we work, and say what they said before it afterwards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from transformers.utils import logging as bars
+
+from specbuild.builder.frontend.quiet import only_errors, quiet
+
+TRANSFORMERS = logging.getLogger("transformers")
+
+
+@pytest.fixture(autouse=True)
+def _talkative() -> Iterator[None]:
+    level, shown = TRANSFORMERS.level, bars.is_progress_bar_enabled()
+    TRANSFORMERS.setLevel(logging.INFO)
+    bars.enable_progress_bar()
+    yield
+    TRANSFORMERS.setLevel(level)
+    if not shown:
+        bars.disable_progress_bar()
+
+
+def settings() -> tuple[int, bool]:
+    return TRANSFORMERS.level, bars.is_progress_bar_enabled()
+
+
+def test_a_block_is_silent_whatever_ends_it() -> None:
+    with quiet():
+        assert settings() == (logging.ERROR, False)
+        with quiet():
+            pass
+        assert settings() == (logging.ERROR, False), "an inner one ends within an outer one"
+    assert settings() == (logging.INFO, True)
+    with pytest.raises(ZeroDivisionError), quiet():
+        _ = 1 / 0
+    assert settings() == (logging.INFO, True)
+
+
+def test_bars_that_were_off_stay_off() -> None:
+    bars.disable_progress_bar()
+    with quiet():
+        pass
+    assert settings() == (logging.INFO, False)
+
+
+def test_a_function_is_silent_at_each_call() -> None:
+    @quiet()
+    def call(number: int) -> tuple[int, tuple[int, bool]]:
+        return number, settings()
+
+    assert [call(1), call(2)] == [(number, (logging.ERROR, False)) for number in (1, 2)]
+    assert settings() == (logging.INFO, True)
+
+
+def test_a_logger_of_a_name_alone() -> None:
+    logger = logging.getLogger("specbuild.test.quiet")
+    with only_errors(logger.name):
+        assert (logger.level, TRANSFORMERS.level) == (logging.ERROR, logging.INFO)
+    assert logger.level == logging.NOTSET

@@ -1,0 +1,137 @@
+"""A model's way into the bundle: what is timed, what executors are told, and what a precision is called."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbuild.builder import compiled_model
+from specbuild.builder.build_context import BuildContext, Stages
+from specbuild.builder.compiled_model import compile_draft, compile_target, runs_quantized
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.config.scheme import parse
+from specbuild.builder.prepare import prepare
+from specbuild.builder.quantize import texts
+from specbuild.builder.quantize.linears import Names
+from specbuild.builder.quantize.numbers import Quantized
+from specbuild.builder.quantize.quality import Before
+from specbuild.builder.quantize.stage import Quantization
+
+FIELDS = {"num_hidden_layers": 2, "head_dim": 20, "max_position_embeddings": 100}
+NAMES, BEFORE = Names([], "", None, tied=False), Before([], [], [])
+NUMBERS = {
+    "lm_head": Quantized(parse("int8", "onnxruntime"), torch.zeros(2, 1, 16, dtype=torch.uint8), torch.ones(2, 1))
+}
+
+
+@pytest.fixture
+def context(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., BuildContext]:
+    """`context(told, **BuildConfig fields)` of a target whose heads no operator takes as they are."""
+
+    def make(told: list[str], **fields: Any) -> BuildContext:
+        target = make_checkpoint(tmp_path / "target", **FIELDS)
+        config = BuildConfig(str(target), tmp_path / "b", buckets=(1, 2, 8), tree="chain:3", max_batch_size=1, **fields)
+        (tmp_path / "b").mkdir()
+        return BuildContext(config, tmp_path / "b", prepare(config), Stages(told.append, lambda phase, share: None))
+
+    return make
+
+
+def config(**fields: Any) -> BuildConfig:
+    return BuildConfig("t", Path("b"), **fields)
+
+
+def test_only_what_is_quantized_and_runs_here_is_timed() -> None:
+    some, none = Quantization(NAMES, NUMBERS, BEFORE, [], []), Quantization(NAMES, {}, BEFORE, [], ["lm_head"])
+    here, elsewhere = config(), config(backend="onnxruntime-cuda")
+    assert [runs_quantized(here, numbers) for numbers in (None, none, some)] == [False, False, True]
+    assert not runs_quantized(elsewhere, some)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found", "called"),
+    [
+        ({}, {}, "fp32"),
+        ({"precision": "int8"}, {}, "fp32"),  # no weight had a row that a block divides
+        ({"precision": "int8"}, NUMBERS, "int8"),
+        ({"precision": "auto"}, NUMBERS, "auto"),
+        ({"quantize": QuantizeOptions(tensor_type=("lm_head=int8",))}, NUMBERS, "mixed"),
+        ({"backend": "tensorrt-rtx", "precision": "int8"}, NUMBERS, "int8/fp16"),
+        ({"backend": "tensorrt-rtx", "precision": "int4/bf16"}, NUMBERS, "int4/bf16"),
+    ],
+)
+def test_a_precision_is_called_as_it_was_asked_for(fields: dict[str, Any], found: dict[str, Any], called: str) -> None:
+    numbers = Quantization(NAMES, found, BEFORE, [], [])
+    assert compiled_model._precision(config(**fields), "target", numbers) == called
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_a_model_and_what_the_report_says_of_it(context: Callable[..., BuildContext]) -> None:
+    """Heads of 20 lie 24 wide in the cache; the largest bucket bounds a step."""
+    told: list[str] = []
+    work = context(told)
+    target = compile_target(work, None)
+    assert told == [f"target: {stage}" for stage in ("load", "Hugging Face reference", "export", "lower")]
+    model, record = target.model, target.model.record
+    assert (record.layers, record.kv_heads, record.head_dim, record.capacity) == (2, 2, 24, 108)
+    assert (record.precision, record.kind, record.tokens) == ("fp32", "model", None)
+    assert model.operators["fused"]["TreeAttention"] == model.operators["lowered"]["GroupQueryAttention"] == 2
+    assert (model.matched["FuseQKV"], model.quantization, model.scales, model.emitted.stored) == (2, None, None, None)
+    assert len(target.references.each) == len(target.references.logits)
+    assert (target.head, target.graph.difference, target.graph.bound) == (None, None, 1e-4)
+    spec = compiled_model._spec(model, 8)
+    assert (spec.name, spec.layers, spec.kv_heads, spec.head_dim, spec.vocab_size) == ("target", 2, 2, 24, 4096)
+    assert (spec.capacity, spec.max_nodes, spec.windows, spec.hidden) == (108, 8, (0,), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_export")
+def test_a_quantized_pair_is_timed_when_its_weights_are_gone(
+    context: Callable[..., BuildContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft that is the target's own weights is judged by what the target writes, and shares its tensors."""
+    told: list[str] = []
+    work = context(told, draft="self:int4", quantize=QuantizeOptions(calib_size=4))
+    given = texts.read(None, work.source.target.tokenizer, 99, 4, 0)
+    nets: list[Any] = []
+    real, steps = compiled_model.export, {"quantized": {"1": 1.0}}
+
+    def export(net: Any, *arguments: Any) -> Any:
+        nets.append(weakref.ref(net))
+        return real(net, *arguments)
+
+    def step_times(graphs: Any, *_: Any) -> dict[str, dict[str, float]]:
+        gc.collect()
+        assert [net() for net in nets] == [None] * len(nets)
+        assert all(file.is_file() for file in graphs.values())
+        return steps
+
+    monkeypatch.setattr(compiled_model, "export", export)
+    monkeypatch.setattr(compiled_model, "step_times", step_times)
+    target = compile_target(work, given)
+    assert target.model.quantization is not None
+    assert not target.model.quantization.found
+    draft = compile_draft(work, given, target)
+    assert draft.quantization is not None
+    assert draft.quantization.measured["steps"] == steps
+    assert draft.quantization.acceptance is not None
+    assert draft.matched["Quantize"] > 0
+    assert [name for name in told if "steps" in name] == ["draft: steps"]
+    assert draft.record.graphs == {"1": "target/draft-batch1.onnx"}
+    assert draft.emitted.stored is not None
+    assert set(target.model.emitted.stored or ()) < set(draft.emitted.stored)
+
+
+def test_what_is_measured_later_makes_another_record() -> None:
+    numbers = Quantization(NAMES, NUMBERS, BEFORE, [], [], measured={"weight_bytes": 1})
+    more = numbers.with_measured({"steps": {}})
+    assert (numbers.measured, more.measured) == ({"weight_bytes": 1}, {"weight_bytes": 1, "steps": {}})
+    assert replace(more, measured=numbers.measured) == numbers

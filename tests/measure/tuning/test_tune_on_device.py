@@ -1,0 +1,114 @@
+"""`specbuild tune` where models are on a device: its table decides what the device's rounds draft."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import tiny_models
+from host_device import HostDevice, HostQueue, QueuedModel
+
+from specbuild.builder.frontend import checkpoint
+from specbuild.measure.tuning import measure as measuring
+from specbuild.measure.tuning.measure import Tuning
+from specbuild.measure.tuning.tune import tune
+from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.bundle.manifest import MANIFEST
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.loop import LoopOptions
+from specbuild.runtime.requests.prompt_file import Request
+from specbuild.runtime.requests.tokenizer import Tokenizer
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.timings import FILE, TimingTable
+
+BUCKETS, LENGTH, ROWS = [1, 2, 4, 8, 16], 160, 200
+PROMPTS = [Request(text, SamplingParams()) for text in ("def main(argv):\n", "import os\nimport sys\n\n", "class A:")]
+Load = Callable[..., Engine]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference pair's bundle, as if it were for a GPU."""
+    folder = tmp_path_factory.mktemp("tuned") / "b"
+    shutil.copytree(bundle, folder)
+    found = Bundle.open(folder).manifest
+    changed = replace(found, backend="onnxruntime-cuda", buckets=BUCKETS, max_seq_len=LENGTH, max_batch_size=2)
+    graphs = {
+        name: replace(record, graphs={"2": record.graphs["1"]}, capacity=ROWS) for name, record in found.models.items()
+    }
+    (folder / MANIFEST).write_text(replace(changed, models=graphs).to_json(), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def load(host: KernelLibrary, pair: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """`load(folder, batch_size=…, policy=…)`: an engine whose models are on a host in a device's place."""
+    graphs, manifest = tmp_path_factory.mktemp("graphs"), Bundle.open(folder).manifest
+    for name in manifest.models:
+        trained = checkpoint.load(checkpoint.find(str(pair / name)), "eager")
+        ir.save(tiny_models.lower_model(trained, ROWS), graphs / name)
+
+    def make(_: object, batch_size: int, policy: Policy | None = None, ahead: int = 0, **given: Any) -> Engine:
+        device, executors = HostDevice(), []
+        for name, record in manifest.models.items():
+            shape = record.layers, record.kv_heads, record.head_dim, record.vocab_size
+            spec, stream = ModelSpec(name, *shape, ROWS, BUCKETS[-1]), device.stream()
+            model = OrtModel(graphs / name, spec, device, batch_size, BUCKETS, 64, "cpu", stream)
+            executors.append(StandardExecutor(device, QueuedModel(model, device), stream))
+        eos, options = frozenset(manifest.eos_token_ids), LoopOptions(prefix_caching=False)
+        loop = DeviceLoop(*executors, HostQueue(host, device), eos, options=options, ahead=ahead)
+        tokenizer = Tokenizer(folder / manifest.tokenizer, None, manifest.special_tokens)
+        return Engine(manifest, tokenizer, loop, batch_size, policy=policy)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def tuned(folder: Path, load: Load) -> dict[str, Any]:
+    """What tuning it found; the table is in the bundle."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring.Engine, "load", load)
+        return tune(folder, Tuning(PROMPTS, 16, [1, 2]))
+
+
+def test_the_table_has_steps_as_the_device_has_them(folder: Path, tuned: dict[str, Any]) -> None:
+    record = json.loads((folder / FILE).read_text())
+    Bundle.open(folder).verify()
+    assert list(record["times"]) == ["1", "2"]
+    assert [nodes for nodes, _ in record["times"]["1"]["verify"]] == [1, 2, 3, 4, 5, 8, 9, 16]
+    assert record["machine"] == tuned["machine"] == HostDevice().identity
+    assert "overlap" not in tuned, "no device drafts while it verifies"
+    assert tuned["auto"] > 0
+    assert [tree["tree"] for tree in tuned["trees"]] == ["best:1", "best:2", "best:4", "best:8", "best:15"]
+    accepted = [tree["accepted"] for tree in tuned["trees"]]
+    assert accepted == sorted(accepted)
+    assert 0.3 < accepted[0] < 1 < accepted[-1]
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+def test_auto_goes_by_it(folder: Path, load: Load, tuned: dict[str, Any], bundle: Path, ahead: int) -> None:
+    """The same tokens as on a CPU, and decisions that are counted."""
+    table = TimingTable.of(json.loads((folder / FILE).read_text()), BUCKETS[-1])
+    texts = ["class Reader:\n", "for i in range(10):\n    print(i)\nfor i in range("]
+    params = [SamplingParams(max_new_tokens=40, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 0.8)]
+    with Engine.load(bundle, batch_size=2) as engine:
+        expected = [r.token_ids for r in engine.generate(texts, [replace(p, speculation="off") for p in params])]
+    with load(folder, batch_size=2, policy=Policy(table, drafts=True), ahead=ahead) as engine:
+        results = engine.generate(texts, params)
+    assert [result.token_ids for result in results] == expected
+    for result in results:
+        told = result.metrics.speculative_decoding
+        assert sum(told.decisions.values()) > 0
+        drafting = sum(told.decisions.get(kind, 0) for kind in ("model", "lookup", "probe"))
+        assert told.num_spec_steps <= drafting
