@@ -30,6 +30,7 @@ class Noted:
 
         def step(inputs: Any) -> Any:
             self.steps.append([(len(each.tokens), each.logits) for each in inputs])
+            assert all(each.committed == each.start for each in inputs), "every chunk is committed before the next"
             return inner(inputs)
 
         patch.setattr(executor, "step", step)
@@ -95,7 +96,7 @@ def test_the_first_token_is_plain_decodings(
     model, params = hash_model(3), SamplingParams(max_new_tokens=6, temperature=temperature, seed=5, speculation="off")
     executor = hash_executor(model, 4)
     sequences = [request_of(TEXT[:n], params, slot=slot) for slot, n in enumerate((1, 8, 17, 40))]
-    executor.rows[2][:5] = list(enumerate(TEXT[:5]))
+    executor.rows[2][:30] = [*enumerate(TEXT[:5]), *[(5, 5)] * 25]
     sequences[2].cached = 5
     read(reader_of(executor, chunk, 2 * chunk if chunk < 64 else None), sequences)
     for sequence in sequences:
