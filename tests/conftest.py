@@ -48,9 +48,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = config.getoption("--tier")
     kept = [item for item in items if tier_of(item) in {"fast": ("fast",), "all": ("fast", "slow")}.get(wanted, ())]
     if wanted == "soak":
-        drawn = [item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)]
+        drawn = {item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)}
         kept = [item for item in items if tier_of(item) == "soak" or item in drawn]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    staying = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in staying])
     items[:] = sorted(kept, key=lambda item: item.path.name not in LONG)
 
 

@@ -91,7 +91,10 @@ class Made:
         names: tuple[str, ...] = ("target", "draft"),
         drafter: Any = "model",
         eos: frozenset[int] = frozenset(),
+        rounds: int = 0,
     ) -> None:
+        """`rounds`: that follow each other on the device at most."""
         self.device = HostDevice()
         self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]
-        self.loop = DeviceLoop(self.target, drafts[0] if drafts else None, HostQueue(host, self.device), eos, drafter)
+        draft, queue = drafts[0] if drafts else None, HostQueue(host, self.device)
+        self.loop = DeviceLoop(self.target, draft, queue, eos, drafter, ahead=rounds)

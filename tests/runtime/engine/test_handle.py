@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from engine_checks import SHORT, at_rest, expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.tokenizer import Tokenizer
 
-SHORT = SamplingParams(max_new_tokens=6)
 Make = Callable[..., Handle]
 
 
@@ -40,22 +40,6 @@ def emit(handle: Handle, *tokens: int, publish: bool = True) -> None:
         handle.sequence.emit(token, frozenset())
     if publish:
         handle.publish()
-
-
-def at_rest(engine: Any) -> None:
-    """Nothing active, nothing waiting, every slot free."""
-    scheduler = engine.scheduler
-    with scheduler.exclusive():
-        assert sorted(scheduler.free) == list(range(engine.batch_size))
-        assert (scheduler.active, list(scheduler.waiting), list(scheduler.overflow)) == ([], [], [])
-
-
-def expected(hash_engine: Any, prompt: Any, params: SamplingParams) -> list[int]:
-    """A quiet engine's tokens."""
-    (result,) = hash_engine().generate(prompt, params)
-    assert result.error is None
-    tokens: list[int] = result.token_ids
-    return tokens
 
 
 def test_nothing_is_taken_before_anything_is_published(make: Make) -> None:

@@ -8,22 +8,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from engine_checks import LONG, SHORT, at_rest, expected
 
 from specbuild.runtime import Handle, Result, SamplingParams
 from specbuild.runtime.engine.scheduler import Scheduler
 from specbuild.runtime.errors import EngineClosedError, ExecutionError, PromptError, QueueFullError
 from specbuild.runtime.requests.sequence import Sequence
-
-LONG = SamplingParams(max_new_tokens=100)
-SHORT = SamplingParams(max_new_tokens=6)
-
-
-def at_rest(engine: Any) -> None:
-    """Nothing active, nothing waiting, every slot free."""
-    scheduler = engine.scheduler
-    with scheduler.exclusive():
-        assert sorted(scheduler.free) == list(range(engine.batch_size))
-        assert (scheduler.active, list(scheduler.waiting), list(scheduler.overflow)) == ([], [], [])
 
 
 def in_thread(function: Any, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
@@ -32,14 +22,6 @@ def in_thread(function: Any, *arguments: Any) -> tuple[threading.Thread, list[An
     thread = threading.Thread(target=lambda: out.append(function(*arguments)))
     thread.start()
     return thread, out
-
-
-def expected(hash_engine: Any, prompt: Any, params: SamplingParams = LONG) -> list[int]:
-    """A quiet engine's tokens."""
-    (result,) = hash_engine().generate(prompt, params)
-    assert result.error is None
-    tokens: list[int] = result.token_ids
-    return tokens
 
 
 def test_stress(hash_engine: Any) -> None:

@@ -8,30 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from engine_checks import LONG, SHORT, at_rest, expected
 
 from specbuild.runtime import Chunk, Handle, SamplingParams
 from specbuild.runtime.engine.window import Window
 from specbuild.runtime.errors import EngineClosedError, QueueFullError
 from specbuild.runtime.requests.sequence import Sequence
-
-LONG = SamplingParams(max_new_tokens=100)
-SHORT = SamplingParams(max_new_tokens=6)
-
-
-def at_rest(engine: Any) -> None:
-    """Nothing active, nothing waiting, every slot free."""
-    scheduler = engine.scheduler
-    with scheduler.exclusive():
-        assert sorted(scheduler.free) == list(range(engine.batch_size))
-        assert (scheduler.active, list(scheduler.waiting), list(scheduler.overflow)) == ([], [], [])
-
-
-def expected(hash_engine: Any, prompt: Any, params: SamplingParams) -> list[int]:
-    """A quiet engine's tokens."""
-    (result,) = hash_engine().generate(prompt, params)
-    assert result.error is None
-    tokens: list[int] = result.token_ids
-    return tokens
 
 
 def sequences_of(engine: Any, count: int, params: SamplingParams = SHORT) -> list[Sequence]:

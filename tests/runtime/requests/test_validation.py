@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_checks import expected
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -412,13 +413,6 @@ def test_several_threads_may_ask_at_once(make: Make) -> None:
         thread.join()
     for which, texts in enumerate(prompts):
         assert found[which] == [validator.samples(text, SHORT)[0].tokens for text in texts]
-
-
-def expected(hash_engine: Any, prompt: Any, params: SamplingParams) -> list[int]:
-    """A quiet engine's tokens."""
-    (result,) = hash_engine().generate(prompt, params)
-    tokens: list[int] = result.token_ids
-    return tokens
 
 
 @pytest.mark.parametrize("call", ["generate", "stream"])

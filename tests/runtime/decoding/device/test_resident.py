@@ -14,7 +14,6 @@ from tiny_models import CHUNK, TEXT, VOCAB, executor
 
 from specbuild.runtime.backends.gpu.device import Step
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
-from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.device.rounds import Draft
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.errors import ExecutionError, OptionError
@@ -34,12 +33,8 @@ class Resident(Made):
         rounds: int = 32,
         ahead: int = 0,
     ) -> None:
-        self.device = HostDevice()
+        super().__init__(host, folder, batch_size, names, drafter, rounds=rounds)
         self.device.ahead = ahead
-        self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]
-        queue = HostQueue(host, self.device)
-        draft = drafts[0] if drafts else None
-        self.loop = DeviceLoop(self.target, draft, queue, frozenset(), drafter, ahead=rounds)
         assert self.loop.flights
         self.flights = self.loop.flights
 

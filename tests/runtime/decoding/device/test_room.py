@@ -1,0 +1,139 @@
+"""A tree is drafted where caches and models have room for it, and a sequence gets all rows it may ever write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from device_requests import Made, prompt_of, request_of
+from tiny_models import BUCKETS, CAPACITY, TEXT
+
+from specbuild.runtime.backends.gpu.device import MAX_NODES
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.device.room import Room
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.tree import TreeSpec
+
+CHAIN, TOPK, BEST = (TreeSpec.parse(text) for text in ("chain:4", "topk:3,3", "best:12"))
+
+
+def executor_of(max_positions: int = 1000, max_rows: int = 64, rows: int = 100) -> Any:
+    """As much of an executor as is asked: slot 0 has `rows`, and each further one ten less."""
+    return SimpleNamespace(
+        spec=SimpleNamespace(max_positions=max_positions),
+        max_rows=max_rows,
+        rows=lambda slot: rows - 10 * slot,
+        bucket=lambda nodes: next(bucket for bucket in BUCKETS if bucket >= nodes),
+    )
+
+
+def ask(tree: str, tokens: int = 10, slot: int = 0, max_new_tokens: int = 30) -> Sequence:
+    sequence = request_of(prompt_of(1, tokens), speculation=tree, max_new_tokens=max_new_tokens)
+    sequence.slot, sequence.cached = slot, tokens - 1
+    return sequence
+
+
+@pytest.mark.parametrize(("target", "draft", "both"), [(70, 50, 50), (40, 60, 40), (40, None, 40)])
+def test_both_models_have_to_know_the_positions(target: int, draft: int | None, both: int) -> None:
+    room = Room(executor_of(target), executor_of(draft) if draft else None)
+    assert room.max_positions == both
+    for tree, nodes in (("chain:4", 4), ("topk:3,3", 9)):
+        assert room.fits(ask(tree, both - nodes), [TOPK])
+        assert not room.fits(ask(tree, both - nodes + 1), [TOPK])
+    assert room.fits(ask("off", both + 9), []), "no tree needs no room"
+
+
+@pytest.mark.parametrize(
+    ("tree", "specs", "taken"),
+    [
+        ("chain:1", ["chain:1"], 1),  # one level is one step of the last tokens, whose bucket has to fit
+        ("chain:4", ["chain:4"], 2 + 1),  # two levels behind it, and the bucket of the last one
+        ("topk:3,3", ["topk:3,3"], 3 + 4),
+        ("chain:4", ["chain:4", "topk:3,3"], 2 + 4),  # its levels run in steps that are as wide as the other's
+        ("chain:4", ["best:12", "topk:3,3", "chain:4"], 2 + 8),
+        ("best:12", ["best:12"], 8 * 6 + 8),
+    ],
+)
+@pytest.mark.parametrize("slot", [0, 2])
+def test_what_a_tree_leaves_of_the_drafts_cache(tree: str, specs: list[str], taken: int, slot: int) -> None:
+    """Of its own slot's rows; where nothing is left it fits, and where less than nothing is not."""
+    others = [TreeSpec.parse(text) for text in specs]
+    room = Room(executor_of(), executor_of())
+    most = 100 - 10 * slot - taken
+    for tokens in (most - 5, most):
+        assert room.left(ask(tree, tokens, slot), others) == most - tokens
+        assert room.fits(ask(tree, tokens, slot), others)
+    assert room.left(ask(tree, most + 1, slot), others) == -1
+    assert not room.fits(ask(tree, most + 1, slot), others)
+
+
+@pytest.mark.parametrize(("max_rows", "left"), [(6, True), (5, False)])
+def test_levels_together_may_be_too_many_for_the_draft(max_rows: int, left: bool) -> None:
+    """Of three levels of three nodes two are run."""
+    room = Room(executor_of(), executor_of(max_rows=max_rows))
+    assert (room.left(ask("topk:3,3"), [TOPK]) >= 0) == room.fits(ask("topk:3,3"), [TOPK]) == left
+    assert room.fits(ask("chain:4"), [CHAIN])
+
+
+def test_without_a_draft_or_a_tree_nothing_is_taken() -> None:
+    assert Room(executor_of(rows=0), None).left(ask("best:12", 50), [BEST]) == 0
+    assert Room(executor_of(), executor_of(rows=0)).left(ask("off", 50), []) == 0
+    assert Room(executor_of(rows=0), None).fits(ask("best:12", 50), [BEST])
+
+
+def test_the_rounds_shape_counts_and_not_what_was_asked() -> None:
+    sequence, room = ask("best:12", 44), Room(executor_of(), executor_of())
+    assert room.left(sequence, [BEST]) == 0
+    sequence.shape = CHAIN
+    assert room.left(sequence, [CHAIN]) == 100 - 44 - 3
+    sequence.shape = None
+    assert room.left(sequence, [BEST]) == 0
+    assert room.fits(sequence, [BEST])
+
+
+@pytest.mark.parametrize(
+    ("tree", "drafted", "alone"),
+    [
+        ("off", 0, 0),
+        ("chain:1", 2, 2),  # verified in a step of two nodes
+        ("chain:4", 8, 8),  # five nodes are a step of eight
+        ("topk:3,3", 16, 16),
+        ("best:12", 8 * 6 + 8, 16),  # the draft's levels take more than what is verified
+    ],
+)
+@pytest.mark.parametrize("tokens", [1, 25])
+def test_rows_that_a_sequence_may_ever_write(tree: str, drafted: int, alone: int, tokens: int) -> None:
+    """Its longest text and a tree behind it, whatever the round's shape is and however much is there already."""
+    sequence = ask(tree, tokens, max_new_tokens=30)
+    sequence.shape = None
+    assert Room(executor_of(), executor_of()).needed(sequence) == tokens + 30 + drafted
+    assert Room(executor_of(), None).needed(sequence) == tokens + 30 + alone
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("tree", ["best:5", "best:7"])
+def test_a_tree_that_just_fits_is_drafted(host: KernelLibrary, folder: Path, tree: str) -> None:
+    """Without a fault, in models' own caches; with one token more nothing is. What is verified always fits."""
+    drafted = dict[int, int]()
+    for more in (0, 1):
+        made = Made(host, folder, 1)
+        room: Callable[..., int] = made.loop.room.left
+        left = room(ask(tree, 1), [TreeSpec.parse(tree)])
+        sequence = ask(tree, left + more, max_new_tokens=6)  # the prompt's step emits the token that fills it
+        sequence.cached = 0
+        assert (made.target.max_rows, made.target.rows(0)) == (MAX_NODES, CAPACITY)
+        assert sequence.limit <= TEXT
+        while not sequence.output:
+            made.loop.round([sequence])
+        assert room(sequence, [TreeSpec.parse(tree)]) == -more
+        made.loop.round([sequence])
+        assert sequence.error is None
+        drafted[more] = sequence.metrics.speculative_decoding.num_spec_steps
+    assert drafted == {0: 1, 1: 0}

@@ -1,0 +1,231 @@
+"""Slots go to the texts that they know most of, rows are shared in both models, and nothing of a failure is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specbuild.runtime.decoding.admission import Admission
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.sampling.sampler import SamplingParams
+
+OFF = SamplingParams(max_new_tokens=9, speculation="off")
+TEXT = [5, 1, 4, 2, 8, 5, 7, 1]
+
+
+class Slots:
+    """An admission over two models, in whose caches texts are put as if they had been read."""
+
+    def __init__(self, executor: Any, model: Any, request_of: Any, batch_size: int, prefix_caching: bool) -> None:
+        self.target, self.draft = executor(model, batch_size), executor(model, batch_size)
+        self.drafter, self._request_of = ModelDrafter(self.draft, 8), request_of
+        self.admission = Admission(self.target, self.drafter, prefix_caching)
+
+    def ask(self, tokens: list[int], slot: int = -1) -> Sequence:
+        """A sequence that is in no slot yet, or in one."""
+        sequence: Sequence = self._request_of(tokens, OFF, slot=slot)
+        return sequence
+
+    def enter(self, tokens: list[int], slot: int) -> Sequence:
+        sequence = self.ask(tokens, slot)
+        self.admission.enter([sequence])
+        return sequence
+
+    def read(self, tokens: list[int], slot: int) -> Sequence:
+        """A sequence in a slot, all of whose tokens have their rows in both caches."""
+        sequence = self.enter(tokens, slot)
+        for executor in (self.target, self.draft):
+            executor.rows[slot][: len(tokens)] = list(enumerate(tokens))
+        sequence.cached = self.drafter._cached[slot] = len(tokens)
+        return sequence
+
+    def rows(self, slot: int) -> list[list[int]]:
+        """The tokens in the slot's rows, by model."""
+        return [[token for _, token in executor.rows[slot] if token >= 0] for executor in (self.target, self.draft)]
+
+
+@pytest.fixture
+def slots_of(hash_executor: Any, hash_model: Any, request_of: Any) -> Callable[..., Slots]:
+    """`slots_of(batch_size, prefix_caching)`: empty slots."""
+
+    def make(batch_size: int = 3, prefix_caching: bool = True) -> Slots:
+        return Slots(hash_executor, hash_model(), request_of, batch_size, prefix_caching)
+
+    return make
+
+
+def test_of_empty_slots_the_first_is_picked(slots_of: Callable[..., Slots]) -> None:
+    slots = slots_of()
+    assert slots.admission.pick(slots.ask(TEXT), [1, 2, 0]) == 1
+    assert slots.admission.pick(slots.ask(TEXT), [2]) == 2
+
+
+def test_a_prompt_goes_where_most_of_it_is(slots_of: Callable[..., Slots]) -> None:
+    slots = slots_of()
+    for slot, length in enumerate((2, 6, 4)):
+        slots.read(TEXT[:length], slot)
+    picks = [slots.admission.pick(slots.ask(TEXT), free) for free in ([0, 1, 2], [2, 1, 0], [0, 2], [0])]
+    assert picks == [1, 1, 2, 0]
+    assert slots.admission.pick(slots.ask([*TEXT[:3], 0]), [0, 1, 2]) == 1, "slots 1 and 2 have three: the first"
+    assert slots.admission.pick(slots.ask([*TEXT[:3], 0]), [0, 2, 1]) == 2, "as they are given"
+    assert slots.admission.pick(slots.ask([9, *TEXT]), [2, 0, 1]) == 2, "nobody has anything"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "common"),
+    [
+        (TEXT, 7),  # not the last token's, whose logits are wanted
+        ([*TEXT, 3], 8),
+        ([*TEXT, 3, 3], 8),
+        ([*TEXT[:5], 0, *TEXT[6:]], 5),
+        ([0, *TEXT], 0),
+        (TEXT[:1], 0),
+        (TEXT[:2], 1),
+    ],
+)
+def test_how_much_of_a_prompt_a_slot_has(slots_of: Callable[..., Slots], prompt: list[int], common: int) -> None:
+    slots = slots_of()
+    slots.read(TEXT, 1)
+    assert [slots.admission.common(slots.ask(prompt), slot) for slot in range(3)] == [0, common, 0]
+
+
+def test_what_was_not_read_is_not_there(slots_of: Callable[..., Slots]) -> None:
+    """A sequence has tokens whose rows are not in the cache: what is emitted, and a prompt's later chunks."""
+    slots = slots_of()
+    slots.read(TEXT, 0).cached = 3
+    assert slots.admission.common(slots.ask([*TEXT, 1]), 0) == 3
+
+
+@pytest.mark.parametrize("slot", [0, 2])
+def test_rows_are_shared_in_both_models(slots_of: Callable[..., Slots], slot: int) -> None:
+    """From another slot, which keeps them, or the sequence's own; and what follows them is gone."""
+    slots = slots_of()
+    slots.read([9, 9, 9, 9, 9, 9, 9, 9, 9], 0)
+    slots.read(TEXT, 2)
+    sequence = slots.enter([*TEXT[:6], 0, 0], slot)
+    assert slots.rows(slot) == [TEXT[:6], TEXT[:6]]
+    assert (sequence.cached, sequence.metrics.num_cached_tokens, slots.drafter._cached[slot]) == (6, 6, 6)
+    if slot == 0:
+        assert slots.rows(2) == [TEXT, TEXT]
+
+
+def test_a_slot_takes_its_own_rows_before_anothers(
+    slots_of: Callable[..., Slots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many nothing is copied."""
+    slots, copied = slots_of(), list[tuple[int, int, int]]()
+    for slot in range(3):
+        slots.read(TEXT[:4], slot)
+    monkeypatch.setattr(slots.target, "copy", lambda *what: copied.append(what))
+    slots.enter(TEXT, 1)
+    assert copied == []
+    slots.read(TEXT, 2)
+    slots.enter([*TEXT, 3], 1)
+    assert copied == [(1, 2, 8)]
+
+
+def test_a_draft_that_is_behind_keeps_what_it_has(slots_of: Callable[..., Slots]) -> None:
+    slots = slots_of()
+    slots.read(TEXT, 2)
+    slots.drafter._cached[2] = 3
+    sequence = slots.enter([*TEXT, 0], 0)
+    assert (sequence.cached, slots.drafter._cached[0]) == (8, 3)
+    assert slots.rows(0) == [TEXT, TEXT[:3]]
+
+
+def test_who_is_in_its_slot_does_not_enter_again(slots_of: Callable[..., Slots]) -> None:
+    slots = slots_of()
+    slots.read([*TEXT, 6], 0)
+    sequence = slots.enter(TEXT, 1)
+    sequence.cached = 8
+    slots.admission.enter([sequence])
+    assert (sequence.cached, sequence.metrics.num_cached_tokens) == (8, 7)
+
+
+def test_several_that_enter_find_each_others_rows(slots_of: Callable[..., Slots]) -> None:
+    """The second one's source is a slot that the first one has just taken: it has what is left there."""
+    slots = slots_of()
+    slots.read(TEXT, 0)
+    first, second = slots.ask([*TEXT[:2], 0, 0], 0), slots.ask([*TEXT, 0], 1)
+    slots.admission.enter([first, second])
+    assert [first.cached, second.cached] == [2, 2]
+    assert [slots.rows(slot)[0] for slot in (0, 1)] == [TEXT[:2], TEXT[:2]]
+
+
+def test_without_prefix_caching_nothing_is_kept(slots_of: Callable[..., Slots]) -> None:
+    slots = slots_of(prefix_caching=False)
+    slots.read(TEXT, 1)
+    assert slots.admission.cached_tokens() == (0, 0, 0)
+    assert slots.admission.pick(slots.ask(TEXT), [0, 1, 2]) == 0
+    sequence = slots.enter([*TEXT, 3], 1)
+    assert (sequence.cached, slots.rows(1)) == (0, [[], []])
+
+
+def test_what_a_failed_sequence_wrote_is_erased_in_both_caches(
+    slots_of: Callable[..., Slots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target first: it moves rows of both. Only when the slot gets another sequence, and once."""
+    slots, erased = slots_of(), list[tuple[str, int]]()
+    for name, executor in (("target", slots.target), ("draft", slots.draft)):
+        monkeypatch.setattr(executor, "erase", lambda slot, name=name: erased.append((name, slot)))
+    slots.read(TEXT, 0)
+    slots.read([*TEXT, 2], 1).fail(RuntimeError("out of luck"))
+    slots.admission.release(1)
+    assert erased == []
+    assert slots.admission.cached_tokens() == (8, 0, 0)
+    sequence = slots.enter([*TEXT, 2, 2], 1)
+    assert sequence.cached == 8, "what another slot has, and not a row more"
+    assert erased == [("target", 1), ("draft", 1)]
+    slots.enter(TEXT, 1)
+    slots.enter(TEXT, 0)
+    assert len(erased) == 2, "nobody else has failed"
+
+
+@pytest.mark.parametrize("drafts", [None, SimpleNamespace(executor=None, keep=lambda *_: None, release=lambda _: None)])
+def test_where_no_model_drafts_the_target_alone_is_erased(
+    hash_executor: Any, hash_model: Any, request_of: Any, drafts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, erased = hash_executor(hash_model()), list[int]()
+    monkeypatch.setattr(target, "erase", erased.append)
+    admission, sequence = Admission(target, drafts), request_of(TEXT, OFF)
+    admission.enter([sequence])
+    sequence.fail(RuntimeError("out of luck"))
+    admission.release(0)
+    admission.vacate(0)
+    assert erased == [0]
+
+
+def test_a_borrowed_slot_is_nobodys(slots_of: Callable[..., Slots], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was in it is no longer there for anybody; what had failed there is erased first."""
+    slots, erased = slots_of(), list[int]()
+    monkeypatch.setattr(slots.target, "erase", erased.append)
+    slots.read(TEXT, 0)
+    slots.admission.borrow(0, 5)
+    assert (slots.admission.cached_tokens(), erased) == ((0, 0, 0), [])
+    slots.admission.release(0)
+    assert slots.rows(0) == [[], TEXT], "the target's rows are garbage; the draft was not asked"
+    assert slots.enter([*TEXT, 0], 0).cached == 0
+    slots.read(TEXT, 1).fail(RuntimeError("out of luck"))
+    slots.admission.borrow(1, 5)
+    assert erased == [1]
+
+
+def test_a_release_keeps_what_is_committed(slots_of: Callable[..., Slots], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows behind it are garbage; whoever drafts is told."""
+    slots, released = slots_of(), list[int]()
+    monkeypatch.setattr(slots.drafter, "release", released.append)
+    sequence = slots.read(TEXT, 1)
+    sequence.cached = 5
+    slots.admission.release(1)
+    assert slots.rows(1)[0] == TEXT[:5]
+    assert (released, slots.admission.cached_tokens()) == ([1], (0, 5, 0))
+
+
+def test_slots_with_rows_of_their_own_have_no_pages_and_refuse_nobody(slots_of: Callable[..., Slots]) -> None:
+    slots = slots_of()
+    assert slots.admission.page_tokens is None
+    slots.admission.check(slots.ask([1] * 1000))
