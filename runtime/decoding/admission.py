@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +38,12 @@ class Admission:
         """`prefix_caching`: what a slot's cache holds of a text is there for the next one that begins the same."""
         self._target, self._drafts, self._prefix_caching = target, drafts, prefix_caching
         self._last: list[Sequence | None] = [None] * target.batch_size  # who was in each slot last
+
+    def beside(self, drafts: KeepsRows | None) -> Admission:
+        """The same slots for another loop over the same target, whose drafts are others."""
+        other = copy(self)
+        other._drafts = drafts
+        return other
 
     def check(self, sequence: Sequence) -> None:
         """Raises OptionError for a sequence that would never get a slot."""

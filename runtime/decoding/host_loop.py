@@ -39,12 +39,13 @@ class HostLoop:
         chunk: int,
         eos: frozenset[int],
         options: LoopOptions = DEFAULTS,
+        admission: Admission | None = None,
     ) -> None:
-        """`chunk`: tokens of a prompt in a step at most."""
+        """`chunk`: tokens of a prompt in a step at most. `admission`: slots that are another loop's as well."""
         self.target, self.drafter, self.stats = target, drafter, RunStats()
         self.emission, self.planner, self._options = Emission(eos), Planner(options.limits), options
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
-        self.admission = Admission(target, drafter, options.prefix_caching)
+        self.admission = admission or Admission(target, drafter, options.prefix_caching)
         self.pick, self.release = self.admission.pick, self.admission.release
         self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
 
@@ -111,7 +112,8 @@ class HostLoop:
     def sibling(self, looks_up: bool = True, overlap: bool = False) -> HostLoop:
         """See `Loop.sibling`."""
         drafter = LookupDrafter(self.fresh_drafter(overlap), looks_up)
-        return HostLoop(self.target, drafter, self.reader.chunk, self.emission.eos, self._options)
+        slots = self.admission.beside(drafter)
+        return HostLoop(self.target, drafter, self.reader.chunk, self.emission.eos, self._options, slots)
 
     def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:
         """See `Loop.fresh_drafter`."""

@@ -80,12 +80,20 @@ class ModelDrafter:
     """
 
     def __init__(
-        self, executor: Executor, chunk: int, overlap: bool = False, tokens: NDArray[np.int64] | None = None
+        self,
+        executor: Executor,
+        chunk: int,
+        overlap: bool = False,
+        tokens: NDArray[np.int64] | None = None,
+        cached: list[int] | None = None,
     ) -> None:
-        """`chunk`: nodes of a step at most. `tokens`: of each column of the logits; None: its number."""
+        """`chunk`: nodes of a step at most. `tokens`: of each column of the logits; None: its number.
+
+        cached: by slot, tokens whose rows are in the cache, of somebody else who drafts with the same model.
+        """
         self.executor, self._chunk, self._tokens = executor, chunk, tokens
         self.guessed = self.hit = 0  # rounds that were drafted ahead, and those that came to be
-        self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are committed
+        self._cached = cached or [0] * executor.batch_size  # per slot: tokens whose rows are committed
         self._growth: dict[int, Growth] = {}
         self._guesses: dict[int, Text] = {}
         self._thread = ThreadPoolExecutor(1, "specbuild-draft") if overlap else None

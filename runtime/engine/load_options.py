@@ -17,6 +17,13 @@ from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 MAX_WAITING = 256
 MAX_THREADS = 64  # or as many as there are cores
+_KINDS: tuple[tuple[str, type, str], ...] = (
+    ("resident", bool, "true or false"),
+    ("prefix_caching", bool, "true or false"),
+    ("overlap", bool, "true, false or None"),
+    ("kv_cache_tokens", int, "a whole number or None"),
+    ("limits", Limits, "Limits"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +73,15 @@ class LoadOptions:
                 raise OptionError(f"threads must be 1…{max_threads}, not {count}")
         if type(self.max_waiting) is not int or self.max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {self.max_waiting!r}")
-        if self.gpu_weights_percent is not None and not 0 <= self.gpu_weights_percent <= 1:
-            raise OptionError(f"gpu_weights_percent is of 0…1, not {self.gpu_weights_percent}")
-        if not isinstance(self.limits, Limits):
-            raise OptionError(f"limits must be Limits, not {self.limits!r}")
+        share = self.gpu_weights_percent
+        if share is not None and (type(share) not in (int, float) or not 0 <= share <= 1):
+            raise OptionError(f"gpu_weights_percent is of 0…1, not {share!r}")
+        for name, kind, told in _KINDS:
+            value = getattr(self, name)
+            if type(value) is not kind and not (value is None and told.endswith("None")):
+                raise OptionError(f"{name} must be {told}, not {value!r}")
+        if self.on_finish is not None and not callable(self.on_finish):
+            raise OptionError(f"on_finish must be a function of a result, not {self.on_finish!r}")
 
     def check(self, bundle: Bundle) -> None:
         """Raise OptionError for what this bundle, or its backend, cannot do."""

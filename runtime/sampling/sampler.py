@@ -7,7 +7,6 @@ An argmax over logits plus Gumbel noise is an exact sample of their softmax (Gum
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.speculation.tree import TreeSpec
+
+from .constraint import Constraint, unpack
+from .cut_offs import CutOffs
 
 Logits = NDArray[np.float32]
 MAX_SAMPLES = 1024  # of one prompt
@@ -36,7 +38,8 @@ class SamplingParams:
     speculation is "auto" (the bundle's default tree), "off", or a tree. n: samples of the prompt; sample i is what
     `seed + i` (mod 2⁶⁴) alone gives. logprobs: None, or how many of the best tokens (0…20) to report besides the
     emitted one. deadline: seconds from submission after which the request ends with what it has. session: a name, of at
-    most 256 characters; requests of one session share what "auto" learns of their drafts in a tuned bundle.
+    most 256 characters; requests of one session share what "auto" learns of their drafts in a tuned bundle. constraint:
+    what the texts may be; a token that it does not allow has no score, before the cut-offs.
     """
 
     max_new_tokens: int = 128
@@ -56,6 +59,7 @@ class SamplingParams:
     logprobs: int | None = None
     deadline: float | None = None
     session: str | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         _integer("max_new_tokens", self.max_new_tokens, 1)
@@ -89,6 +93,8 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.deadline is not None:
             _number("deadline", self.deadline, 0, 10**9, open_low=True)
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise OptionError(f"constraint must have a method matcher(vocab_size), not be {self.constraint!r:.80}")
         if self.session is not None and (not isinstance(self.session, str) or not 0 < len(self.session) <= MAX_SESSION):
             raise OptionError(f"session must be a string of 1…{MAX_SESSION} characters, not {self.session!r:.80}")
 
@@ -135,59 +141,6 @@ def gumbel(seed: int, position: int, vocab_size: int) -> Logits:
     return noise
 
 
-class CutOffs:
-    """Top-k, then top-p, then min-p over one node's logits, each on what the one before left.
-
-    Top-k and min-p are one threshold. Top-p is asked token by token, which needs no sort: the mass above a token is
-    summed when the walk comes to it, and the walk comes to few. Tokens of equal logits stay or go together.
-    """
-
-    def __init__(self, params: SamplingParams, logits: Logits) -> None:
-        self._logits, self._top_p = logits, params.top_p
-        self._floor = float(logits.max()) + math.log(params.min_p) if params.min_p > 0 else -math.inf
-        self._kth = self._next = -math.inf  # the k-th largest logit, and the largest one that top-k leaves out
-        if 0 < params.top_k < logits.size:
-            ranked = np.partition(logits, (-params.top_k - 1, -params.top_k))
-            self._next, self._kth = float(ranked[-params.top_k - 1]), float(ranked[-params.top_k])
-        if self._top_p < 1:
-            self._weights = np.exp(logits - logits.max())
-            self._total = float(self._weights[logits >= self._kth].sum(dtype=np.float64))
-
-    def mask(self, scores: Logits) -> Logits:
-        """The scores, −inf where top-k or min-p leave a token out."""
-        threshold = max(self._kth, self._floor)
-        return scores if threshold == -math.inf else np.where(self._logits >= threshold, scores, np.float32(-np.inf))
-
-    def in_top_p(self, token: int) -> bool:
-        """Whether top-p leaves a token in that top-k did."""
-        return self._top_p >= 1 or self._mass_above(float(self._logits[token])) < self._top_p
-
-    def slacks(self, token: int) -> list[float]:
-        """Per cut-off that is on, how far inside it a token is, in logits, for top-p in mass; negative outside."""
-        value, slacks = float(self._logits[token]), []
-        if self._kth > -math.inf:
-            slacks.append(value - (self._next if value >= self._kth else self._kth))
-        if self._top_p < 1:
-            slacks.append(self._top_p_slack(value))
-        if self._floor > -math.inf:
-            slacks.append(value - self._floor)
-        return slacks
-
-    def _top_p_slack(self, value: float) -> float:
-        """The less of two moves: of the mass above across top-p, or of the token across its neighbour at the cut."""
-        ranked = np.sort(self._logits[self._logits >= self._kth])[::-1]
-        weights = np.exp((ranked - ranked[0]).astype(np.float64))
-        before = (np.cumsum(weights) - weights)[np.searchsorted(-ranked, -ranked)]  # equals share what is above them
-        lowest = float(ranked[before < self._top_p * weights.sum()][-1])
-        out, mass = ranked[ranked < lowest], self._top_p - self._mass_above(value)
-        if value >= lowest:
-            return min(mass, value - float(out[0])) if out.size else math.inf
-        return max(mass, value - lowest)
-
-    def _mass_above(self, value: float) -> float:
-        return float(self._weights[self._logits > value].sum(dtype=np.float64)) / self._total
-
-
 class Sampler:
     """f and g of one request: turns a node's logits into scores, and scores into the choice."""
 
@@ -200,7 +153,8 @@ class Sampler:
         self._bias = np.fromiter(p.logit_bias.values(), dtype=np.float32)
         self._repeats = p.repetition_penalty != 1
         self._counts = p.frequency_penalty != 0 or p.presence_penalty != 0
-        self._plain = not (self._repeats or self._counts or self._bias.size)
+        self.matcher = p.constraint.matcher(vocab_size) if p.constraint else None
+        self._plain = not (self._repeats or self._counts or self._bias.size or self.matcher)
         self._cuts = p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
         self._seen = np.zeros(vocab_size if self._repeats else 0, dtype=np.bool_)
         if self._repeats:
@@ -219,6 +173,8 @@ class Sampler:
             self._seen[token] = True
         if self._counts:
             self._output[token] += 1
+        if self.matcher:
+            self.matcher.emit(token)
         for past in [t for t in self._noise if t < position]:
             del self._noise[past]
 
@@ -236,8 +192,10 @@ class Sampler:
         `path`: the drafted tokens from below the root down to the node. Ends early after `misses` excluded ones.
         """
         processed = self.processed(logits, path)
+        if self.matcher and processed.max() == -np.inf:
+            return
         scores = processed + self.noise(position) if self.params.temperature > 0 else processed.copy()
-        cut_offs = CutOffs(self.params, processed) if self._cuts else None
+        cut_offs = self._cut_offs(processed) if self._cuts else None
         if cut_offs:
             scores = cut_offs.mask(scores)
         while (score := scores[token := int(scores.argmax())]) > -np.inf:
@@ -250,16 +208,24 @@ class Sampler:
             scores[token] = -np.inf
 
     def choose(self, logits: Logits, position: int, path: Sequence[int]) -> int:
-        """The choice at a node: the best token of `ranked`; where no token has a finite score, `argmax`'s."""
+        """The choice at a node: the best token of `ranked`; where no token has a finite score, `argmax`'s.
+
+        Raises ExecutionError where the constraint leaves no such token.
+        """
         if self.greedy:
             return int(logits.argmax())
-        return next(self.ranked(logits, position, path), (int(logits.argmax()), 0.0))[0]
+        best = next(self.ranked(logits, position, path), None)
+        if best is None and self.matcher:
+            raise ExecutionError("no token that the constraint allows has a finite score: let it allow others")
+        return best[0] if best else int(logits.argmax())
 
     def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
-        """f before the cut-offs: penalties, bias, temperature."""
+        """f before the cut-offs: what the constraint allows, penalties, bias, temperature."""
         if self._plain and self.params.temperature in (0, 1):
             return logits
         p, out = self.params, logits.copy()
+        if self.matcher and (mask := self.matcher.mask(path)) is not None:
+            out[~unpack(mask, len(out))] = -np.inf
         if self._repeats:
             seen = self._seen
             if path:
@@ -278,6 +244,9 @@ class Sampler:
             out /= np.float32(p.temperature)
         return out
 
+    def _cut_offs(self, processed: Logits) -> CutOffs:
+        return CutOffs(processed, self.params.top_k, self.params.top_p, self.params.min_p)
+
     def margin(self, logits: Logits, position: int, path: Sequence[int], other: int) -> float:
         """How far the choice was from being `other`: what has to move for a rounding to turn one into the other.
 
@@ -291,6 +260,6 @@ class Sampler:
         gap = float(scores[chosen] - scores[other])
         if not self._cuts:
             return gap
-        cut_offs = CutOffs(self.params, processed)
+        cut_offs = self._cut_offs(processed)
         inside = cut_offs.slacks(other)
         return min([gap, *cut_offs.slacks(chosen)]) if min(inside) >= 0 else -min(inside)

@@ -10,7 +10,8 @@ import oracles
 from calls import choose, history, noise, tree_arrays
 from device import HostKernels
 
-from specbuild.runtime.sampling.sampler import CutOffs, Logits, Sampler, SamplingParams
+from specbuild.runtime.sampling.cut_offs import CutOffs
+from specbuild.runtime.sampling.sampler import Logits, Sampler, SamplingParams
 
 MASS_BOUND = 1e-6  # of top-p's mass, which sums float32 exponentials
 
@@ -86,7 +87,7 @@ def check(kernels: HostKernels, case: Case) -> None:
             tree, logits = case.trees[b], case.logits[b, node].astype(np.float32)
             odd = (set(got) ^ set(wanted)) - {-1}
             processed = made.processed(logits, tree.path(node))
-            cuts = CutOffs(case.params[b], processed)
+            cuts = CutOffs(processed, case.params[b].top_k, case.params[b].top_p, case.params[b].min_p)
             assert case.params[b].top_p < 1
             assert min(abs(cuts._top_p_slack(float(processed[token]))) for token in odd) < MASS_BOUND
         else:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +25,13 @@ from specbuild.runtime.decoding.emission import Emission
 from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
 from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.decoding.reading import Reader
-from specbuild.runtime.drafting.lookup import from_text
 from specbuild.runtime.drafting.model import DrafterName, ModelDrafter
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 from .paged_admission import PagedAdmission
+from .proposals import Proposals
 from .resident import Flights
 from .room import Room
 from .rounds import Draft, Rounds
@@ -59,7 +59,6 @@ class DeviceLoop:
         """
         self.target, self.stats, self.hosted = target, RunStats(), hosted
         self.rounds = Rounds(target, draft if drafter != "ngram" else None, kernels)
-        self._looks_up = drafter != "model"
         self.emission, self.planner = Emission(eos), Planner(options.limits)
         self.reader = Reader(target, self.emission, target.model.chunk)
         self.room, table = Room(target, self.draft_executor), target.model.pages
@@ -71,6 +70,15 @@ class DeviceLoop:
         )
         self.pick = self.admission.pick
         self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
+        self.proposals = Proposals(
+            self.planner,
+            self.room,
+            target.model.buckets,
+            self.draft_executor is not None,
+            drafter != "model",
+            hosted,
+            hosted or (self.rounds.grower.hosted() if self.rounds.grower else None),
+        )
         self.flights = Flights(self.rounds, self.room, ahead, hosted is not None) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
@@ -106,37 +114,11 @@ class DeviceLoop:
             self.reader.run(reading)
 
     def _plan(self, sequences: Seq[Sequence]) -> list[Draft]:
-        """What each sequence drafts; where the host grows trees, not yet which."""
-        drafting = self.planner.drafting(sequences)
-        shapes = {s.slot: s.shape for s in drafting if s.shape}
-        return [
-            self._draft_of(s, shapes[s.slot], [*shapes.values()])
-            if s.slot in shapes
-            else Draft(s, Tree([s.tokens[-1]]))
-            for s in sequences
-        ]
-
-    def _draft_of(self, sequence: Sequence, shape: TreeSpec, shapes: Seq[TreeSpec]) -> Draft:
-        """What a sequence drafts beside others, whose shapes are at most `shapes`: a tree of at most its own shape."""
-        policy, lone = sequence.policy, Tree([sequence.tokens[-1]])
-        if not policy and not self.room.fits(sequence, shape, shapes):
-            return Draft(sequence, lone, drafts=True)
-        tree = from_text(sequence, len(shapes), self._looks_up, self.draft_executor is not None)
-        if not tree and policy:
-            shape = shape if self.hosted else policy.grown(shape, self.target.model.buckets)
-            if not self.room.fits(sequence, shape, shapes):
-                policy.pass_over()
-                tree = lone
-        draft = Draft(sequence, tree, drafts=True, option=policy.now if policy else None)
-        if not tree:
-            draft.hosted, draft.spec = self.hosted is not None, None if self.hosted else shape
-        return draft
+        return self.proposals.plan(sequences)
 
     def _decode(self, plan: Seq[Draft]) -> None:
         """A round on the device, and what the host learns of it."""
-        if self.hosted and (asked_for := [draft for draft in plan if draft.hosted]):
-            for draft, tree in zip(asked_for, self.hosted.propose([d.sequence for d in asked_for]), strict=True):
-                draft.tree = tree
+        self.proposals.grow(plan)
         asked, nodes = ProcessorFlags.of([draft.sequence.params for draft in plan]), self.rounds.bucket(plan)
         self.rounds.draft(plan, nodes, asked)
         self.rounds.verify(nodes, asked)
@@ -167,8 +149,8 @@ class DeviceLoop:
         if sequence.params.logprobs is not None or min(emitted, default=0) < 0:
             rows = self.target.fetch((slot * nodes + path).tolist())
         taken = self._emit(draft, fault, emitted, rows)
-        if self.hosted and draft.hosted:
-            self.hosted.commit(sequence, path[:taken].tolist())
+        if draft.drafter:  # beside trees that the device grows no drafted row is sure to be left alone
+            draft.drafter.commit(sequence, path[:taken].tolist() if self.hosted else [0])
         self._record(draft, path[:taken].tolist(), emitted, drafted - 1)
 
     def _emit(self, draft: Draft, fault: int, emitted: Seq[int], rows: NDArray[np.float32] | None = None) -> int:
@@ -184,7 +166,7 @@ class DeviceLoop:
             if rows is not None:
                 self.emission.note(sequence, rows[at], token if token >= 0 else int(rows[at].argmax()))
             if token < 0:
-                raise ExecutionError("no token's score is finite: use a milder temperature, penalties and bias")
+                raise ExecutionError("no token's score is finite: use milder penalties and bias, or another constraint")
             self.emission.emit(sequence, token)
             sequence.cached += 1
             if sequence.finish_reason:
@@ -260,14 +242,14 @@ class DeviceLoop:
         if overlap:
             raise OptionError("a device does not draft while it verifies: measure without")
         other = copy(self)
-        other.stats, other._looks_up = RunStats(), looks_up
+        other.stats, other.proposals = RunStats(), replace(self.proposals, looks_up=looks_up)
         return other
 
     def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:
         """See `Loop.fresh_drafter`."""
         if self.hosted:
             return self.hosted.again(overlap)
-        return ModelDrafter(self.rounds.grower.executor, self.reader.chunk) if self.rounds.grower else None
+        return self.rounds.grower.hosted() if self.rounds.grower else None
 
     @property
     def draft_executor(self) -> StandardExecutor | None:

@@ -13,6 +13,7 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.gpu.device import MAX_NODES, Kernels, Tensor
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Cache, Choose, Dtype
+from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import Option
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
@@ -29,7 +30,7 @@ class Draft:
     tree: Tree | None
     spec: TreeSpec | None = None  # where `tree` is None
     drafts: bool = False  # whether something was to be drafted, be it nothing in the end
-    hosted: bool = False  # whether the host grows it from a model of the device
+    drafter: ModelDrafter | None = None  # who grows it on the host, from a model of the device
     option: Option | None = None  # what the sequence's policy has decided
 
     @property
@@ -84,6 +85,10 @@ class Rounds:
                     block.upload_row(name, slot, stream)
         if not growing:
             block.upload("tokens", "counts", stream)
+        if asked.masks:
+            found = [(d.sequence.slot, d.sequence.sampler.matcher, d.tree) for d in drafts]
+            constrained = {slot: (matcher, tree) for slot, matcher, tree in found if matcher and tree}
+            self.slots.constrain(constrained, nodes, stream)
 
     def verify(self, nodes: int, asked: ProcessorFlags) -> None:
         """Enqueue a round from its trees on, and the copy of what the host reads."""
@@ -118,6 +123,7 @@ class Rounds:
             **self.slots.choosing(asked),
             **size,
             **tree,
+            masks=self.slots.masks(asked, size["nodes"]),
             logits=target.model.logits,
             tokens=at["tokens"],
             choices=self._choices,

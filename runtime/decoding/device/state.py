@@ -17,8 +17,9 @@ from specbuild.runtime.backends.gpu.device import Device, Kernels, Step, Tensor,
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Dtype, Request, Shape
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.sampling.constraint import Matcher, tree_masks, words
 from specbuild.runtime.sampling.sampler import SamplingParams
-from specbuild.runtime.speculation.tree import TreeSpec
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 MAX_GRAPHS = 64
 UNCAPTURABLE = "ONNX Runtime's steps are not captured in graphs"  # of no other model is it true
@@ -142,6 +143,7 @@ class ProcessorFlags:
     cut_offs: bool
     history: bool
     bias: bool
+    masks: bool = False
 
     @classmethod
     def of(cls, params: Seq[SamplingParams]) -> ProcessorFlags:
@@ -150,6 +152,7 @@ class ProcessorFlags:
             any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
             any(p.repetition_penalty != 1 or p.frequency_penalty or p.presence_penalty for p in params),
             any(p.logit_bias for p in params),
+            any(p.constraint for p in params),
         )
 
 
@@ -210,6 +213,26 @@ class Slots:
             "cut_offs": int(asked.cut_offs),
             "vocab": self._vocab,
         }
+
+    def masks(self, asked: ProcessorFlags, nodes: int) -> Tensor | None:
+        """`uint32[B, nodes, words]`, what is legal after each node of a round, where any sequence is constrained."""
+        return self._masks(nodes).at["masks"] if asked.masks else None
+
+    def constrain(self, trees: Mapping[int, tuple[Matcher, Tree]], nodes: int, stream: int) -> None:
+        """Enqueue the upload of what is legal in a round: by slot what is constrained; everything for the others."""
+        block = self._masks(nodes)
+        block.host["masks"][:] = np.uint32(0xFFFFFFFF)
+        for slot, (matcher, tree) in trees.items():
+            tree_masks(matcher, tree, block.host["masks"][slot])
+        block.upload("masks", "masks", stream)
+
+    def _masks(self, nodes: int) -> Block:
+        """Of rounds of so many nodes, made when the first constrained sequence needs it."""
+        name = f"masks of {nodes}"
+        if name not in self._optional:
+            shape = len(self._decoding), nodes, words(self._vocab)
+            self._optional[name] = Block(self._device, {"masks": (shape, np.uint32)})
+        return self._optional[name]
 
     def history(self, asked: ProcessorFlags) -> Tensor | None:
         """`uint32[B, V]`, where any sequence has penalties."""

@@ -17,6 +17,7 @@ from specbuild.runtime.backends.executor import StepInput, share_rows
 from specbuild.runtime.backends.gpu.device import MAX_NODES, Kernels
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Choose, Dtype
+from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import BundleError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.tree import BEST_DEPTH, TreeSpec
@@ -75,6 +76,10 @@ class TreeGrower:
         self._pair = _chain(executor, _PAIR)
         largest = Choose(batch=batch, nodes=wide, vocab=executor.spec.vocab_size, best=branch)
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
+
+    def hosted(self) -> ModelDrafter:
+        """A drafter over the same model and cache whose trees the host grows, where a level has to be asked about."""
+        return ModelDrafter(self.executor, self.executor.model.chunk, cached=self._cached)
 
     def catch_up(self, sequences: Seq[Sequence]) -> None:
         """Run all but the last two tokens that each sequence's cache is behind."""

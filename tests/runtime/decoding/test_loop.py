@@ -292,3 +292,20 @@ def test_a_devices_caches_are_counted_together(host: KernelLibrary, folder: Path
     assert both.loop.draft_executor
     assert both.loop.cache_bytes == both.target.cache_bytes + both.loop.draft_executor.cache_bytes
     assert one.loop.cache_bytes == one.target.cache_bytes > 0
+
+
+def test_a_sibling_leaves_no_prefix_that_is_none(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any
+) -> None:
+    """Loops over the same caches in turns: what one has written is not what the other remembers."""
+    model, params = hash_model(1), SamplingParams(max_new_tokens=8, speculation="off")
+    loop = HostLoop(hash_executor(model), None, 8, frozenset())
+    sibling = loop.sibling()
+    first, second = [1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1, 0]
+    for prompt, by in ((first, loop), (second, sibling), (first, loop)):
+        sequence = request_of(prompt, params)
+        sequence.slot = by.pick(sequence, [0])
+        while not sequence.finish_reason:
+            by.round([sequence])
+        by.release(0)
+        assert sequence.output == plain(model, prompt, params)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
+from constraints import OneOf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ BAD: dict[str, list[object]] = {
     "n": [0, -1, 2, 1025, 1.0, True, "1", None, NAN],  # 2: at temperature 0
     "logprobs": [-1, 21, 1.0, True, "1", NAN],
     "deadline": [0, -1, NAN, INF, True, "1", 10**400],
+    "constraint": ["json", {"regex": "a"}, 3, object()],
     "session": ["", "x" * 257, 5, True, b"a", ["a"], NAN],
     "speculation": ["", "on", "chain", "chain:0", "topk:2", "best:-1", None, 5, True, ["auto"]],
 }
@@ -61,6 +63,7 @@ GOOD: dict[str, list[object]] = {
     "n": [1],
     "logprobs": [None, 0, 20],
     "deadline": [None, 1e-6, 1, 10**9],
+    "constraint": [None, OneOf(((1,),), 2)],
     "session": [None, "a", "é\n", "x" * 256],
     "speculation": ["auto", "off", "chain:4", "topk:2,3", "best:16"],
 }

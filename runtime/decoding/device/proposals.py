@@ -1,0 +1,67 @@
+"""What each sequence drafts in a round on a device, as far as the host decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from specbuild.runtime.decoding.planner import Planner
+from specbuild.runtime.drafting.lookup import from_text
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+
+from .room import Room
+from .rounds import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """Within the limits and the room there is: the text's continuation, a tree of the model, or the root alone.
+
+    steps: node counts that a step may have. drafts: whether there is a model; looks_up: whether texts are continued
+    from themselves. for_all, for_constrained: who grows trees on the host, for every sequence, or for those alone whose
+    constraint has to be asked about each level; where nobody does, the device does.
+    """
+
+    planner: Planner
+    room: Room
+    steps: Seq[int]
+    drafts: bool
+    looks_up: bool
+    for_all: ModelDrafter | None
+    for_constrained: ModelDrafter | None
+
+    def plan(self, sequences: Seq[Sequence]) -> list[Draft]:
+        """What each of them drafts; trees that the host grows are missing yet."""
+        drafting = self.planner.drafting(sequences)
+        shapes = {s.slot: s.shape for s in drafting if s.shape}
+        return [self._draft(s, shapes.get(s.slot), [*shapes.values()]) for s in sequences]
+
+    def _draft(self, sequence: Sequence, shape: TreeSpec | None, shapes: Seq[TreeSpec]) -> Draft:
+        """A tree of at most its own shape, beside others, whose shapes are at most `shapes`."""
+        policy, lone = sequence.policy, Tree([sequence.tokens[-1]])
+        if not shape:
+            return Draft(sequence, lone)
+        if not policy and not self.room.fits(sequence, shape, shapes):
+            return Draft(sequence, lone, drafts=True)
+        tree = from_text(sequence, len(shapes), self.looks_up, self.drafts)
+        drafter = self.for_constrained if sequence.sampler.matcher else self.for_all
+        if not tree and policy:
+            shape = shape if drafter else policy.grown(shape, self.steps)
+            if not self.room.fits(sequence, shape, shapes):
+                policy.pass_over()
+                tree = lone
+        draft = Draft(sequence, tree, drafts=True, option=policy.now if policy else None)
+        if not tree:
+            draft.drafter, draft.spec = drafter, None if drafter else shape
+        return draft
+
+    @staticmethod
+    def grow(plan: Seq[Draft]) -> None:
+        """Have the trees grown that the host grows; one drafter grows all of them."""
+        hosted = [draft for draft in plan if draft.drafter]
+        if hosted and (drafter := hosted[0].drafter):
+            trees = drafter.propose([draft.sequence for draft in hosted])
+            for draft, tree in zip(hosted, trees, strict=True):
+                draft.tree = tree

@@ -1,0 +1,72 @@
+"""Constraints: which tokens a text may go on with, as bitmasks that the sampler applies before its cut-offs.
+
+A bitmask is `uint32[ceil(V / 32)]`: token t is legal where bit t % 32 of word t // 32 is set. Bits past the vocabulary
+are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbuild.runtime.speculation.tree import Tree
+
+Bitmask = NDArray[np.uint32]
+
+
+class Matcher(Protocol):
+    """How far one text has come in its constraint; used by one thread at a time."""
+
+    def mask(self, path: Sequence[int]) -> Bitmask | None:
+        """The legal tokens after what was emitted and `path`, whose tokens are legal one after another; None: all.
+
+        What it raises becomes its request's error. The array is the caller's to read until the next call.
+        """
+        ...
+
+    def emit(self, token: int) -> None:
+        """Take note of an emitted token, which was legal."""
+        ...
+
+
+@runtime_checkable
+class Constraint(Protocol):
+    """What the texts of a request may be; never changed, so any number of requests may have the same."""
+
+    def matcher(self, vocab_size: int) -> Matcher:
+        """A matcher for a text of which nothing was emitted yet."""
+        ...
+
+
+def pack(tokens: Iterable[int], vocab_size: int) -> Bitmask:
+    """The bitmask in which these tokens are legal and no others."""
+    legal = np.zeros(32 * words(vocab_size), dtype=np.bool_)
+    legal[np.fromiter(tokens, dtype=np.int64)] = True
+    return np.packbits(legal, bitorder="little").view(np.uint32)
+
+
+def unpack(mask: Bitmask, vocab_size: int) -> NDArray[np.bool_]:
+    """Which tokens are legal, `bool[V]`."""
+    bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), count=vocab_size, bitorder="little")
+    return bits.view(np.bool_)
+
+
+def words(vocab_size: int) -> int:
+    """Words of a bitmask."""
+    return -(-vocab_size // 32)
+
+
+def tree_masks(matcher: Matcher, tree: Tree, out: NDArray[np.uint32]) -> None:
+    """Write what is legal after each node of a tree, `out uint32[≥ nodes, words]`, its rows all ones by now.
+
+    Nothing is asked of a node that is illegal itself, or below such a node: nobody will choose from there.
+    """
+    legal = [True] * len(tree)
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        if node:
+            legal[node] = legal[parent] and bool(out[parent, token // 32] >> np.uint32(token % 32) & np.uint32(1))
+        if legal[node] and (mask := matcher.mask(tree.path(node))) is not None:
+            out[node] = mask

@@ -1,0 +1,143 @@
+"""Constrained texts: plain decoding's tokens whatever is drafted, on trees, in batches; and the right distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from constraints import OneOf, family, probabilities
+from device_requests import run
+
+from specbuild.runtime import SamplingParams
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.requests.sequence import Sequence
+
+VOCAB, END = 12, 11
+EOS = frozenset({END})
+BATCH = 4
+QUANTILE = 3.0902  # of the normal distribution, 0.999
+
+
+def loop_of(hash_model: Any, hash_executor: Any, seed: int, drafter: str) -> HostLoop:
+    model = hash_model(seed)
+    executor = hash_executor(hash_model(seed, error=0.4), BATCH)
+    drafts = None if drafter == "lookup" else ModelDrafter(executor, 8, overlap=drafter == "ahead")
+    return HostLoop(hash_executor(model, BATCH), LookupDrafter(drafts, looks_up=drafter != "model"), 16, EOS)
+
+
+def requests(request_of: Any, seed: int, tree: str, temperature: float, count: int = 8) -> list[Sequence]:
+    """Constrained by different families, with processors; every third is free."""
+    found = []
+    for index in range(count):
+        more = [{}, {"repetition_penalty": 1.3}, {"frequency_penalty": 0.4, "logit_bias": {3: 1.0}}][index % 3]
+        cut = {"top_p": 0.9, "top_k": 6} if temperature and index % 2 else {}
+        constraint = None if index % 3 == 2 else family(seed + index, VOCAB, END)
+        params = SamplingParams(
+            max_new_tokens=20,
+            temperature=temperature,
+            seed=index,
+            speculation=tree,
+            constraint=constraint,
+            **more | cut,
+        )
+        found.append(request_of([1, 2, 3 + index % 4], params))
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", ["model", "both", "ahead", "lookup"])
+@pytest.mark.parametrize("tree", ["chain:5", "topk:3,3", "best:12"])
+def test_tokens_are_plain_decodings(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, tree: str, drafter: str, temperature: float
+) -> None:
+    """Four at once, constrained and free ones; each text is one that was allowed, or a beginning of one."""
+    accepted = 0
+    for seed in range(3):
+        loop = loop_of(hash_model, hash_executor, seed, drafter)
+        done = run(loop, requests(request_of, seed, tree, temperature))
+        loop.close()
+        for s in done:
+            prompt = s.tokens[: len(s.tokens) - len(s.output)]
+            assert s.error is None
+            assert s.output == plain(hash_model(seed), prompt, s.params, EOS)
+            if isinstance(constraint := s.params.constraint, OneOf):
+                text = tuple(s.output)
+                assert text[:-1] in constraint.texts or any(each[: len(text)] == text for each in constraint.texts)
+            accepted += s.metrics.speculative_decoding.num_accepted_draft_tokens
+    assert accepted > 0
+
+
+def critical(degrees: int) -> float:
+    """The 0.999 quantile of χ² (Wilson and Hilferty, 1931)."""
+    return degrees * (1 - 2 / (9 * degrees) + QUANTILE * (2 / (9 * degrees)) ** 0.5) ** 3
+
+
+@pytest.mark.parametrize("tree", ["topk:2,3", "best:8"])
+def test_the_distribution_is_the_model_s_among_what_is_allowed(
+    hash_model: Any, hash_executor: Any, request_of: Any, tree: str
+) -> None:
+    """χ² against the enumeration of all texts, token by token among what is legal."""
+    model = hash_model(4)
+    constraint = OneOf(((0, 1, 2), (0, 1, 3), (0, 4), (5, 6, 7, 8), (5, 6, 9), (5, 2), (10, 10), (3,)), END)
+    base, draws = SamplingParams(temperature=1.0, seed=0, max_new_tokens=9, constraint=constraint), 3000
+    expected = probabilities(model, [7, 7], constraint, base)
+    assert sum(expected.values()) == pytest.approx(1)
+    loop = loop_of(hash_model, hash_executor, 4, "model")
+    wanted = [request_of([7, 7], replace(base, seed=n, speculation=tree)) for n in range(draws)]
+    seen = Counter(tuple(s.output) for s in run(loop, wanted))
+    assert seen.keys() <= expected.keys()
+    rare = {text for text, chance in expected.items() if chance * draws < 5}
+    counts = [(seen[text], expected[text] * draws) for text in expected.keys() - rare]
+    if rare:
+        counts.append((sum(seen[text] for text in rare), max(sum(expected[text] for text in rare) * draws, 1e-9)))
+    statistic = sum((got - wanted) ** 2 / wanted for got, wanted in counts)
+    assert statistic < critical(len(counts) - 1)
+    assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in wanted) > draws / 4
+
+
+def test_a_constraint_that_raises_is_its_request_s_error(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    class Broken(OneOf):
+        def legal(self, text: Any) -> set[int]:
+            if len(text) > 1:
+                raise ValueError("no such rule")
+            return super().legal(text)
+
+    loop = loop_of(hash_model, hash_executor, 1, "lookup")
+    good = family(1, VOCAB, END)
+    both = Broken(good.texts, END), good
+    params = [SamplingParams(max_new_tokens=9, constraint=each, speculation="off") for each in both]
+    first, second = run(loop, [request_of([1, 2], each) for each in params])
+    assert "no such rule" in str(first.error)
+    assert (second.error, second.finish_reason) == (None, "stop")
+
+
+def test_where_nothing_is_allowed_the_request_ends_with_an_error(
+    hash_model: Any, hash_executor: Any, request_of: Any
+) -> None:
+    class Nothing(OneOf):
+        def legal(self, text: Any) -> set[int]:
+            return set() if len(text) == 2 else super().legal(text)
+
+    constraint = Nothing(((1, 2, 3, 4),), END)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(9, temperature, seed=1, speculation="chain:3", constraint=constraint)
+        (done,) = run(loop_of(hash_model, hash_executor, 1, "model"), [request_of([1], params)])
+        assert "no token that the constraint allows" in str(done.error)
+        assert done.output == [1, 2]
+
+
+def test_nobody_else_pays(
+    hash_model: Any, hash_executor: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specbuild.runtime.sampling import sampler
+
+    monkeypatch.setattr(sampler, "unpack", lambda *_: 1 / 0)
+    loop = loop_of(hash_model, hash_executor, 1, "model")
+    (free,) = run(loop, [request_of([1, 2], SamplingParams(max_new_tokens=9, speculation="best:4"))])
+    assert free.error is None
+    assert free.sampler.matcher is None
+    assert free.sampler.greedy

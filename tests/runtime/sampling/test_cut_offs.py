@@ -1,0 +1,57 @@
+"""Top-k, top-p and min-p over one node's logits; against a naive reference they are in test_sampler."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from specbuild.runtime.sampling.cut_offs import CutOffs
+
+LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32))
+
+
+def left(cuts: CutOffs, logits: np.ndarray = LOGITS) -> list[int]:
+    masked = cuts.mask(logits)
+    return [token for token in range(len(logits)) if masked[token] > -np.inf and cuts.in_top_p(token)]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p", "kept"),
+    [
+        (0, 1.0, 0.0, [0, 1, 2, 3]),
+        (2, 1.0, 0.0, [0, 1]),
+        (4, 1.0, 0.0, [0, 1, 2, 3]),
+        (0, 0.65, 0.0, [0, 1]),
+        (0, 0.75, 0.0, [0, 1, 2]),
+        (0, 1.0, 0.6, [0, 1]),
+        (3, 0.75, 0.6, [0, 1]),
+        (2, 0.5, 0.0, [0]),  # of what top-k left, where the first has more than half
+    ],
+)
+def test_each_is_on_what_the_one_before_left(top_k: int, top_p: float, min_p: float, kept: list[int]) -> None:
+    assert left(CutOffs(LOGITS, top_k, top_p, min_p)) == kept
+
+
+def test_equals_stay_or_go_together() -> None:
+    logits = np.array([1.0, 1.0, 0.0, 0.0], dtype=np.float32)
+    assert left(CutOffs(logits, 1, 1.0, 0.0), logits) == [0, 1]
+    assert left(CutOffs(logits, 3, 1.0, 0.0), logits) == [0, 1, 2, 3]
+    assert left(CutOffs(logits, 0, 0.1, 0.0), logits) == [0, 1]
+
+
+def test_what_has_no_score_has_no_mass() -> None:
+    """As if it were not there: the cut-offs are among the others."""
+    logits = np.array([-np.inf, 0.3, -np.inf, 0.2, 0.1], dtype=np.float32)
+    few = logits[[1, 3, 4]]
+    for cut in ((2, 1.0, 0.0), (0, 0.5, 0.0), (0, 1.0, 0.95), (0, 0.7, 0.5)):
+        assert left(CutOffs(logits, *cut), logits) == [[1, 3, 4][token] for token in left(CutOffs(few, *cut), few)]
+
+
+def test_slacks_tell_how_far_inside_a_token_is() -> None:
+    cuts = CutOffs(LOGITS, 2, 1.0, 0.5)
+    inside, outside = cuts.slacks(1), cuts.slacks(2)
+    assert inside == pytest.approx([math.log(0.3 / 0.2), math.log(0.3 / 0.2)], abs=1e-5)
+    assert outside == pytest.approx([math.log(0.2 / 0.3), 0.0], abs=1e-5)
+    assert CutOffs(LOGITS, 0, 1.0, 0.0).slacks(2) == []
