@@ -9,20 +9,22 @@ The folders are those of pyproject.toml's `wheel.packages`; every file is a link
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def packages() -> dict[str, str]:
     """Folders by the package they are installed as: {"specbuild/cli": "cli"}."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    table = re.search(r"^wheel\.packages = \{(.*?)\}", text, re.MULTILINE | re.DOTALL)
-    assert table, "pyproject.toml says what the wheel holds"
-    return dict(re.findall(r'"([\w/]+)" = "([\w/]+)"', table[1]))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return dict(project["tool"]["scikit-build"]["wheel"]["packages"])
 
 
 def lay_out(tree: Path) -> None:

@@ -129,8 +129,9 @@ class TimingTable:
 
 
 def find(files: Iterable[str]) -> str | None:
-    """The name of the timing table among a bundle's files; None where it was never tuned."""
-    return next((name for name in files if name in (FILE, OLD_FILE)), None)
+    """The name of the timing table among a bundle's files, the newer name first; None where it was never tuned."""
+    there = set(files)
+    return next((name for name in (FILE, OLD_FILE) if name in there), None)
 
 
 def machine(threads: int) -> dict[str, Any]:

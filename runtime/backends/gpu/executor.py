@@ -109,10 +109,10 @@ class StandardExecutor:
 
     def _check(self, step_input: StepInput) -> None:
         """Raise ExecutionError for an input that does not fit or is not this model's, and note where it ends."""
+        self._rows.write(step_input, self.model.chunk if step_input.logits < 2 else self.model.buckets[-1])
         beyond = step_input.start + len(step_input.tokens) - step_input.committed
         if self.model.tree and beyond > self.max_rows and step_input.logits > 1:
             raise ExecutionError(f"the tree has more than {self.max_rows} nodes: ask for a smaller one")
-        self._rows.write(step_input, self.model.chunk if step_input.logits < 2 else self.model.buckets[-1])
 
     def _stage(self, inputs: dict[int, StepInput], batch: int, nodes: int) -> None:
         """Enqueue the uploads of a step's inputs `[batch, nodes]`; `inputs` by their place in the batch."""

@@ -89,7 +89,10 @@ class TrtModel:
         return tensor
 
     def _contexts(self, profiles: Mapping[int, int], scratch: Tensor, stream: int) -> dict[int, Any]:
-        """By most nodes. What a graph may hold must be compiled before; a prompt's shapes are many, and in no graph."""
+        """A context by the most nodes of its steps.
+
+        What a graph may hold must be compiled before; a prompt's shapes are many, and in no graph.
+        """
         return {
             max_nodes: self._plan.context(profile, scratch, stream, lazy=max_nodes > self.buckets[-1])
             for max_nodes, profile in profiles.items()

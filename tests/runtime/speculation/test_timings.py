@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.speculation.timings import TimingTable, machine
+from specbuild.runtime.speculation.timings import TimingTable, find, machine
 
 CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
 TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}
@@ -67,3 +67,9 @@ def test_what_is_no_timing_table_is_refused(change: Any, reason: str) -> None:
 def test_a_machine_is_its_processor_its_threads_and_what_computes() -> None:
     assert machine(2) == machine(2) != machine(3)
     assert machine(2)["processor"]
+
+
+def test_the_newer_name_of_a_table_comes_first() -> None:
+    assert find(["costs.json", "a", "timings.json"]) == "timings.json"
+    assert find(iter(["a", "costs.json"])) == "costs.json"
+    assert find(["a", "target/timings.json"]) is None
