@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbuild.runtime.backends.cpu.cores import cores
+from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import Loop, LoopOptions
@@ -56,7 +57,7 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
 
     threads, model = options.threads or cores(), None
     target = load_model(bundle, "target", options.batch_size, threads)
-    policy = _policy(bundle, options, target.identity)
+    policy = _policy(bundle, options, target)
     if _drafts(bundle, options):
         overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
         draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
@@ -89,7 +90,7 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
             options=LoopOptions(options.limits, options.prefix_caching),
             ahead=AHEAD if options.resident else 0,
         )
-        return loop, _policy(bundle, options, models.target.identity)
+        return loop, _policy(bundle, options, models.target)
 
 
 def _drafts(bundle: Bundle, options: LoadOptions) -> bool:
@@ -103,7 +104,7 @@ def _tokenizer(bundle: Bundle) -> Tokenizer:
     return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
 
 
-def _policy(bundle: Bundle, options: LoadOptions, here: dict[str, Any]) -> Policy | None:
+def _policy(bundle: Bundle, options: LoadOptions, target: Executor) -> Policy | None:
     """By the bundle's timing table; None where it was never tuned. Warns of a table that is of another machine."""
     name = find(bundle.manifest.files)
     if name is None:
@@ -114,7 +115,7 @@ def _policy(bundle: Bundle, options: LoadOptions, here: dict[str, Any]) -> Polic
         record = json.loads(bundle.path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BundleError(f"{bundle.path(name)} cannot be read as JSON ({error}): run specbuild tune") from None
-    timings = TimingTable.of(record, bundle.manifest.buckets[-1])
+    timings, here = TimingTable.of(record, bundle.manifest.buckets[-1]), target.identity
     if dict(timings.machine) != here:
         tuned, now = (", ".join(map(str, each.values())) for each in (timings.machine, here))
         _log.warning("%s was tuned on another machine (%s; here %s): run specbuild tune", bundle.folder, tuned, now)

@@ -49,7 +49,7 @@ class OrtExecutor:
     buckets = None
 
     def __init__(self, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> None:
-        self.spec, self.batch_size, self.seconds, self.identity = spec, batch_size, 0.0, machine(threads)
+        self.spec, self.batch_size, self.seconds, self._threads = spec, batch_size, 0.0, threads
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = _ERRORS
@@ -184,6 +184,11 @@ class OrtExecutor:
 
     def erase(self, slot: int) -> None:
         """See `Executor.erase`: rows past a node's own are never read here."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Executor.identity`."""
+        return machine(self._threads)
 
     @property
     def cache_bytes(self) -> int:

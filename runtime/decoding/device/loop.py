@@ -84,23 +84,31 @@ class DeviceLoop:
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`; where rounds follow each other, one of them, or all that are left where they must stop."""
         with accounted(self, sequences):
-            plan, flights = None, self.flights
-            if flights and flights.under_way:
-                plan = self._plan(sequences) if flights.of(sequences) else None
-                if plan is None or not flights.go_on(plan):
-                    self._land(sequences)
-                    for ended in (s for s in sequences if s.finish_reason):  # others go on before it is released
-                        self.rounds.slots.hold(ended.slot, ended.cached + 1)
-                    sequences, plan = [s for s in sequences if not s.finish_reason], None
-            if flights and not flights.under_way and sequences and all(s.output for s in sequences):
-                plan = self._plan(sequences)
-                flights.launch(plan)
-            if flights and flights.under_way:
-                self._take(flights.next_entry(), sequences)
-                if flights.read_out:
+            plan = None
+            if self.flights:
+                sequences, plan = self._steer(self.flights, sequences)
+            if self.flights and self.flights.under_way:
+                self._take(self.flights.next_entry(), sequences)
+                if self.flights.read_out:
                     self._land(sequences)
             elif sequences:
                 self._run(sequences, plan)
+
+    def _steer(self, flights: Flights, sequences: Seq[Sequence]) -> tuple[Seq[Sequence], Seq[Draft] | None]:
+        """Let the rounds under way go on, or stop them and begin others; who is left, and what they draft if known."""
+        if flights.under_way:
+            plan = self._plan(sequences) if flights.of(sequences) else None
+            if plan and flights.go_on(plan):
+                return sequences, plan
+            self._land(sequences)
+            for ended in (s for s in sequences if s.finish_reason):  # others go on before it is released
+                self.rounds.slots.hold(ended.slot, ended.cached + 1)
+            sequences = [s for s in sequences if not s.finish_reason]
+        if not sequences or not all(s.output for s in sequences):
+            return sequences, None
+        plan = self._plan(sequences)
+        flights.launch(plan)
+        return sequences, plan
 
     def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> None:
         """A round by itself: sequences that have emitted nothing yet read their prompts, the others decode."""
