@@ -257,7 +257,7 @@ class DeviceLoop:
         """See `Loop.fresh_drafter`."""
         if self.hosted:
             return self.hosted.again(overlap)
-        return self.rounds.grower.hosted() if self.rounds.grower else None
+        return ModelDrafter(self.rounds.grower.executor, self.reader.chunk) if self.rounds.grower else None
 
     @property
     def draft_executor(self) -> StandardExecutor | None:

@@ -40,7 +40,7 @@ def test_the_kinds_of_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(SamplingParams.names()))
+@pytest.mark.parametrize("name", sorted(SamplingParams.names() - {"constraint"}))
 def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
     values: dict[str, Any] = {
         "max_new_tokens": 3,
@@ -64,6 +64,11 @@ def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
     requests = read(write(tmp_path, {"prompt": "p", name: values[name]}, {"prompt": "p"}), DEFAULTS)
     assert requests[0].params == SamplingParams(**DEFAULTS | {name: values[name]})
     assert requests[0].params != requests[1].params == SamplingParams(**DEFAULTS)
+
+
+def test_a_constraint_is_an_object_that_no_file_holds(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="constraint must have a method matcher"):
+        read(write(tmp_path, {"prompt": "p", "constraint": {"regex": "a+"}}), DEFAULTS)
 
 
 def test_escaped_and_raw_unicode_are_the_same(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def test_both_models_have_to_know_the_positions(target: int, draft: int | None, 
     room = Room(executor_of(target), executor_of(draft) if draft else None)
     assert room.max_positions == both
     for tree, nodes in (("chain:4", 4), ("topk:3,3", 9)):
-        assert room.fits(ask(tree, both - nodes), [TOPK])
-        assert not room.fits(ask(tree, both - nodes + 1), [TOPK])
-    assert room.fits(ask("off", both + 9), []), "no tree needs no room"
+        spec = TreeSpec.parse(tree)
+        assert room.fits(ask(tree, both - nodes), spec, [TOPK])
+        assert not room.fits(ask(tree, both - nodes + 1), spec, [TOPK])
 
 
 @pytest.mark.parametrize(
@@ -60,38 +60,34 @@ def test_both_models_have_to_know_the_positions(target: int, draft: int | None, 
 @pytest.mark.parametrize("slot", [0, 2])
 def test_what_a_tree_leaves_of_the_drafts_cache(tree: str, specs: list[str], taken: int, slot: int) -> None:
     """Of its own slot's rows; where nothing is left it fits, and where less than nothing is not."""
-    others = [TreeSpec.parse(text) for text in specs]
+    spec, others = TreeSpec.parse(tree), [TreeSpec.parse(text) for text in specs]
     room = Room(executor_of(), executor_of())
     most = 100 - 10 * slot - taken
     for tokens in (most - 5, most):
-        assert room.left(ask(tree, tokens, slot), others) == most - tokens
-        assert room.fits(ask(tree, tokens, slot), others)
-    assert room.left(ask(tree, most + 1, slot), others) == -1
-    assert not room.fits(ask(tree, most + 1, slot), others)
+        assert room.left(ask(tree, tokens, slot), spec, others) == most - tokens
+        assert room.fits(ask(tree, tokens, slot), spec, others)
+    assert room.left(ask(tree, most + 1, slot), spec, others) == -1
+    assert not room.fits(ask(tree, most + 1, slot), spec, others)
 
 
 @pytest.mark.parametrize(("max_rows", "left"), [(6, True), (5, False)])
 def test_levels_together_may_be_too_many_for_the_draft(max_rows: int, left: bool) -> None:
     """Of three levels of three nodes two are run."""
     room = Room(executor_of(), executor_of(max_rows=max_rows))
-    assert (room.left(ask("topk:3,3"), [TOPK]) >= 0) == room.fits(ask("topk:3,3"), [TOPK]) == left
-    assert room.fits(ask("chain:4"), [CHAIN])
+    sequence = ask("topk:3,3")
+    assert (room.left(sequence, TOPK, [TOPK]) >= 0) == room.fits(sequence, TOPK, [TOPK]) == left
+    assert room.fits(sequence, CHAIN, [CHAIN])
 
 
-def test_without_a_draft_or_a_tree_nothing_is_taken() -> None:
-    assert Room(executor_of(rows=0), None).left(ask("best:12", 50), [BEST]) == 0
-    assert Room(executor_of(), executor_of(rows=0)).left(ask("off", 50), []) == 0
-    assert Room(executor_of(rows=0), None).fits(ask("best:12", 50), [BEST])
+def test_without_a_draft_nothing_is_taken() -> None:
+    assert Room(executor_of(rows=0), None).left(ask("best:12", 50), BEST, [BEST]) == 0
+    assert Room(executor_of(rows=0), None).fits(ask("best:12", 50), BEST, [BEST])
 
 
-def test_the_rounds_shape_counts_and_not_what_was_asked() -> None:
+def test_the_tree_that_is_meant_counts_and_not_what_was_asked_for() -> None:
     sequence, room = ask("best:12", 44), Room(executor_of(), executor_of())
-    assert room.left(sequence, [BEST]) == 0
-    sequence.shape = CHAIN
-    assert room.left(sequence, [CHAIN]) == 100 - 44 - 3
-    sequence.shape = None
-    assert room.left(sequence, [BEST]) == 0
-    assert room.fits(sequence, [BEST])
+    assert room.left(sequence, BEST, [BEST]) == 0
+    assert room.left(sequence, CHAIN, [CHAIN]) == 100 - 44 - 3
 
 
 @pytest.mark.parametrize(
@@ -125,14 +121,15 @@ def test_a_tree_that_just_fits_is_drafted(host: KernelLibrary, folder: Path, tre
     for more in (0, 1):
         made = Made(host, folder, 1)
         room: Callable[..., int] = made.loop.room.left
-        left = room(ask(tree, 1), [TreeSpec.parse(tree)])
+        spec = TreeSpec.parse(tree)
+        left = room(ask(tree, 1), spec, [spec])
         sequence = ask(tree, left + more, max_new_tokens=6)  # the prompt's step emits the token that fills it
         sequence.cached = 0
         assert (made.target.max_rows, made.target.rows(0)) == (MAX_NODES, CAPACITY)
         assert sequence.limit <= TEXT
         while not sequence.output:
             made.loop.round([sequence])
-        assert room(sequence, [TreeSpec.parse(tree)]) == -more
+        assert room(sequence, spec, [spec]) == -more
         made.loop.round([sequence])
         assert sequence.error is None
         drafted[more] = sequence.metrics.speculative_decoding.num_spec_steps

@@ -55,7 +55,7 @@ def there(made: Made, nodes: int, *names: str) -> list[Any]:
 def test_nodes_of_a_draft(tree: Tree | None, spec: TreeSpec | None, nodes: int) -> None:
     draft = Draft(request_of([1], speculation="off"), tree, spec)
     assert draft.nodes == nodes
-    assert (draft.drafts, draft.hosted, draft.option) == (False, False, None)
+    assert (draft.drafts, draft.drafter, draft.option) == (False, None, None)
 
 
 def test_a_step_holds_the_largest_tree(host: KernelLibrary, folder: Path) -> None:
