@@ -17,7 +17,7 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import Drafter, ModelDrafter
-from specbuild.runtime.requests.metrics import RunStats
+from specbuild.runtime.requests.metrics import RunStats, Tally
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.acceptance import walk
 from specbuild.runtime.speculation.tree import Tree
@@ -42,7 +42,7 @@ class HostLoop:
         admission: Admission | None = None,
     ) -> None:
         """`chunk`: tokens of a prompt in a step at most. `admission`: slots that are another loop's as well."""
-        self.target, self.drafter, self.stats = target, drafter, RunStats()
+        self.target, self.drafter, self.tally = target, drafter, Tally()
         self.emission, self.planner, self._options = Emission(eos), Planner(options.limits), options
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
         self.admission = admission or Admission(target, drafter, options.prefix_caching)
@@ -51,7 +51,7 @@ class HostLoop:
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`."""
-        with accounted(self, sequences):
+        with accounted(self, sequences), nvtx.range("round"):
             self.admission.enter(sequences)
             trees = self.draft(sequences)
             inputs = [step_input(s, t) for s, t in zip(sequences, trees, strict=True)]
@@ -89,7 +89,13 @@ class HostLoop:
         if drafted and self.drafter:
             self.drafter.commit(sequence, path)
             self.planner.record(sequence, len(tree) - 1, path, sequence.tokens[root + 1], max(tree.depths))
-        self.stats = self.stats.plus(accept=walked - began, commit=time.perf_counter() - walked)
+        self.tally.accept += walked - began
+        self.tally.commit += time.perf_counter() - walked
+
+    @property
+    def stats(self) -> RunStats:
+        """See `Loop.stats`."""
+        return self.tally.snapshot()
 
     def check(self, sequence: Sequence) -> None:
         """See `Loop.check`."""

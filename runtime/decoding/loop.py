@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.drafting.model import ModelDrafter
-from specbuild.runtime.requests.metrics import RunStats
+from specbuild.runtime.requests.metrics import RunStats, Tally
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
@@ -40,8 +38,12 @@ DEFAULTS = LoopOptions()
 class Loop(Protocol):
     """Decodes sequences in slots, a round at a time; from one thread at a time."""
 
-    stats: RunStats
     page_tokens: int | None  # that all pages of the caches hold together; None where each slot has rows of its own
+
+    @property
+    def stats(self) -> RunStats:
+        """Where the time of all rounds went until now; a copy."""
+        ...
 
     @property
     def target(self) -> Executor:
@@ -113,34 +115,57 @@ class Loop(Protocol):
         ...
 
 
+class CountingLoop(Loop, Protocol):
+    """A loop as `accounted` sees it."""
+
+    tally: Tally
+
+
 def cache_bytes(loop: Loop) -> int:
     """See `Loop.cache_bytes`."""
     return sum(executor.cache_bytes for executor in (loop.target, loop.draft_executor) if executor)
 
 
-@contextmanager
-def accounted(loop: Loop, sequences: Seq[Sequence]) -> Iterator[None]:
-    """Add a round to a loop's statistics."""
-    before, emitted = _clock(loop), sum(len(s.output) for s in sequences)
-    with nvtx.range("round"):
-        yield
-    total, draft, verify = (now - then for now, then in zip(_clock(loop), before, strict=True))
-    emitted = sum(len(s.output) for s in sequences) - emitted
-    loop.stats = loop.stats.plus(rounds=1, emitted=emitted, total=total, draft=draft, verify=verify)
+class accounted:  # noqa: N801  (it reads as a word, and costs less than a generator in every round)
+    """Add a round to a loop's statistics; one that raises is not counted."""
+
+    __slots__ = ("_before", "_emitted", "_loop", "_sequences")
+
+    def __init__(self, loop: CountingLoop, sequences: Seq[Sequence]) -> None:
+        self._loop, self._sequences = loop, sequences
+
+    def __enter__(self) -> None:
+        self._before, self._emitted = _clock(self._loop), sum(len(s.output) for s in self._sequences)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            tally, (now, draft, verify), before = self._loop.tally, _clock(self._loop), self._before
+            tally.rounds += 1
+            tally.emitted += sum(len(s.output) for s in self._sequences) - self._emitted
+            tally.total += now - before[0]
+            tally.draft += draft - before[1]
+            tally.verify += verify - before[2]
 
 
-@contextmanager
-def alone(sequence: Sequence) -> Iterator[None]:
+class alone:  # noqa: N801
     """Let what is raised inside end this sequence, while the others go on; an interrupt ends all of them."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a tokenizer's panic is no Exception
-        sequence.fail(error)
+
+    __slots__ = ("_sequence",)
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
+            return False
+        self._sequence.fail(error)  # a tokenizer's panic is no Exception
+        return True
 
 
-def _clock(loop: Loop) -> tuple[float, float, float]:
+def _clock(loop: CountingLoop) -> tuple[float, float, float]:
     """Seconds: now, and spent so far in the draft and in the target."""
     draft = loop.draft_executor
     return time.perf_counter(), draft.seconds if draft else 0.0, loop.target.seconds

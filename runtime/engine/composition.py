@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,9 +46,12 @@ def compose(bundle: Bundle, options: LoadOptions) -> Parts:
     if bundle.manifest.descriptor.on_gpu:
         loop, policy = gpu_loop(bundle, options)
         return Parts(_tokenizer(bundle), loop, policy)
-    with bundle.verifying():
-        tokenizer = _tokenizer(bundle)
-        host_loop, policy = cpu_loop(bundle, options)
+    with ExitStack() as undo:
+        with bundle.verifying():
+            tokenizer = _tokenizer(bundle)
+            host_loop, policy = cpu_loop(bundle, options)
+            undo.callback(host_loop.close)
+        undo.pop_all()
     return Parts(tokenizer, host_loop, policy)
 
 
@@ -56,12 +60,16 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
     from specbuild.runtime.backends.cpu.load import PROMPT_CHUNK, load_model
 
     threads, model = options.threads or cores(), None
-    target = load_model(bundle, "target", options.batch_size, threads)
-    policy = _policy(bundle, options, target)
-    if _drafts(bundle, options):
-        overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
-        draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
-        model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
+    with ExitStack() as undo:
+        target = load_model(bundle, "target", options.batch_size, threads)
+        undo.callback(target.close)
+        policy = _policy(bundle, options, target)
+        if _drafts(bundle, options):
+            overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
+            draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
+            undo.callback(draft.close)
+            model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
+        undo.pop_all()
     drafter, chunk = LookupDrafter(model, looks_up=options.drafter != "model"), bundle.manifest.buckets[-1]
     how = LoopOptions(options.limits, options.prefix_caching, max(chunk, PROMPT_CHUNK))
     return HostLoop(target, drafter, chunk, frozenset(bundle.manifest.eos_token_ids), how), policy

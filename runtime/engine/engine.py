@@ -60,7 +60,7 @@ class Engine:
         What it raises is logged, and where it falls behind results are dropped: see `Usage.dropped_results`.
         """
         self.manifest, self.tokenizer, self.batch_size = manifest, tokenizer, batch_size
-        self._loop, self._validator = loop, Validator(manifest, tokenizer, clock, loop.check, policy)
+        self._loop, self._validator = loop, Validator(manifest, tokenizer, loop.check, policy)
         observer = Observer(on_finish) if on_finish else None
         self.scheduler = Scheduler(loop, batch_size, max_waiting, clock, observer)
 

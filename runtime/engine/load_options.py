@@ -43,7 +43,7 @@ class LoadOptions:
 
     threads: of the target, all cores by default.
     draft_threads: of the draft, one by default.
-    overlap: the draft model drafts on while the target verifies; None: where tuning found that it pays.
+    overlap: a draft of kind "model" drafts on while the target verifies; None: where tuning found that it pays.
     resident: rounds follow each other on the GPU without the host (docs/device-loop.md).
     gpu_weights_percent: 0 … 1 of the target's weights are on the GPU, where its engine streams the others.
     kv_cache_tokens: tokens of all texts together, batch_size times the longest by default; of paged caches alone.
@@ -73,6 +73,8 @@ class LoadOptions:
                 raise OptionError(f"threads must be 1…{max_threads}, not {count}")
         if type(self.max_waiting) is not int or self.max_waiting < 1:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {self.max_waiting!r}")
+        if self.drafter == "ngram" and (self.overlap or self.draft_threads is not None):
+            raise OptionError("the ngram drafter has no model: drop overlap and draft_threads")
         share = self.gpu_weights_percent
         if share is not None and (type(share) not in (int, float) or not 0 <= share <= 1):
             raise OptionError(f"gpu_weights_percent is of 0…1, not {share!r}")
@@ -98,6 +100,11 @@ class LoadOptions:
             raise OptionError(
                 f"{bundle.folder} was built without a draft: use the ngram drafter, or build it with --draft"
             )
+        draft = manifest.models.get("draft")
+        if self.overlap and (draft is None or draft.kind != "model"):
+            raise OptionError(f"{bundle.folder} has no draft that drafts token by token, and so ahead: drop overlap")
+        if self.draft_threads is not None and draft is None:
+            raise OptionError(f"{bundle.folder} was built without a draft: drop draft_threads")
         if self.batch_size > manifest.max_batch_size:
             raise OptionError(
                 f"batch size {self.batch_size} is not in 1…{manifest.max_batch_size}, what {bundle.folder} was built "

@@ -68,7 +68,7 @@ class Scheduler:
             if not (self._promised.pop(id(sequence), None) or self.closed):
                 self.check_open()
             if sequence.metrics.submitted is None:
-                sequence.metrics.submitted = self.clock()
+                sequence.submit(self.clock())
             if self.closed:
                 handle.end("cancelled", self.clock())
                 return handle
@@ -92,7 +92,8 @@ class Scheduler:
                 self.check_open()
             now = self.clock()
             for each in sequences:
-                each.metrics.submitted, self._promised[id(each)] = now, each
+                each.submit(now)
+                self._promised[id(each)] = each
 
     def withdraw(self, sequences: Iterable[Sequence]) -> None:
         """Sequences that were promised and will not be submitted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 
@@ -125,7 +125,7 @@ def _between(start: float | None, end: float | None) -> float:
 class RunStats:
     """Where an engine's time went from when it was loaded until now: the models, and the loop around them.
 
-    It never changes: the loop makes another one when a round has ended.
+    It never changes: a later one is another.
     `accept`, `commit`: of rounds that decode; 0 on a device, which does both by itself. A prompt's chunks have neither.
     """
 
@@ -145,10 +145,6 @@ class RunStats:
     def since(self, before: RunStats) -> RunStats:
         """What was added to a copy that was made before."""
         return RunStats(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
-
-    def plus(self, **more: float) -> RunStats:
-        """These and some more, by name."""
-        return replace(self, **{name: getattr(self, name) + value for name, value in more.items()})
 
     @property
     def loop(self) -> float:
@@ -171,3 +167,20 @@ class RunStats:
             f"{part}_s": getattr(self, part) for part in ("total", "draft", "verify", "accept", "commit", "host")
         }
         return {"rounds": self.rounds, "emitted": self.emitted, **seconds, "loop_share": self.loop_share}
+
+
+@dataclass(slots=True)
+class Tally:
+    """A loop's own `RunStats`, to be added to."""
+
+    rounds: int = 0
+    emitted: int = 0
+    total: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    accept: float = 0.0
+    commit: float = 0.0
+
+    def snapshot(self) -> RunStats:
+        """What it is now."""
+        return RunStats(*astuple(self))

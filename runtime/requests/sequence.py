@@ -63,6 +63,12 @@ class Sequence:
         """Whether the next round should draft: not while the prompt is read, not for the last token."""
         return self.tree is not None and self.pending == 1 and len(self.tokens) + 1 < self.limit
 
+    def submit(self, now: float) -> None:
+        """Its caller hands it over, from when its deadline counts; `now`: on the scheduler's clock."""
+        self.metrics.submitted = now
+        if self.params.deadline is not None:
+            self.deadline = now + self.params.deadline
+
     def limit_tree(self, limits: Limits, batch: int) -> None:
         """Set the round's `shape`, beside `batch − 1` others that draft; None where nothing may be drafted."""
         self.shape = self.tree and self.tree.within(limits.max_nodes(batch, self.tree.nodes))

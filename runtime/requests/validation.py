@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, Literal
@@ -30,7 +29,6 @@ class Validator:
         self,
         manifest: Manifest,
         tokenizer: Tokenizer,
-        clock: Callable[[], float],
         fits: Callable[[Sequence], None],
         policy: Policy | None = None,
     ) -> None:
@@ -38,7 +36,7 @@ class Validator:
 
         `policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it.
         """
-        self._manifest, self._tokenizer, self._clock = manifest, tokenizer, clock
+        self._manifest, self._tokenizer = manifest, tokenizer
         self._fits, self._policy = fits, policy
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
@@ -64,7 +62,6 @@ class Validator:
         """The n sequences of one prompt; raises PromptError and OptionError."""
         tokens, tree = self.check(self._tokenizer.encode(prompt)), self._tree(params.speculation)
         first = fresh_seed() if params.seed is None else params.seed
-        deadline = math.inf if params.deadline is None else self._clock() + params.deadline
         sequences = [
             Sequence(
                 index=index,
@@ -77,7 +74,6 @@ class Validator:
                 limit=min(len(tokens) + params.max_new_tokens, self._manifest.max_seq_len),
                 sample=sample,
                 policy=self._policy_of(params),
-                deadline=deadline,
             )
             for sample, seed in enumerate((first + i) % 2**64 for i in range(params.n))
         ]

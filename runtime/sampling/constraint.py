@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.speculation.tree import Tree
 
 Bitmask = NDArray[np.uint32]
@@ -59,7 +60,17 @@ def words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
-def tree_masks(matcher: Matcher, tree: Tree, out: NDArray[np.uint32]) -> None:
+def ask(matcher: Matcher, path: Sequence[int], vocab_size: int) -> Bitmask | None:
+    """What a matcher says is legal; raises ExecutionError for what is no bitmask of this vocabulary."""
+    mask = matcher.mask(path)
+    if mask is not None and (mask.dtype != np.uint32 or mask.shape != (words(vocab_size),)):
+        raise ExecutionError(
+            f"the constraint's mask is {mask.dtype}{list(mask.shape)}, not uint32[{words(vocab_size)}], a bit a token"
+        )
+    return mask
+
+
+def tree_masks(matcher: Matcher, tree: Tree, vocab_size: int, out: NDArray[np.uint32]) -> None:
     """Write what is legal after each node of a tree, `out uint32[≥ nodes, words]`, its rows all ones by now.
 
     Nothing is asked of a node that is illegal itself, or below such a node: nobody will choose from there.
@@ -68,5 +79,5 @@ def tree_masks(matcher: Matcher, tree: Tree, out: NDArray[np.uint32]) -> None:
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         if node:
             legal[node] = legal[parent] and bool(out[parent, token // 32] >> np.uint32(token % 32) & np.uint32(1))
-        if legal[node] and (mask := matcher.mask(tree.path(node))) is not None:
+        if legal[node] and (mask := ask(matcher, tree.path(node), vocab_size)) is not None:
             out[node] = mask

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.errors import ExecutionError, OptionError, one_line
 from specbuild.runtime.speculation.tree import TreeSpec
 
-from .constraint import Constraint, unpack
+from .constraint import Constraint, Matcher, ask, unpack
 from .cut_offs import CutOffs
 
 Logits = NDArray[np.float32]
@@ -128,6 +128,17 @@ def _logit_bias(value: Any) -> dict[int, float]:
     return bias
 
 
+def _matcher(constraint: Constraint, vocab_size: int) -> Matcher:
+    """A constraint's matcher; raises OptionError where it makes none."""
+    try:
+        matcher = constraint.matcher(vocab_size)
+    except Exception as error:
+        raise OptionError(f"the constraint cannot be used, {type(error).__name__}: {one_line(error)}") from error
+    if not callable(getattr(matcher, "mask", None)) or not callable(getattr(matcher, "emit", None)):
+        raise OptionError(f"a constraint's matcher must have mask(path) and emit(token), not be {matcher!r:.80}")
+    return matcher
+
+
 def fresh_seed() -> int:
     """53 bits of entropy: a seed that survives JSON in every language."""
     return secrets.randbits(53)
@@ -153,7 +164,8 @@ class Sampler:
         self._bias = np.fromiter(p.logit_bias.values(), dtype=np.float32)
         self._repeats = p.repetition_penalty != 1
         self._counts = p.frequency_penalty != 0 or p.presence_penalty != 0
-        self.matcher = p.constraint.matcher(vocab_size) if p.constraint else None
+        self.matcher = _matcher(p.constraint, vocab_size) if p.constraint else None
+        self._raised: BaseException | None = None  # by the constraint, while somebody drafted
         self._plain = not (self._repeats or self._counts or self._bias.size or self.matcher)
         self._cuts = p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
         self._seen = np.zeros(vocab_size if self._repeats else 0, dtype=np.bool_)
@@ -207,11 +219,26 @@ class Sampler:
                     return
             scores[token] = -np.inf
 
+    def drafted(self, logits: Logits, position: int, path: Sequence[int], misses: int) -> Iterator[tuple[int, float]]:
+        """As `ranked`, for a draft. What the constraint raises ends it; the next choice raises it again."""
+        try:
+            yield from self.ranked(logits, position, path, misses)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # a library's panic is no Exception
+            self._raised = error
+
+    def check(self) -> None:
+        """Raise what the constraint raised while somebody drafted."""
+        if self._raised:
+            raise self._raised
+
     def choose(self, logits: Logits, position: int, path: Sequence[int]) -> int:
         """The choice at a node: the best token of `ranked`; where no token has a finite score, `argmax`'s.
 
-        Raises ExecutionError where the constraint leaves no such token.
+        Raises ExecutionError where the constraint leaves no such token, and what the constraint raises.
         """
+        self.check()
         if self.greedy:
             return int(logits.argmax())
         best = next(self.ranked(logits, position, path), None)
@@ -224,7 +251,7 @@ class Sampler:
         if self._plain and self.params.temperature in (0, 1):
             return logits
         p, out = self.params, logits.copy()
-        if self.matcher and (mask := self.matcher.mask(path)) is not None:
+        if self.matcher and (mask := ask(self.matcher, path, len(out))) is not None:
             out[~unpack(mask, len(out))] = -np.inf
         if self._repeats:
             seen = self._seen

@@ -176,14 +176,16 @@ class SequencePolicy:
         else promises hardly more, so that rounds can follow each other.
         """
         if self.now.kind == "model":
-            last = self._seconds(self._grown.levels, self._grown.nodes) if self._grown.levels else math.inf
-            if self._expected(self._grown.levels) >= STEADY * self._rate * last:
-                self.now = replace(self.now, levels=self._grown.levels, nodes=self._grown.nodes)
+            last = self._grown
+            fits = 0 < last.levels <= shape.depth and last.nodes <= shape.nodes
+            if fits and self._expected(last.levels) >= STEADY * self._rate * self._seconds(last.levels, last.nodes):
+                self.now = replace(self.now, levels=last.levels, nodes=last.nodes)
             else:
                 nodes = next((step for step in steps if step > self.now.nodes), shape.nodes + 1) - 1
-                self.now = self._grown = replace(self.now, nodes=nodes)
+                levels, nodes = min(self.now.levels, shape.depth), min(nodes, shape.nodes)
+                self.now = self._grown = replace(self.now, levels=levels, nodes=nodes)
         self._promise_levels()
-        return replace(shape, depth=min(self.now.levels, shape.depth), nodes=min(self.now.nodes, shape.nodes))
+        return replace(shape, depth=self.now.levels, nodes=self.now.nodes)
 
     def _expected(self, levels: int) -> float:
         """Tokens of a round whose tree has so many levels."""

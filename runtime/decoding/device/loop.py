@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.gpu.device import Kernels
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Fault
@@ -27,7 +28,7 @@ from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.decoding.reading import Reader
 from specbuild.runtime.drafting.model import DrafterName, ModelDrafter
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError
-from specbuild.runtime.requests.metrics import RunStats
+from specbuild.runtime.requests.metrics import RunStats, Tally
 from specbuild.runtime.requests.sequence import Sequence
 
 from .paged_admission import PagedAdmission
@@ -57,7 +58,7 @@ class DeviceLoop:
         hosted: in place of `draft`, a drafter over a model of this device whose trees the host grows. ahead: rounds
         that follow each other on the device where nothing needs the host, at most; 0: none do. Raises OptionError.
         """
-        self.target, self.stats, self.hosted = target, RunStats(), hosted
+        self.target, self.tally, self.hosted = target, Tally(), hosted
         self.rounds = Rounds(target, draft if drafter != "ngram" else None, kernels)
         self.emission, self.planner = Emission(eos), Planner(options.limits)
         self.reader = Reader(target, self.emission, target.model.chunk)
@@ -83,7 +84,7 @@ class DeviceLoop:
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`; where rounds follow each other, one of them, or all that are left where they must stop."""
-        with accounted(self, sequences):
+        with accounted(self, sequences), nvtx.range("round"):
             plan = None
             if self.flights:
                 sequences, plan = self._steer(self.flights, sequences)
@@ -133,7 +134,7 @@ class DeviceLoop:
         for executor in reversed(self._executors):  # everything is under way: only the times are told apart
             executor.wait()
         self._keep_hidden(plan, nodes)
-        for draft in plan:
+        for draft in (draft for draft in plan if not draft.sequence.error):
             with alone(draft.sequence):
                 self._accept(draft, nodes)
         if self.rounds.blocks[nodes].host["fault"].any():
@@ -151,6 +152,7 @@ class DeviceLoop:
         """Emit what a round's block says of a sequence."""
         sequence, host = draft.sequence, self.rounds.blocks[nodes].host
         slot = sequence.slot
+        sequence.sampler.check()
         length, drafted, fault = (int(host[name][slot]) for name in ("length", "counts", "fault"))
         emitted, path = host["emitted"][slot, :length].tolist(), host["path"][slot, :length]
         rows = None
@@ -211,7 +213,12 @@ class DeviceLoop:
                 if draft.option and draft.sequence.policy:
                     draft.sequence.policy.resume(draft.option)
             self._take(entries, sequences)
-            self.stats = self.stats.plus(rounds=1)
+            self.tally.rounds += 1
+
+    @property
+    def stats(self) -> RunStats:
+        """See `Loop.stats`."""
+        return self.tally.snapshot()
 
     def check(self, sequence: Sequence) -> None:
         """See `Loop.check`."""
@@ -250,7 +257,7 @@ class DeviceLoop:
         if overlap:
             raise OptionError("a device does not draft while it verifies: measure without")
         other = copy(self)
-        other.stats, other.proposals = RunStats(), replace(self.proposals, looks_up=looks_up)
+        other.tally, other.proposals = Tally(), replace(self.proposals, looks_up=looks_up)
         return other
 
     def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:

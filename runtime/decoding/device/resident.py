@@ -87,8 +87,10 @@ class Flights:
         """Whether the rounds under way draft what is wanted now, or more than a sequence that drafts no more wants."""
         specs = {id(draft.sequence): draft.spec for draft in self._flight.drafts} if self._flight else {}
         for draft in plan:
-            lone = draft.nodes == 1 and (draft.option is None or not draft.drafts)
-            if not lone and (draft.spec != specs[id(draft.sequence)] or (draft.tree and len(draft.tree) > 1)):
+            if draft.tree and len(draft.tree) > 1:  # the host's
+                return False
+            over = not draft.sequence.drafts or (draft.drafts and draft.option is None)  # at its end, or out of room
+            if draft.spec != specs[id(draft.sequence)] and not (over and draft.nodes == 1):
                 return False
         return True
 

@@ -86,9 +86,7 @@ class Rounds:
         if not growing:
             block.upload("tokens", "counts", stream)
         if asked.masks:
-            found = [(d.sequence.slot, d.sequence.sampler.matcher, d.tree) for d in drafts]
-            constrained = {slot: (matcher, tree) for slot, matcher, tree in found if matcher and tree}
-            self.slots.constrain(constrained, nodes, stream)
+            self.slots.constrain([(d.sequence, d.tree) for d in drafts if d.tree], nodes, stream)
 
     def verify(self, nodes: int, asked: ProcessorFlags) -> None:
         """Enqueue a round from its trees on, and the copy of what the host reads."""

@@ -16,8 +16,9 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.gpu.device import Device, Kernels, Step, Tensor, slot_parts
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Dtype, Request, Shape
+from specbuild.runtime.decoding.loop import alone
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.sampling.constraint import Matcher, tree_masks, words
+from specbuild.runtime.sampling.constraint import tree_masks, words
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
@@ -218,12 +219,17 @@ class Slots:
         """`uint32[B, nodes, words]`, what is legal after each node of a round, where any sequence is constrained."""
         return self._masks(nodes).at["masks"] if asked.masks else None
 
-    def constrain(self, trees: Mapping[int, tuple[Matcher, Tree]], nodes: int, stream: int) -> None:
-        """Enqueue the upload of what is legal in a round: by slot what is constrained; everything for the others."""
+    def constrain(self, trees: Seq[tuple[Sequence, Tree]], nodes: int, stream: int) -> None:
+        """Enqueue the upload of what is legal in a round; everything for those whose sequence is not constrained.
+
+        A sequence whose constraint raises fails alone.
+        """
         block = self._masks(nodes)
         block.host["masks"][:] = np.uint32(0xFFFFFFFF)
-        for slot, (matcher, tree) in trees.items():
-            tree_masks(matcher, tree, block.host["masks"][slot])
+        for sequence, tree in trees:
+            if matcher := sequence.sampler.matcher:
+                with alone(sequence):
+                    tree_masks(matcher, tree, self._vocab, block.host["masks"][sequence.slot])
         block.upload("masks", "masks", stream)
 
     def _masks(self, nodes: int) -> Block:

@@ -78,7 +78,10 @@ class TreeGrower:
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
 
     def hosted(self) -> ModelDrafter:
-        """A drafter over the same model and cache whose trees the host grows, where a level has to be asked about."""
+        """A drafter over the same model and cache whose trees the host grows, where a level has to be asked about.
+
+        It has this one's book of rows, so `keep` and `release` need to be told to one of them alone.
+        """
         return ModelDrafter(self.executor, self.executor.model.chunk, cached=self._cached)
 
     def catch_up(self, sequences: Seq[Sequence]) -> None:

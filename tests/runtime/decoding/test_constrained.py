@@ -99,20 +99,30 @@ def test_the_distribution_is_the_model_s_among_what_is_allowed(
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in wanted) > draws / 4
 
 
-def test_a_constraint_that_raises_is_its_request_s_error(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "tree"), [("lookup", "off"), ("model", "best:8"), ("ahead", "best:8"), ("both", "chain:4")]
+)
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_a_constraint_that_raises_is_its_request_s_error(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, drafter: str, tree: str, after: int
+) -> None:
+    """Wherever it does, in the draft as well; what was emitted until then is right, and so is the other request."""
+
     class Broken(OneOf):
         def legal(self, text: Any) -> set[int]:
-            if len(text) > 1:
+            if len(text) >= after:
                 raise ValueError("no such rule")
             return super().legal(text)
 
-    loop = loop_of(hash_model, hash_executor, 1, "lookup")
-    good = family(1, VOCAB, END)
-    both = Broken(good.texts, END), good
-    params = [SamplingParams(max_new_tokens=9, constraint=each, speculation="off") for each in both]
+    loop, good = loop_of(hash_model, hash_executor, 1, drafter), OneOf((tuple(range(11)), (3, 4, 5, 6)), END)
+    params = [SamplingParams(9, constraint=each, speculation=tree) for each in (Broken(good.texts, END), good)]
     first, second = run(loop, [request_of([1, 2], each) for each in params])
+    loop.close()
     assert "no such rule" in str(first.error)
-    assert (second.error, second.finish_reason) == (None, "stop")
+    expected = plain(hash_model(1), [1, 2], params[1], EOS)
+    assert first.output == expected[: len(first.output)]
+    assert len(first.output) <= after
+    assert (second.error, second.output) == (None, expected)
 
 
 def test_where_nothing_is_allowed_the_request_ends_with_an_error(

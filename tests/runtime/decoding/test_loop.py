@@ -20,7 +20,7 @@ from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, al
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import ExecutionError, OptionError, PromptError
-from specbuild.runtime.requests.metrics import RunStats
+from specbuild.runtime.requests.metrics import RunStats, Tally
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
@@ -52,8 +52,12 @@ class Fake:
     """As much of a loop as a round's account needs."""
 
     def __init__(self, drafts: bool = True) -> None:
-        self.stats, self.target = RunStats(), SimpleNamespace(seconds=10.0, cache_bytes=600)
+        self.tally, self.target = Tally(), SimpleNamespace(seconds=10.0, cache_bytes=600)
         self.draft_executor = SimpleNamespace(seconds=20.0, cache_bytes=70) if drafts else None
+
+    @property
+    def stats(self) -> RunStats:
+        return self.tally.snapshot()
 
 
 @pytest.mark.parametrize("drafts", [True, False])
@@ -82,7 +86,8 @@ def test_a_round_is_accounted(request_of: Any, drafts: bool) -> None:
 def test_what_a_round_adds_itself_is_kept(request_of: Any) -> None:
     loop: Any = Fake()
     with accounted(loop, []):
-        loop.stats = loop.stats.plus(accept=0.25, commit=0.5)
+        loop.tally.accept += 0.25
+        loop.tally.commit += 0.5
     assert (loop.stats.rounds, loop.stats.emitted, loop.stats.accept, loop.stats.commit) == (1, 0, 0.25, 0.5)
 
 

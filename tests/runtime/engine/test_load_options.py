@@ -328,3 +328,18 @@ def test_what_a_twin_is_loaded_with(bundle: Path) -> None:
 
     (result,) = asyncio.run(asyncio.wait_for(main(), 120))
     assert [each.token_ids for each in told] == [result.token_ids]
+
+
+def test_what_no_draft_can_do_is_refused(bundle_for: Callable[..., Bundle]) -> None:
+    for given in ({"overlap": True}, {"draft_threads": 2}):
+        with pytest.raises(OptionError, match="the ngram drafter has no model: drop overlap and draft_threads"):
+            LoadOptions(drafter="ngram", **given)
+    LoadOptions(drafter="ngram", overlap=False)
+    opened = bundle_for("onnxruntime")
+    models = {"target": opened.manifest.models["target"]}
+    alone = Bundle(opened.folder, dataclasses.replace(opened.manifest, models=models))
+    with pytest.raises(OptionError, match="no draft that drafts token by token, and so ahead: drop overlap"):
+        LoadOptions(overlap=True).check(alone)
+    with pytest.raises(OptionError, match="was built without a draft: drop draft_threads"):
+        LoadOptions(draft_threads=1).check(alone)
+    LoadOptions(overlap=True, draft_threads=1).check(opened)

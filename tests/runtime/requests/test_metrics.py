@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from specbuild.runtime.requests.metrics import RequestMetrics, RunStats, SpeculationStats
+from specbuild.runtime.requests.metrics import RequestMetrics, RunStats, SpeculationStats, Tally
 
 
 def recorded(*rounds: tuple[int, ...]) -> SpeculationStats:
@@ -96,12 +96,15 @@ def test_runs_together() -> None:
     assert RunStats.sum([]) == RunStats()
 
 
-def test_a_run_s_times_are_added_to_and_never_change() -> None:
-    before = RunStats(1, 2, 3.0, accept=0.5)
-    assert before.plus(rounds=1, accept=0.25, commit=1.0) == RunStats(2, 2, 3.0, accept=0.75, commit=1.0)
+def test_a_tally_is_added_to_and_its_snapshots_never_change() -> None:
+    tally = Tally(1, 2, 3.0, accept=0.5)
+    before = tally.snapshot()
+    tally.rounds += 1
+    tally.accept += 0.25
     assert before == RunStats(1, 2, 3.0, accept=0.5)
+    assert tally.snapshot() == RunStats(2, 2, 3.0, accept=0.75)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        before.rounds = 5  # type: ignore[misc]
+        before.rounds = 3  # type: ignore[misc]
 
 
 def test_a_part_of_a_run_is_what_was_added() -> None:

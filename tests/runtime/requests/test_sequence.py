@@ -251,3 +251,10 @@ def test_a_prompt_past_the_limit_is_held_all_the_same(request_of: Make) -> None:
     sequence = Sequence(index=0, tokens=[1, 2, 3, 4], metrics=RequestMetrics(4, 0, "off"), limit=2, **fields)
     assert sequence.history.tolist() == [1, 2, 3, 4]
     assert not sequence.drafts
+
+
+def test_a_deadline_counts_from_submission(request_of: Any) -> None:
+    for asked, ends in ((2.5, 102.5), (None, math.inf)):
+        sequence = request_of([1, 2], SamplingParams(max_new_tokens=3, speculation="off", deadline=asked))
+        sequence.submit(100.0)
+        assert (sequence.deadline, sequence.metrics.submitted) == (ends, 100.0)

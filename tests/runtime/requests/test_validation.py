@@ -42,7 +42,7 @@ def make(manifest_of: Callable[..., Manifest], chat_tokenizer: Tokenizer) -> Mak
 
     def make(**arguments: Any) -> Validator:
         given = {"manifest": manifest_of(target={"vocab_size": VOCAB}), "tokenizer": chat_tokenizer}
-        given |= {"clock": lambda: 100.0, "fits": lambda sequence: None}
+        given |= {"fits": lambda sequence: None}
         return Validator(**given | arguments)
 
     return make
@@ -288,13 +288,10 @@ def test_who_gives_no_seed_gets_another_one_each_time(make: Make) -> None:
     assert [sequence.metrics.seed - three[0].metrics.seed for sequence in three] == [0, 1, 2]
 
 
-def test_deadlines_count_from_when_a_request_came_in(make: Make) -> None:
-    clock = iter([10.0, 20.0, 30.0])
-    validator = make(clock=lambda: next(clock))
-    soon, late = SamplingParams(temperature=1.0, n=2, deadline=5), SamplingParams(deadline=0.25)
-    sequences, _ = validator.requests(["a", "b", "c"], [soon, SHORT, late], "raise")
-    assert [sequence.deadline for sequence in sequences] == [15.0, 15.0, math.inf, 20.25]
-    assert next(clock) == 30.0, "it is asked once a prompt that has a deadline"
+def test_a_deadline_is_nobody_s_before_the_request_is_submitted(make: Make) -> None:
+    sequences = make().samples("a", SamplingParams(temperature=1.0, n=2, deadline=5))
+    assert [sequence.deadline for sequence in sequences] == [math.inf] * 2
+    assert [sequence.metrics.submitted for sequence in sequences] == [None] * 2
 
 
 def test_whoever_never_gets_a_slot_is_told_once_a_prompt(make: Make) -> None:

@@ -82,7 +82,7 @@ def test_each_node_of_a_tree_has_its_own() -> None:
     below = tree.add(51, wrong)
     out = np.full((8, words(VOCAB)), 0xFFFFFFFF, dtype=np.uint32)
     matcher = FORKED.matcher(VOCAB)
-    tree_masks(matcher, tree, out)
+    tree_masks(matcher, tree, VOCAB, out)
     found = [set(np.flatnonzero(unpack(row, VOCAB)).tolist()) for row in out[[0, five, six]]]
     assert found == [{5, 31}, {6, 69}, {7, 40}]
     assert (out[[wrong, below, 5, 6, 7]] == 0xFFFFFFFF).all()
@@ -110,3 +110,77 @@ def test_what_is_no_constraint_is_refused(bad: object) -> None:
     assert isinstance(FORKED, Constraint)
     with pytest.raises(OptionError, match="constraint must have a method matcher"):
         SamplingParams(constraint=bad)  # type: ignore[arg-type]
+
+
+class Saying:
+    """A constraint whose matcher says the same of everything, or raises it."""
+
+    def __init__(self, said: object) -> None:
+        self.said = said
+
+    def matcher(self, vocab_size: int) -> Saying:
+        return self
+
+    def mask(self, path: object) -> object:
+        if isinstance(self.said, BaseException):
+            raise self.said
+        return self.said
+
+    def emit(self, token: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        np.ones(VOCAB, dtype=bool),
+        np.zeros(3, dtype=np.int64),
+        np.zeros(2, dtype=np.uint32),
+        np.zeros((1, 3), np.uint32),
+    ],
+)
+def test_what_is_no_bitmask_is_refused(mask: np.ndarray) -> None:
+    """On the host and for a device alike, whatever shape would fit by chance."""
+    saying = Saying(mask)
+    made = Sampler(SamplingParams(constraint=saying), 0, [], VOCAB)  # type: ignore[arg-type]
+    with pytest.raises(ExecutionError, match=r"mask is .*, not uint32\[3\], a bit a token"):
+        made.choose(logits(), 0, ())
+    with pytest.raises(ExecutionError, match=r"not uint32\[3\]"):
+        tree_masks(saying, Tree([2]), VOCAB, np.zeros((1, 3), np.uint32))  # type: ignore[arg-type]
+
+
+class Panic(BaseException):
+    """As a library's, which is no Exception."""
+
+
+@pytest.mark.parametrize("error", [ValueError("no such rule"), Panic("out of luck")])
+def test_what_is_raised_to_a_draft_is_raised_at_the_next_choice(error: BaseException) -> None:
+    made = Sampler(SamplingParams(constraint=Saying(error)), 0, [], VOCAB)  # type: ignore[arg-type]
+    assert list(made.drafted(logits(), 1, (5,), 4)) == []
+    made.matcher = None
+    for asked in (made.check, lambda: made.choose(logits(), 1, ())):
+        with pytest.raises(type(error), match=str(error)):
+            asked()
+
+
+def test_an_interrupt_is_nobody_s_constraint() -> None:
+    made = Sampler(SamplingParams(constraint=Saying(KeyboardInterrupt())), 0, [], VOCAB)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        list(made.drafted(logits(), 1, (), 4))
+    made.check()
+
+
+def test_a_constraint_that_makes_no_matcher_is_refused() -> None:
+    class Bad:
+        def __init__(self, made: object) -> None:
+            self.made = made
+
+        def matcher(self, vocab_size: int) -> object:
+            if isinstance(self.made, Exception):
+                raise self.made
+            return self.made
+
+    raising = Bad(ValueError("no such rule"))
+    for bad, told in ((raising, "cannot be used, ValueError: .*no such rule"), (Bad(3), "must have mask")):
+        with pytest.raises(OptionError, match=told):
+            Sampler(SamplingParams(constraint=bad), 0, [], VOCAB)  # type: ignore[arg-type]

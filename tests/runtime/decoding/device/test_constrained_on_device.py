@@ -101,3 +101,28 @@ def test_where_nothing_is_allowed_the_request_ends_alone(host: KernelLibrary, fo
     assert "or another constraint" in str(stuck.error)
     assert stuck.output == [7, 8, 9]
     assert (free.error, free.finish_reason) == (None, "length")
+
+
+@pytest.mark.parametrize("names", [("target", "draft"), ("target",)], ids=["draft", "lookup"])
+def test_a_constraint_that_raises_is_its_request_s_error(
+    host: KernelLibrary, folder: Path, names: tuple[str, ...]
+) -> None:
+    """Where the host grows its tree, and where it says what is legal at the nodes."""
+
+    class Broken(OneOf):
+        def legal(self, text: Any) -> set[int]:
+            if len(text) >= 3:
+                raise ValueError("no such rule")
+            return super().legal(text)
+
+    def wanted(tree: str) -> list[Sequence]:
+        good = OneOf((tuple(range(11)), (3, 4, 5, 6)), END)
+        kinds = Broken(good.texts, END), good, None
+        return [request_of(prompt_of(2, 5), speculation=tree, constraint=each, max_new_tokens=9) for each in kinds]
+
+    alone = executor("target", HostDevice(), folder, 1)
+    expected = [s.output for s in run(HostLoop(alone, None, CHUNK, frozenset({END})), wanted("off"))]
+    broken, good, free = run(made_loop(host, folder, names, 0, 3).loop, wanted("best:7"))
+    assert "no such rule" in str(broken.error)
+    assert broken.output == expected[1][: len(broken.output)]
+    assert [(s.error, s.output) for s in (good, free)] == [(None, expected[1]), (None, expected[2])]

@@ -19,6 +19,7 @@ from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import TimingTable
+from specbuild.runtime.speculation.tree import TreeSpec
 
 NODES = BUCKETS[-1]
 # By bucket, as a device's steps are: as long for every node count that runs in the same one.
@@ -228,3 +229,45 @@ def test_what_ends_while_others_are_launched_keeps_its_rows(host: KernelLibrary,
     alone = Made(host, folder, 1, ("target",))
     alone.loop.logits(again.tokens[: again.cached])
     np.testing.assert_allclose(cache, alone.device.array(alone.target.model.cache)[:, 0, :, : again.cached], atol=1e-4)
+
+
+def test_what_is_promised_is_what_runs() -> None:
+    """A size that was good before is not kept where the limits have become smaller since."""
+    policy = policy_of(LARGE).for_request(0.0)
+    shape = TreeSpec.parse("best:15")
+    policy.model.accepted = 3 * policy.model.expected
+    policy.choose(1, 0, 40)
+    large = policy.grown(shape, BUCKETS)
+    assert large.depth > 2
+    policy.choose(1, 0, 40)
+    small = policy.grown(shape.within(1) or shape, BUCKETS)
+    assert (small.depth, small.nodes, policy.now.levels, len(policy.below)) == (1, 1, 1, 2)
+    policy.choose(1, 0, 40)
+    assert policy.grown(shape, BUCKETS) == large
+
+
+@pytest.mark.parametrize("tokens", [30, 40])
+def test_a_limit_that_grows_with_the_batch_holds_in_mid_flight(host: KernelLibrary, folder: Path, tokens: int) -> None:
+    """One that is alone with its last token beside it may draft nothing any more, and nothing is drafted for it."""
+    limits = Limits(num_speculative_tokens_per_batch_size={"1-1": 0, "2-4": 7})
+    made = Tuned(host, folder, LARGE, ("target", "target"), limits, 32, batch_size=2)
+    first, second = made.requests(2, tokens=tokens)
+    for each in (first, second):
+        each.policy = None
+    first.limit -= tokens - 14
+    drafted = list[int]()
+    round_of = made.loop.round
+
+    def watched(sequences: list[Sequence]) -> None:
+        told = second.metrics.speculative_decoding
+        before, alone = told.num_draft_tokens, len([s for s in sequences if s.drafts]) < 2 and bool(second.output)
+        round_of(sequences)
+        if alone:
+            drafted.append(told.num_draft_tokens - before)
+
+    made.loop.round = watched  # type: ignore[method-assign]
+    done = run(made.loop, [first, second])
+    for s, output in zip(done, plain(folder, done), strict=True):
+        assert s.output == output[: len(s.output)]
+    assert first.metrics.speculative_decoding.num_draft_tokens > 0
+    assert set(drafted[1:]) == {0}, "but for the round that was under way"
