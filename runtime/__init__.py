@@ -1,6 +1,7 @@
 """The runtime: loads a bundle and drives the draft/verify loop. Imports no torch, no transformers, no onnx.
 
-Its names are those of `public.py`, imported when the first of them is used. `specbuild` has those every program needs.
+Its names are those of `public.py`, each imported when it is first used, from where it is defined: an engine needs no
+asyncio. `specbuild` has those every program needs.
 """
 
 from __future__ import annotations
@@ -11,9 +12,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .public import *  # noqa: F403
 
+_DEFINED = {
+    "bundle.bundle": ("Bundle",),
+    "bundle.manifest": ("Manifest",),
+    "engine.async_engine": ("AsyncEngine",),
+    "engine.engine": ("Engine",),
+    "engine.handle": ("Handle",),
+    "engine.health": ("Health", "Usage"),
+    "engine.load_options": ("LoadOptions",),
+    "errors": ("SpecbuildError",),
+    "requests.chat": ("Chat",),
+    "requests.metrics": ("RequestMetrics", "RunStats", "SpeculationStats"),
+    "requests.result": ("Chunk", "Result"),
+    "requests.tokenizer": ("Prompt",),
+    "sampling.constraint": ("Constraint", "Matcher"),
+    "sampling.logprobs": ("TokenLogprobs",),
+    "sampling.sampler": ("SamplingParams",),
+    "speculation.draft_limits": ("Limits",),
+    "speculation.tree": ("TreeSpec",),
+}
+_PLACES = {name: module for module, names in _DEFINED.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
     """A public name; importing a module of this package asks for none."""
-    if name.startswith("_"):
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(".public", __name__), name)
+    return getattr(import_module(f".{_PLACES[name]}", __name__), name)

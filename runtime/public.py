@@ -16,6 +16,8 @@ from .requests.metrics import SpeculationStats as SpeculationStats
 from .requests.result import Chunk as Chunk
 from .requests.result import Result as Result
 from .requests.tokenizer import Prompt as Prompt
+from .sampling.constraint import Constraint as Constraint
+from .sampling.constraint import Matcher as Matcher
 from .sampling.logprobs import TokenLogprobs as TokenLogprobs
 from .sampling.sampler import SamplingParams as SamplingParams
 from .speculation.draft_limits import Limits as Limits

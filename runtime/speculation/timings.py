@@ -10,7 +10,6 @@ import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,9 @@ def find(files: Iterable[str]) -> str | None:
 
 def machine(threads: int) -> dict[str, Any]:
     """What times are true of: a processor, how many threads of it, and the library that computes."""
-    return {"processor": processor(), "threads": threads, "onnxruntime": version("onnxruntime")}
+    import onnxruntime  # it is there where anybody asks
+
+    return {"processor": processor(), "threads": threads, "onnxruntime": onnxruntime.__version__}
 
 
 def processor() -> str:
