@@ -16,16 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4146,
+    ("builder", ".py"): 4145,
     ("builder/distill", ".py"): 1396,
-    ("builder/quantize", ".py"): 1009,
-    ("cli", ".py"): 1333,
+    ("builder/quantize", ".py"): 1008,
+    ("cli", ".py"): 1329,
     ("face", ".py"): 30,
-    ("measure", ".py"): 1311,
-    ("runtime", ".py"): 3322,
-    ("runtime/backends", ".py"): 1947,
-    ("runtime/decoding", ".py"): 1630,
-    ("plugins", ".cu .cuh"): 2068,  # the kernels
+    ("measure", ".py"): 1213,
+    ("runtime", ".py"): 3347,
+    ("runtime/backends", ".py"): 1904,
+    ("runtime/decoding", ".py"): 1606,
+    ("plugins", ".cu .cuh"): 1980,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
 }
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
