@@ -73,7 +73,8 @@ def _run(context: BuildContext) -> dict[str, Any]:
     if "draft" in source.models:
         models["draft"] = compile_draft(context, given, target)
     template = save_tokenizer(context.folder, source.target.tokenizer)
-    manifest = make_manifest(context, models, kernels, target.graph.bound, template)
+    bound = max(config.descriptor.bound, target.graph.bound)
+    manifest = make_manifest(context, models, kernels, bound, template)
     checked = _check(context, write_manifest(context.folder, manifest), target)
     if given:
         with context.stage("quality"):

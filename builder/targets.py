@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from specbuild.runtime.errors import OptionError
 
-BOUND = 1e-4  # in logits: below such a gap two ways of computing the same in float32 may choose differently
 ARCHITECTURES = ("80", "86", "87", "89", "90a", "100a", "110", "120", "121")
 HEAD_DIMS = (64, 80, 96, 128, 256)  # that the kernels have
 

@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4145,
+    ("builder", ".py"): 4144,
     ("builder/distill", ".py"): 1396,
     ("builder/quantize", ".py"): 1008,
     ("cli", ".py"): 1329,
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
-    ("runtime", ".py"): 3347,
+    ("runtime", ".py"): 3348,
     ("runtime/backends", ".py"): 1904,
     ("runtime/decoding", ".py"): 1606,
     ("plugins", ".cu .cuh"): 1980,  # the kernels

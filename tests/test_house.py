@@ -22,7 +22,7 @@ MAX_LINES, MAX_PARAMETERS = 60, 8
 PLANTED = {  # file: a line, and the contract that it breaks
     "runtime/bundle/bundle.py": ("from specbuild.runtime.engine.engine import Engine", "runtime: engine → decoding"),
     "measure/roofline.py": (
-        "from specbuild.builder.targets import BOUND",
+        "from specbuild.builder.targets import HEAD_DIMS",
         "cli → {serve, builder} → measure → runtime",
     ),
     "builder/passes/qkv.py": ("from specbuild.builder.lower import standard", "builder: orchestration → check"),

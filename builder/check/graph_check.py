@@ -13,7 +13,6 @@ from specbuild.builder.quantize.fp8_caches import Scales
 from specbuild.builder.quantize.linears import simulated
 from specbuild.builder.quantize.quality import moved
 from specbuild.builder.quantize.stage import Quantization
-from specbuild.builder.targets import BOUND
 
 from .rounding import DTYPES, measure
 from .standard_chain import graph_difference, standard_chain
@@ -21,13 +20,13 @@ from .standard_chain import graph_difference, standard_chain
 
 @dataclass(frozen=True, slots=True)
 class GraphCheck:
-    """How far the logits are from PyTorch's, and how near two choices may be called one; by default nothing is known.
+    """How far the logits are from PyTorch's, and how near 16 bits make two choices; by default nothing is known.
 
     `fp8_caches`: what those change, nats a token. `moved`: what quantization did, as `quality.moved` says it.
     """
 
     difference: float | None = None
-    bound: float = BOUND
+    bound: float = 0.0
     fp8_caches: dict[str, float] | None = None
     moved: dict[str, Any] = field(default_factory=dict)
 
@@ -57,4 +56,4 @@ def check_graph(
         if dtype not in DTYPES:
             return GraphCheck(difference, moved=change)
         rounded = measure(model, dtype, references, scales)
-    return GraphCheck(difference, max(BOUND, 2 * rounded.gap), rounded.fp8_caches, change)
+    return GraphCheck(difference, 2 * rounded.gap, rounded.fp8_caches, change)

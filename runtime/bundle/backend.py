@@ -25,6 +25,7 @@ class Backend:
     lowering: str  # the module of `builder.lower` that lowers for it
     precisions: tuple[str, ...]  # of weights, the default one first
     dtypes: tuple[str, ...]  # that everything else is computed in beside quantized weights, the default one first
+    bound: float = 1e-4  # in logits: below such a gap two ways of computing the same in float32 may choose differently
     package: str | None = None  # the Python module that compiles and runs its engines; None: its graphs are run as such
     provider: str | None = None  # ONNX Runtime's name of what runs its graphs; None: no ONNX Runtime
     native_lowering: str | None = None  # the module that lowers without the plugin; None: it takes no plugins

@@ -20,6 +20,7 @@ def test_a_descriptor_names_what_there_is(name: str) -> None:
         assert module.OUTPUTS["logits"] == "logits"
         assert {"tokens", "past_key", "past_value"} <= set(module.INPUTS)
     assert set(backend.dtypes) <= set(FLOATS)
+    assert 0 < backend.bound < 1e-3
     assert backend.quantizes == bool(set(backend.precisions) - set(FLOATS))
 
 
