@@ -22,9 +22,9 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 1329,
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
-    ("runtime", ".py"): 3348,
+    ("runtime", ".py"): 3349,
     ("runtime/backends", ".py"): 1904,
-    ("runtime/decoding", ".py"): 1606,
+    ("runtime/decoding", ".py"): 1599,
     ("plugins", ".cu .cuh"): 1980,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
 }

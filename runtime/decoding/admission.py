@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from copy import copy
-from typing import Protocol
 
 import numpy as np
 
 from specbuild.runtime.backends.executor import Executor, share_rows
+from specbuild.runtime.drafting.model import KeepsRows
 from specbuild.runtime.requests.sequence import Sequence
-
-
-class KeepsRows(Protocol):
-    """Whoever drafts with a cache of its own, slot by slot as the target's."""
-
-    @property
-    def executor(self) -> Executor | None:
-        """The model that drafts; None where none does."""
-        ...
-
-    def keep(self, slot: int, source: int, rows: int) -> None:
-        """A slot's new sequence begins with the first `rows` tokens of what is, or was last, in slot `source`."""
-        ...
-
-    def release(self, slot: int) -> None:
-        """The sequence in this slot has ended."""
-        ...
 
 
 class Admission:

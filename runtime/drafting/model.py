@@ -25,13 +25,25 @@ PATIENCE = 4  # tokens outside top-p the draft passes over before it stops looki
 ONE = TreeSpec.parse("chain:1")
 
 
-class Drafter(Protocol):
-    """Proposes trees, and is told which path of each was accepted."""
+class KeepsRows(Protocol):
+    """Whoever drafts with a cache of its own, slot by slot as the target's."""
 
     @property
     def executor(self) -> Executor | None:
         """The model that drafts; None where none does."""
         ...
+
+    def keep(self, slot: int, source: int, rows: int) -> None:
+        """A slot's new sequence begins with the first `rows` tokens of what is, or was last, in slot `source`."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """The sequence in this slot has ended."""
+        ...
+
+
+class Drafter(KeepsRows, Protocol):
+    """Proposes trees, and is told which path of each was accepted."""
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A tree per sequence, its root the sequence's last token; may be the root alone."""
@@ -43,14 +55,6 @@ class Drafter(Protocol):
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """`path`: the accepted nodes of the tree just proposed, the root first."""
-        ...
-
-    def keep(self, slot: int, source: int, rows: int) -> None:
-        """A slot's new sequence begins with the first `rows` tokens of what is, or was last, in slot `source`."""
-        ...
-
-    def release(self, slot: int) -> None:
-        """The sequence in this slot has ended."""
         ...
 
     def close(self) -> None:

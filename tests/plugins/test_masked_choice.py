@@ -10,7 +10,7 @@ import numpy as np
 import oracles
 import pytest
 from calls import choose, choose_struct, ints, struct, tree_arrays
-from choosing import Case, MaskedSampler, check, masks, rows, simple
+from choosing import Case, MaskedSampler, check, drawn_params, masks, rows, simple
 from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,19 +69,7 @@ def test_anything(
     data: st.DataObject,
 ) -> None:
     """Every processor and cut-off, a mask of its own for every node; a sequence of full masks is as without any."""
-    params = [
-        SamplingParams(
-            temperature=data.draw(st.sampled_from([0.0, 0.3, 1.0, 1.7])),
-            top_k=data.draw(st.sampled_from([0, 0, 1, 5, 5000])),
-            top_p=data.draw(st.sampled_from([1.0, 1.0, 0.2, 0.9])),
-            min_p=data.draw(st.sampled_from([0.0, 0.0, 0.1, 1.0])),
-            repetition_penalty=data.draw(st.sampled_from([1.0, 1.3, 0.6])),
-            frequency_penalty=data.draw(st.sampled_from([0.0, 0.4])),
-            presence_penalty=data.draw(st.sampled_from([0.0, -0.7])),
-            logit_bias=data.draw(st.dictionaries(st.integers(0, vocab - 1), st.floats(-9, 9, width=32), max_size=4)),
-        )
-        for _ in range(2)
-    ]
+    params = [drawn_params(data, vocab) for _ in range(2)]
     case = Case(seed, params, vocab, nodes, dtype, best, spread)
     kinds = data.draw(st.lists(st.sampled_from(KINDS), min_size=nodes, max_size=nodes))
     plain, more = case.arguments()

@@ -9,6 +9,7 @@ import numpy as np
 import oracles
 from calls import choose, history, noise, tree_arrays
 from device import HostKernels
+from hypothesis import strategies as st
 
 from specbuild.runtime.sampling.cut_offs import CutOffs
 from specbuild.runtime.sampling.sampler import Logits, Sampler, SamplingParams
@@ -74,6 +75,20 @@ class Case:
                     found = oracles.best(made, self.logits[b, node], position, tree.path(node), self.best)
                 rows.append((b, node, made, *found))
         return rows
+
+
+def drawn_params(data: st.DataObject, vocab: int) -> SamplingParams:
+    """Every processor and cut-off, on or off."""
+    return SamplingParams(
+        temperature=data.draw(st.sampled_from([0.0, 0.3, 1.0, 1.7])),
+        top_k=data.draw(st.sampled_from([0, 0, 1, 5, 5000])),
+        top_p=data.draw(st.sampled_from([1.0, 1.0, 0.2, 0.9])),
+        min_p=data.draw(st.sampled_from([0.0, 0.0, 0.1, 1.0])),
+        repetition_penalty=data.draw(st.sampled_from([1.0, 1.3, 0.6])),
+        frequency_penalty=data.draw(st.sampled_from([0.0, 0.4])),
+        presence_penalty=data.draw(st.sampled_from([0.0, -0.7])),
+        logit_bias=data.draw(st.dictionaries(st.integers(0, vocab - 1), st.floats(-9, 9, width=32), max_size=4)),
+    )
 
 
 def check(kernels: HostKernels, case: Case) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Sequence as Seq
 
 from specbuild.runtime.backends.gpu.device import PageTable
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.decoding.admission import Admission, KeepsRows
+from specbuild.runtime.decoding.admission import Admission
+from specbuild.runtime.drafting.model import KeepsRows
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
 
