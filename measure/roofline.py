@@ -197,8 +197,8 @@ class Steps:
 def timed_step(executor: Executor, nodes: int, rows: int) -> Callable[[], float]:
     """A step of all slots, each a chain of `nodes` after `rows` rows of whatever the cache has; its seconds, each time.
 
-    On a device it is what a loop's graphs hold, the step itself, without the copies from and to the host. Slots must
-    be free, and be released afterwards. Raises ExecutionError where the rows do not fit.
+    On a device it is the step itself, without the copies from and to the host. Slots must be free, and be released
+    afterwards. Raises ExecutionError where the rows do not fit.
     """
     positions = range(rows, rows + nodes)
     hidden = np.zeros((nodes, executor.spec.hidden), np.float32) if executor.spec.reads_hidden else None
@@ -218,8 +218,7 @@ def timed_step(executor: Executor, nodes: int, rows: int) -> Callable[[], float]
 
 def _timed_graph(executor: StandardExecutor, inputs: Sequence[StepInput]) -> Callable[[], float]:
     """See `timed_step`; the executor's own step brings the inputs, and is not timed."""
-    nodes, stream = executor.bucket(len(inputs[0].tokens)), executor.stream
-    step = executor.device.graph(lambda: executor.model.enqueue(nodes, stream), stream)
+    step = executor.repeatable(executor.bucket(len(inputs[0].tokens)))
 
     def run() -> float:
         executor.step(inputs)

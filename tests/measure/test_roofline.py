@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from host_device import HostDevice
+from host_device import HostDevice, QueuedModel
 from tiny_models import BUCKETS, CAPACITY, executor
 
 from specbuild.measure.roofline import (
@@ -127,3 +127,11 @@ def test_on_a_device_the_graph_alone_is_timed(tmp_path: Path) -> None:
     assert ran == [4, 4, 1, 1, 4, 4]  # its own inputs each time, then the graph
     with pytest.raises(ExecutionError, match="do not fit"):
         timed_step(target, 4, CAPACITY)
+
+
+def test_a_model_that_no_graph_may_hold_is_timed_as_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QueuedModel, "capturable", False)
+    device = HostDevice()
+    target = executor("target", device, tmp_path, 2)
+    assert timed_step(target, 4, 20)() > 0
+    assert (device.captured, target.model.steps) == (0, [4, 4, 4])  # type: ignore[attr-defined]

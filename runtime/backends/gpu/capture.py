@@ -1,43 +1,135 @@
-"""What is enqueued on a stream as a CUDA graph of cuda.core: one that runs once, and one that repeats itself."""
+"""What is enqueued on a stream as a CUDA graph: one that runs once, and one that repeats itself.
+
+By the driver's own calls: cuda.core up to 1.2.2 destroys the graph of a failed capture twice, which ends the process.
+Here the end of a capture either gives a graph, destroyed once, or fails and leaves nothing to destroy.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+from specbuild.runtime.errors import ExecutionError
 
 from .device import Step
 
-
-def once(core: Any, stream: Any, enqueue: Step) -> Any:
-    """A graph of what `enqueue` enqueues on the stream, and on others that it orders with it."""
-    with _captured(stream, enqueue) as builder:
-        return builder.complete()
+Do = Callable[[tuple[Any, ...]], Any]  # the results of a driver's call; raises ExecutionError
 
 
-def repeated(core: Any, stream: Any, body: Callable[[int], None]) -> Any:
-    """A graph that repeats what `body` enqueues until the condition, whose handle it is given, is 0.
-
-    The round is captured by itself and becomes the loop's body as a child: a capture right into a conditional body
-    that fails ends the process in some drivers (NVIDIA/cuda-python issue 2918).
-    """
-    whole = core.graph.GraphDefinition()
-    condition = whole.create_condition(default_value=1)  # 1 again at every launch
-    with _captured(stream, lambda: body(int(condition.handle))) as builder:
-        whole.while_loop(condition).body.embed(builder.graph_definition)
-        return whole.instantiate()
+class _OverlapError(ExecutionError):
+    """A loop was refused whose body has kernels that start before those in front of them have ended."""
 
 
-@contextmanager
-def _captured(stream: Any, enqueue: Step) -> Iterator[Any]:
-    """The builder, its capture at an end."""
-    builder = stream.create_graph_builder()
-    try:
-        builder.begin_building("thread_local")
-        enqueue()
-        yield builder.end_building()
-    finally:
-        for _ in range(2):  # the first ends a capture that is still open, complains of it, and frees nothing
-            with suppress(Exception):
-                builder.close()
-        del builder
+class Capture:
+    """Graphs of what is enqueued on one GPU's streams; a graph goes when nobody holds what launches it."""
+
+    def __init__(self, driver: Any, do: Do, current: AbstractContextManager[None]) -> None:
+        """`driver`: cuda.bindings' module. `current`: where the GPU's context is the thread's."""
+        self._driver, self._do, self._current = driver, do, current
+
+    def once(self, stream: int, enqueue: Step) -> Step:
+        """Launches a graph of what `enqueue` enqueues on the stream, and on others that it orders with it.
+
+        Raises ExecutionError where that cannot be captured.
+        """
+        with self._current, self._captured(stream, enqueue) as graph:
+            return self._launching(graph, stream)
+
+    def repeated(self, stream: int, body: Callable[[int], None]) -> Step:
+        """Launches a graph that repeats what `body` enqueues until the condition, whose handle it is given, is 0.
+
+        Where the driver refuses a body in which kernels overlap by programmatic launch, they wait for each other.
+        Raises ExecutionError where the body cannot be captured, or may not be a loop's.
+        """
+        with self._current:
+            try:
+                return self._loop(stream, body, overlap=True)
+            except _OverlapError:
+                return self._loop(stream, body, overlap=False)
+
+    def _loop(self, stream: int, body: Callable[[int], None], overlap: bool) -> Step:
+        """A graph with a conditional node whose body has the captured round as its only child.
+
+        Not a capture right into the body: one that fails ends the process in some drivers (NVIDIA/cuda-python issue
+        2918).
+        """
+        driver, do = self._driver, self._do
+        with self._destroyed(do(driver.cuGraphCreate(0))) as whole:
+            context, default = do(driver.cuCtxGetCurrent()), driver.CU_GRAPH_COND_ASSIGN_DEFAULT
+            condition = do(driver.cuGraphConditionalHandleCreate(whole, context, 1, default))  # 1 again at every launch
+            with self._captured(stream, lambda: body(int(condition))) as captured:
+                early = self._early(captured)
+                if not overlap:
+                    self._serialise(captured, early)
+                try:
+                    inside = self._while(whole, condition, context)
+                    do(driver.cuGraphAddChildGraphNode(inside, None, 0, captured))  # which copies it
+                    return self._launching(whole, stream)
+                except ExecutionError as error:
+                    if overlap and early:
+                        raise _OverlapError(str(error)) from error
+                    raise
+
+    def _while(self, graph: Any, condition: Any, context: Any) -> Any:
+        """The empty body of a new conditional node."""
+        driver, params = self._driver, self._driver.CUgraphNodeParams()
+        params.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        params.conditional.handle = condition
+        params.conditional.type = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
+        params.conditional.size, params.conditional.ctx = 1, context
+        self._do(driver.cuGraphAddNode(graph, None, None, 0, params))
+        return params.conditional.phGraph_out[0]
+
+    def _early(self, graph: Any) -> list[tuple[Any, Any, Any]]:
+        """The edges over which a kernel may start early: from, to, and what the driver keeps of the edge."""
+        driver, count = self._driver, self._do(self._driver.cuGraphGetEdges(graph))[-1]
+        *edges, _ = self._do(driver.cuGraphGetEdges(graph, count)) if count else ([], [], [], 0)
+        early = driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+        return [edge for edge in zip(*edges, strict=True) if edge[2].type == early]
+
+    def _serialise(self, graph: Any, early: list[tuple[Any, Any, Any]]) -> None:
+        """Make them edges over which a kernel starts when the one in front of it has ended."""
+        driver = self._driver
+        for source, to, kept in early:
+            self._do(driver.cuGraphRemoveDependencies(graph, [source], [to], [kept], 1))
+            self._do(driver.cuGraphAddDependencies(graph, [source], [to], [driver.CUgraphEdgeData()], 1))
+
+    @contextmanager
+    def _captured(self, stream: int, enqueue: Step) -> Iterator[Any]:
+        """The graph of what is enqueued; an end that fails gives none."""
+        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._do(self._driver.cuStreamBeginCapture(stream, mode))
+        try:
+            enqueue()
+        except BaseException:
+            status, graph = self._driver.cuStreamEndCapture(stream)
+            if not status:
+                self._driver.cuGraphDestroy(graph)
+            raise
+        with self._destroyed(self._do(self._driver.cuStreamEndCapture(stream))) as graph:
+            yield graph
+
+    @contextmanager
+    def _destroyed(self, graph: Any) -> Iterator[Any]:
+        """A graph, and its end."""
+        try:
+            yield graph
+        finally:
+            self._do(self._driver.cuGraphDestroy(graph))
+
+    def _launching(self, graph: Any, stream: int) -> Step:
+        """Launches a graph's executable, which lives on without the graph."""
+        executable = self._do(self._driver.cuGraphInstantiate(graph, 0))
+
+        def launch() -> None:
+            with self._current:
+                self._do(self._driver.cuGraphLaunch(executable, stream))
+
+        def destroy() -> None:  # once what has been launched of it has run
+            with self._current:
+                self._driver.cuGraphExecDestroy(executable)
+
+        weakref.finalize(launch, destroy).atexit = False
+        return launch

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a `Device`: cuda.core for context, streams, memory and graphs, the driver's own calls for copies.
+"""An NVIDIA GPU as a `Device`: cuda.core for context and streams, the driver's own calls for memory, copies and graphs.
 
 Neither is imported before a `Cuda` is made, and `check_driver` needs neither.
 """
@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from specbuild.runtime.errors import ExecutionError, SpecbuildError, one_line
 
-from . import capture
+from .capture import Capture
 from .copies import row_copy, strided_copy
 from .device import Place, Step, Tensor
 
@@ -101,6 +101,7 @@ class Cuda:
             raise ExecutionError(f"CUDA's packages are missing ({error}): pip install 'specbuild-trt[cuda]'") from None
         self._core, self._driver = core, driver
         self.current = _Current(core, index)
+        self._capture = Capture(driver, self._do, self.current)
         with self.current:
             device = core.Device(index)
             self.name = str(device.name)
@@ -220,24 +221,18 @@ class Cuda:
 
     def graph(self, enqueue: Step, stream: int) -> Step:
         """Capture; see `Device.graph`. What `enqueue` calls must have run once, so that nothing is allocated in it."""
-        return self._captured(capture.once, enqueue, stream) or enqueue
+        return self._try(lambda: self._capture.once(stream, enqueue)) or enqueue
 
     def loop(self, body: Callable[[int], None], stream: int) -> Step | None:
         """Capture; see `Device.loop`, and `graph`."""
-        return self._captured(capture.repeated, body, stream)
+        return self._try(lambda: self._capture.repeated(stream, body))
 
-    def _captured(self, make: Callable[..., Any], enqueue: Callable[..., None], stream: int) -> Step | None:
-        on = self._streams[stream]
+    def _try(self, capture: Callable[[], Step]) -> Step | None:
         try:
-            with self.current:
-                return functools.partial(self._launch, make(self._core, on, enqueue), on)
+            return capture()
         except SpecbuildError as error:
             self.uncaptured.append(one_line(error))
         return None
-
-    def _launch(self, graph: Any, stream: Any) -> None:
-        with self.current:
-            graph.launch(stream)
 
     def measure_bandwidth(self, size: int = 1 << 28, times: int = 10) -> float:
         """Bytes a second, read and written, of copies of `size` bytes within the GPU's memory."""

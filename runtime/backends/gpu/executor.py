@@ -17,7 +17,7 @@ from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.slot_rows import SlotRows
 from specbuild.runtime.errors import ExecutionError
 
-from .device import MAX_NODES, Device, Model, Tensor, TreeInputs, slot_parts
+from .device import MAX_NODES, Device, Model, Step, Tensor, TreeInputs, slot_parts
 
 
 class StandardExecutor:
@@ -98,6 +98,14 @@ class StandardExecutor:
         self.wait()
         for slot, first, nodes in kept:
             self._rows.hidden[slot, first : first + len(nodes)] = self._made[list(nodes)]
+
+    def repeatable(self, nodes: int) -> Step:
+        """Enqueues a step that has run before, of the inputs that are there: a graph where the model may be in one."""
+
+        def step() -> None:
+            self.model.enqueue(nodes, self.stream)
+
+        return self.device.graph(step, self.stream) if self.model.capturable else step
 
     def wait(self) -> None:
         """Block until all that is enqueued on the stream has run; raises ExecutionError."""

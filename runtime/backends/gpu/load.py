@@ -80,19 +80,15 @@ def loaded(bundle: Bundle, placement: Placement, find_kernels: FindKernels) -> I
 def _executors(bundle: Bundle, placement: Placement, device: Cuda) -> list[StandardExecutor]:
     """Each model on a stream of its own."""
     specs = [spec_of(bundle.manifest, name) for name in placement.names]
-    streams = [device.stream() for _ in specs]
     made = _engines if bundle.manifest.descriptor.compiles else _graphs
-    models = made(bundle, placement, specs, device, streams)
-    return [StandardExecutor(device, model, stream) for model, stream in zip(models, streams, strict=True)]
+    return [StandardExecutor(device, model, stream) for model, stream in made(bundle, placement, specs, device)]
 
 
 def _files(bundle: Bundle, specs: Sequence[ModelSpec]) -> list[str]:
     return [next(iter(bundle.manifest.models[spec.name].graphs.values())) for spec in specs]
 
 
-def _engines(
-    bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda, streams: Sequence[int]
-) -> list[Model]:
+def _engines(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda) -> list[tuple[Model, int]]:
     """Engines share their scratch memory, for their steps never overlap."""
     manifest, batch_size = bundle.manifest, placement.batch_size
     count, rows = memory_plan.pages(manifest, batch_size, placement.kv_cache_tokens), memory_plan.block_size(manifest)
@@ -102,20 +98,20 @@ def _engines(
         for graph, part in zip(_files(bundle, specs), (placement.weights, None), strict=False)
     ]
     scratch = device.empty((max(plan.scratch_bytes for plan in plans),), np.uint8)
-    return [TrtModel(plan, spec, device, batch_size, scratch, pages) for plan, spec in zip(plans, specs, strict=True)]
+    models = [TrtModel(plan, spec, device, batch_size, scratch, pages) for plan, spec in zip(plans, specs, strict=True)]
+    return [(model, device.stream()) for model in models]
 
 
-def _graphs(
-    bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda, streams: Sequence[int]
-) -> list[Model]:
+def _graphs(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda) -> list[tuple[Model, int]]:
     from .onnxruntime_cuda import OrtModel  # which takes a while to import
 
-    manifest = bundle.manifest
+    manifest, batch_size = bundle.manifest, placement.batch_size
     chunk = min(PROMPT_CHUNK, manifest.max_seq_len)
-    return [
-        OrtModel(bundle.path(graph), spec, device, placement.batch_size, manifest.buckets, chunk, "cuda", stream)
-        for graph, spec, stream in zip(_files(bundle, specs), specs, streams, strict=True)
+    models = [
+        OrtModel(bundle.path(graph), spec, device, batch_size, manifest.buckets, chunk, "cuda", device.stream())
+        for graph, spec in zip(_files(bundle, specs), specs, strict=True)
     ]
+    return [(model, model.stream) for model in models]
 
 
 class _Current:

@@ -1,6 +1,7 @@
 """A model of ONNX Runtime over the standard lowering: on a GPU by its CUDA provider, in tests on a CPU.
 
-One session; everything is bound by address, once a bucket, and the cache is updated in place.
+One session; everything is bound by address, once a bucket, and the cache is updated in place. The provider replays a
+CUDA graph of its own for each bucket, where it can; it keeps them by thread. A prompt's steps are in none.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import numpy as np
 import onnxruntime
 
 from specbuild.runtime.backends.executor import ModelSpec
-from specbuild.runtime.errors import BundleError, ExecutionError, one_line
+from specbuild.runtime.errors import BundleError, ExecutionError, SpecbuildError, one_line
 
 from .device import Device, hidden_states, slot_parts, with_room
 
 Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
+_NO_GRAPH = -1  # `gpu_graph_id` of a run that is neither captured nor replayed
+_RUNS = 3  # of a step, until it is what it will be: one allocates and chooses kernels, one captures, one replays
 _CACHES: dict[str, tuple[Any, Any]] = {  # by the input's type: what its memory is, and what ONNX Runtime calls it
     "tensor(float)": (np.float32, np.float32),
     "tensor(float16)": (np.float16, np.float16),
@@ -27,7 +30,7 @@ _CACHES: dict[str, tuple[Any, Any]] = {  # by the input's type: what its memory 
 
 
 class OrtModel:
-    """See `Model`; it runs on the stream that it was made with."""
+    """See `Model`; it runs on `stream`, the one that it was made with or, where graphs failed on that, a new one."""
 
     tree = pages = None
     capturable = False  # ONNX Runtime may call the host, and free memory, between its kernels
@@ -46,8 +49,9 @@ class OrtModel:
         """Raises BundleError where the graph does not load, or ONNX Runtime has no such provider."""
         self.spec, self.batch_size, self.chunk = spec, batch_size, chunk
         self.buckets: Sequence[int] = tuple(buckets)
-        self._provider, self._stream = provider, stream
-        self._session = _session(graph, provider, stream)
+        self._provider, self._device, self.stream = provider, device, stream
+        self.replays = provider == "cuda"  # whether steps are the provider's own graphs; one may turn it off
+        self._session = self._open(graph)
         types = {each.name: each.type for each in self._session.get_inputs()}
         memory, self._cache_type = _CACHES[types["past_key.0"]]
         largest, size = self.buckets[-1], (batch_size, self.buckets[-1])
@@ -62,37 +66,56 @@ class OrtModel:
         self._wanted = device.empty((max(largest, chunk),), np.int32)  # 0, 1, 2, …: which nodes' logits
         numbers = device.pinned(self._wanted.shape, np.int32)
         numbers[:] = np.arange(len(numbers))
-        device.upload(self._wanted, numbers, stream)
-        device.wait(stream)
-        self._run = onnxruntime.RunOptions()
-        self._run.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        self._steps = {nodes: self._bind(batch_size, nodes, 0, 0, nodes) for nodes in self.buckets}
-        self._warm(device)
+        device.upload(self._wanted, numbers, self.stream)
+        device.wait(self.stream)
+        self._runs = {nodes: _run_options(nodes) for nodes in (_NO_GRAPH, *self.buckets)}
+        try:
+            self._prepare()
+        except SpecbuildError as error:
+            self._give_up_graphs(error)
+            self._session = self._open(graph)
+            self._prepare()
 
-    def _warm(self, device: Device) -> None:
-        """Run every step twice: the first runs allocate and choose kernels. All nodes see all rows, so none is NaN."""
+    def _open(self, graph: Path) -> Any:
+        """A session with graphs of its own, or where it is refused one without."""
+        try:
+            return _session(graph, self._provider, self.stream, self.replays)
+        except SpecbuildError as error:
+            self._give_up_graphs(error)
+            return self._open(graph)
+
+    def _give_up_graphs(self, error: SpecbuildError) -> None:
+        """Go on without graphs, on a new stream, for a failed capture may have spoilt this one; or raise the error."""
+        if not self.replays:
+            raise error
+        self._device.uncaptured.append(f"ONNX Runtime replays no graphs: {one_line(error)}")
+        self.replays, self.stream = False, self._device.stream()
+
+    def _prepare(self) -> None:
+        """Bind every step and run it some times. All nodes see all rows, so none is NaN."""
+        self._steps = {nodes: self._bind(self.batch_size, nodes, 0, 0, nodes) for nodes in self.buckets}
         for mask in self.masks.values():
-            device.fill(mask, 1, self._stream)
-        device.wait(self._stream)
-        for nodes in (*self.buckets, *self.buckets):
-            self.enqueue(nodes, self._stream)
+            self._device.fill(mask, 1, self.stream)
+        self._device.wait(self.stream)
+        for nodes in (*self.buckets,) * _RUNS:
+            self.enqueue(nodes, self.stream)
         for tensor in (*self.masks.values(), self.cache):
-            device.fill(tensor, 0, self._stream)
-        device.wait(self._stream)
+            self._device.fill(tensor, 0, self.stream)
+        self._device.wait(self.stream)
 
     def enqueue(self, nodes: int, stream: int) -> None:
         """See `Model.enqueue`; raises ExecutionError."""
-        self._enqueue(self._steps[nodes], stream)
+        self._enqueue(self._steps[nodes], stream, nodes if self.replays else _NO_GRAPH)
 
     def prefill(self, slot: int, nodes: int, stream: int) -> None:
         """See `Model.prefill`; raises ExecutionError."""
-        self._enqueue(self._bind(1, nodes, slot, nodes - 1, 1), stream)
+        self._enqueue(self._bind(1, nodes, slot, nodes - 1, 1), stream, _NO_GRAPH)
 
-    def _enqueue(self, binding: Any, stream: int) -> None:
-        if stream != self._stream:
-            raise ExecutionError(f"the {self.spec.name} runs on stream {self._stream}, not on {stream}: use that")
+    def _enqueue(self, binding: Any, stream: int, graph_id: int) -> None:
+        if stream != self.stream:
+            raise ExecutionError(f"the {self.spec.name} runs on stream {self.stream}, not on {stream}: use that")
         try:
-            self._session.run_with_iobinding(binding, self._run)
+            self._session.run_with_iobinding(binding, self._runs[graph_id])
         except Exception as error:  # ONNX Runtime raises many unrelated types
             raise ExecutionError(f"ONNX Runtime failed in a step: {one_line(error)}") from error
 
@@ -128,16 +151,28 @@ class OrtModel:
         del self._session
 
 
-def _session(graph: Path, provider: Provider, stream: int) -> Any:
-    if provider == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise BundleError(f"ONNX Runtime {onnxruntime.__version__} has no CUDA here: pip install onnxruntime-gpu")
+def _run_options(graph_id: int) -> Any:
+    """How a step runs: the host does not wait for it, and the provider captures and replays it by this number."""
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    options.add_run_config_entry("gpu_graph_id", str(graph_id))
+    return options
+
+
+def _session(graph: Path, provider: Provider, stream: int, replays: bool) -> Any:
+    """A session all on one provider; of CUDA's in whole float32, never rounded to TF32, on our stream."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # on a GPU the host computes next to nothing
     options.log_severity_level = _ERRORS
-    cuda = ("CUDAExecutionProvider", {"user_compute_stream": str(stream)})
-    providers: list[Any] = [cuda] if provider == "cuda" else []
+    wanted: list[Any] = ["CPUExecutionProvider"]
+    if provider == "cuda":
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise BundleError(f"ONNX Runtime {onnxruntime.__version__} has no CUDA here: pip install onnxruntime-gpu")
+        cuda = {"user_compute_stream": str(stream), "use_tf32": "0", "enable_cuda_graph": str(int(replays))}
+        wanted = [("CUDAExecutionProvider", cuda)]
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")  # the CPU's may not be listed, then
     try:
-        session = onnxruntime.InferenceSession(graph, options, providers=[*providers, "CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(graph, options, providers=wanted)
     except Exception as error:  # ONNX Runtime raises many unrelated types
         version = onnxruntime.__version__
         raise BundleError(f"{graph} does not load in ONNX Runtime {version}: {one_line(error)}") from error

@@ -57,7 +57,7 @@ class Flights:
         self._ring = device.pinned((ahead * entry,), np.int32)
         self._published, self._stop = device.pinned((1,), np.uint64), device.pinned((1,), np.uint32)
         self._round, self._first = device.empty((1,), np.uint64), device.pinned((1,), np.uint64)
-        self._loops = dict[Hashable, Step]()
+        self._loops = dict[Hashable, Step | None]()  # None: such rounds were done one by one
         if hosted:
             device.uncaptured.append("rounds do not follow each other: the host grows this draft's trees")
         models = [self._target.model, *([rounds.grower.executor.model] if rounds.grower else [])]
@@ -107,9 +107,12 @@ class Flights:
         stream, asked = self._target.stream, ProcessorFlags.of([draft.sequence.params for draft in plan])
         extent, grower = None, self._rounds.grower
         if grower and grown:
+            extent = Extent.of([draft.spec for draft in plan if draft.spec], grower.executor, nodes)
+        if self._first_of((nodes, extent, asked)):
+            return
+        if grower and extent:
             grower.catch_up([draft.sequence for draft in plan])
             self._rounds.slots.update([(draft.sequence, draft.spec) for draft in plan], stream)
-            extent = Extent.of([draft.spec for draft in plan if draft.spec], grower.executor, nodes)
         else:
             self._rounds.draft(plan, nodes, asked)
         step = self.capture(nodes, extent, asked)
@@ -142,19 +145,23 @@ class Flights:
             rounds = min(rounds, s.limit - len(s.tokens), min(rooms) // emitted + 1)
         return rounds
 
+    def _first_of(self, key: Hashable) -> bool:
+        """Whether no such round was done before: one may load or allocate, so the first is no graph's."""
+        if key in self._loops:
+            return False
+        if len(self._loops) >= MAX_GRAPHS:
+            self._loops.clear()
+        self._loops[key] = None
+        return True
+
     def capture(self, nodes: int, extent: Extent | None, asked: ProcessorFlags) -> Step | None:
         """A graph of rounds with trees that the draft grows, or of the root alone; None where there cannot be one."""
         key = nodes, extent, asked
-        if key not in self._loops:
-            if len(self._loops) >= MAX_GRAPHS:
-                self._loops.clear()
-            step = self._rounds.device.loop(
-                lambda handle: self._body(handle, nodes, extent, asked), self._target.stream
-            )
-            if step is None:
-                return None
-            self._loops[key] = step
-        return self._loops[key]
+        step = self._loops.get(key) or self._rounds.device.loop(
+            lambda handle: self._body(handle, nodes, extent, asked), self._target.stream
+        )
+        self._loops[key] = step
+        return step
 
     def _body(self, handle: int, nodes: int, extent: Extent | None, asked: ProcessorFlags) -> None:
         """Enqueue a round: its trees, what follows from them, and the ring's entry."""

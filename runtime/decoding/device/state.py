@@ -23,7 +23,7 @@ from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 MAX_GRAPHS = 64
-UNCAPTURABLE = "ONNX Runtime's steps are not captured in graphs"  # of no other model is it true
+UNCAPTURABLE = "ONNX Runtime's steps are in no graphs but its own"  # of no other model is it true
 _ALIGNMENT = 16
 
 
@@ -113,11 +113,15 @@ def enqueue_tree_inputs(
 
 
 class Graphs:
-    """Graphs by key, each captured when it is first run, where the model's steps can be."""
+    """Graphs by key, where the model's steps can be captured: the first use enqueues, the second captures.
+
+    What is used first may load a kernel or allocate, which no capture allows.
+    """
 
     def __init__(self, executor: StandardExecutor) -> None:
         """What `executor` runs is in the graphs, on its stream."""
-        self._device, self._stream, self._made = executor.device, executor.stream, dict[Hashable, Step]()
+        self._device, self._stream = executor.device, executor.stream
+        self._made = dict[Hashable, Step | None]()  # None: used once
         self._capturable = executor.model.capturable
         if not self._capturable and UNCAPTURABLE not in self._device.uncaptured:
             self._device.uncaptured.append(UNCAPTURABLE)
@@ -129,8 +133,10 @@ class Graphs:
         if key not in self._made:
             if len(self._made) >= MAX_GRAPHS:
                 self._made.clear()
-            self._made[key] = self._device.graph(enqueue, self._stream)
-        self._made[key]()
+            self._made[key] = None
+            return enqueue()
+        step = self._made[key] = self._made[key] or self._device.graph(enqueue, self._stream)
+        step()
 
     def clear(self) -> None:
         """Drop them all."""

@@ -49,6 +49,8 @@ class Session:
     """The lowered graph with its caches, `[B, Hkv, S, D]` per layer; every sequence's rows begin at its own length."""
 
     def __init__(self, graph: ir.Model, path: Path, window: int = 0) -> None:
+        shapes = {"Shape", "Size", "Range", "ConstantOfShape"}  # which ONNX Runtime gives the CPU, and a GPU may not
+        assert not shapes & {node.op_type for node in graph.graph}
         ir.save(graph, path)
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         self.window, self.lengths = window, [0] * len(PROMPTS)

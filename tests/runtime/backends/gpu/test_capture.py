@@ -9,22 +9,19 @@ from device import CudaKernels, gpus
 from specbuild.runtime.backends.gpu import cuda
 from specbuild.runtime.backends.kernels.abi import Ring
 
-
-@pytest.mark.parametrize(
-    ("name", "attributes"),
-    [
-        ("graph.GraphDefinition", "create_condition while_loop embed instantiate"),
-        ("graph.GraphCondition", "handle"),
-        ("graph.WhileNode", "body"),
-        ("graph.GraphBuilder", "begin_building end_building graph_definition complete close"),
-        ("graph.Graph", "launch"),
-    ],
+CALLS = (
+    *("cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphCreate", "cuGraphDestroy", "cuGraphInstantiate"),
+    *("cuGraphLaunch", "cuGraphExecDestroy", "cuGraphAddNode", "cuGraphAddChildGraphNode", "cuGraphGetEdges"),
+    *("cuGraphAddDependencies", "cuGraphRemoveDependencies", "cuGraphConditionalHandleCreate", "cuCtxGetCurrent"),
+    *("CUgraphNodeParams", "CUgraphEdgeData", "CU_GRAPH_COND_ASSIGN_DEFAULT"),
 )
-def test_cuda_core_has_what_a_loop_uses(name: str, attributes: str) -> None:
-    found = pytest.importorskip("cuda.core")
-    for part in name.split("."):
-        found = getattr(found, part)
-    assert [each for each in attributes.split() if not hasattr(found, each)] == []
+
+
+def test_the_bindings_have_what_a_capture_uses() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    assert [name for name in CALLS if not hasattr(driver, name)] == []
+    assert driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+    assert driver.CUgraphNodeParams().conditional is not None
 
 
 def test_the_driver_says_what_is_busy() -> None:

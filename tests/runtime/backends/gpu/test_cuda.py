@@ -57,11 +57,9 @@ assert not {"cuda", "tensorrt", "tensorrt_rtx"} & {*sys.modules}"""
     ("name", "attributes"),
     [
         ("Device", "set_current name arch properties create_stream sync"),
-        ("Stream", "handle wait sync record create_graph_builder close"),
+        ("Stream", "handle wait sync record close"),
         ("Buffer", "handle close"),
         ("LegacyPinnedMemoryResource", "allocate"),
-        ("graph.GraphBuilder", "begin_building end_building complete close"),
-        ("graph.Graph", "launch"),
         ("EventOptions", "timing_enabled"),
         ("Event", "sync __sub__"),
     ],

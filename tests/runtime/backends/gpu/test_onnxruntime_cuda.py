@@ -87,11 +87,11 @@ def save(path: Path, cache: int = TensorProto.FLOAT) -> Path:
 class Toy:
     """The model on a device, and its tensors as arrays."""
 
-    def __init__(self, folder: Path, cache: int = TensorProto.FLOAT) -> None:
+    def __init__(self, folder: Path, cache: int = TensorProto.FLOAT, provider: str = "cpu") -> None:
         self.device = HostDevice()
         self.stream = self.device.stream()
         path = save(folder / "toy.onnx", cache)
-        self.model: Any = OrtModel(path, SPEC, self.device, BATCH, BUCKETS, CHUNK, "cpu", self.stream)
+        self.model: Any = OrtModel(path, SPEC, self.device, BATCH, BUCKETS, CHUNK, provider, self.stream)  # type: ignore
 
     def part(self, name: str, *shape: int) -> NDArray[Any]:
         """The beginning of a tensor, as if that were its shape."""
@@ -174,6 +174,95 @@ def test_a_step_that_fails_says_so_in_one_line(toy: Toy) -> None:
     with pytest.raises(ExecutionError, match=r"^ONNX Runtime failed in a step: .*99") as found:
         toy.model.enqueue(4, toy.stream)
     assert "\n" not in str(found.value)
+
+
+class Provider:
+    """ONNX Runtime's CUDA provider by its CPU's: what sessions and runs are asked, and when graphs are refused."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refuses: int | None = None) -> None:
+        """`refuses`: the run of a session with graphs that fails; 0: its making; None: none."""
+        self.sessions: list[dict[str, Any]] = []
+        self.runs: list[tuple[int, bool]] = []  # the graph's number, and whether the host waits for the run
+        outer, real = self, onnxruntime.InferenceSession
+
+        class Binding:
+            def __init__(self, inner: Any) -> None:
+                self.inner = inner
+
+            def bind_input(self, name: str, device: str, *rest: Any) -> None:
+                assert device == "cuda"
+                self.inner.bind_input(name, "cpu", *rest)
+
+            def bind_output(self, name: str, device: str, *rest: Any) -> None:
+                assert device == "cuda"
+                self.inner.bind_output(name, "cpu", *rest)
+
+        class Session:
+            def __init__(self, graph: Path, options: Any, providers: list[Any]) -> None:
+                ((name, asked),) = providers
+                assert name == "CUDAExecutionProvider"
+                self.graphs, self.left = asked["enable_cuda_graph"] == "1", refuses
+                fallback = options.get_session_config_entry("session.disable_cpu_ep_fallback")
+                outer.sessions.append({**asked, "only here": fallback})
+                self.fail(0)
+                self.inner = real(graph, providers=["CPUExecutionProvider"])
+                self.get_inputs = self.inner.get_inputs
+
+            def fail(self, run: int) -> None:
+                if self.graphs and refuses == run:
+                    raise RuntimeError("no graph of this\nmodel")
+
+            def get_providers(self) -> list[str]:
+                return ["CUDAExecutionProvider"]
+
+            def io_binding(self) -> Binding:
+                return Binding(self.inner.io_binding())
+
+            def run_with_iobinding(self, binding: Binding, options: Any) -> None:
+                waits = options.get_run_config_entry("disable_synchronize_execution_providers") != "1"
+                outer.runs.append((int(options.get_run_config_entry("gpu_graph_id")), waits))
+                self.fail(len(outer.runs))
+                self.inner.run_with_iobinding(binding.inner)
+
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+        monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+
+
+def test_on_a_gpu_nothing_is_rounded_or_left_to_the_cpu_and_steps_are_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph for each bucket, captured before anything is decoded, and none for a prompt."""
+    provider, toy = Provider(monkeypatch), Toy(tmp_path, provider="cuda")
+    stream = {"user_compute_stream": str(toy.stream), "use_tf32": "0"}
+    assert provider.sessions == [stream | {"enable_cuda_graph": "1", "only here": "1"}]
+    assert provider.runs == [(nodes, False) for nodes in BUCKETS] * 3, "one allocates, one captures, one replays"
+    provider.runs.clear()
+    toy.model.enqueue(4, toy.stream)
+    toy.model.prefill(1, 3, toy.stream)
+    toy.model.replays = False
+    toy.model.enqueue(4, toy.stream)
+    assert [graph for graph, _ in provider.runs] == [4, -1, -1]
+    assert toy.device.uncaptured == []
+
+
+@pytest.mark.parametrize("refuses", [0, 1, len(BUCKETS) + 1])
+def test_where_graphs_and_a_stream_do_not_work_together_steps_are_enqueued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: int
+) -> None:
+    """Whether the session is refused, its first run or the one that captures; on a stream that nothing has spoilt."""
+    provider = Provider(monkeypatch, refuses)
+    toy = Toy(tmp_path, provider="cuda")
+    assert [each["enable_cuda_graph"] for each in provider.sessions] == ["1", "0"]
+    assert toy.model.stream != toy.stream
+    assert provider.sessions[1]["user_compute_stream"] == str(toy.model.stream)
+    assert provider.runs[-1] == (-1, False)
+    (line,) = toy.device.uncaptured
+    assert line.startswith("ONNX Runtime replays no graphs: ")
+    assert line.endswith("no graph of this model")
+    expected = toy.fill(BATCH, 4)
+    toy.model.enqueue(4, toy.model.stream)
+    np.testing.assert_allclose(toy.part("logits", BATCH, 4, VOCAB), expected, atol=1e-5)
+    assert (toy.device.array(toy.model.cache)[0] == 1).all(), "its first runs leave nothing"
 
 
 def test_onnx_runtime_without_cuda_says_what_to_install() -> None:
