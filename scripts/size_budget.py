@@ -23,8 +23,8 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
     ("runtime", ".py"): 3349,
-    ("runtime/backends", ".py"): 1985,
-    ("runtime/decoding", ".py"): 1607,
+    ("runtime/backends", ".py"): 2079,
+    ("runtime/decoding", ".py"): 1608,
     ("plugins", ".cu .cuh"): 1980,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
 }

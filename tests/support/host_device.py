@@ -205,9 +205,10 @@ class QueuedModel:
         assert nodes in self._model.buckets
         self._run(stream, nodes, lambda: self._model.enqueue(nodes, stream))
 
-    def prefill(self, slot: int, nodes: int, stream: int) -> None:
-        assert nodes <= self._model.chunk
-        self._run(stream, nodes, lambda: self._model.prefill(slot, nodes, stream))
+    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
+        assert nodes in self._model.lengths
+        assert last < nodes
+        self._run(stream, nodes, lambda: self._model.prefill(slot, nodes, last, stream))
 
     def _run(self, stream: int, nodes: int, step: Step) -> None:
         def run() -> None:

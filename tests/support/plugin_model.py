@@ -122,6 +122,7 @@ class PluginModel:
         operator = type("TreeAttention", (TreeAttention,), {"compute": staticmethod(compute)})
         self._evaluator = ReferenceEvaluator(ir.to_proto(graph), new_ops=[operator])
         self.spec, self.batch_size, self.buckets, self.chunk, self._device = spec, batch_size, buckets, chunk, device
+        self.lengths = sorted({buckets[-1], (buckets[-1] + chunk + 1) // 2, chunk})
         each, empty = (batch_size, buckets[-1]), device.empty
         self.tokens = empty((max(batch_size * buckets[-1], chunk),), np.int32)
         self.positions = empty(each, np.int32)
@@ -141,9 +142,9 @@ class PluginModel:
         """See `Model.enqueue`."""
         self._run(slice(None), self.batch_size, nodes, np.arange(nodes))
 
-    def prefill(self, slot: int, nodes: int, stream: int) -> None:
+    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
         """See `Model.prefill`."""
-        self._run(slice(slot, slot + 1), 1, nodes, np.array([nodes - 1]))
+        self._run(slice(slot, slot + 1), 1, nodes, np.array([last]))
 
     def _run(self, slots: slice, batch: int, nodes: int, wanted: NDArray[Any]) -> None:
         tree, cache = self.tree, self._device.array(self.cache).view(self._number)

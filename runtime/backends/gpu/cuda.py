@@ -113,7 +113,6 @@ class Cuda:
         self.peak_bandwidth = 2 * kilohertz * 1000 * bits // 8 or None  # bytes a second, None: not known
         self.uncaptured: list[str] = []
         self.identity: dict[str, Any] = {"processor": self.name, "driver": self.driver_version}
-        self._device = device
         self._streams: dict[int, Any] = {}
         self._frees: list[Step] = []
         self._own = self.stream()
@@ -253,7 +252,7 @@ class Cuda:
 
     def close(self) -> None:
         """Free everything, once all of it has run or failed; see `Device.close`."""
-        steps = self._device.sync, *self._frees, *(stream.close for stream in self._streams.values())
+        steps = self._finish, *self._frees, *(stream.close for stream in self._streams.values())
         errors = list[ExecutionError]()
         for step in steps:
             try:
@@ -264,6 +263,9 @@ class Cuda:
         self._frees, self._streams = [], {}
         if errors:
             raise errors[0]
+
+    def _finish(self) -> None:
+        self._do(self._driver.cuCtxSynchronize())
 
     def _do(self, answer: tuple[Any, ...]) -> Any:
         """The results of a driver's call, one or several; raises ExecutionError."""

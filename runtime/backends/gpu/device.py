@@ -178,7 +178,6 @@ class Model(Protocol):
     batch_size: int  # B
     buckets: Sequence[int]  # node counts that a step may have, ascending
     chunk: int  # most nodes of `prefill`, at least the largest bucket
-    capturable: bool  # whether a graph may hold its steps
     tokens: Tensor  # int32 [B, N]
     positions: Tensor  # int32 [B, N]; where there is a `tree`, positions and rows are not read, and there are no masks
     rows: Tensor  # int32 [B]: the cache row of each sequence's first node
@@ -187,6 +186,16 @@ class Model(Protocol):
     hidden: Tensor | None  # float32 [B, N, H]: hidden states that the model writes, for a head
     hidden_in: Tensor | None  # float32 [B, N, H]: those that a head reads
     cache: Tensor  # [2·layers, B, kv_heads, S, D]; keys of layer i at 2i, values at 2i + 1. Paged: X for B, rows for S
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a graph may hold its steps."""
+        ...
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Node counts that `prefill` may have, ascending."""
+        ...
 
     @property
     def pages(self) -> PageTable | None:
@@ -202,8 +211,8 @@ class Model(Protocol):
         """A step of all slots, `nodes` one of `buckets`; all nodes' logits."""
         ...
 
-    def prefill(self, slot: int, nodes: int, stream: int) -> None:
-        """A step of one slot, at most `chunk` nodes; tensors as for B = 1, `logits[0, 0]` those of the last node."""
+    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
+        """A step of one slot, `nodes` one of `lengths`; tensors as for B = 1, `logits[0, 0]` those of node `last`."""
         ...
 
     def close(self) -> None:

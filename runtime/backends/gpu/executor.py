@@ -1,13 +1,16 @@
 """The executor over a model in standard operators or with TreeAttention, wherever its device is: batches are padded.
 
 A step computes the smallest bucket that holds its largest input, for all slots: one without any computes padding
-into the rows past its last one. A chunk of a prompt longer than any bucket is a step of its slot alone.
+into the rows past its last one. A chunk of a prompt longer than any bucket is a step of its slot alone, padded to
+one of the few lengths that the model has.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,10 +65,12 @@ class StandardExecutor:
         short = [pair for pair in zip(inputs, logits, strict=False) if len(pair[0].tokens) <= largest]
         for step_input, wanted in zip(inputs, logits, strict=False):
             if len(step_input.tokens) > largest:
-                self._stage({0: step_input}, 1, len(step_input.tokens))
-                self.model.prefill(step_input.slot, len(step_input.tokens), self.stream)
-                self._download(wanted, 0)
-                self.keep([(step_input.slot, step_input.start, range(len(step_input.tokens)))])
+                for piece, nodes in self._pieces(step_input):
+                    count = len(piece.tokens)
+                    self._stage({0: piece}, 1, nodes)
+                    self.model.prefill(piece.slot, nodes, count - 1, self.stream)
+                    self._download(wanted[: piece.logits], 0)
+                    self.keep([(piece.slot, piece.start, range(count))])
         if short:
             nodes = self.bucket(max(len(step_input.tokens) for step_input, _ in short))
             self._stage({step_input.slot: step_input for step_input, _ in short}, self.batch_size, nodes)
@@ -74,6 +79,31 @@ class StandardExecutor:
                 self._download(wanted, step_input.slot * nodes + len(step_input.tokens) - step_input.logits)
             self.keep([(s.slot, s.start, range(s.slot * nodes, s.slot * nodes + len(s.tokens))) for s, _ in short])
         return logits[: len(inputs)]
+
+    def _pieces(self, step_input: StepInput) -> Iterator[tuple[StepInput, int]]:
+        """A prompt's chunk with the nodes of its step; several, without padding, where the rows of one do not fit."""
+        lengths, at, count = self.model.lengths, 0, len(step_input.tokens)
+        while at < count:
+            left, start = count - at, step_input.start + at
+            nodes = lengths[bisect_left(lengths, left)]
+            if self.model.tree is None and start + nodes > self.spec.capacity:  # TreeAttention writes no padding
+                if left < lengths[0]:
+                    raise ExecutionError(f"{left} nodes from row {start} on do not fit the {self.spec.name}'s padding")
+                nodes = lengths[bisect_right(lengths, left) - 1]
+            end = min(at + nodes, count)
+            yield (
+                replace(
+                    step_input,
+                    start=start,
+                    committed=start if at else step_input.committed,
+                    tokens=step_input.tokens[at:end],
+                    positions=step_input.positions[at:end],
+                    logits=step_input.logits if end == count else 0,
+                    hidden=None if step_input.hidden is None else step_input.hidden[at:end],
+                ),
+                nodes,
+            )
+            at = end
 
     def fetch(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """Rows of the last step's logits `[B · nodes, V]`, the caller's until the next step."""

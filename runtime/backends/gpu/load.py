@@ -20,6 +20,7 @@ from .device import Kernels, Model, PageTable
 from .executor import StandardExecutor
 from .pages import Pages
 from .plan import Plan, check_architecture, check_version, flavour
+from .runtime_cache import cache_path
 from .tensorrt import TrtModel
 
 FindKernels = Callable[[Bundle, str], Kernels]  # those of a bundle for a compute capability
@@ -94,8 +95,15 @@ def _engines(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], d
     count, rows = memory_plan.pages(manifest, batch_size, placement.kv_cache_tokens), memory_plan.block_size(manifest)
     pages = PageTable(device, Pages(batch_size, specs[0].capacity, rows, count)) if rows else None
     plans = [
-        Plan(bundle.path(graph), manifest.descriptor, manifest.engines[graph], device, part)
-        for graph, part in zip(_files(bundle, specs), (placement.weights, None), strict=False)
+        Plan(
+            bundle.path(graph),
+            manifest.descriptor,
+            manifest.engines[graph],
+            device,
+            part,
+            cache_path(bundle.folder, spec.name, manifest.files[graph].sha256, device.capability),
+        )
+        for spec, graph, part in zip(specs, _files(bundle, specs), (placement.weights, None), strict=False)
     ]
     scratch = device.empty((max(plan.scratch_bytes for plan in plans),), np.uint8)
     models = [TrtModel(plan, spec, device, batch_size, scratch, pages) for plan, spec in zip(plans, specs, strict=True)]

@@ -49,6 +49,7 @@ class OrtModel:
         """Raises BundleError where the graph does not load, or ONNX Runtime has no such provider."""
         self.spec, self.batch_size, self.chunk = spec, batch_size, chunk
         self.buckets: Sequence[int] = tuple(buckets)
+        self.lengths = range(1, chunk + 1)
         self._provider, self._device, self.stream = provider, device, stream
         self.replays = provider == "cuda"  # whether steps are the provider's own graphs; one may turn it off
         self._session = self._open(graph)
@@ -107,9 +108,9 @@ class OrtModel:
         """See `Model.enqueue`; raises ExecutionError."""
         self._enqueue(self._steps[nodes], stream, nodes if self.replays else _NO_GRAPH)
 
-    def prefill(self, slot: int, nodes: int, stream: int) -> None:
+    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
         """See `Model.prefill`; raises ExecutionError."""
-        self._enqueue(self._bind(1, nodes, slot, nodes - 1, 1), stream, _NO_GRAPH)
+        self._enqueue(self._bind(1, nodes, slot, last, 1), stream, _NO_GRAPH)
 
     def _enqueue(self, binding: Any, stream: int, graph_id: int) -> None:
         if stream != self.stream:

@@ -20,6 +20,7 @@ from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, o
 from .cuda import Cuda
 from .device import Tensor
 from .library import PLUGIN, find_library
+from .runtime_cache import RuntimeCache
 from .tensors import TensorInfo
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # rows of a page
@@ -170,9 +171,17 @@ class Plan:
     """A deserialised plan, whose weights alone are on the GPU."""
 
     def __init__(
-        self, path: Path, backend: Backend, record: EngineRecord, device: Cuda, weights: float | None = None
+        self,
+        path: Path,
+        backend: Backend,
+        record: EngineRecord,
+        device: Cuda,
+        weights: float | None = None,
+        cache: Path | None = None,
     ) -> None:
         """`weights`: the part of them that is on the GPU, None for all that the plan keeps there.
+
+        cache: the file with what TensorRT-RTX compiled for this GPU before; see `RuntimeCache`.
 
         Raises BundleError for a plan that does not fit this TensorRT or this GPU, and as `limit_weights` does.
         """
@@ -184,6 +193,7 @@ class Plan:
         if needed > free:
             raise BundleError(f"{path.name} takes {needed} MiB, the GPU has {free} MiB free: free some")
         self.record, self._log = record, logger(self.trt)
+        self._cache = RuntimeCache(cache) if cache else None
         if record.attention == "plugin":
             load_plugin(self.trt)
         with device.current:
@@ -229,21 +239,33 @@ class Plan:
         layers: list[Any] = json.loads(text)["Layers"]
         return layers
 
-    def context(self, profile: int, scratch: Tensor, stream: int, lazy: bool) -> Any:
-        """An execution context of a profile. `lazy`: TensorRT-RTX may compile kernels for new shapes while it runs."""
+    @functools.cached_property
+    def _config(self) -> Any:
+        """How its contexts run: in our memory, and kernels for a shape are compiled before its first run."""
         config = self.engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         if hasattr(config, "cuda_graph_strategy"):
             config.cuda_graph_strategy = self.trt.CudaGraphStrategy.DISABLED  # graphs are captured by the caller
-            strategy = self.trt.DynamicShapesKernelSpecializationStrategy
-            config.dynamic_shapes_kernel_specialization_strategy = strategy.LAZY if lazy else strategy.EAGER
+            strategy = self.trt.DynamicShapesKernelSpecializationStrategy.EAGER
+            config.dynamic_shapes_kernel_specialization_strategy = strategy
+        if self._cache and hasattr(config, "create_runtime_cache"):
+            self._cache.attach(config)
+        return config
+
+    def context(self, profile: int, scratch: Tensor, stream: int) -> Any:
+        """An execution context of a profile."""
         self._log.clear()
-        context = self.engine.create_execution_context(config)
+        context = self.engine.create_execution_context(self._config)
         if context is None:
             raise ExecutionError(f"TensorRT cannot make a context: {self._log.reason}")
         context.set_device_memory(scratch.address, scratch.nbytes)
         self.call(context.set_optimization_profile_async, profile, stream)
         return context
+
+    def keep_compiled(self) -> None:
+        """Save what contexts have compiled, so that the next load compiles nothing."""
+        if self._cache:
+            self._cache.save()
 
     def call(self, method: Callable[..., bool], *arguments: Any) -> None:
         """Call what returns whether it worked; raises ExecutionError with TensorRT's reason."""
@@ -253,4 +275,5 @@ class Plan:
 
     def close(self) -> None:
         """Free the weights; no context may be left."""
+        self.__dict__.pop("_config", None)
         del self.engine, self._runtime

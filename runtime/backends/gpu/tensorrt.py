@@ -28,8 +28,6 @@ class TrtModel:
     Its steps run one after the other, and so must those of models that share its scratch memory.
     """
 
-    capturable = True
-
     def __init__(
         self,
         plan: Plan,
@@ -53,7 +51,9 @@ class TrtModel:
         exact = {max_nodes: at for at, (name, max_nodes) in enumerate(nodes.items()) if name != PROMPT}
         ranges = {max_nodes: at for at, (name, max_nodes) in enumerate(nodes.items()) if name == PROMPT}
         self.buckets: Sequence[int] = tuple(sorted(exact))
-        self.chunk, largest = max([*self.buckets, *ranges]), self.buckets[-1]
+        self.chunk, largest = min(max([*self.buckets, *ranges]), spec.capacity), self.buckets[-1]
+        quarters = (-(-self.chunk * part // 4) for part in range(1, 5))
+        self.lengths: Sequence[int] = (largest, *(nodes for nodes in quarters if nodes > largest))
         each = batch_size, largest
         self.tokens, self.positions = (with_room(device, each, np.int32, largest, self.chunk) for _ in range(2))
         self.rows, *lengths = (device.empty((batch_size,), np.int32) for _ in range(4))
@@ -78,6 +78,8 @@ class TrtModel:
         for size, context in self._steps.items():
             self._bind(context, batch_size, size, size)
         self._warm(stream)
+        self.capturable = all(_capturable(context, stream) for context in self._steps.values())
+        plan.keep_compiled()
 
     def _number(self, stream: int) -> Tensor:
         """`int32[chunk, ≥ buckets[-1]]`: row 0 is 0, 1, 2, …; row n begins with n. Every row is aligned."""
@@ -89,17 +91,11 @@ class TrtModel:
         return tensor
 
     def _contexts(self, profiles: Mapping[int, int], scratch: Tensor, stream: int) -> dict[int, Any]:
-        """A context by the most nodes of its steps.
-
-        What a graph may hold must be compiled before; a prompt's shapes are many, and in no graph.
-        """
-        return {
-            max_nodes: self._plan.context(profile, scratch, stream, lazy=max_nodes > self.buckets[-1])
-            for max_nodes, profile in profiles.items()
-        }
+        """A context by the most nodes of its steps."""
+        return {nodes: self._plan.context(profile, scratch, stream) for nodes, profile in profiles.items()}
 
     def _warm(self, stream: int) -> None:
-        """Run every context once: the first run allocates and compiles. All nodes see all rows, so none gives NaN.
+        """Run every shape once: its first run allocates and compiles. All nodes see all rows, so none gives NaN.
 
         Of TreeAttention's all are padding, which gives 0.
         """
@@ -107,8 +103,8 @@ class TrtModel:
             self._device.fill(mask, 1, stream)
         for nodes in self._steps:
             self.enqueue(nodes, stream)
-        for nodes in self._slots:
-            self.prefill(0, min(nodes, self.spec.capacity), stream)
+        for nodes in self.lengths:
+            self.prefill(0, nodes, nodes - 1, stream)
         for tensor in (*self.masks.values(), self.cache):
             self._device.fill(tensor, 0, stream)
         self._device.wait(stream)
@@ -155,23 +151,12 @@ class TrtModel:
         with self._device.current:
             self._plan.call(context.execute_async_v3, stream)
 
-    def prefill(self, slot: int, nodes: int, stream: int) -> None:
-        """A step of one slot; see `Model.prefill`. It binds, so it is not for a graph.
-
-        Up to the largest bucket it is a step of that many nodes: those past `nodes` see every row, for which the masks
-        are overwritten there, and write rows that are garbage; TreeAttention's are padding by `counts`.
-        """
-        if not 0 < nodes <= self.chunk:
-            raise ExecutionError(f"a step of one slot has 1 to {self.chunk} nodes, not {nodes}")
-        largest, capacity = self.buckets[-1], self.spec.capacity
-        short = nodes <= largest
-        context = self._slots[largest if short else self.chunk]
-        if nodes < largest:
-            for mask in self.masks.values():
-                rest = Tensor(mask.address + nodes * capacity, (largest - nodes, capacity), mask.dtype)
-                self._device.fill(rest, 1, stream)
-        size, wanted = (largest, largest) if short else (nodes, 1)
-        self._bind(context, 1, size, wanted, slot, nodes - 1)
+    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
+        """A step of one slot; see `Model.prefill`. It binds, so it is not for a graph."""
+        if nodes not in self.lengths:
+            raise ExecutionError(f"a step of one slot has {', '.join(map(str, self.lengths))} nodes, not {nodes}")
+        context = self._slots[nodes if nodes == self.buckets[-1] else max(self._slots)]
+        self._bind(context, 1, nodes, nodes if nodes == self.buckets[-1] else 1, slot, last)
         with self._device.current:
             self._plan.call(context.execute_async_v3, stream)
 
@@ -180,6 +165,11 @@ class TrtModel:
         self._steps.clear()
         self._slots.clear()
         self._plan.close()
+
+
+def _capturable(context: Any, stream: int) -> bool:
+    """Whether a graph may hold a context's steps, by its own word where it has one."""
+    return not hasattr(context, "is_stream_capturable") or bool(context.is_stream_capturable(stream))
 
 
 def _cache(

@@ -193,6 +193,7 @@ class _Model:
         """`plugin`: whether its attention is TreeAttention; `item`: the dtype of its cache."""
         self.pages = pages
         self.spec, self.batch_size, self.buckets, self.chunk = spec, batch, buckets, buckets[-1]
+        self.lengths = buckets[-1:]
         self._device, largest, empty = recorder, buckets[-1], recorder.empty
         self.tokens, self.positions = (empty((batch, largest), np.int32) for _ in range(2))
         self.rows, *lengths = (empty((batch,), np.int32) for _ in range(4))
@@ -216,7 +217,7 @@ class _Model:
             "child", stream, addresses, [self.logits.address, self.cache.address], model=self.spec.name, nodes=nodes
         )
 
-    def prefill(self, slot: int, nodes: int, stream: int) -> None:
+    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
         """See `Model`."""
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 MAX_GRAPHS = 64
-UNCAPTURABLE = "ONNX Runtime's steps are in no graphs but its own"  # of no other model is it true
+UNCAPTURABLE = "the models' steps may not be captured, by their own word"
 _ALIGNMENT = 16
 
 

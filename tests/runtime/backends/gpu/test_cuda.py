@@ -56,7 +56,7 @@ assert not {"cuda", "tensorrt", "tensorrt_rtx"} & {*sys.modules}"""
 @pytest.mark.parametrize(
     ("name", "attributes"),
     [
-        ("Device", "set_current name arch properties create_stream sync"),
+        ("Device", "set_current name arch properties create_stream"),
         ("Stream", "handle wait sync record close"),
         ("Buffer", "handle close"),
         ("LegacyPinnedMemoryResource", "allocate"),

@@ -126,3 +126,53 @@ def test_positions_end_where_the_model_does(make: Make) -> None:
     object.__setattr__(made.spec, "max_positions", 4)
     made.step([chain(0, [1, 2, 3, 4, 5, 6], 0, 0)])
     assert made.device.array(made.model.positions).ravel()[:8].tolist() == [0, 1, 2, 3, 3, 3, 0, 0]
+
+
+class Padded:
+    """A model whose prompts have few lengths; it notes them."""
+
+    lengths = (2, 18, 24)
+
+    def __init__(self, inner: object) -> None:
+        self.inner, self.steps = inner, list[tuple[int, int]]()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
+        assert nodes in self.lengths
+        self.steps.append((nodes, last))
+        self.inner.prefill(slot, nodes, last, stream)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("count", "start", "steps"),
+    [
+        (24, 0, [(24, 23)]),
+        (17, 0, [(18, 16)]),  # padded
+        (20, CAPACITY - 21, [(18, 17), (2, 1)]),  # whose padding's rows would not fit
+        (18, CAPACITY - 18, [(18, 17)]),
+    ],
+)
+def test_a_prompt_is_padded_to_a_length_that_the_model_has(
+    make: Make, count: int, start: int, steps: list[tuple[int, int]]
+) -> None:
+    made = make("target", 2)
+    plain, prompt = made.model, [7 + i % 50 for i in range(count)]
+    before = [3 + i % 40 for i in range(start)]
+    results = []
+    for model in (plain, Padded(plain)):
+        made.model = model  # type: ignore[assignment]
+        made.commit(1, (), 0)
+        for at in range(0, start, 8):
+            made.model = plain
+            made.step([chain(1, before[at : at + 8], at, 0)])
+            made.commit(1, (), min(at + 8, start))
+        made.model = model  # type: ignore[assignment]
+        (rows,) = made.step([chain(1, prompt, start, 1)])
+        results.append(rows.copy())
+    assert model.steps == steps  # type: ignore[union-attr]
+    np.testing.assert_allclose(results[1], results[0], **BOUND)
+    with pytest.raises(ExecutionError, match="1 nodes from row 111 on do not fit the target's padding"):
+        made.step([chain(1, [5] * 19, CAPACITY - 19, 0)])
+    made.model = plain

@@ -144,7 +144,7 @@ def test_a_prompts_chunk_is_of_one_slot_and_has_the_last_nodes_logits(toy: Toy) 
     cache = toy.device.array(toy.model.cache)
     for runs, nodes in enumerate((CHUNK, 3), 1):
         expected = toy.fill(1, nodes)
-        toy.model.prefill(1, nodes, toy.stream)
+        toy.model.prefill(1, nodes, nodes - 1, toy.stream)
         np.testing.assert_allclose(toy.part("logits", VOCAB), expected[0, -1], atol=1e-5)
         toy.check_hidden(1, nodes)
         assert (cache[0, 1] == runs).all()
@@ -238,7 +238,7 @@ def test_on_a_gpu_nothing_is_rounded_or_left_to_the_cpu_and_steps_are_replayed(
     assert provider.runs == [(nodes, False) for nodes in BUCKETS] * 3, "one allocates, one captures, one replays"
     provider.runs.clear()
     toy.model.enqueue(4, toy.stream)
-    toy.model.prefill(1, 3, toy.stream)
+    toy.model.prefill(1, 3, 2, toy.stream)
     toy.model.replays = False
     toy.model.enqueue(4, toy.stream)
     assert [graph for graph, _ in provider.runs] == [4, -1, -1]

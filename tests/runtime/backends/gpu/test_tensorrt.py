@@ -24,7 +24,7 @@ from specbuild.runtime.backends.gpu.tensorrt import TrtModel
 from specbuild.runtime.backends.gpu.tensors import TensorInfo, check_tensors, expected_tensors
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.bundle.manifest import EngineRecord
-from specbuild.runtime.errors import BundleError
+from specbuild.runtime.errors import BundleError, ExecutionError
 
 BACKEND = "tensorrt-rtx"
 HEADS, CAPACITY, HEAD_DIM, VOCAB, BATCH, BUCKETS, CHUNK = 2, 32, 16, 64, 2, [1, 4], 8
@@ -144,6 +144,7 @@ class Bound:
     def __init__(self) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
+        self.ran: list[tuple[int, ...]] = []
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         self.shapes[name] = shape
@@ -155,6 +156,7 @@ class Bound:
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
+        self.ran.append(self.shapes["input_ids"])
         return True
 
 
@@ -192,6 +194,33 @@ class NoPlan:
     def call(self, method: Callable[..., bool], *arguments: Any) -> None:
         assert method(*arguments)
 
+    def keep_compiled(self) -> None:
+        self.kept = [list(context.ran) for context in self.contexts]
+
+
+def test_what_it_may_be_asked_has_run_when_what_was_compiled_is_kept() -> None:
+    """Each bucket of all slots, and of one slot the few lengths that a prompt's chunk is padded to; no others."""
+    device, plan = NoGpu(), NoPlan(16)
+    model: Any = TrtModel(plan, plan.spec, device, 3, pages=PageTable(device, Pages(3, 96, 16, 11)))  # type: ignore[arg-type]
+    assert model.lengths == (4, 6, 8)
+    assert plan.kept == [[(3, 4)], [(1, 4)], [(1, 6), (1, 8)]]
+    with pytest.raises(ExecutionError, match="a step of one slot has 4, 6, 8 nodes, not 5"):
+        model.prefill(0, 5, 4, 1)
+
+
+@pytest.mark.parametrize("says", [None, True, False])
+def test_whether_a_graph_may_hold_a_step_is_the_engines_word(
+    monkeypatch: pytest.MonkeyPatch, says: bool | None
+) -> None:
+    """TensorRT-RTX has such a word, TensorRT has none."""
+    device, plan, asked = NoGpu(), NoPlan(16), list[int]()
+    if says is not None:
+        told = lambda self, stream: asked.append(stream) or says  # noqa: E731
+        monkeypatch.setattr(Bound, "is_stream_capturable", told, raising=False)
+    model: Any = TrtModel(plan, plan.spec, device, 3, pages=PageTable(device, Pages(3, 96, 16, 11)))  # type: ignore[arg-type]
+    assert model.capturable == (says is not False)
+    assert len(asked) == (says is not None)
+
 
 def test_pages_are_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the table for a step of all slots, a slot's own row for its prompts; all pages, wherever a slot's lie."""
@@ -201,7 +230,7 @@ def test_pages_are_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.cache.shape == (2, 12, HEADS, 16, 64)
     model.pages.pages.take(2, 2, 0, 40)
     table.update(device.stream())
-    model.prefill(2, 8, 1)
+    model.prefill(2, 8, 7, 1)
     *_, prompts = plan.contexts
     steps = plan.contexts[0]
     page = 12 * HEADS * 16 * 64 * 2
@@ -282,14 +311,15 @@ def check_toy(gpu: OnGpu, reference: Callable[[Inputs], list[NDArray[Any]]]) -> 
     assert gpu.plan.inspect()
     assert not gpu.get(model.cache).any()
     for slot, nodes in ((1, 3), (0, 7), (0, 4)):
-        given = inputs(1, nodes, 0, cache[:, slot : slot + 1], nodes)
+        size = min(length for length in model.lengths if length >= nodes)
+        given = inputs(1, size, 0, cache[:, slot : slot + 1], nodes)
         gpu.put(given)
-        model.prefill(slot, nodes, gpu.stream)
+        model.prefill(slot, size, nodes - 1, gpu.stream)
         logits, *present = reference(given)
         cache[:, slot] = np.stack(present)[:, 0]
-        np.testing.assert_allclose(gpu.get(model.logits, 1, 1, VOCAB)[0, 0], logits[0, -1], rtol=1e-3, atol=1e-3)
-        found = gpu.get(model.cache)[:, slot, :, :nodes]
-        np.testing.assert_allclose(found, cache[:, slot, :, :nodes], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(gpu.get(model.logits, VOCAB), logits[0, nodes - 1], rtol=1e-3, atol=1e-3)
+        found = gpu.get(model.cache)[:, slot, :, :size]
+        np.testing.assert_allclose(found, cache[:, slot, :, :size], rtol=1e-3, atol=1e-3)
     assert np.isfinite(gpu.get(model.cache)).all()
     for nodes, start in ((4, 3), (1, 7)):
         step = gpu.cuda.graph(lambda nodes=nodes: model.enqueue(nodes, gpu.stream), gpu.stream)

@@ -292,7 +292,7 @@ def test_without_models_that_graphs_can_hold(
     done = run(made.loop, batch("chain:3", 3))
     assert [s.output for s in done] == plain(batch("off", 3))
     assert made.device.captured == 0
-    assert made.loop.notes == ["ONNX Runtime's steps are in no graphs but its own"]
+    assert made.loop.notes == ["the models' steps may not be captured, by their own word"]
 
 
 def test_without_the_kernel_that_publishes(

@@ -36,6 +36,7 @@ class Counting:
 
     def __init__(self, device: HostDevice, buckets: Seq[int] = BUCKETS) -> None:
         self.spec, self.batch_size, self.buckets, self.chunk, self._device = SPEC, BATCH, buckets, CHUNK, device
+        self.lengths = range(1, CHUNK + 1)
         size = BATCH * max(buckets[-1], CHUNK)
         self.tokens, self.positions = (device.empty((size,), np.int32) for _ in range(2))
         self.rows = device.empty((BATCH,), np.int32)
@@ -48,9 +49,8 @@ class Counting:
     def enqueue(self, nodes: int, stream: int) -> None:
         self._run(range(BATCH), nodes)
 
-    def prefill(self, slot: int, nodes: int, stream: int) -> None:
-        last = self._run([slot], nodes)[0, -1]
-        self._device.array(self.logits)[:VOCAB] = last
+    def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
+        self._device.array(self.logits)[:VOCAB] = self._run([slot], nodes)[0, last]
 
     def _run(self, slots: Seq[int], nodes: int) -> NDArray[np.float64]:
         shape, array = (len(slots), nodes), self._device.array

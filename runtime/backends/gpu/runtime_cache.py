@@ -1,0 +1,59 @@
+"""What TensorRT-RTX compiles for the GPU when an engine is loaded, kept in a file beside the bundle.
+
+The file holds code, and no manifest can know its hash, for it is made where it is used: only one that this user alone
+may write is read. TensorRT-RTX itself refuses what another version, GPU or driver made.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger("specbuild")
+_OTHERS = 0o022  # writable by the group, or by anybody
+
+
+def cache_path(bundle: Path, name: str, digest: str, capability: str) -> Path:
+    """The file of one engine, by its model's name and its plan's sha256, for GPUs of a compute capability."""
+    return bundle.with_name(f"{bundle.name}.rtx-cache") / f"{name}-sm{capability}-{digest[:16]}"
+
+
+class RuntimeCache:
+    """The kernels compiled for one engine; `attach` it before its first context, `save` it after the last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._kept = path, b""
+        self._cache: Any = None
+
+    def attach(self, config: Any) -> None:
+        """Let contexts of this configuration take their kernels from the file, and add those that they compile."""
+        self._cache, self._kept = config.create_runtime_cache(), self._read()
+        if self._kept and not self._cache.deserialize(self._kept):  # another version's, GPU's or driver's
+            self._kept = b""
+        config.set_runtime_cache(self._cache)
+
+    def _read(self) -> bytes:
+        try:
+            for place in (self._path.parent, self._path):
+                status = place.stat()
+                if status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+                    _log.warning("%s is not this user's alone: compiling anew, chmod go-w or remove it", place)
+                    return b""
+            return self._path.read_bytes()
+        except OSError:
+            return b""
+
+    def save(self) -> None:
+        """Write the file where something was compiled; a place that cannot be written is a line in the log."""
+        if self._cache is None or (found := bytes(self._cache.serialize())) == self._kept:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._path.parent, delete=False) as file:  # this user's alone
+                file.write(found)
+            Path(file.name).replace(self._path)
+        except OSError as error:
+            _log.warning("%s cannot be written (%s): every load compiles anew", self._path, error.strerror)
