@@ -56,6 +56,7 @@ struct Graph {
   std::vector<std::shared_ptr<Node>> nodes;
   std::vector<Edge> edges;
   std::vector<std::shared_ptr<Condition>> conditions;
+  std::vector<std::shared_ptr<void>> kept;  // for as long as the graph or a copy is there
   bool body = false;   // of a conditional node, at any depth
   bool owned = false;  // by a node: not to be destroyed
 };

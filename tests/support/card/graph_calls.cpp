@@ -1,9 +1,51 @@
 // The driver's calls for graphs.
 #include "card/card.h"
 
+#include <algorithm>
+
+namespace {
+
+// What a graph keeps alive: called when nobody holds it any more.
+struct Kept {
+  void *at;
+  CUhostFn destroy;
+  unsigned held;
+};
+void release(Kept *kept, unsigned count) {
+  if (kept->held -= count) return;
+  kept->destroy(kept->at);
+  delete kept;
+}
+
+}  // namespace
+
 using namespace card;
 
 extern "C" {
+
+CUresult cuUserObjectCreate(CUuserObject *handle, void *at, CUhostFn destroy, unsigned int count, unsigned int) {
+  CARD_ENTER(Needs::nothing);
+  return *handle = reinterpret_cast<CUuserObject>(new Kept{at, destroy, count}), CUDA_SUCCESS;
+}
+CUresult cuUserObjectRelease(CUuserObject handle, unsigned int count) {
+  CARD_ENTER(Needs::nothing);
+  return release(reinterpret_cast<Kept *>(handle), count), CUDA_SUCCESS;
+}
+CUresult cuGraphRetainUserObject(CUgraph handle, CUuserObject object, unsigned int count, unsigned int flags) {
+  CARD_ENTER();
+  Kept *const kept = reinterpret_cast<Kept *>(object);
+  if (!(flags & CU_GRAPH_USER_OBJECT_MOVE)) kept->held += count;
+  graph_of(handle, "cuGraphRetainUserObject").kept.emplace_back(kept, [count](void *at) { release(static_cast<Kept *>(at), count); });
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphReleaseUserObject(CUgraph handle, CUuserObject object, unsigned int) {
+  CARD_ENTER();
+  auto &kept = graph_of(handle, "cuGraphReleaseUserObject").kept;
+  const auto is = [object](const std::shared_ptr<void> &each) { return each.get() == object; };
+  const auto found = std::find_if(kept.begin(), kept.end(), is);
+  return found == kept.end() ? CUDA_ERROR_INVALID_VALUE : (kept.erase(found), CUDA_SUCCESS);
+}
 
 CUresult cuGraphCreate(CUgraph *handle, unsigned int) {
   CARD_ENTER();
