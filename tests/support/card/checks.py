@@ -226,6 +226,13 @@ def test_calls_that_are_refused_on_demand() -> None:
     call("cuMemFree", kept)
 
 
+def script(steps: str) -> subprocess.CompletedProcess[str]:
+    """Steps in a process of their own, which they may end."""
+    text = f"from cuda.bindings import driver as d; from device import call, take_gpu; take_gpu(); {steps}"
+    text = f"import sys; sys.path[:0] = {[each for each in sys.path if each]!r}; {text}"
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
     ("step", "line"),
     [
@@ -235,8 +242,15 @@ def test_calls_that_are_refused_on_demand() -> None:
     ],
 )
 def test_what_ends_a_process(step: str, line: str) -> None:
-    text = f"from cuda.bindings import driver as d; from device import call, take_gpu; take_gpu(); {step}"
-    text = f"import sys; sys.path[:0] = {[each for each in sys.path if each]!r}; {text}"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    done = script(step)
     assert done.returncode < 0
     assert f"card: {line}" in done.stderr
+
+
+def test_what_is_written_beside_an_allocation_is_seen() -> None:
+    done = script(
+        "import ctypes; at = int(call('cuMemAlloc', 100)); ctypes.memset(at + 100, 1, 1); call('cuMemFree', at); "
+        "print(d.cuCtxSynchronize()[0].name)"
+    )
+    assert "ILLEGAL_ADDRESS" in done.stdout
+    assert "card: something was written beside what was allocated" in done.stderr

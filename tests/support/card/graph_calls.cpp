@@ -35,7 +35,8 @@ CUresult cuGraphRetainUserObject(CUgraph handle, CUuserObject object, unsigned i
   CARD_ENTER();
   Kept *const kept = reinterpret_cast<Kept *>(object);
   if (!(flags & CU_GRAPH_USER_OBJECT_MOVE)) kept->held += count;
-  graph_of(handle, "cuGraphRetainUserObject").kept.emplace_back(kept, [count](void *at) { release(static_cast<Kept *>(at), count); });
+  const auto end = [count](void *at) { release(static_cast<Kept *>(at), count); };
+  graph_of(handle, "cuGraphRetainUserObject").kept.emplace_back(kept, end);
   return CUDA_SUCCESS;
 }
 

@@ -73,9 +73,7 @@ struct Side {
 struct Copy {
   Side to, from;
   size_t width, height, depth;
-  size_t reach(const Side &side) const {
-    return size_t(side.at(depth - 1, height - 1) - side.base) + width;
-  }
+  size_t reach(const Side &side) const { return size_t(side.at(depth - 1, height - 1) - side.base) + width; }
 };
 
 void perform(const Copy &copy) {
@@ -87,7 +85,6 @@ void perform(const Copy &copy) {
 }
 
 bool overlaps(const Copy &copy) {
-  if (copy.height * copy.depth == 1) return copy.to.base < copy.from.base + copy.width && copy.from.base < copy.to.base + copy.width;
   for (size_t plane = 0; plane < copy.depth; ++plane)
     for (size_t line = 0; line < copy.height; ++line) {
       const char *const to = copy.to.at(plane, line), *const from = copy.from.at(plane, line);
@@ -115,14 +112,23 @@ CUresult enqueue_copy(const Copy &copy, CUstream handle) {
   return status;
 }
 
-// Checks pitches as a driver does.
-template <class Move> bool sound(const Move &move) {
-  return move.srcMemoryType != CU_MEMORYTYPE_ARRAY && move.dstMemoryType != CU_MEMORYTYPE_ARRAY &&
-         (!move.srcPitch || move.srcXInBytes + move.WidthInBytes <= move.srcPitch) &&
-         (!move.dstPitch || move.dstXInBytes + move.WidthInBytes <= move.dstPitch);
-}
-char *base_of(CUmemorytype type, CUdeviceptr device, const void *host) {
-  return type == CU_MEMORYTYPE_HOST ? static_cast<char *>(const_cast<void *>(host)) : reinterpret_cast<char *>(device);
+// One side of a copy as the driver's structs have it, in two dimensions or in three.
+struct Given {
+  CUmemorytype type;
+  CUdeviceptr device;
+  const void *host;
+  size_t pitch, height, x, y, z;
+  Side side() const {
+    const uintptr_t base = type == CU_MEMORYTYPE_HOST ? uintptr_t(host) : uintptr_t(device);
+    return {reinterpret_cast<char *>(base) + (z * height + y) * pitch + x, pitch, height};
+  }
+  bool holds(size_t width, size_t lines) const {
+    return type != CU_MEMORYTYPE_ARRAY && (!pitch || x + width <= pitch) && (!height || y + lines <= height);
+  }
+};
+CUresult enqueue_box(const Given &to, const Given &from, size_t width, size_t height, size_t depth, CUstream stream) {
+  if (!to.holds(width, height) || !from.holds(width, height)) return CUDA_ERROR_INVALID_VALUE;
+  return enqueue_copy({to.side(), from.side(), width, height, depth}, stream);
 }
 
 CUresult synchronous(void *to, const void *from, size_t size) {
@@ -204,21 +210,17 @@ CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t size, CUstream str
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
   return cuMemcpyAsync(to, from, size, stream);
 }
-CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *move, CUstream stream) {
+CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *m, CUstream stream) {
   CARD_ENTER();
-  if (!sound(*move)) return CUDA_ERROR_INVALID_VALUE;
-  const Side to = {base_of(move->dstMemoryType, move->dstDevice, move->dstHost) + move->dstY * move->dstPitch + move->dstXInBytes, move->dstPitch, 1};
-  const Side from = {base_of(move->srcMemoryType, move->srcDevice, move->srcHost) + move->srcY * move->srcPitch + move->srcXInBytes, move->srcPitch, 1};
-  return enqueue_copy({to, from, move->WidthInBytes, move->Height, 1}, stream);
+  const Given to = {m->dstMemoryType, m->dstDevice, m->dstHost, m->dstPitch, 0, m->dstXInBytes, m->dstY, 0};
+  const Given from = {m->srcMemoryType, m->srcDevice, m->srcHost, m->srcPitch, 0, m->srcXInBytes, m->srcY, 0};
+  return enqueue_box(to, from, m->WidthInBytes, m->Height, 1, stream);
 }
-CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D *move, CUstream stream) {
+CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D *m, CUstream stream) {
   CARD_ENTER();
-  if (!sound(*move) || (move->srcHeight && move->srcY + move->Height > move->srcHeight) ||
-      (move->dstHeight && move->dstY + move->Height > move->dstHeight))
-    return CUDA_ERROR_INVALID_VALUE;
-  const Side to = {base_of(move->dstMemoryType, move->dstDevice, move->dstHost) + (move->dstZ * move->dstHeight + move->dstY) * move->dstPitch + move->dstXInBytes, move->dstPitch, move->dstHeight};
-  const Side from = {base_of(move->srcMemoryType, move->srcDevice, move->srcHost) + (move->srcZ * move->srcHeight + move->srcY) * move->srcPitch + move->srcXInBytes, move->srcPitch, move->srcHeight};
-  return enqueue_copy({to, from, move->WidthInBytes, move->Height, move->Depth}, stream);
+  const Given to = {m->dstMemoryType, m->dstDevice, m->dstHost, m->dstPitch, m->dstHeight, m->dstXInBytes, m->dstY, m->dstZ};
+  const Given from = {m->srcMemoryType, m->srcDevice, m->srcHost, m->srcPitch, m->srcHeight, m->srcXInBytes, m->srcY, m->srcZ};
+  return enqueue_box(to, from, m->WidthInBytes, m->Height, m->Depth, stream);
 }
 
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size) {
