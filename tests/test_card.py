@@ -32,6 +32,10 @@ def test_the_stand_in_is_as_strict_as_a_driver(card: dict[str, str], tmp_path: P
     run(card, tmp_path, "support/card/checks.py")
 
 
+def test_what_the_driver_refuses_leaves_nothing_behind(card: dict[str, str], tmp_path: Path) -> None:
+    run(card, tmp_path, "support/card/refusals.py")
+
+
 def test_the_device_and_single_kernels(card: dict[str, str], tmp_path: Path) -> None:
     run(card, tmp_path, "-mgpu", "-knot anything", *QUICK)
 

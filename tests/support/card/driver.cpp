@@ -29,8 +29,9 @@ thread_local CUcontext current = nullptr;
 
 CUcontext primary() { return reinterpret_cast<CUcontext>(&context_is_here); }
 
-// "cuMemAlloc_v2" is cuMemAlloc.
+// "cuMemAlloc_v2" is cuMemAlloc; an instantiation is one, with whatever it is called.
 std::string plain(const char *name) {
+  if (!strncmp(name, "cuGraphInstantiate", 18)) return "cuGraphInstantiate";
   const char *suffix = strstr(name, "_v");
   return suffix ? std::string(name, suffix) : name;
 }
