@@ -21,7 +21,7 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_seta
 
 LONG = ("test_readme.py", "test_families.py", "test_exactness.py", "test_build.py")  # begun first, to end together
 
-pytest_plugins = ["hash_models", "host_kernels"]  # of tests/support
+pytest_plugins = ["hash_models", "host_kernels", "fake_card"]  # of tests/support
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIR = ROOT / "engines" / "pycode"

@@ -24,9 +24,9 @@ struct Grid {
 
 #ifdef SPECBUILD_HOST
 template <class P> int compiled_for(void (*)(P), int *architecture) { return *architecture = 90, SPECBUILD_OK; }
-template <class P> int launch(void (*kernel)(P), Grid grid, const P &p, void *, bool = false) {
+template <class P> int launch(void (*kernel)(P), Grid grid, const P &p, void *stream, bool overlap = false) {
   const void *const address = reinterpret_cast<const void *>(kernel);
-  const char *problem = host::run(address, grid.x, grid.y, grid.z, grid.threads, grid.shared, [&] { kernel(p); });
+  const char *problem = host::launch(stream, overlap, address, grid, [=] { kernel(p); });
   if (!problem) return SPECBUILD_OK;
   snprintf(message, sizeof message, "%s", problem);
   return SPECBUILD_CUDA_ERROR;

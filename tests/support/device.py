@@ -34,9 +34,6 @@ class CudaKernels(HostKernels):
 
     def __init__(self, library: KernelLibrary) -> None:
         super().__init__(library)
-        from cuda.bindings import runtime
-
-        self._cuda = runtime
         self._copies: dict[int, tuple[Array, int]] = {}
 
     def at(self, array: Array | None) -> int | None:
@@ -47,30 +44,45 @@ class CudaKernels(HostKernels):
         while isinstance(whole.base, np.ndarray):
             whole = whole.base
         if id(whole) not in self._copies:
-            pointer = int(self._call("cudaMalloc", max(whole.nbytes, 1)))
-            self._call("cudaMemcpy", pointer, whole.ctypes.data, whole.nbytes, self._kind("HostToDevice"))
+            take_gpu()
+            pointer = int(call("cuMemAlloc", max(whole.nbytes, 1)))
+            call("cuMemcpyHtoD", pointer, whole.ctypes.data, whole.nbytes)
             self._copies[id(whole)] = whole, pointer
         return self._copies[id(whole)][1] + array.ctypes.data - whole.ctypes.data
 
     def launch(self, name: str, params: ctypes.Structure) -> None:
         """Run a kernel and bring all arrays back; their addresses are not valid after that."""
         copies, self._copies = self._copies, {}
+        take_gpu()
         try:
             self.library.launch(name, params)
-            self._call("cudaDeviceSynchronize")
+            call("cuCtxSynchronize")
             for whole, pointer in copies.values():
-                self._call("cudaMemcpy", whole.ctypes.data, pointer, whole.nbytes, self._kind("DeviceToHost"))
+                call("cuMemcpyDtoH", whole.ctypes.data, pointer, whole.nbytes)
         finally:
             for _, pointer in copies.values():
-                self._cuda.cudaFree(pointer)
+                call("cuMemFree", pointer)
 
-    def _kind(self, name: str) -> Any:
-        return getattr(self._cuda.cudaMemcpyKind, f"cudaMemcpy{name}")
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        error, *results = getattr(self._cuda, name)(*arguments)
-        assert error == self._cuda.cudaError_t.cudaSuccess, f"{name}: {error}"
-        return results[0] if results else None
+def take_gpu() -> str:
+    """The first GPU's compute capability ("90"); its context is the calling thread's from now on."""
+    from cuda.bindings.driver import CUdevice_attribute as Asked
+
+    call("cuInit", 0)
+    device = call("cuDeviceGet", 0)
+    if not int(call("cuCtxGetCurrent")):
+        call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", device))
+    parts = Asked.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, Asked.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+    return "".join(str(call("cuDeviceGetAttribute", part, device)) for part in parts)
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """What a function of CUDA's driver gives."""
+    from cuda.bindings import driver
+
+    status, *results = getattr(driver, name)(*arguments)
+    assert status == driver.CUresult.CUDA_SUCCESS, f"{name}: {status}"
+    return results[0] if results else None
 
 
 def gpus() -> int:

@@ -31,6 +31,14 @@ struct Index {
 // Runs the kernel at an address; null, or what went wrong.
 const char *run(const void *address, int x, int y, int z, int threads, size_t shared,
                 const std::function<void()> &kernel);
+// The same at once, or, where somebody keeps streams (tests/support/card), when its turn comes.
+using Run = std::function<const char *()>;
+inline const char *(*keeper)(void *stream, bool overlap, const Run &run) = nullptr;
+template <class Grid>
+const char *launch(void *stream, bool overlap, const void *address, Grid grid, std::function<void()> kernel) {
+  const Run go = [=] { return run(address, grid.x, grid.y, grid.z, grid.threads, grid.shared, kernel); };
+  return keeper ? keeper(stream, overlap, go) : go();
+}
 void barrier();
 void vote(bool value, int *all, int *any, int *count);  // a barrier as well
 // Hands `bytes` bytes to the other lanes of the warp; returns the 32 lanes' bytes, `stride` apart, until the next exchange.

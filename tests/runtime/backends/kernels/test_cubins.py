@@ -15,14 +15,24 @@ import numpy as np
 import pytest
 from calls import ints, walk
 from choosing import rows, simple
-from device import CudaKernels, gpus
+from device import CudaKernels, gpus, take_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.builder.codegen import nvrtc as compiler
 from specbuild.builder.targets import architectures
+from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.kernels import cubins
-from specbuild.runtime.backends.kernels.abi import LAUNCHERS, STRUCTS, Attention, Choose, Dtype, KernelLibrary
+from specbuild.runtime.backends.kernels.abi import (
+    LAUNCHERS,
+    STRUCTS,
+    Attention,
+    Choose,
+    Dtype,
+    KernelLibrary,
+    Ring,
+    Walk,
+)
 from specbuild.runtime.backends.kernels.cubins import (
     KERNELS,
     CubinKernels,
@@ -232,28 +242,71 @@ def test_the_compiler_lays_structs_out_the_same(tmp_path: Path) -> None:
     assert "sizes" in compiler.compile_source(source, "90a").kernels
 
 
+@pytest.fixture(scope="module")
+def cubin_kernels(tmp_path_factory: pytest.TempPathFactory) -> CubinKernels:
+    """Compiled for this GPU and loaded, as from a bundle."""
+    capability, folder = take_gpu(), tmp_path_factory.mktemp("cubins")
+    (name,) = architectures([capability])
+    wanted = {"choose", "walk", "commit", "mask", "grow", "publish"}
+    made = {}
+    for cubin in compiler.compile_kernels([name], [], [path for path in compiler.sources() if path.stem in wanted]):
+        file = folder / f"{cubin.name.replace('/', '-')}.cubin"
+        file.write_bytes(cubin.image)
+        made[file.name] = KernelRecord(name, sorted(cubin.kernels))
+    found = find_kernels(bundle(folder, made), capability)
+    assert isinstance(found, CubinKernels)
+    return found
+
+
 @needs_nvrtc
 @pytest.mark.gpu
 @pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
-def test_cubins_on_a_gpu(tmp_path: Path) -> None:
-    """Compiled for this GPU, loaded and launched: a choice with cut-offs over a large vocabulary, and a walk."""
-    from cuda.bindings import runtime
-
-    runtime.cudaFree(0)  # makes the device's context current
-    _, device = runtime.cudaGetDeviceProperties(0)
-    (name,) = architectures([f"{device.major}{device.minor}"])
-    files = [
-        path for path in compiler.sources() if path.stem in {"choose", "walk", "commit", "mask", "grow", "publish"}
-    ]
-    made = {}
-    for cubin in compiler.compile_kernels([name], [], files):
-        file = tmp_path / f"{cubin.name.replace('/', '-')}.cubin"
-        file.write_bytes(cubin.image)
-        made[file.name] = KernelRecord(name, sorted(cubin.kernels))
-    kernels = CudaKernels(find_kernels(bundle(tmp_path, made), f"{device.major}{device.minor}"))  # type: ignore[arg-type]
+def test_cubins_on_a_gpu(cubin_kernels: CubinKernels) -> None:
+    """A choice with cut-offs over a large vocabulary, and a walk."""
+    kernels = CudaKernels(cubin_kernels)  # type: ignore[arg-type]
     logits = np.random.default_rng(0).normal(0, 4, 1 << 19)
-    choices, _ = simple(kernels, rows(logits), SamplingParams(temperature=1e-6, top_k=5), 1)
+    choices, _ = simple(kernels, rows(logits), SamplingParams(temperature=0.01, top_k=5), 1)
     assert choices[0, 0, 0] == logits.astype(np.float32).argmax()
     out = walk(kernels, ints([[5, 6, 7]]), None, ints([[6, 9, 1]]))
     assert out["emitted"].tolist() == [[6, 9, -1]]
     assert out["pair"].tolist() == [[6, 9]]
+
+
+@needs_nvrtc
+@pytest.mark.gpu
+@pytest.mark.skipif(not gpus(), reason="needs an NVIDIA GPU and its driver")
+def test_a_loop_of_cubins_on_a_gpu(cubin_kernels: CubinKernels) -> None:
+    """A round accepts what is in a tree, and hands it on: as often as is asked for, from one launch, and then again."""
+    device, rounds = Cuda(), 4
+    stream = device.stream()
+    given = {"tokens": [5, 6, 7], "choices": [6, 9, 1]}
+    there = {name: device.empty((3,), np.int32) for name in ("tokens", "choices", "path", "emitted")}
+    length, counter = device.empty((1,), np.int32), device.empty((1,), np.uint64)
+    for name, numbers in given.items():
+        staged = device.pinned((3,), np.int32)
+        staged[:] = numbers
+        device.upload(there[name], staged, stream)
+    device.wait(stream)
+    ring, published = device.pinned((rounds, 1, 5), np.int32), device.pinned((1,), np.uint64)
+    tree = Walk(**{name: tensor.address for name, tensor in there.items()}, length=length.address, batch=1, nodes=3)
+    told = {"ring": ring.ctypes.data, "published": published.ctypes.data, "round": counter.address}
+    told |= {"length": length.address, "emitted": there["emitted"].address}
+
+    def body(handle: int) -> None:
+        cubin_kernels.launch("walk_tree", tree, stream)
+        cubin_kernels.launch(
+            "publish", Ring(**told, most=rounds, rounds=rounds, batch=1, nodes=3, handle=handle), stream
+        )
+
+    body(0)  # once before it is captured, so that nothing is loaded in it
+    step = device.loop(body, stream)
+    assert step, device.uncaptured
+    for _ in range(2):
+        device.fill(counter, 0, stream)
+        device.wait(stream)
+        ring[:] = published[:] = 0
+        step()
+        assert all(device.reached(published, value, stream) for value in range(1, rounds + 1))
+        assert not device.reached(published, rounds + 1, stream)
+        assert ring[:, 0].tolist() == [[2, 0, 6, 9, -1]] * rounds
+    device.close()

@@ -1,0 +1,116 @@
+"""Captures that the driver refuses somewhere: the device goes on and nothing stays; run by tests/test_card.py."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from device import take_gpu
+
+from specbuild.runtime.backends.gpu.cuda import Cuda
+from specbuild.runtime.errors import ExecutionError
+
+CARD = ctypes.CDLL("libcuda.so.1")
+CARD.card_count.restype = ctypes.c_size_t
+NOT_SUPPORTED = 801
+END = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda at: setattr(ctypes.c_uint.from_address(at), "value", 0))
+
+
+def counts() -> dict[str, int]:
+    """What is there, once what nobody holds is gone."""
+    gc.collect()
+    kinds = ("memory", "pinned", "streams", "events", "graphs", "execs")
+    return {kind: CARD.card_count(kind.encode()) for kind in kinds}
+
+
+@pytest.fixture
+def cuda() -> Iterator[Cuda]:
+    """A device, of which nothing is left after its `close`."""
+    take_gpu()
+    before = counts()
+    device = Cuda()
+    yield device
+    CARD.card_refuse(None, 0, 0)
+    device.close()
+    assert counts() == before
+
+
+def check(device: Cuda) -> None:
+    """A graph and a loop of two kernels each run."""
+    stream, to = device.stream(), device.empty((4,), np.uint8)
+    step = device.graph(lambda: device.fill(to, 7, stream), stream)
+    loop = device.loop(once_round(device, to, stream), stream)
+    assert device.uncaptured == []
+    assert loop
+    array = device.pinned((4,), np.uint8)
+    for run, byte in ((step, 7), (loop, 9), (step, 7)):
+        run()
+        device.download(array, to, stream)
+        device.wait(stream)
+        assert (array == byte).all()
+
+
+def once_round(device: Cuda, to: Any, stream: int) -> Callable[[int], None]:
+    def body(handle: int) -> None:
+        device.fill(to, 9, stream)
+        assert CARD.card_enqueue(ctypes.c_void_p(stream), END, ctypes.c_void_p(handle)) == 0
+
+    return body
+
+
+def test_all_of_a_device_is_freed(cuda: Cuda) -> None:
+    check(cuda)
+
+
+@pytest.mark.parametrize("name", ["cuStreamBeginCapture", "cuGraphInstantiate"])
+def test_a_graph_that_is_refused(cuda: Cuda, name: str) -> None:
+    stream, to = cuda.stream(), cuda.empty((4,), np.uint8)
+
+    def enqueue() -> None:
+        cuda.fill(to, 1, stream)
+
+    CARD.card_refuse(name.encode(), NOT_SUPPORTED, 0)
+    assert cuda.graph(enqueue, stream) is enqueue
+    assert len(cuda.uncaptured) == 1
+    cuda.uncaptured.clear()
+    check(cuda)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("cuGraphCreate", "cuGraphConditionalHandleCreate", "cuGraphAddNode"),
+        *("cuStreamBeginCapture", "cuGraphAddChildGraphNode", "cuGraphInstantiate"),
+    ],
+)
+def test_a_loop_that_is_refused(cuda: Cuda, name: str) -> None:
+    stream, to = cuda.stream(), cuda.empty((4,), np.uint8)
+    CARD.card_refuse(name.encode(), NOT_SUPPORTED, 0)
+    assert cuda.loop(once_round(cuda, to, stream), stream) is None
+    assert len(cuda.uncaptured) == 1
+    cuda.uncaptured.clear()
+    check(cuda)
+
+
+@pytest.mark.parametrize("kind", ["waits", "leaves a stream out", "raises"])
+def test_a_body_that_cannot_be_captured(cuda: Cuda, kind: str) -> None:
+    stream, other, to = cuda.stream(), cuda.stream(), cuda.empty((4,), np.uint8)
+
+    def body(handle: int) -> None:
+        once_round(cuda, to, stream)(handle)
+        if kind == "waits":
+            cuda.wait(stream)
+        elif kind == "raises":
+            raise ExecutionError("the engine refuses")
+        else:
+            cuda.after(other, stream)
+            cuda.fill(to, 3, other)
+
+    assert cuda.loop(body, stream) is None
+    assert len(cuda.uncaptured) == 1
+    cuda.uncaptured.clear()
+    check(cuda)

@@ -1,0 +1,72 @@
+"""A stand-in for CUDA's driver (tests/support/card), under which a further process finds a GPU on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+
+SUPPORT = Path(__file__).resolve().parent
+CARD = SUPPORT / "card"
+PLUGINS = SUPPORT.parents[1] / "plugins"
+KERNELS = "libspecbuild_kernels.so"
+HEADERS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
+HEADERS += [Path(folder) / "nvidia" / "cu13" / "include" for folder in sys.path]
+
+
+def find_header() -> Path | None:
+    """The folder of CUDA's cuda.h, of a toolkit or of a package."""
+    return next((folder for folder in HEADERS if (folder / "cuda.h").exists()), None)
+
+
+def build(folder: Path, kernels: Iterable[Path], header: Path) -> None:
+    """In `folder` the driver, and beside it the kernels' library, of objects compiled for the host."""
+    folder.mkdir()
+    compiler = ["g++", "-std=c++17", "-O1", "-fPIC", f"-I{SUPPORT}"]
+    known = [
+        *compiler,
+        "-DSPECBUILD_HOST",
+        f"-I{PLUGINS}",
+        "-c",
+        str(CARD / "known.cpp"),
+        "-o",
+        str(folder / "known.o"),
+    ]
+    jobs = [subprocess.Popen(known)]
+    for source in (path for path in CARD.glob("*.cpp") if path.stem != "known"):
+        out = folder / f"{source.stem}.card.o"
+        jobs.append(subprocess.Popen([*compiler, f"-I{header}", "-c", str(source), "-o", str(out)]))
+    failed = [job.wait() for job in jobs]  # every one, so that none is left running
+    assert not any(failed)
+    link(folder / "libcuda.so.1", folder.glob("*.card.o"), "-Wl,-soname,libcuda.so.1", "-Wl,-z,defs", "-pthread")
+    link(folder / KERNELS, [*kernels, folder / "known.o"])
+
+
+def link(library: Path, objects: Iterable[Path], *flags: str) -> None:
+    """A shared library of objects."""
+    subprocess.run(["g++", "-shared", *flags, *map(str, objects), "-ldl", "-o", str(library)], check=True)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """A process's environment, in which the driver in `folder` is the machine's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    libraries = [str(folder), *filter(None, [kept.get("LD_LIBRARY_PATH")])]
+    paths = [str(CARD / "bin"), kept.get("PATH", os.defpath)]
+    found = {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.pathsep.join(paths)}
+    return kept | found | {"SPECBUILD_KERNELS": str(folder / KERNELS)}
+
+
+@pytest.fixture(scope="session")
+def card(once: Callable[[str, Callable[[Path], object]], Path], host: KernelLibrary) -> dict[str, str]:
+    """The environment of a process that is to find the stand-in."""
+    header = find_header() or pytest.skip("needs CUDA's header, cuda.h")
+    assert shutil.which("g++")
+    kernels = sorted(host.path.parent.glob("*.o"))
+    return environment(once("card", lambda folder: build(folder, kernels, header)))

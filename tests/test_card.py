@@ -1,0 +1,54 @@
+"""What is for GPUs, run here: its tests in a process that finds the stand-in card (tests/support/card)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICK = ["runtime/backends/gpu", "runtime/backends/kernels", "plugins/test_walk.py", "plugins/test_publish.py"]
+TESTS = ["runtime", "plugins", "--ignore=tests/plugins/test_generation.py"]  # as scripts/gpu_proof.sh has them
+
+
+def run(card: dict[str, str], folder: Path, *arguments: str) -> str:
+    """The last line of a run of pytest under the stand-in; every test passed, and none was skipped."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--tier", "all", "-rs"]
+    places = [each if each.startswith("-") else str(ROOT / "tests" / each) for each in arguments]
+    done = subprocess.run(
+        [*command, f"--basetemp={folder / 'run'}", *places], cwd=ROOT, env=card, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[:2000] + done.stdout[-6000:]
+    last = done.stdout.strip().splitlines()[-1]
+    assert re.fullmatch(r"\d+ passed(, \d+ deselected)?(, \d+ warnings?)? in .*", last), done.stdout[-3000:]
+    return last
+
+
+def test_the_stand_in_is_as_strict_as_a_driver(card: dict[str, str], tmp_path: Path) -> None:
+    run(card, tmp_path, "support/card/checks.py")
+
+
+def test_what_the_driver_refuses_leaves_nothing_behind(card: dict[str, str], tmp_path: Path) -> None:
+    run(card, tmp_path, "support/card/refusals.py")
+
+
+def test_the_device_and_single_kernels(card: dict[str, str], tmp_path: Path) -> None:
+    run(card, tmp_path, "-mgpu", "-knot anything", *QUICK)
+
+
+@pytest.mark.slow
+def test_all_that_is_for_a_gpu(card: dict[str, str], tmp_path: Path) -> None:
+    run(card, tmp_path, "-mgpu", *TESTS)
+
+
+def test_flavours_on_the_stand_in(card: dict[str, str], tmp_path: Path) -> None:
+    """NVRTC's code is loaded and launched by cuda.core and by the driver's bindings."""
+    out = tmp_path / "probe.json"
+    subprocess.run([sys.executable, ROOT / "scripts" / "flavours.py", out], env=card, check=True, capture_output=True)
+    found = json.loads(out.read_text())
+    assert found["gpu"].startswith("stand-in card, 9.0, ")
+    assert [found["flavours"][name].get("runs") for name in ("cuda.core", "cuda.bindings")] == [True, True]
