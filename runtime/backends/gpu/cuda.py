@@ -113,6 +113,7 @@ class Cuda:
         self.peak_bandwidth = 2 * kilohertz * 1000 * bits // 8 or None  # bytes a second, None: not known
         self.uncaptured: list[str] = []
         self.identity: dict[str, Any] = {"processor": self.name, "driver": self.driver_version}
+        self._device = device
         self._streams: dict[int, Any] = {}
         self._frees: list[Step] = []
         self._own = self.stream()
