@@ -114,3 +114,30 @@ def test_a_body_that_cannot_be_captured(cuda: Cuda, kind: str) -> None:
     assert len(cuda.uncaptured) == 1
     cuda.uncaptured.clear()
     check(cuda)
+
+
+def test_a_loop_that_may_hold_no_overlapping_kernels_is_captured_again_without(cuda: Cuda) -> None:
+    """The edge over which a kernel may start early, which this driver takes in a graph and not in a loop's body."""
+    stream, rounds, ran = cuda.stream(), list[int](), list[str]()
+    first = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: ran.append("first"))
+
+    def body(handle: int) -> None:
+        rounds.append(handle)
+        assert CARD.card_enqueue(ctypes.c_void_p(stream), first, None) == 0
+        assert CARD.card_programmatic(ctypes.c_void_p(stream)) == 0
+        assert CARD.card_enqueue(ctypes.c_void_p(stream), END, ctypes.c_void_p(handle)) == 0
+
+    loop = cuda.loop(body, stream)
+    assert (cuda.uncaptured, len(rounds), len(set(rounds))) == ([], 2, 2), "once more, with another condition"
+    assert loop
+    for times in (1, 2):
+        loop()
+        cuda.wait(stream)
+        assert ran == ["first"] * times
+    rounds.clear()
+    condition = cuda.pinned((1,), np.uint32)
+    condition[:] = 1
+    step = cuda.graph(lambda: body(condition.ctypes.data), stream)
+    step()
+    cuda.wait(stream)
+    assert (cuda.uncaptured, len(rounds), condition[0]) == ([], 1, 0)
