@@ -1,13 +1,15 @@
 """A bundle end to end on a GPU: its tokens against the CPU bundle's, and where the time of a round goes.
 
-python benchmarks/engines.py BUNDLE [--cpu-bundle BUNDLE] [--out DIR] [--smoke]
+python benchmarks/engines.py BUNDLE [--cpu-bundle BUNDLE] [--out DIR] [--cudnn-attention] [--smoke]
 
 Tokens: plain decoding and every tree, greedy and at temperature 0.8 with seeds, against plain decoding of the CPU's
 bundle and of this one; a difference is a near-tie where its margin is below the bundle's bound. Times: medians over
 repeats in which all ways of decoding take turns; what the same prompts cost for one token alone is subtracted. The
-draft is always the model's, but for "default", which also looks up. "enqueue" is the same without CUDA graphs.
-`models_ms`: the round's steps of both models, measured alone as graphs; `glue_and_host_share`: all else of a round.
+draft is always the model's, but for "default", which also looks up. "enqueue" is the same without CUDA graphs, ours
+and ONNX Runtime's. `models_ms`: the round's steps of both models, measured alone, as graphs where they may be;
+`glue_and_host_share`: all else of a round. Each part is written when it is there: what is stopped has left the rest.
 
+--cudnn-attention: ONNX Runtime's attention by cuDNN, in a file of its own, to be held against the one without.
 --smoke: fewer, also on a CPU bundle, which has no graphs and no steps of its own.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -28,18 +31,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from alone import executors, steps
 from common import ROOT, prompts
 
 from specbuild.measure.exactness import compare, plain
-from specbuild.runtime import Engine, SamplingParams, SpecbuildError, TreeSpec
-from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime import Engine, SamplingParams, SpecbuildError
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 
 TREES = ("chain:4", "topk:2,3", "best:8", "best:16")
 SAMPLED = 0.8
 LONG = 512  # tokens of the prompt whose time to the first token is measured
-STEPS, TURNS = 20, 9  # of a model's step alone
 PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx-cu13", "tensorrt", "cuda-core", "cuda-bindings")
+CUDNN = "ORT_ENABLE_CUDNN_FLASH_ATTENTION"  # ONNX Runtime's own switch, which a session reads when it is made
+Save = Callable[[], None]
 SMI = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,temperature.gpu,power.draw"
 
 
@@ -103,29 +107,35 @@ class Way:
         }
 
 
-def exactness(bundle: Path, cpu: Path | None, texts: list[list[int]], scale: Scale) -> dict[str, Any]:
+def exactness(
+    bundle: Path, cpu: Path | None, texts: list[list[int]], scale: Scale, found: dict[str, Any], save: Save
+) -> None:
     """Every way's tokens against plain decoding, of the CPU's bundle and of this one, one and several at a time."""
     greedy = [SamplingParams(max_new_tokens=scale.new_tokens, seed=i, ignore_eos=True) for i in range(len(texts))]
     asked = {"greedy": greedy, f"temperature {SAMPLED}": [replace(each, temperature=SAMPLED) for each in greedy]}
     expected: dict[str, dict[str, list[list[int]]]] = {}
+    found |= {"exact": {}, "against": {}}
     if cpu:
         with Engine.load(cpu, prefix_caching=False) as engine:
             expected["the CPU's"] = {name: plain(engine, texts, each) for name, each in asked.items()}
-            of_cpu = {"precision": engine.manifest.precision, "bound": engine.manifest.exactness_bound}
-    cases: dict[str, list[dict[str, Any]]] = {}
+            found["cpu_bundle"] = {
+                "precision": engine.manifest.precision,
+                "bound": engine.manifest.exactness_bound,
+            }
     for batch in (scale.batches[0], scale.batches[-1]):
         with open_engine(bundle, batch, "model") as engine:
+            found["bound"] = engine.manifest.exactness_bound
             if "its own" not in expected:
                 expected["its own"] = {name: plain(engine, texts, each) for name, each in asked.items()}
             for whose, tokens in expected.items():
+                cases = found["against"].setdefault(whose, [])
                 for name, each in asked.items():
                     for tree in ("off", *scale.trees):
                         params = [replace(one, speculation=tree) for one in each]
                         case = compare(engine, f"{tree}, {name}, batch {batch}", texts, params, tokens[name])
-                        cases.setdefault(whose, []).append(case.to_dict())
-            bound = engine.manifest.exactness_bound
-    exact = {whose: all(case["exact"] for case in found) for whose, found in cases.items()}
-    return {"bound": bound, "exact": exact, "against": cases} | ({"cpu_bundle": of_cpu} if cpu else {})
+                        cases.append(case.to_dict())
+                        found["exact"][whose] = all(case["exact"] for case in cases)
+                        save()
 
 
 @contextmanager
@@ -137,16 +147,21 @@ def open_engine(
         loop: Any = engine._loop
         if not graphs:
             loop.rounds.device.graph = lambda enqueue, stream: enqueue
+            for executor in executors(loop):
+                executor.model.replays = False  # ONNX Runtime's own; other models have none
         yield engine
 
 
-def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale) -> dict[str, Any]:
+def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale, found: dict[str, Any], save: Save) -> None:
     """All ways of decoding at a batch size, and at batch 1 on a GPU what graphs and the loop around the models cost."""
     greedy = SamplingParams(max_new_tokens=scale.new_tokens, seed=0, ignore_eos=True)
     trees = {tree: replace(greedy, speculation=tree) for tree in ("off", *scale.trees)}
     with ExitStack() as stack:
         model = stack.enter_context(open_engine(bundle, batch, "model"))
         loop, on_gpu = model._loop, isinstance(model._loop, DeviceLoop)
+        if batch == 1:
+            found[f"ttft_ms of {LONG} tokens"] = first_token(model, texts, scale.repeats)
+            save()
         ways = {tree: Way(model, params, []) for tree, params in trees.items()}
         ways["off, sampled"] = Way(model, replace(trees["off"], temperature=SAMPLED), [])
         if batch == 1:
@@ -157,25 +172,19 @@ def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale) -> di
                 ways |= {f"{tree}, enqueue": Way(bare, params, []) for tree, params in trees.items()}
                 going = stack.enter_context(open_engine(bundle, 1, "model", resident=True))
                 ways |= {f"{tree}, resident": Way(going, params, []) for tree, params in trees.items()}
-        for way in ways.values():  # captures graphs, compiles kernels
-            way.turn(texts[: 2 * batch])
+        for way in ways.values():  # compiles kernels, and captures graphs, which a second use does
+            for _ in range(2):
+                way.turn(texts[: 2 * batch])
             way.rows.clear()
         for _ in range(scale.repeats):
             for way in ways.values():
                 way.turn(texts)
-        rows = {name: way.medians() for name, way in ways.items()}
-        result: dict[str, Any] = {"ways": rows}
+            found["ways"] = {name: way.medians() for name, way in ways.items()}
+            save()
         if isinstance(loop, DeviceLoop):
-            alone = Alone(loop)
-            for tree in trees if batch == 1 else ():
-                row, models = rows[tree], alone.round_ms(tree)
-                row |= {"models_ms": round(models, 4), "glue_and_host_share": round(1 - models / row["round_ms"], 4)}
-                row["graph_speedup"] = round(rows[f"{tree}, enqueue"]["round_ms"] / row["round_ms"], 3)
-            result["steps_ms"] = alone.all()
-            result["uncaptured"] = sorted(set(loop.rounds.device.uncaptured))
-        if batch == 1:
-            result[f"ttft_ms of {LONG} tokens"] = first_token(model, texts, scale.repeats)
-    return result
+            steps(loop, list(trees) if batch == 1 else [], found)
+            found["uncaptured"] = sorted(set(loop.notes))
+            save()
 
 
 def first_token(engine: Engine, texts: list[list[int]], repeats: int) -> float | None:
@@ -186,44 +195,6 @@ def first_token(engine: Engine, texts: list[list[int]], repeats: int) -> float |
     params = SamplingParams(max_new_tokens=1, seed=0, speculation="off")
     metrics = [engine.generate([tokens], params)[0].metrics for _ in range(repeats + 1)][1:]
     return round(statistics.median((each.ttft - each.queue_time) * 1e3 for each in metrics), 3)
-
-
-class Alone:
-    """The models' steps by themselves, each a graph replayed many times, in a loop that has nothing to do."""
-
-    def __init__(self, loop: DeviceLoop) -> None:
-        self._target, self._draft = loop.target, loop.draft_executor
-        self._known: dict[tuple[str, int], float] = {}
-
-    def round_ms(self, tree: str) -> float:
-        """The steps of a round that drafts a tree, or "off"."""
-        if tree == "off" or self._draft is None:
-            return self.step_ms(self._target, 1)
-        spec, draft = TreeSpec.parse(tree), self._draft
-        levels = (spec.depth - 1) * self.step_ms(draft, draft.bucket(spec.expand))
-        return self.step_ms(self._target, self._target.bucket(1 + spec.nodes)) + self.step_ms(draft, 2) + levels
-
-    def all(self) -> dict[str, float]:
-        """Every bucket of both models."""
-        for executor in (self._target, *([self._draft] if self._draft else [])):
-            for nodes in executor.model.buckets:
-                self.step_ms(executor, nodes)
-        return {f"{name} {nodes}": round(ms, 4) for (name, nodes), ms in sorted(self._known.items())}
-
-    def step_ms(self, executor: StandardExecutor, nodes: int) -> float:
-        """The median time of one step."""
-        key = executor.spec.name, nodes
-        if key not in self._known:
-            stream, times = executor.stream, []
-            step = executor.device.graph(lambda: executor.model.enqueue(nodes, stream), stream)
-            for _ in range(TURNS + 2):
-                started = time.perf_counter()
-                for _ in range(STEPS):
-                    step()
-                executor.wait()
-                times.append((time.perf_counter() - started) * 1e3 / STEPS)
-            self._known[key] = statistics.median(times[2:])
-        return self._known[key]
 
 
 def machine() -> dict[str, Any]:
@@ -243,19 +214,19 @@ def machine() -> dict[str, Any]:
     }
 
 
-def measure(bundle: Path, cpu: Path | None, scale: Scale, result: dict[str, Any]) -> Iterator[None]:
+def measure(bundle: Path, cpu: Path | None, scale: Scale, result: dict[str, Any], save: Save) -> None:
     """Fill in the result, a part at a time."""
     with open_engine(bundle, 1, None) as engine:
         manifest = engine.manifest
         texts = [engine.tokenizer.encode(text) for text in prompts()[: scale.prompts]]
-    result |= {"backend": manifest.backend, "precision": manifest.precision, "scale": asdict(scale), "speed": {}}
-    result["exactness"] = exactness(bundle, cpu, texts, scale)
-    yield
+    result |= {"backend": manifest.backend, "precision": manifest.precision, "scale": asdict(scale)}
+    result |= {"exactness": {}, "speed": {}}
+    exactness(bundle, cpu, texts, scale, result["exactness"], save)
     for batch in scale.batches:
         if batch <= manifest.max_batch_size:
-            result["speed"][f"batch {batch}"] = speeds(bundle, texts, batch, scale)
+            speeds(bundle, texts, batch, scale, result["speed"].setdefault(f"batch {batch}", {}), save)
             result["after"] = machine()
-            yield
+            save()
 
 
 def main() -> int:
@@ -264,17 +235,26 @@ def main() -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--cpu-bundle", type=Path, help="whose tokens are expected")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out", help="folder for the result")
+    parser.add_argument("--cudnn-attention", action="store_true", help="ONNX Runtime's attention by cuDNN")
     parser.add_argument("--smoke", action="store_true", help="fewer, on any bundle")
     given = parser.parse_args()
-    result: dict[str, Any] = {"machine": machine(), "bundle": given.bundle.name}
+    if given.cudnn_attention:
+        os.environ[CUDNN] = "1"
+    result: dict[str, Any] = {"machine": machine(), "bundle": given.bundle.name, CUDNN: os.environ.get(CUDNN, "")}
     given.out.mkdir(parents=True, exist_ok=True)
-    file = given.out / f"engines-{given.bundle.name.removesuffix('.bundle')}.json"
+    name = given.bundle.name.removesuffix(".bundle") + ("-cudnn" if given.cudnn_attention else "")
+    file = given.out / f"engines-{name}.json"
+
+    def save() -> None:
+        whole = file.with_suffix(".part")
+        whole.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        whole.replace(file)  # so that what is stopped while it writes leaves what was there
+
     try:
-        for _ in measure(given.bundle, given.cpu_bundle, SMOKE if given.smoke else Scale(), result):
-            file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")  # so far, should it be stopped
+        measure(given.bundle, given.cpu_bundle, SMOKE if given.smoke else Scale(), result, save)
     except SpecbuildError as error:
         result["failed"] = str(error)
-        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        save()
     print(json.dumps(result, indent=2))
     return int("failed" in result)
 
