@@ -52,8 +52,9 @@ __device__ __forceinline__ void attend(const specbuild_attention &p) {
   const Part part = part_of(p, b, first_row, S::kRows, S::kKeys);
   const int tree = part.offset + part.count, mine = int(threadIdx.x) < tree ? parent : -1;
   if (kBulk && threadIdx.x < S::kStages) init_phase(&phases[threadIdx.x], 1);
-  const bool links = parents_are_sound(mine, tree);
-  const int fault = !part.sound(p) ? SPECBUILD_FAULT_CAPACITY : links ? SPECBUILD_FAULT_NONE : SPECBUILD_FAULT_PARENT;
+  const bool fits = part.sound(p), paged = !fits || part.paged(p, b), sound = parents_are_sound(mine, tree, paged);
+  const int fault = !fits ? SPECBUILD_FAULT_CAPACITY : sound ? SPECBUILD_FAULT_NONE
+                    : __syncthreads_and(paged) ? SPECBUILD_FAULT_PARENT : SPECBUILD_FAULT_PAGE;
   if (fault && p.fault && threadIdx.x == 0) p.fault[b] = fault;
   const int real_rows = part.count * group - first_row;
   const bool idle = fault || real_rows <= 0 || part.begin >= part.end;

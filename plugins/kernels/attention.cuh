@@ -33,12 +33,20 @@ template <class C, int D, int kRowWarps> struct Tile {
 struct Part {
   int committed, offset, fresh, total;  // fresh: the first new row; total: past the last row seen by this block's queries
   int count;                            // new nodes
-  int begin, end;                       // cache rows
+  int lowest, begin, end;               // cache rows: the first that any query sees, and the part's
   bool appends;                         // the new rows are in this part
 
   __device__ bool sound(const specbuild_attention &p) const {
     return committed >= 0 && offset >= 0 && count >= 0 && count <= p.nodes &&
            int64_t(committed) + offset + count <= p.capacity && (!p.parents || offset + count <= p.tree_nodes);
+  }
+  // This thread's share of the sequence's pages, of all its queries' rows, so that its blocks decide alike.
+  __device__ bool paged(const specbuild_attention &p, int b) const {
+    if (!p.page_rows || count == 0) return true;
+    bool all = true;
+    const int shift = __ffs(p.page_rows) - 1, last = (fresh + count - 1) >> shift;
+    for (int page = (lowest >> shift) + int(threadIdx.x); page <= last; page += kThreads) all = has_page(p, b, page) && all;
+    return all;
   }
 };
 
@@ -237,10 +245,10 @@ __device__ __forceinline__ Part part_of(const specbuild_attention &p, int b, int
   part.fresh = part.committed + part.offset;
   const int group = p.heads / p.kv_heads;
   part.total = part.fresh + (p.parents ? part.count : smaller(part.count, ceil_div(first_row + rows, group)));
-  const int lowest = p.window ? larger(0, part.committed - p.window + 1) : 0;
-  const int64_t tiles = ceil_div(part.total - lowest, keys);  // shared out evenly: no part has two more than another
-  part.begin = lowest + int(tiles * int(blockIdx.x) / p.splits) * keys;
-  part.end = smaller(lowest + int(tiles * (int(blockIdx.x) + 1) / p.splits) * keys, part.total);
+  part.lowest = p.window ? larger(0, part.committed - p.window + 1) : 0;
+  const int64_t tiles = ceil_div(part.total - part.lowest, keys);  // shared out evenly: no part has two more than another
+  part.begin = part.lowest + int(tiles * int(blockIdx.x) / p.splits) * keys;
+  part.end = smaller(part.lowest + int(tiles * (int(blockIdx.x) + 1) / p.splits) * keys, part.total);
   part.appends = part.begin <= part.fresh && part.fresh < part.end;
   if (part.appends) part.end = part.total;            // the new rows are one block's, however many
   else if (part.begin > part.fresh) part.end = part.begin;

@@ -160,6 +160,30 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...
     assert values[1].tobytes() == case.value_cache[1].tobytes()
 
 
+@pytest.mark.parametrize("past", [-1, 0, 2**30], ids=["negative", "one past the last", "far"])
+@pytest.mark.parametrize(
+    ("nodes", "tree", "window", "seen"),
+    [(5, True, 0, range(10)), (50, False, 0, range(13)), (5, True, 60, range(5, 10)), (50, False, 60, range(5, 13))],
+)
+def test_a_page_that_is_none(library: HostKernels, nodes: int, tree: bool, window: int, seen: range, past: int) -> None:
+    """Of 150 committed rows and the new ones on pages of 16; the two row tiles of 50 nodes end on different ones."""
+    case = random_case(9, nodes=nodes, tree=tree, window=window, splits=3, context=150)
+    case.cache_len[:] = 150
+    capacity = case.key_cache.shape[2] // 16
+    for at in range(capacity):
+        paged = case.paged(16)
+        assert paged.page_table is not None
+        paged.page_table[1, at] = past if past < 0 else len(paged.key_cache) + past
+        faulty = at in seen
+        output, keys, values, faults = run(library, paged, linear=False)
+        assert faults.tolist() == [Fault.NONE, Fault.PAGE if faulty else Fault.NONE]
+        assert output[0].any()
+        assert output[1].any() != faulty
+        others = np.delete(np.arange(len(keys)), paged.page_table[0])
+        for new, old in ((keys, paged.key_cache), (values, paged.value_cache)):
+            assert (new[others].tobytes() == old[others].tobytes()) == faulty
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -176,6 +200,9 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...
         ({"capacity": 0}, "capacity 0"),
         ({"page_rows": 16}, "16 rows a page, and no page table"),
         ({"page_rows": 24, "page_table": 16}, "24 rows a page"),
+        ({"page_rows": 16, "page_table": 16}, "0 pages of 16 rows"),
+        ({"page_rows": 16, "page_table": 16, "pages": -1}, "-1 pages of 16 rows"),
+        ({"pages": 3}, "3 pages of 0 rows"),
         ({"rotary_dim": 24}, "rotary dimension 24"),
         ({"rotary_dim": 80}, "rotary dimension 80 of a head size of 64"),
         ({"cos": None}, "needs both tables"),

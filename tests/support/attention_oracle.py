@@ -168,6 +168,7 @@ def struct(case: Case, kernels: HostKernels, output: Array, fault: Array, worksp
         head_dim=size,
         capacity=capacity,
         page_rows=case.page_rows,
+        pages=len(case.key_cache) if case.page_rows else 0,
         rotary_dim=0 if case.cos is None else 2 * case.cos.shape[1],
         positions=0 if case.cos is None else len(case.cos),
         splits=case.splits,
@@ -187,8 +188,8 @@ def struct(case: Case, kernels: HostKernels, output: Array, fault: Array, worksp
     return params
 
 
-def run(kernels: HostKernels, case: Case) -> tuple[Array, Array, Array, Array]:
-    """What the kernel makes of copies of the caches: output, both caches, linear, and the faults."""
+def run(kernels: HostKernels, case: Case, linear: bool = True) -> tuple[Array, Array, Array, Array]:
+    """What the kernel makes of copies of the caches: output, both caches, linear or as they lie, and the faults."""
     case = replace(case, key_cache=case.key_cache.copy(), value_cache=case.value_cache.copy())
     batch, nodes, heads, size = case.query.shape
     output = np.full(case.query.shape, np.nan, dtype=NUMPY[case.dtype])
@@ -196,7 +197,9 @@ def run(kernels: HostKernels, case: Case) -> tuple[Array, Array, Array, Array]:
     workspace = np.full((batch * nodes * heads * case.splits, size + 2), np.nan, dtype=np.float32)
     params = struct(case, kernels, output, fault, workspace if case.splits > 1 else None)
     kernels.launch("tree_attention", params)
-    return output, case.linear(case.key_cache), case.linear(case.value_cache), fault
+    caches = case.key_cache, case.value_cache
+    keys, values = (case.linear(cache) if linear else cache for cache in caches)
+    return output, keys, values, fault
 
 
 def random_case(

@@ -55,13 +55,14 @@ ACCEPTED = {
     "finish_tree": GROWING,
     "publish": {"rounds": 4, "batch": 3, "nodes": 5, "most": 9},
 }
-CACHE = {"count": 6, "heads": 3, "row_bytes": 80, "capacity": 640, "page_rows": 64}
+CACHE = {"count": 6, "heads": 3, "row_bytes": 80, "capacity": 640, "page_rows": 64, "pages": 30}
 EDGES = [-1, 0, 63, 64, 65, 512, 513, 4096, 4097, 65535, 65536, 1 << 19, (1 << 19) + 1, 1 << 30]
 NUMBERS = {
     "dtype": st.integers(-1, 6),
     "heads": st.integers(-1, 5000),  # times row_bytes within 31 bits
     "row_bytes": st.one_of(st.integers(-8, 300), st.sampled_from([8, 16, 24, 512, 1 << 16])),
     "page_rows": st.sampled_from([-64, 0, 1, 63, 64, 128, 1024]),
+    "pages": st.integers(-1, 2),
 }
 needs_nvrtc = pytest.mark.skipif(
     not any(metadata.distributions(name="nvidia-cuda-nvrtc")), reason="nvidia-cuda-nvrtc is not installed"
