@@ -193,12 +193,12 @@ __device__ __forceinline__ void attend(const specbuild_attention &p) {
   for (int i = threadIdx.x; i < S::kRows * (D / 8); i += kThreads) {
     const int row = i / (D / 8), at = i % (D / 8) * 8, first_warp = row / 16 * S::kKeyWarps;
     if (first_row + row >= p.nodes * group) break;
-    const bool real = !idle && row < real_rows;
+    const bool real = !idle && row < real_rows;  // padding takes nothing, not even times 0: the cache may hold a NaN
     Weight whole = {kNothing, 0.0f};
     float sum[8] = {};
-    for (int w = first_warp; w < first_warp + S::kKeyWarps; ++w) whole.top = fmaxf(whole.top, weights[w][row % 16].top);
-    for (int w = first_warp; w < first_warp + S::kKeyWarps; ++w) {
-      const float factor = real ? exp2_fast(weights[w][row % 16].top - whole.top) : 0.0f;
+    for (int w = first_warp; real && w < first_warp + S::kKeyWarps; ++w) whole.top = fmaxf(whole.top, weights[w][row % 16].top);
+    for (int w = first_warp; real && w < first_warp + S::kKeyWarps; ++w) {
+      const float factor = exp2_fast(weights[w][row % 16].top - whole.top);
       whole.sum += factor * weights[w][row % 16].sum;
 #pragma unroll
       for (int j = 0; j < 8; ++j) sum[j] += factor * partial[(w * 16 + row % 16) * S::kPartial + at + j];

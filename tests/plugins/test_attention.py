@@ -121,6 +121,23 @@ def test_nan_is_passed_on(library: HostKernels) -> None:
     assert np.isfinite(output[1]).all()
 
 
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("name", ["key_cache", "value_cache"])
+def test_padding_is_zero_whatever_the_cache_holds(library: HostKernels, name: str, splits: int, poison: float) -> None:
+    """Padding beside real rows, and a tile of nothing else; 0 · NaN is NaN."""
+    case = random_case(12, nodes=40, splits=splits)
+    case.counts = np.array([3, 40], np.int32)
+    case.cache_len[:] = 150
+    getattr(case, name)[:, :, :150] = poison
+    output, *_, faults = run(library, case)
+    output = output.astype(np.float32)
+    assert not faults.any()
+    assert not np.isfinite(output[0, :3]).any()
+    assert not np.isfinite(output[1]).any()
+    assert not output[0, 3:].any()
+
+
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("way", ["host_kernels", pytest.param("bulk", marks=pytest.mark.slow)])
 def test_no_order_of_threads_matters(
