@@ -5,12 +5,6 @@
 
 namespace specbuild {
 
-constexpr float kNothing = -3.0e38f;  // the largest of no scores; finite, so that differences are
-
-struct Weight {
-  float top, sum;  // largest score, in units of log 2, and the sum of exp2(score − top)
-};
-
 // Where a query row's result goes: its number among all (sequence, node, head).
 __device__ __forceinline__ int64_t row_of(const specbuild_attention &p, int b, int head, int row) {
   const int group = p.heads / p.kv_heads;
@@ -18,14 +12,6 @@ __device__ __forceinline__ int64_t row_of(const specbuild_attention &p, int b, i
 }
 __device__ __forceinline__ Weight *weights_of(const specbuild_attention &p) {
   return reinterpret_cast<Weight *>(p.workspace + int64_t(p.batch) * p.nodes * p.heads * p.splits * p.head_dim);
-}
-
-// A sink takes its share of the softmax; what is left of each number of the row.
-__device__ __forceinline__ float share(const specbuild_attention &p, int head, Weight weight) {
-  if (weight.sum <= 0.0f) return 0.0f;
-  if (!p.sinks) return 1.0f / weight.sum;
-  const float sink = p.sinks[head] * kLog2e, top = larger(weight.top, sink);
-  return exp2_fast(weight.top - top) / (weight.sum * exp2_fast(weight.top - top) + exp2_fast(sink - top));
 }
 
 template <class T, class C, int D, int kRowWarps>
@@ -210,13 +196,13 @@ __device__ __forceinline__ void attend(const specbuild_attention &p) {
     if (p.splits == 1) {
       store8(static_cast<T *>(p.output) + to * D + at, sum);
     } else {
-      store8(p.workspace + (to * p.splits + blockIdx.x) * D + at, sum);
+      if (real) store8(p.workspace + (to * p.splits + blockIdx.x) * D + at, sum);  // else its weight, 0, says enough
       if (at == 0) weights_of(p)[to * p.splits + blockIdx.x] = whole;
     }
   }
 }
 
-// Adds up the splits' parts of a row, a warp a row. Bytes: splits · (4·D + 8) in and 2·D out per row.
+// Adds up a row's parts, a warp a row. Bytes: 8 a split, 4·D a split that has rows of the cache, and 2·D out.
 template <class T> __device__ __forceinline__ void combine(const specbuild_attention &p) {
   const int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -240,15 +226,17 @@ template <class T> __device__ __forceinline__ void combine(const specbuild_atten
     float sum[4] = {};
     for (int first = 0; first < p.splits; first += kAtOnce) {
       Four four[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        four[i] = in && first + i < p.splits ? *reinterpret_cast<const Four *>(parts + (first + i) * p.head_dim + at) : Four{};
+      float factor[kAtOnce];  // 0: nobody has written that part, or there is none
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const float factor = __shfl_sync(kAllLanes, first + i < 32 ? factors[0] : factors[1], (first + i) % 32);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum[j] += factor == 0.0f ? 0.0f : factor * four[i].x[j];
+        factor[i] = __shfl_sync(kAllLanes, first + i < 32 ? factors[0] : factors[1], (first + i) % 32);
+        const float *const part = parts + (first + i) * p.head_dim + at;
+        four[i] = in && factor[i] != 0.0f ? *reinterpret_cast<const Four *>(part) : Four{};
       }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[j] += factor[i] * four[i].x[j];
     }
     if (in) {
 #pragma unroll

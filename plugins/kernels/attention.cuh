@@ -237,6 +237,20 @@ __device__ __forceinline__ bool visible(const specbuild_attention &p, const Part
   return (sight.seen >> node & 1) && (!p.window || sight.position - part.committed - __popcll(seen[node]) + 1 < p.window);
 }
 
+constexpr float kNothing = -3.0e38f;  // the largest of no scores; finite, so that differences are
+
+struct Weight {
+  float top, sum;  // largest score, in units of log 2, and the sum of exp2(score − top)
+};
+
+// A sink takes its share of the softmax; what is left of each number of the row.
+__device__ __forceinline__ float share(const specbuild_attention &p, int head, Weight weight) {
+  if (weight.sum <= 0.0f) return 0.0f;
+  if (!p.sinks) return 1.0f / weight.sum;
+  const float sink = p.sinks[head] * kLog2e, top = larger(weight.top, sink);
+  return exp2_fast(weight.top - top) / (weight.sum * exp2_fast(weight.top - top) + exp2_fast(sink - top));
+}
+
 // This block's part of the context; begin == end where there is none.
 __device__ __forceinline__ Part part_of(const specbuild_attention &p, int b, int first_row, int rows, int keys) {
   Part part;

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_oracle import Case, oracle, random_case, run
+from attention_oracle import Case, oracle, poisoned_workspace, random_case, run
 from device import GPU, Array, HostKernels
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -32,10 +32,10 @@ def library(request: pytest.FixtureRequest) -> HostKernels:
     return found
 
 
-def compare(library: HostKernels, case: Case) -> None:
+def compare(library: HostKernels, case: Case, workspace: Array | None = None) -> None:
     """The output is near the oracle's, the new rows too, and not a byte of the rest of the caches has changed."""
     expected, *caches = oracle(case)
-    output, keys, values, faults = run(library, case)
+    output, keys, values, faults = run(library, case, workspace=workspace)
     assert not faults.any()
     real = np.arange(case.query.shape[1]) < np.array([[case.real(b)] for b in range(case.batch)])
     assert not output[~real].any()
@@ -126,7 +126,7 @@ def test_nan_is_passed_on(library: HostKernels) -> None:
 @pytest.mark.parametrize("name", ["key_cache", "value_cache"])
 def test_padding_is_zero_whatever_the_cache_holds(library: HostKernels, name: str, splits: int, poison: float) -> None:
     """Padding beside real rows, and a tile of nothing else; 0 · NaN is NaN."""
-    case = random_case(12, nodes=40, splits=splits)
+    case = random_case(12, nodes=40, splits=splits, context=300)
     case.counts = np.array([3, 40], np.int32)
     case.cache_len[:] = 150
     getattr(case, name)[:, :, :150] = poison
@@ -184,7 +184,7 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...
 )
 def test_a_page_that_is_none(library: HostKernels, nodes: int, tree: bool, window: int, seen: range, past: int) -> None:
     """Of 150 committed rows and the new ones on pages of 16; the two row tiles of 50 nodes end on different ones."""
-    case = random_case(9, nodes=nodes, tree=tree, window=window, splits=3, context=150)
+    case = random_case(9, nodes=nodes, tree=tree, window=window, splits=3, context=300)
     case.cache_len[:] = 150
     capacity = case.key_cache.shape[2] // 16
     for at in range(capacity):
@@ -299,3 +299,25 @@ def test_splits_fill_the_machine_and_no_more(host: KernelLibrary) -> None:
 def test_parts_are_even(library: HostKernels, context: int, splits: int) -> None:
     """Parts that hold nothing, and parts that differ by a tile, add up all the same."""
     compare(library, random_case(context, batch=1, context=context, splits=splits, nodes=3))
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_part_without_rows_is_neither_written_nor_read(
+    library: HostKernels, host: KernelLibrary, paged: bool
+) -> None:
+    """The splits are the capacity's, the parts those of the text there is; and padding has no parts at all."""
+    case = random_case(2, nodes=3, context=200, capacity=4096)
+    case.cache_len[:], case.counts = (100, 30), np.array([3, 2], np.int32)
+    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": case.dtype, "cache_dtype": case.dtype}
+    case.splits = host.splits(Attention(batch=2, nodes=3, capacity=4096, **sizes), 40)
+    assert case.splits == 20
+    case = case.paged(16) if paged else case
+    workspace = poisoned_workspace(case)
+    compare(library, case, workspace)
+    parts = workspace[: 2 * 3 * 4 * 20 * 64].reshape(2, 3, 4, 20, 64)
+    weights = workspace[parts.size :].reshape(2, 3, 4, 20, 2)
+    assert np.isfinite(weights).all()
+    written = ~np.isnan(parts).any(axis=-1)
+    assert (written == ~np.isnan(parts).all(axis=-1)).all()
+    assert (written == (weights[..., 1] > 0)).all()
+    assert written.sum(axis=(1, 2, 3)).tolist() == [3 * 4 * 2, 2 * 4 * 1]  # rows · parts: two tiles of 64, and one
