@@ -13,12 +13,15 @@ namespace specbuild {
 constexpr int kThreads = 128, kWarps = 4;
 constexpr float kLog2e = 1.44269504f;
 
+// Bytes from one row in shared memory to the next: an odd number of the 16 bytes that are copied and read at once, so that
+// any eight neighbours have the eight groups of four banks to themselves.
+constexpr int stride_of(int bytes) { return (bytes / 16 | 1) * 16; }
+
 // How a block shares its work: kRowWarps × 16 query rows; the other factor of its 4 warps divides the keys of a tile.
 template <class C, int D, int kRowWarps> struct Tile {
   static constexpr int kKeyWarps = kWarps / kRowWarps, kRows = 16 * kRowWarps, kKeys = D <= 128 ? 64 : 32;
   static constexpr int kStep = kKeys / kKeyWarps;            // keys of a warp in a tile
-  static constexpr int kStride = D * int(sizeof(C)) + 16;    // bytes of a cache row; 16 more keep eight rows off one bank
-  static constexpr int kQueryStride = D * 2 + 16;
+  static constexpr int kStride = stride_of(D * int(sizeof(C))), kQueryStride = stride_of(D * 2);  // a cache row, a query's
   static constexpr int kStage = 2 * kKeys * kStride;         // keys and values
   static constexpr int kStages = kStage > 36 * 1024 ? 2 : larger(2, smaller(4, 72 * 1024 / kStage));
   static constexpr bool kQueryStays = D > 128;               // too large for registers: read again for every tile
@@ -26,6 +29,7 @@ template <class C, int D, int kRowWarps> struct Tile {
   static constexpr int kPartial = D + 4;                     // floats of a row of output between warps
   static constexpr int kShared = larger(larger(kQueryAt + kRows * kQueryStride, kStages * kStage), kWarps * 16 * kPartial * 4);
   static_assert(kStep % 16 == 0 && D % 16 == 0, "whole fragments");
+  static_assert(kStride % 32 == 16 && kQueryStride % 32 == 16, "eight rows of a matrix in different banks");
   static_assert(kShared <= 99 * 1024 - 2048, "what every architecture since 8.0 has");
 };
 

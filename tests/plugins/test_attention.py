@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,18 @@ def test_every_kernel(library: HostKernels, nodes: int, size: int, dtypes: tuple
     compare(
         library, random_case(size + nodes, nodes=nodes, size=size, dtype=dtypes[0], cache_dtype=dtypes[1], splits=2)
     )
+
+
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("cache", [Dtype.BF16, Dtype.E4M3])
+def test_no_matrix_is_read_with_bank_conflicts(host_kernels: HostKernels, size: int, cache: Dtype) -> None:
+    """In shared memory a row's place is its stride's alone, whoever has copied it there."""
+    conflicts = ctypes.CDLL(str(host_kernels.library.path)).specbuild_host_conflicts
+    conflicts.restype = ctypes.c_uint64
+    for nodes in (1, 9, 20):  # the kernels of 16, 32 and 64 query rows
+        conflicts()
+        run(host_kernels, random_case(size, nodes=nodes, size=size, cache_dtype=cache))
+        assert conflicts() == 0
 
 
 @settings(max_examples=150, deadline=None)

@@ -62,6 +62,7 @@ int yes, votes_all, votes_any, votes_count;
 std::mutex one_launch;
 std::string launches;  // a line each
 bool dry;
+uint64_t conflicts;
 
 void yield(State state) {
   Fiber &fiber = fibers[current];
@@ -262,6 +263,17 @@ void phase_wait(uint64_t *at, unsigned parity) {
   }
 }
 
+// Eight rows of 16 bytes are read at once where they lie in all 32 banks; a row in the same four as another waits for it.
+void read_matrix(const unsigned char *rows) {
+  unsigned taken = 0;
+  for (int i = 0; i < 8; ++i) {
+    uintptr_t row;
+    memcpy(&row, rows + kStride * i, sizeof row);
+    const unsigned banks = 1u << row / 16 % 8;
+    conflicts += (taken & banks) != 0, taken |= banks;
+  }
+}
+
 float half_to_float(uint16_t bits) {
   _Float16 half;
   memcpy(&half, &bits, 2);
@@ -285,6 +297,13 @@ extern "C" const char *specbuild_host_launches() {
   taken.swap(host::launches);
   host::launches.clear();
   return taken.c_str();
+}
+
+// Rows of matrices that had to wait for another's banks, since the last call.
+extern "C" uint64_t specbuild_host_conflicts() {
+  const uint64_t found = host::conflicts;
+  host::conflicts = 0;
+  return found;
 }
 
 // 1: launches are noted and not run; 0: they are run.

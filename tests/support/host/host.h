@@ -51,6 +51,8 @@ void phase_arrive(uint64_t *at, unsigned bytes);
 void phase_copy(uint64_t *at, void *to, const void *from, size_t bytes);
 void phase_wait(uint64_t *at, unsigned parity);
 
+void read_matrix(const unsigned char *rows);  // counts what eight rows' addresses, kStride apart, cost in bank conflicts
+
 float half_to_float(uint16_t bits);
 uint16_t float_to_half(float x);
 
