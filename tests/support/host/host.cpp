@@ -10,6 +10,7 @@
 #include <random>
 #include <string>
 #include <ucontext.h>
+#include <utility>
 #include <vector>
 
 host::Index threadIdx, blockIdx, blockDim, gridDim;
@@ -62,7 +63,7 @@ int yes, votes_all, votes_any, votes_count;
 std::mutex one_launch;
 std::string launches;  // a line each
 bool dry;
-uint64_t conflicts;
+uint64_t conflicts;  // of matrices' rows
 
 void yield(State state) {
   Fiber &fiber = fibers[current];
@@ -152,6 +153,8 @@ bool run_block(std::vector<unsigned> &order, std::minstd_rand &random) {
 }
 
 }  // namespace
+
+uint64_t products;
 
 void note(const void *address, std::initializer_list<size_t> grid) {
   Dl_info found;
@@ -299,12 +302,9 @@ extern "C" const char *specbuild_host_launches() {
   return taken.c_str();
 }
 
-// Rows of matrices that had to wait for another's banks, since the last call.
-extern "C" uint64_t specbuild_host_conflicts() {
-  const uint64_t found = host::conflicts;
-  host::conflicts = 0;
-  return found;
-}
+// Since the last call: rows of matrices that had to wait for another's banks, and products of 64 bits.
+extern "C" uint64_t specbuild_host_conflicts() { return std::exchange(host::conflicts, 0); }
+extern "C" uint64_t specbuild_host_products() { return std::exchange(host::products, 0); }
 
 // 1: launches are noted and not run; 0: they are run.
 extern "C" void specbuild_host_dry(int on) { host::dry = on; }

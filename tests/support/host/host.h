@@ -51,6 +51,7 @@ void phase_arrive(uint64_t *at, unsigned bytes);
 void phase_copy(uint64_t *at, void *to, const void *from, size_t bytes);
 void phase_wait(uint64_t *at, unsigned parity);
 
+extern uint64_t products;  // the upper halves of products of 64 bits, so many were asked for
 void read_matrix(const unsigned char *rows);  // counts what eight rows' addresses, kStride apart, cost in bank conflicts
 
 float half_to_float(uint16_t bits);
@@ -103,6 +104,7 @@ inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  ++host::products;
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
 inline uint32_t __float_as_uint(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
