@@ -59,10 +59,10 @@ def launches(name: str, params: ctypes.Structure) -> list[Launch]:
 
 
 def best_architecture(compiled: Iterable[str], device: str) -> str | None:
-    """Of the architectures compiled for ("90a", "86"), the one for a device of a compute capability ("90"); or None.
+    """Of the architectures compiled for ("90", "86"), the one for a device of a compute capability ("90"); or None.
 
-    Its own, else the highest below it of the same major version. "90a" and its like run on their own alone, and so does
-    87, which is no desktop's.
+    Its own, else the highest below it of the same major version. "90a" and its like, of bundles built before, run on
+    their own alone, and so does 87, which is no desktop's.
     """
     fits = [
         name
