@@ -4,7 +4,7 @@
 // A fiber runs until it waits: at a block's barrier, or in a warp for all its lanes. Under a seed other than 0 warps and
 // lanes take turns in a random order, a warp running ahead of the others as far as it can, and asynchronous copies are done
 // at once where the seed is odd, else when they are waited for: so a missing barrier or wait shows as a result that depends
-// on the seed. Memory shared by a block is filled with NaN before each block, and threads that wait for something that
+// on the seed. Dynamic shared memory is filled with NaN before each block, static is left as it was, and threads that wait for something that
 // cannot come end the launch with an error.
 #pragma once
 
