@@ -198,7 +198,7 @@ __device__ __forceinline__ void make_noise(const specbuild_noise &p) {
 
 #define EACH_LOGITS(X) X(F32, float) X(F16, specbuild::F16) X(BF16, specbuild::BF16)
 #define DEFINE(NAME, T)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(specbuild::kChooseThreads)                                      \
+  extern "C" __global__ void __launch_bounds__(specbuild::kChooseThreads, 4)                                   \
       choose_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }                   \
   extern "C" __global__ void __launch_bounds__(specbuild::kCutThreads, 1)                                      \
       choose_cut_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::cut<T>(p); }
