@@ -27,13 +27,27 @@ class Shape:
     size: int = 128
     dtype: str = "bfloat16"
     cache: str = "bfloat16"
+    capacity: int = 0  # rows of a cache slot, by which the splits go; 0: as many as the context and the nodes need
+
+    @property
+    def rows(self) -> int:
+        """Of a cache slot."""
+        return self.capacity or self.context + self.nodes
 
     @property
     def bytes(self) -> int:
         """What has to move: the visible cache and the new rows once, queries and output once."""
-        each = torch.empty(0, dtype=getattr(torch, self.cache)).element_size()
-        rows = 2 * self.batch * self.kv_heads * (self.context + 2 * self.nodes) * self.size * each
+        rows = self._cache_bytes(self.context + 2 * self.nodes)
         return rows + 2 * self.batch * self.nodes * self.heads * self.size * 2
+
+    @property
+    def held(self) -> int:
+        """Bytes of the caches, the rows that nobody sees too."""
+        return self._cache_bytes(self.rows)
+
+    def _cache_bytes(self, rows: int) -> int:
+        each = torch.empty(0, dtype=getattr(torch, self.cache)).element_size()
+        return 2 * self.batch * self.kv_heads * rows * self.size * each
 
 
 def tree(nodes: int) -> list[int]:
@@ -47,9 +61,8 @@ class Case:
     def __init__(self, device: Device, library: KernelLibrary, shape: Shape) -> None:
         self.device, self.library, self.shape = device, library, shape
         b, n, h, k, d = shape.batch, shape.nodes, shape.heads, shape.kv_heads, shape.size
-        self.capacity = shape.context + n
         self.qkv = device.random(b, n, h + 2 * k, d, dtype=shape.dtype)
-        self.cache = device.random(2, b, k, self.capacity, d, dtype=shape.cache)
+        self.cache = device.random(2, b, k, shape.rows, d, dtype=shape.cache)
         self.parents = device.ints([tree(n)] * b)
         self.cache_len = device.ints([shape.context] * b)
         self.fault = device.ints([0] * b)
@@ -71,7 +84,7 @@ class Case:
             heads=h,
             kv_heads=k,
             head_dim=d,
-            capacity=self.capacity,
+            capacity=shape.rows,
             dtype=DTYPES[shape.dtype],
             cache_dtype=DTYPES[shape.cache],
         )
@@ -101,11 +114,11 @@ class Case:
             torch.cuda.synchronize()
         assert not self.fault.any()
         b, n, h, k, d = self.shape.batch, self.shape.nodes, self.shape.heads, self.shape.kv_heads, self.shape.size
-        mask, off = self.mask(), 0.0
+        mask, off, end = self.mask(), 0.0, self.shape.context + n
         whole = 0.0
         for sequence, head in itertools.product(range(b), range(k)):  # one at a time: float64 takes room
             query = self.qkv[sequence, :, :h].view(n, k, h // k, d)[:, head].double()
-            keys, values = (self.cache[i, sequence, head].double() for i in range(2))
+            keys, values = (self.cache[i, sequence, head, :end].double() for i in range(2))
             scores = torch.einsum("ngd,sd->gns", query, keys) * self.params.scale
             reference = torch.einsum("gns,sd->ngd", scores.masked_fill(~mask, -torch.inf).softmax(-1), values)
             got = self.output[sequence].view(n, k, h // k, d)[:, head].double()
@@ -117,15 +130,15 @@ class Case:
         """Another's attention over the same cache; none of them appends to it. Raises whatever it raises."""
         h, shape = self.shape.heads, self.shape
         query = self.qkv[:, :, :h].transpose(1, 2).contiguous()
-        keys, values = self.cache[0].to(query.dtype), self.cache[1].to(query.dtype)
-        mask = self.mask()
+        end, mask = shape.context + shape.nodes, self.mask()
+        keys, values = (each[:, :, :end].to(query.dtype) for each in self.cache)
         if name == "sdpa":
             attention = torch.nn.functional.scaled_dot_product_attention
             return lambda: attention(query, keys, values, attn_mask=mask, enable_gqa=True)
         if name == "flex":
             from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-            block = create_block_mask(lambda b, h, i, j: mask[i, j], None, None, shape.nodes, self.capacity)
+            block = create_block_mask(lambda b, h, i, j: mask[i, j], None, None, shape.nodes, end)
             flex = torch.compile(flex_attention, dynamic=False)
             return lambda: flex(query, keys, values, block_mask=block, enable_gqa=True)
         import flashinfer

@@ -90,7 +90,7 @@ def load(path: Path | None, smoke: bool, out: Path) -> KernelLibrary:
     sources = sorted((plugins / "kernels").glob("*.cu"))
     if smoke:
         flags = ["-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", "-DSPECBUILD_HOST", "-fPIC", "-x", "c++"]
-        host = ROOT / "tests" / "plugins" / "host"
+        host = ROOT / "tests" / "support" / "host"
         command = ["g++", *flags, f"-I{host.parent}", *sources, host / "host.cpp"]
     else:
         command = [

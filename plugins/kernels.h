@@ -45,18 +45,18 @@ const char *specbuild_error(void);
 size_t specbuild_struct_size(const char *name);
 
 /* What a kernel found wrong in device memory: written to `fault`, where one is given; the sequence's
- * output is zero then, and its cache left alone. */
+ * output is zero then, and its cache left alone. NODE: a node's or row's number out of range or order; TOKEN: an id past the
+ * vocabulary; PAGE: a page table names one that the cache has not, among those that the sequence reads or writes. */
 typedef enum { SPECBUILD_FAULT_NONE = 0, SPECBUILD_FAULT_PARENT = 1, SPECBUILD_FAULT_CAPACITY = 2,
-               SPECBUILD_FAULT_NODE = 3, SPECBUILD_FAULT_TOKEN = 4 } specbuild_fault;
-/* NODE: a node's or row's number out of range or order; TOKEN: an id past the vocabulary */
+               SPECBUILD_FAULT_NODE = 3, SPECBUILD_FAULT_TOKEN = 4, SPECBUILD_FAULT_PAGE = 5 } specbuild_fault;
 
 /* TreeAttention: rotates the new queries and keys, writes the new keys and values to the rows cache_len + tree_offset + i
  * of the cache, in place, and attends: node i sees every row before cache_len, its ancestors and itself. Its position is
  * cache_len plus its depth. */
 typedef struct specbuild_attention {
   const void *query, *key, *value; /* dtype [B, N, H or Hkv, D] */
-  void *key_cache, *value_cache;   /* cache_dtype [B, Hkv, S, D], or pages [·, Hkv, page_rows, D] */
-  const int32_t *page_table;       /* [B, S / page_rows]; null: the cache is linear */
+  void *key_cache, *value_cache;   /* cache_dtype [B, Hkv, S, D], or [pages, Hkv, page_rows, D] */
+  const int32_t *page_table;       /* [B, S / page_rows], each in [0, pages); null: the cache is linear */
   const int32_t *parents;          /* [B, M], −1 where the parent is committed, parents first; null: a chain of any M */
   const int32_t *cache_len;        /* [B] */
   const int32_t *tree_offset;      /* [B]; null: 0 */
@@ -77,7 +77,7 @@ typedef struct specbuild_attention {
   int32_t page_rows; /* a power of two; 0 where the cache is linear */
   int32_t rotary_dim, positions;
   int32_t splits; /* parts of the context, each a block's; specbuild_attention_splits() */
-  int32_t dtype, cache_dtype;
+  int32_t dtype, cache_dtype, pages; /* pages: how many there are; 0 where the cache is linear */
 } specbuild_attention;
 
 int specbuild_tree_attention(const specbuild_attention *p, void *stream);
@@ -163,13 +163,13 @@ int specbuild_walk_tree(const specbuild_walk *p, void *stream);
 
 /* One model's cache, as specbuild_commit moves rows in it. */
 typedef struct specbuild_cache {
-  void *const *layers;       /* [2·layers], each [B, Hkv, S, row_bytes], or pages [·, Hkv, page_rows, row_bytes] */
-  const int32_t *page_table; /* [B, S / page_rows]; null: linear */
+  void *const *layers;       /* [2·layers], each [B, Hkv, S, row_bytes], or [pages, Hkv, page_rows, row_bytes] */
+  const int32_t *page_table; /* [B, S / page_rows], each in [0, pages); null: linear */
   const int32_t *base;       /* [B], the row of the root; may be cache_len itself */
   const int32_t *node_rows;  /* [B, N], a node's row counted from base; −1: in no row of this cache; null: row i is node i's */
   int32_t *cache_len;        /* [B], becomes base plus the rows kept, where the path is not empty */
   int32_t count;             /* 2·layers; 0: there is no such cache */
-  int32_t heads, row_bytes, capacity, page_rows;
+  int32_t heads, row_bytes, capacity, page_rows, pages; /* the last two 0 where linear */
 } specbuild_cache;
 
 /* Commits the accepted rows of the target and of the draft: row node_rows[path[j]] becomes row j from base on. The nodes of
@@ -273,10 +273,9 @@ typedef struct specbuild_norm {
 
 int specbuild_rms_norm(const specbuild_norm *p, void *stream);
 
-/* output = silu(gate) · up. */
 typedef struct specbuild_swiglu {
   const void *gate, *up; /* dtype [rows, width], rows `stride` elements apart: 2·width where they lie side by side */
-  void *output;          /* dtype [rows, width] */
+  void *output;          /* silu(gate) · up, dtype [rows, width] */
   int64_t stride;
   int32_t rows, width, dtype;
 } specbuild_swiglu;

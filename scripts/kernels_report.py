@@ -1,7 +1,7 @@
 """Compiles every kernel for every architecture, keeps what the compiler says of each, and fails where registers spill.
 
     python scripts/kernels_report.py                          # NVRTC, from its wheel
-    python scripts/kernels_report.py --cuda-arch 90a --out report.json
+    python scripts/kernels_report.py --cuda-arch 90 --out report.json
 
 A kernel's resources are registers a thread and bytes of stack, spills and static shared memory. The exit status is 1
 where a kernel spills or a source does not compile, and 2 without NVRTC.

@@ -23,9 +23,9 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
     ("runtime", ".py"): 3349,
-    ("runtime/backends", ".py"): 2079,
-    ("runtime/decoding", ".py"): 1608,
-    ("plugins", ".cu .cuh"): 1980,  # the kernels
+    ("runtime/backends", ".py"): 2085,
+    ("runtime/decoding", ".py"): 1610,
+    ("plugins", ".cu .cuh"): 2021,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
 }
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -102,7 +102,7 @@ def check_compiler(wanted: Sequence[str]) -> None:
     nvrtc, version = _nvrtc()
     status, known = nvrtc.nvrtcGetSupportedArchs()
     for name in wanted:
-        if status or int(name.rstrip("a")) not in known:
+        if status or int(name) not in known:
             raise OptionError(f"NVRTC {version} does not know sm_{name}: install a newer one, {INSTALL}")
 
 

@@ -152,7 +152,7 @@ class BuildConfig:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """What kernels are compiled for, "90a": as asked, else for the GPUs that the backend's graphs run on."""
+        """What kernels are compiled for, "90": as asked, else for the GPUs that the backend's graphs run on."""
         if self.cuda_arch:
             return () if self.cuda_arch == ("none",) else targets.architectures(self.cuda_arch)
         if not self.engine.targets:

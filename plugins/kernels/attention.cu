@@ -5,12 +5,6 @@
 
 namespace specbuild {
 
-constexpr float kNothing = -3.0e38f;  // the largest of no scores; finite, so that differences are
-
-struct Weight {
-  float top, sum;  // largest score, in units of log 2, and the sum of exp2(score − top)
-};
-
 // Where a query row's result goes: its number among all (sequence, node, head).
 __device__ __forceinline__ int64_t row_of(const specbuild_attention &p, int b, int head, int row) {
   const int group = p.heads / p.kv_heads;
@@ -18,14 +12,6 @@ __device__ __forceinline__ int64_t row_of(const specbuild_attention &p, int b, i
 }
 __device__ __forceinline__ Weight *weights_of(const specbuild_attention &p) {
   return reinterpret_cast<Weight *>(p.workspace + int64_t(p.batch) * p.nodes * p.heads * p.splits * p.head_dim);
-}
-
-// A sink takes its share of the softmax; what is left of each number of the row.
-__device__ __forceinline__ float share(const specbuild_attention &p, int head, Weight weight) {
-  if (weight.sum <= 0.0f) return 0.0f;
-  if (!p.sinks) return 1.0f / weight.sum;
-  const float sink = p.sinks[head] * kLog2e, top = larger(weight.top, sink);
-  return exp2_fast(weight.top - top) / (weight.sum * exp2_fast(weight.top - top) + exp2_fast(sink - top));
 }
 
 template <class T, class C, int D, int kRowWarps>
@@ -52,8 +38,9 @@ __device__ __forceinline__ void attend(const specbuild_attention &p) {
   const Part part = part_of(p, b, first_row, S::kRows, S::kKeys);
   const int tree = part.offset + part.count, mine = int(threadIdx.x) < tree ? parent : -1;
   if (kBulk && threadIdx.x < S::kStages) init_phase(&phases[threadIdx.x], 1);
-  const bool links = parents_are_sound(mine, tree);
-  const int fault = !part.sound(p) ? SPECBUILD_FAULT_CAPACITY : links ? SPECBUILD_FAULT_NONE : SPECBUILD_FAULT_PARENT;
+  const bool fits = part.sound(p), paged = !fits || part.paged(p, b), sound = parents_are_sound(mine, tree, paged);
+  const int fault = !fits ? SPECBUILD_FAULT_CAPACITY : sound ? SPECBUILD_FAULT_NONE
+                    : __syncthreads_and(paged) ? SPECBUILD_FAULT_PARENT : SPECBUILD_FAULT_PAGE;
   if (fault && p.fault && threadIdx.x == 0) p.fault[b] = fault;
   const int real_rows = part.count * group - first_row;
   const bool idle = fault || real_rows <= 0 || part.begin >= part.end;
@@ -192,12 +179,12 @@ __device__ __forceinline__ void attend(const specbuild_attention &p) {
   for (int i = threadIdx.x; i < S::kRows * (D / 8); i += kThreads) {
     const int row = i / (D / 8), at = i % (D / 8) * 8, first_warp = row / 16 * S::kKeyWarps;
     if (first_row + row >= p.nodes * group) break;
-    const bool real = !idle && row < real_rows;
+    const bool real = !idle && row < real_rows;  // padding takes nothing, not even times 0: the cache may hold a NaN
     Weight whole = {kNothing, 0.0f};
     float sum[8] = {};
-    for (int w = first_warp; w < first_warp + S::kKeyWarps; ++w) whole.top = fmaxf(whole.top, weights[w][row % 16].top);
-    for (int w = first_warp; w < first_warp + S::kKeyWarps; ++w) {
-      const float factor = real ? exp2_fast(weights[w][row % 16].top - whole.top) : 0.0f;
+    for (int w = first_warp; real && w < first_warp + S::kKeyWarps; ++w) whole.top = fmaxf(whole.top, weights[w][row % 16].top);
+    for (int w = first_warp; real && w < first_warp + S::kKeyWarps; ++w) {
+      const float factor = exp2_fast(weights[w][row % 16].top - whole.top);
       whole.sum += factor * weights[w][row % 16].sum;
 #pragma unroll
       for (int j = 0; j < 8; ++j) sum[j] += factor * partial[(w * 16 + row % 16) * S::kPartial + at + j];
@@ -209,13 +196,13 @@ __device__ __forceinline__ void attend(const specbuild_attention &p) {
     if (p.splits == 1) {
       store8(static_cast<T *>(p.output) + to * D + at, sum);
     } else {
-      store8(p.workspace + (to * p.splits + blockIdx.x) * D + at, sum);
+      if (real) store8(p.workspace + (to * p.splits + blockIdx.x) * D + at, sum);  // else its weight, 0, says enough
       if (at == 0) weights_of(p)[to * p.splits + blockIdx.x] = whole;
     }
   }
 }
 
-// Adds up the splits' parts of a row, a warp a row. Bytes: splits · (4·D + 8) in and 2·D out per row.
+// Adds up a row's parts, a warp a row. Bytes: 8 a split, 4·D a split that has rows of the cache, and 2·D out.
 template <class T> __device__ __forceinline__ void combine(const specbuild_attention &p) {
   const int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -239,15 +226,17 @@ template <class T> __device__ __forceinline__ void combine(const specbuild_atten
     float sum[4] = {};
     for (int first = 0; first < p.splits; first += kAtOnce) {
       Four four[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        four[i] = in && first + i < p.splits ? *reinterpret_cast<const Four *>(parts + (first + i) * p.head_dim + at) : Four{};
+      float factor[kAtOnce];  // 0: nobody has written that part, or there is none
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const float factor = __shfl_sync(kAllLanes, first + i < 32 ? factors[0] : factors[1], (first + i) % 32);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum[j] += factor == 0.0f ? 0.0f : factor * four[i].x[j];
+        factor[i] = __shfl_sync(kAllLanes, first + i < 32 ? factors[0] : factors[1], (first + i) % 32);
+        const float *const part = parts + (first + i) * p.head_dim + at;
+        four[i] = in && factor[i] != 0.0f ? *reinterpret_cast<const Four *>(part) : Four{};
       }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[j] += factor[i] * four[i].x[j];
     }
     if (in) {
 #pragma unroll

@@ -13,12 +13,15 @@ namespace specbuild {
 constexpr int kThreads = 128, kWarps = 4;
 constexpr float kLog2e = 1.44269504f;
 
+// Bytes from one row in shared memory to the next: an odd number of the 16 bytes that are copied and read at once, so that
+// any eight neighbours have the eight groups of four banks to themselves.
+constexpr int stride_of(int bytes) { return (bytes / 16 | 1) * 16; }
+
 // How a block shares its work: kRowWarps × 16 query rows; the other factor of its 4 warps divides the keys of a tile.
 template <class C, int D, int kRowWarps> struct Tile {
   static constexpr int kKeyWarps = kWarps / kRowWarps, kRows = 16 * kRowWarps, kKeys = D <= 128 ? 64 : 32;
   static constexpr int kStep = kKeys / kKeyWarps;            // keys of a warp in a tile
-  static constexpr int kStride = D * int(sizeof(C)) + 16;    // bytes of a cache row; 16 more keep eight rows off one bank
-  static constexpr int kQueryStride = D * 2 + 16;
+  static constexpr int kStride = stride_of(D * int(sizeof(C))), kQueryStride = stride_of(D * 2);  // a cache row, a query's
   static constexpr int kStage = 2 * kKeys * kStride;         // keys and values
   static constexpr int kStages = kStage > 36 * 1024 ? 2 : larger(2, smaller(4, 72 * 1024 / kStage));
   static constexpr bool kQueryStays = D > 128;               // too large for registers: read again for every tile
@@ -26,6 +29,7 @@ template <class C, int D, int kRowWarps> struct Tile {
   static constexpr int kPartial = D + 4;                     // floats of a row of output between warps
   static constexpr int kShared = larger(larger(kQueryAt + kRows * kQueryStride, kStages * kStage), kWarps * 16 * kPartial * 4);
   static_assert(kStep % 16 == 0 && D % 16 == 0, "whole fragments");
+  static_assert(kStride % 32 == 16 && kQueryStride % 32 == 16, "eight rows of a matrix in different banks");
   static_assert(kShared <= 99 * 1024 - 2048, "what every architecture since 8.0 has");
 };
 
@@ -33,12 +37,20 @@ template <class C, int D, int kRowWarps> struct Tile {
 struct Part {
   int committed, offset, fresh, total;  // fresh: the first new row; total: past the last row seen by this block's queries
   int count;                            // new nodes
-  int begin, end;                       // cache rows
+  int lowest, begin, end;               // cache rows: the first that any query sees, and the part's
   bool appends;                         // the new rows are in this part
 
   __device__ bool sound(const specbuild_attention &p) const {
     return committed >= 0 && offset >= 0 && count >= 0 && count <= p.nodes &&
            int64_t(committed) + offset + count <= p.capacity && (!p.parents || offset + count <= p.tree_nodes);
+  }
+  // This thread's share of the sequence's pages, of all its queries' rows, so that its blocks decide alike.
+  __device__ bool paged(const specbuild_attention &p, int b) const {
+    if (!p.page_rows || count == 0) return true;
+    bool all = true;
+    const int shift = __ffs(p.page_rows) - 1, last = (fresh + count - 1) >> shift;
+    for (int page = (lowest >> shift) + int(threadIdx.x); page <= last; page += kThreads) all = has_page(p, b, page) && all;
+    return all;
   }
 };
 
@@ -229,6 +241,20 @@ __device__ __forceinline__ bool visible(const specbuild_attention &p, const Part
   return (sight.seen >> node & 1) && (!p.window || sight.position - part.committed - __popcll(seen[node]) + 1 < p.window);
 }
 
+constexpr float kNothing = -3.0e38f;  // the largest of no scores; finite, so that differences are
+
+struct Weight {
+  float top, sum;  // largest score, in units of log 2, and the sum of exp2(score − top)
+};
+
+// A sink takes its share of the softmax; what is left of each number of the row.
+__device__ __forceinline__ float share(const specbuild_attention &p, int head, Weight weight) {
+  if (weight.sum <= 0.0f) return 0.0f;
+  if (!p.sinks) return 1.0f / weight.sum;
+  const float sink = p.sinks[head] * kLog2e, top = larger(weight.top, sink);
+  return exp2_fast(weight.top - top) / (weight.sum * exp2_fast(weight.top - top) + exp2_fast(sink - top));
+}
+
 // This block's part of the context; begin == end where there is none.
 __device__ __forceinline__ Part part_of(const specbuild_attention &p, int b, int first_row, int rows, int keys) {
   Part part;
@@ -237,10 +263,10 @@ __device__ __forceinline__ Part part_of(const specbuild_attention &p, int b, int
   part.fresh = part.committed + part.offset;
   const int group = p.heads / p.kv_heads;
   part.total = part.fresh + (p.parents ? part.count : smaller(part.count, ceil_div(first_row + rows, group)));
-  const int lowest = p.window ? larger(0, part.committed - p.window + 1) : 0;
-  const int64_t tiles = ceil_div(part.total - lowest, keys);  // shared out evenly: no part has two more than another
-  part.begin = lowest + int(tiles * int(blockIdx.x) / p.splits) * keys;
-  part.end = smaller(lowest + int(tiles * (int(blockIdx.x) + 1) / p.splits) * keys, part.total);
+  part.lowest = p.window ? larger(0, part.committed - p.window + 1) : 0;
+  const int64_t tiles = ceil_div(part.total - part.lowest, keys);  // shared out evenly: no part has two more than another
+  part.begin = part.lowest + int(tiles * int(blockIdx.x) / p.splits) * keys;
+  part.end = smaller(part.lowest + int(tiles * (int(blockIdx.x) + 1) / p.splits) * keys, part.total);
   part.appends = part.begin <= part.fresh && part.fresh < part.end;
   if (part.appends) part.end = part.total;            // the new rows are one block's, however many
   else if (part.begin > part.fresh) part.end = part.begin;

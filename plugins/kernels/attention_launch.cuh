@@ -49,6 +49,7 @@ int specbuild_attention_check(const specbuild_attention *p) {
   if ((p->page_rows != 0) != (p->page_table != nullptr)) return refuse("%d rows a page, and %s page table", p->page_rows, p->page_table ? "a" : "no");
   if (p->page_rows < 0 || (p->page_rows & (p->page_rows - 1)) || (p->page_rows && p->capacity % p->page_rows))
     return refuse("%d rows a page of a capacity of %d: use a power of two that divides it", p->page_rows, p->capacity);
+  if (p->page_rows ? p->pages < 1 : p->pages != 0) return refuse("%d pages of %d rows: at least 1, and none of a linear cache", p->pages, p->page_rows);
   if ((p->cos != nullptr) != (p->rotary_dim > 0) || (p->sin != nullptr) != (p->rotary_dim > 0))
     return refuse("a rotary dimension of %d %s both tables, cos and sin", p->rotary_dim, p->rotary_dim > 0 ? "needs" : "excludes");
   if (p->rotary_dim < 0 || p->rotary_dim > d || p->rotary_dim % 16) return refuse("rotary dimension %d of a head size of %d: use a multiple of 16", p->rotary_dim, d);

@@ -2,7 +2,8 @@
 //
 // choose_*: logits [B, N, V] in float32, float16 or bfloat16 to choices int32 [B, N, K] and scores float32 [B, N, K]. A block
 // takes 4096 tokens of a row; the last one of a row to end merges the row's candidates. Work: per token the processors, and
-// under noise a quarter of a Philox block (20 products of 64 bits) and two logarithms. Bytes: the logits once, with
+// under noise two logarithms where the cut-offs leave it, and a Philox block (20 products of 64 bits) for four of which they
+// leave one. Bytes: the logits once, with
 // penalties 4·V of history a row, 8·K per slice out and back; with a mask V / 8 more a row, and no logits of 128 neighbours
 // (a warp's) that are all illegal.
 //
@@ -94,20 +95,22 @@ template <class T> __device__ __forceinline__ void choose(const specbuild_choose
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       x[i] = first + at + i < p.vocab && legal >> i & 1 ? to_float(logits[at + i]) : score_of(kLeastKey);
-    uint64_t words[4];
-    if (noisy) philox(processors.request.seed, position, uint32_t(first + at) / 4, words);
     const uint32_t marked = plain ? 0 : marks[at / 32] >> at % 32;
+    uint32_t in = 0;  // bits: who may still be chosen
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int token = first + at + i;
-      // −∞ stays −∞ under all processors: the illegal, and what is past the vocabulary
-      float score = x[i] > score_of(kLeastKey) ? processors(x[i], token, marked >> i & 1) : x[i];
-      bad |= score != score;
-      const bool in = key_of(score) >= least;
-      if (noisy) score = __fadd_rn(score, gumbel(words[i]));
-      const uint32_t key = key_of(score);
-      keys[at + i] = in && key > kLeastKey ? key : 0;
-      if (keys[at + i]) mine = larger(mine, candidate(key, token));
+      // −∞ stays −∞ under all processors and noise: the illegal, and what is past the vocabulary
+      if (x[i] > score_of(kLeastKey)) x[i] = processors(x[i], first + at + i, marked >> i & 1);
+      bad |= x[i] != x[i];
+      in |= uint32_t(key_of(x[i]) >= larger(least, kLeastKey + 1)) << i;
+    }
+    uint64_t words[4];
+    if (noisy && in) philox(processors.request.seed, position, uint32_t(first + at) / 4, words);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (noisy && in >> i & 1) x[i] = __fadd_rn(x[i], gumbel(words[i]));
+      keys[at + i] = in >> i & 1 ? key_of(x[i]) : 0;
+      if (keys[at + i]) mine = larger(mine, candidate(keys[at + i], first + at + i));
     }
   }
   if (bad) mine = kNotANumber;
@@ -195,7 +198,7 @@ __device__ __forceinline__ void make_noise(const specbuild_noise &p) {
 
 #define EACH_LOGITS(X) X(F32, float) X(F16, specbuild::F16) X(BF16, specbuild::BF16)
 #define DEFINE(NAME, T)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(specbuild::kChooseThreads)                                      \
+  extern "C" __global__ void __launch_bounds__(specbuild::kChooseThreads, 4)                                   \
       choose_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }                   \
   extern "C" __global__ void __launch_bounds__(specbuild::kCutThreads, 1)                                      \
       choose_cut_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::cut<T>(p); }

@@ -9,6 +9,8 @@ namespace specbuild {
 
 constexpr int kCommitThreads = 128, kRowsAtOnce = 8;
 
+constexpr int kNoPage = -2;  // in place of a row that lies, or would move, where the cache has no page
+
 // What a block knows of its sequence in one cache: which rows are kept; they move where they are not in place already.
 struct Moves {
   int32_t rows[SPECBUILD_MOST_NODES], nodes[SPECBUILD_MOST_NODES];
@@ -19,17 +21,22 @@ __device__ __forceinline__ void find_moves(const specbuild_commit &p, const spec
   const int length = p.length[b], base = cache.base[b];
   const int64_t first = int64_t(b) * p.nodes;
   const bool fits = length >= 0 && length <= p.nodes;
+  const auto lies = [&](int row) {  // a row past the capacity has no entry to ask
+    return !cache.page_rows || base < 0 || row >= cache.capacity - base || has_page(cache, b, (base + row) / cache.page_rows);
+  };
   for (int j = threadIdx.x; fits && j < length; j += blockDim.x) {
     const int node = p.path[first + j];
+    const int row = node < 0 || node >= p.nodes ? -1 : larger(cache.node_rows ? cache.node_rows[first + node] : node, -1);
     moves.nodes[j] = node;
-    moves.rows[j] = node < 0 || node >= p.nodes ? -1 : cache.node_rows ? cache.node_rows[first + node] : node;
+    moves.rows[j] = row < 0 || (lies(row) && lies(j)) ? row : kNoPage;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
     int kept = 0, fault = fits ? SPECBUILD_FAULT_NONE : SPECBUILD_FAULT_NODE;
-    while (!fault && kept < length && (moves.rows[kept] >= 0 || moves.nodes[kept] < 0 || moves.nodes[kept] >= p.nodes)) {
+    while (!fault && kept < length && (moves.rows[kept] != -1 || moves.nodes[kept] < 0 || moves.nodes[kept] >= p.nodes)) {
       const int row = moves.rows[kept];
-      if (row < kept || (kept > 0 && row <= moves.rows[kept - 1])) fault = SPECBUILD_FAULT_NODE;
+      if (row == kNoPage) fault = SPECBUILD_FAULT_PAGE;
+      else if (row < kept || (kept > 0 && row <= moves.rows[kept - 1])) fault = SPECBUILD_FAULT_NODE;
       else if (base < 0 || row >= cache.capacity - base) fault = SPECBUILD_FAULT_CAPACITY;
       ++kept;
     }
@@ -120,6 +127,8 @@ extern "C" int specbuild_commit_path(const specbuild_commit *p, void *stream) {
     if (page_rows < 0 || (page_rows & (page_rows - 1)) || (page_rows && cache.capacity % page_rows))
       return refuse("cache %d has %d rows a page of a capacity of %d: use a power of two that divides it", i, page_rows,
                     cache.capacity);
+    if (page_rows ? cache.pages < 1 : cache.pages != 0)
+      return refuse("cache %d has %d pages of %d rows: at least 1, and none where linear", i, cache.pages, page_rows);
     const Pointer arrays[] = {{"layers", cache.layers, 8}, {"base", cache.base, 4}, {"cache_len", cache.cache_len, 4},
                               {"page_table", cache.page_table, 4, true}, {"node_rows", cache.node_rows, 4, true}};
     if (const int status = check_pointers(arrays)) return status;

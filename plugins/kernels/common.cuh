@@ -121,11 +121,16 @@ __device__ __forceinline__ int64_t cache_row(const int32_t *page_table, int page
   return (int64_t(page) * heads + head) * page_rows + (row & (page_rows - 1));
 }
 
+// Whether page `at` of a sequence is one that the cache has; `Paged` is specbuild_attention or specbuild_cache.
+template <class Paged> __device__ __forceinline__ bool has_page(const Paged &p, int b, int at) {
+  return uint32_t(p.page_table[int64_t(b) * (p.capacity / p.page_rows) + at]) < uint32_t(p.pages);
+}
+
 // Whether every node's parent is an earlier node or −1; `parent` is the thread's own node's, −1 for threads without one.
-// A barrier.
-__device__ __forceinline__ bool parents_are_sound(int parent, int nodes) {
+// A barrier; `also`: what else is to hold for every thread.
+__device__ __forceinline__ bool parents_are_sound(int parent, int nodes, bool also = true) {
   const int node = threadIdx.x;
-  return __syncthreads_and(parent >= -1 && parent < (node < nodes ? node : 0));
+  return __syncthreads_and(also && parent >= -1 && parent < (node < nodes ? node : 0));
 }
 
 // A tree's ancestors as bits: seen[i] has bit j where j is i itself or an ancestor of i; a node's depth is the number of

@@ -3,6 +3,8 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <map>
+#include <mutex>
 
 namespace specbuild {
 
@@ -38,22 +40,39 @@ inline int cuda_status(cudaError_t error) {
   return SPECBUILD_CUDA_ERROR;
 }
 
-// The compute capability, 90 for 9.0, that the code was compiled for which this device runs; 0: the driver does not say.
+// Of a kernel on the current device the compute capability that the code it runs there was compiled for, 90 for 9.0; 0: the
+// driver does not say. And lets it have so many bytes of dynamic shared memory. CUDA is asked once, and again for more bytes,
+// not at every launch of every layer; nor does a smaller allowance follow a larger one of another thread.
+inline cudaError_t prepare(const void *kernel, size_t shared, int *architecture) {
+  struct Known { int architecture; size_t shared; };
+  static std::mutex one;
+  static std::map<std::pair<const void *, int>, Known> all;
+  std::lock_guard<std::mutex> lock(one);
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device)) return error;
+  auto known = all.find({kernel, device});
+  if (known == all.end()) {
+    cudaFuncAttributes compiled = {};
+    if (const cudaError_t error = cudaFuncGetAttributes(&compiled, kernel)) return error;
+    // With the static part more than this may exceed the 48 KiB that need no asking.
+    known = all.insert({{kernel, device}, {compiled.ptxVersion, 16 * 1024}}).first;
+  }
+  *architecture = known->second.architecture;
+  if (shared <= known->second.shared) return cudaSuccess;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+  if (error == cudaSuccess) known->second.shared = shared;
+  return error;
+}
+
 template <class P> int compiled_for(void (*kernel)(P), int *architecture) {
-  cudaFuncAttributes compiled = {};
-  const int status = cuda_status(cudaFuncGetAttributes(&compiled, kernel));
-  *architecture = compiled.ptxVersion;
-  return status;
+  return cuda_status(prepare(reinterpret_cast<const void *>(kernel), 0, architecture));
 }
 
 // overlap: the kernel may start before the one in front of it in the stream has ended, and waits for it by itself: if it was
 // compiled for compute capability 9.0 or later, for only then it has the instruction (griddepcontrol.wait).
 template <class P> int launch(void (*kernel)(P), Grid grid, const P &p, void *stream, bool overlap = false) {
-  cudaError_t error = cudaSuccess;
-  if (grid.shared > 16 * 1024)  // with the static part it may be more than the 48 KiB that need no asking
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared));
   int architecture = 0;
-  overlap = overlap && !compiled_for(kernel, &architecture) && architecture >= 90;
+  cudaError_t error = prepare(reinterpret_cast<const void *>(kernel), grid.shared, &architecture);
   if (error == cudaSuccess) {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -64,7 +83,7 @@ template <class P> int launch(void (*kernel)(P), Grid grid, const P &p, void *st
     config.dynamicSmemBytes = grid.shared;
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = &attribute;
-    config.numAttrs = overlap ? 1 : 0;
+    config.numAttrs = overlap && architecture >= 90 ? 1 : 0;
     error = cudaLaunchKernelEx(&config, kernel, p);
   }
   return cuda_status(error);

@@ -24,6 +24,7 @@ __device__ void load_matrices(uint32_t *to, const void *row) {
   const unsigned lane = host::lane();
   for (int m = 0; m < kMatrices; ++m) {
     uint16_t pair[2];
+    if (lane == 0) host::read_matrix(rows + host::kStride * 8 * m);
     for (unsigned i = 0; i < 2; ++i) {
       const unsigned r = kTransposed ? lane % 4 * 2 + i : lane / 4, c = kTransposed ? lane / 4 : lane % 4 * 2 + i;
       const unsigned char *from;

@@ -107,7 +107,7 @@ int Inputs::measure(const nvinfer1::PluginTensorDesc *descriptions, specbuild_at
   p->batch = int32_t(sizes['B']), p->nodes = int32_t(sizes['N']);
   p->tree_nodes = int32_t(has(kParents) ? sizes['M'] : sizes['N']);
   p->heads = int32_t(heads), p->kv_heads = int32_t(sizes['K']), p->head_dim = int32_t(sizes['D']);
-  p->capacity = int32_t(capacity), p->page_rows = int32_t(sizes['W']);
+  p->capacity = int32_t(capacity), p->page_rows = int32_t(sizes['W']), p->pages = int32_t(sizes['X']);
   p->rotary_dim = int32_t(2 * sizes['R']), p->positions = int32_t(sizes['P']);
   p->query_stride = (has(kQkv) ? sizes['Q'] : heads) * sizes['D'];
   p->key_stride = p->value_stride = (has(kQkv) ? sizes['Q'] : sizes['K']) * sizes['D'];

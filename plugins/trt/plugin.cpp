@@ -134,16 +134,16 @@ class TreeAttention final : public nvinfer1::IPluginV3,
     specbuild_attention p;
     if (const int status = fill(descriptions, &p)) return status;
     point(inputs, outputs, workspace, &p);
-    if (inputs[inputs_.at(kPastKey)] != outputs[1] || inputs[inputs_.at(kPastValue)] != outputs[2]) {
-      // TensorRT binds buffers of its own, with anything in them, when it times layers for a build.
-      if (phase_ == nvinfer1::TensorRTPhase::kBUILD) {
-        warn("not run: nothing is in place yet");
-        return 0;
-      }
+    const bool placed = inputs[inputs_.at(kPastKey)] == outputs[1] && inputs[inputs_.at(kPastValue)] == outputs[2];
+    // TensorRT binds buffers of its own, with anything in them, when it times layers for a build: a page table too.
+    if (phase_ == nvinfer1::TensorRTPhase::kBUILD && (!placed || p.page_table)) {
+      warn("not run: nothing is in place yet");
+      return 0;
+    }
+    if (!placed)
       return refuse("past_key and present_key, past_value and present_value must each have one address: %s",
                     fields_.in_place == "alias" ? "build with the preview feature ALIASED_PLUGIN_IO_10_03"
                                                 : "bind the same one to both");
-    }
     if (p.fault && cudaMemsetAsync(p.fault, 0, sizeof(int32_t) * p.batch, stream) != cudaSuccess)
       return refuse("CUDA did not clear the faults");
     const int status = specbuild_tree_attention(&p, stream);

@@ -13,7 +13,7 @@ from specbuild.runtime.errors import BundleError
 
 FLOATS = ("fp32", "fp16", "bf16")  # precisions in which nothing is quantized
 RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")  # that TensorRT-RTX compiles for
-COMPATIBLE = ("80", "90a", "100a", "120")  # GPUs from 8.0 on run one of them, but for 8.7, 10.3 and 11.0
+COMPATIBLE = ("80", "90", "100", "120")  # GPUs from 8.0 on run one of them, but for 8.7 and 11.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class ModelRecord:
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """A cubin: the architecture it was compiled for ("90a"), and the names of the kernels in it."""
+    """A cubin: the architecture it was compiled for ("90"), and the names of the kernels in it."""
 
     architecture: str
     kernels: list[str]

@@ -160,8 +160,8 @@ def test_each_cubin_has_its_record(
     monkeypatch.setattr(nvrtc, "sources", lambda names=(): asked.append(names) or [tmp_path / "modest.cu"])
     work = context(backend="onnxruntime-cuda", cuda_arch=("80,90",))
     kernels = save_kernels(work)
-    names = {f"kernels/sm_{name}/modest.cubin": KernelRecord(name, ["modest"]) for name in ("80", "90a")}
+    names = {f"kernels/sm_{name}/modest.cubin": KernelRecord(name, ["modest"]) for name in ("80", "90")}
     assert (kernels.records, asked) == (names, [nvrtc.GLUE])
     assert all((work.folder / name).read_bytes()[:4] == b"\x7fELF" for name in names)
     assert kernels.report is not None
-    assert list(kernels.report["architectures"]) == ["sm_80", "sm_90a"]
+    assert list(kernels.report["architectures"]) == ["sm_80", "sm_90"]

@@ -25,7 +25,7 @@ Command = Callable[..., Any]
 needs_nvrtc = pytest.mark.skipif(
     not any(metadata.distributions(name="nvidia-cuda-nvrtc")), reason="nvidia-cuda-nvrtc is not installed"
 )
-ATTENTION = "kernels/sm_90a/attention_{}_d{}.cubin"
+ATTENTION = "kernels/sm_90/attention_{}_d{}.cubin"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def built(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with some of the kernels; read it, do not change it."""
     announced: list[str] = []
     config = BuildConfig(
-        str(wide), tmp_path_factory.mktemp("bundles") / "b", max_seq_len=40, max_batch_size=1, cuda_arch=("90a,80",)
+        str(wide), tmp_path_factory.mktemp("bundles") / "b", max_seq_len=40, max_batch_size=1, cuda_arch=("90,80",)
     )
     with pytest.MonkeyPatch.context() as patch:
         files = [nvrtc.PLUGINS / "kernels" / name for name in ("attention.cu", "walk.cu")]
@@ -65,10 +65,10 @@ def test_the_manifest_lists_kernels_and_hashes(built: Path) -> None:
     files = {path.relative_to(built).as_posix() for path in (built / "kernels").rglob("*.cubin")}
     assert files == set(manifest.kernels) <= set(manifest.files)
     attention = manifest.kernels[ATTENTION.format("BF16_BF16", 256)]
-    assert attention.architecture == "90a"
+    assert attention.architecture == "90"
     assert "tree_attention_BF16_BF16_d256_r32" in attention.kernels
     report = json.loads((built / "report.json").read_text(encoding="utf-8"))["kernels"]
-    for name in ("80", "90a"):
+    for name in ("80", "90"):
         records = [record for record in manifest.kernels.values() if record.architecture == name]
         assert {kernel for record in records for kernel in record.kernels} == set(report["architectures"][f"sm_{name}"])
     assert report["compiler"] == f"NVRTC {nvrtc.compiler_version()}"
@@ -81,7 +81,7 @@ def test_inspect_shows_them(specbuild: Command, built: Path, monkeypatch: pytest
     manifest = Bundle.open(built).manifest
     lines = [line.split(maxsplit=1) for line in specbuild("inspect", built).out.splitlines()]
     shown = [text.strip() for name, text in lines if name == "kernels"]
-    for name, line in zip(("90a", "80"), shown, strict=True):  # as they were asked for
+    for name, line in zip(("90", "80"), shown, strict=True):  # as they were asked for
         records = {file: record for file, record in manifest.kernels.items() if record.architecture == name}
         size = sum(manifest.files[file].bytes for file in records)
         count = sum(len(record.kernels) for record in records.values())
@@ -130,7 +130,7 @@ def test_an_architecture_that_is_not_supported(
     specbuild: Command, tiny: Path, tmp_path: Path, arguments: list[str]
 ) -> None:
     line = specbuild("build", "--target", tiny, "-o", tmp_path / "b", "--cuda-arch", *arguments).refusal()
-    assert "sm_75 is not supported: use 80, 86, 87, 89, 90a, 100a, 110, 120, 121, or all" in line
+    assert "sm_75 is not supported: use 80, 86, 87, 89, 90, 100, 110, 120, 121, or all" in line
     assert list(tmp_path.iterdir()) == []
 
 

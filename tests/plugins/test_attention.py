@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from attention_oracle import Case, oracle, random_case, run
+from attention_oracle import Case, oracle, poisoned_workspace, random_case, run
 from device import GPU, Array, HostKernels
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -32,10 +33,10 @@ def library(request: pytest.FixtureRequest) -> HostKernels:
     return found
 
 
-def compare(library: HostKernels, case: Case) -> None:
+def compare(library: HostKernels, case: Case, workspace: Array | None = None) -> None:
     """The output is near the oracle's, the new rows too, and not a byte of the rest of the caches has changed."""
     expected, *caches = oracle(case)
-    output, keys, values, faults = run(library, case)
+    output, keys, values, faults = run(library, case, workspace=workspace)
     assert not faults.any()
     real = np.arange(case.query.shape[1]) < np.array([[case.real(b)] for b in range(case.batch)])
     assert not output[~real].any()
@@ -63,6 +64,18 @@ def test_every_kernel(library: HostKernels, nodes: int, size: int, dtypes: tuple
     compare(
         library, random_case(size + nodes, nodes=nodes, size=size, dtype=dtypes[0], cache_dtype=dtypes[1], splits=2)
     )
+
+
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("cache", [Dtype.BF16, Dtype.E4M3])
+def test_no_matrix_is_read_with_bank_conflicts(host_kernels: HostKernels, size: int, cache: Dtype) -> None:
+    """In shared memory a row's place is its stride's alone, whoever has copied it there."""
+    conflicts = ctypes.CDLL(str(host_kernels.library.path)).specbuild_host_conflicts
+    conflicts.restype = ctypes.c_uint64
+    for nodes in (1, 9, 20):  # the kernels of 16, 32 and 64 query rows
+        conflicts()
+        run(host_kernels, random_case(size, nodes=nodes, size=size, cache_dtype=cache))
+        assert conflicts() == 0
 
 
 @settings(max_examples=150, deadline=None)
@@ -121,6 +134,23 @@ def test_nan_is_passed_on(library: HostKernels) -> None:
     assert np.isfinite(output[1]).all()
 
 
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("name", ["key_cache", "value_cache"])
+def test_padding_is_zero_whatever_the_cache_holds(library: HostKernels, name: str, splits: int, poison: float) -> None:
+    """Padding beside real rows, and a tile of nothing else; 0 · NaN is NaN."""
+    case = random_case(12, nodes=40, splits=splits, context=300)
+    case.counts = np.array([3, 40], np.int32)
+    case.cache_len[:] = 150
+    getattr(case, name)[:, :, :150] = poison
+    output, *_, faults = run(library, case)
+    output = output.astype(np.float32)
+    assert not faults.any()
+    assert not np.isfinite(output[0, :3]).any()
+    assert not np.isfinite(output[1]).any()
+    assert not output[0, 3:].any()
+
+
 @pytest.mark.parametrize("seed", range(1, 7))
 @pytest.mark.parametrize("way", ["host_kernels", pytest.param("bulk", marks=pytest.mark.slow)])
 def test_no_order_of_threads_matters(
@@ -160,6 +190,30 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...
     assert values[1].tobytes() == case.value_cache[1].tobytes()
 
 
+@pytest.mark.parametrize("past", [-1, 0, 2**30], ids=["negative", "one past the last", "far"])
+@pytest.mark.parametrize(
+    ("nodes", "tree", "window", "seen"),
+    [(5, True, 0, range(10)), (50, False, 0, range(13)), (5, True, 60, range(5, 10)), (50, False, 60, range(5, 13))],
+)
+def test_a_page_that_is_none(library: HostKernels, nodes: int, tree: bool, window: int, seen: range, past: int) -> None:
+    """Of 150 committed rows and the new ones on pages of 16; the two row tiles of 50 nodes end on different ones."""
+    case = random_case(9, nodes=nodes, tree=tree, window=window, splits=3, context=300)
+    case.cache_len[:] = 150
+    capacity = case.key_cache.shape[2] // 16
+    for at in range(capacity):
+        paged = case.paged(16)
+        assert paged.page_table is not None
+        paged.page_table[1, at] = past if past < 0 else len(paged.key_cache) + past
+        faulty = at in seen
+        output, keys, values, faults = run(library, paged, linear=False)
+        assert faults.tolist() == [Fault.NONE, Fault.PAGE if faulty else Fault.NONE]
+        assert output[0].any()
+        assert output[1].any() != faulty
+        others = np.delete(np.arange(len(keys)), paged.page_table[0])
+        for new, old in ((keys, paged.key_cache), (values, paged.value_cache)):
+            assert (new[others].tobytes() == old[others].tobytes()) == faulty
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -176,6 +230,9 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...
         ({"capacity": 0}, "capacity 0"),
         ({"page_rows": 16}, "16 rows a page, and no page table"),
         ({"page_rows": 24, "page_table": 16}, "24 rows a page"),
+        ({"page_rows": 16, "page_table": 16}, "0 pages of 16 rows"),
+        ({"page_rows": 16, "page_table": 16, "pages": -1}, "-1 pages of 16 rows"),
+        ({"pages": 3}, "3 pages of 0 rows"),
         ({"rotary_dim": 24}, "rotary dimension 24"),
         ({"rotary_dim": 80}, "rotary dimension 80 of a head size of 64"),
         ({"cos": None}, "needs both tables"),
@@ -255,3 +312,25 @@ def test_splits_fill_the_machine_and_no_more(host: KernelLibrary) -> None:
 def test_parts_are_even(library: HostKernels, context: int, splits: int) -> None:
     """Parts that hold nothing, and parts that differ by a tile, add up all the same."""
     compare(library, random_case(context, batch=1, context=context, splits=splits, nodes=3))
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_part_without_rows_is_neither_written_nor_read(
+    library: HostKernels, host: KernelLibrary, paged: bool
+) -> None:
+    """The splits are the capacity's, the parts those of the text there is; and padding has no parts at all."""
+    case = random_case(2, nodes=3, context=200, capacity=4096)
+    case.cache_len[:], case.counts = (100, 30), np.array([3, 2], np.int32)
+    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": case.dtype, "cache_dtype": case.dtype}
+    case.splits = host.splits(Attention(batch=2, nodes=3, capacity=4096, **sizes), 40)
+    assert case.splits == 20
+    case = case.paged(16) if paged else case
+    workspace = poisoned_workspace(case)
+    compare(library, case, workspace)
+    parts = workspace[: 2 * 3 * 4 * 20 * 64].reshape(2, 3, 4, 20, 64)
+    weights = workspace[parts.size :].reshape(2, 3, 4, 20, 2)
+    assert np.isfinite(weights).all()
+    written = ~np.isnan(parts).any(axis=-1)
+    assert (written == ~np.isnan(parts).all(axis=-1)).all()
+    assert (written == (weights[..., 1] > 0)).all()
+    assert written.sum(axis=(1, 2, 3)).tolist() == [3 * 4 * 2, 2 * 4 * 1]  # rows · parts: two tiles of 64, and one

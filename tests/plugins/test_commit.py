@@ -89,7 +89,7 @@ def test_two_caches(
     more: dict[str, Any] = {}
     if page_rows:
         rows[1], table = paged(rows[1], page_rows, rng)
-        more = {"page_table": table, "page_rows": page_rows, "capacity": capacity}
+        more = {"page_table": table, "page_rows": page_rows, "capacity": capacity, "pages": rows[1].shape[1]}
     lengths = [base[0] if in_place else ints([7] * batch), ints([7] * batch)]
     old = [each.copy() for each in lengths]
     starts = base.copy()
@@ -167,6 +167,27 @@ def test_faults_in_memory(kernels: HostKernels, path: list[int], length: int, ba
     assert lengths.tolist() == [base, 3]
 
 
+@pytest.mark.parametrize("wrong", [-1, 4, 2**31 - 1])
+@pytest.mark.parametrize(
+    ("at", "fault"),
+    [(0, Fault.NONE), (1, Fault.PAGE), (2, Fault.PAGE), (3, Fault.PAGE)],
+    ids=lambda each: str(int(each)),
+)
+def test_a_page_that_is_none(kernels: HostKernels, wrong: int, at: int, fault: Fault) -> None:
+    """Where a row would come from, or go to, and nowhere else; every layer of the sequence stays as it was."""
+    pages = np.random.default_rng(0).random((4, 4, 200, 16, 4), dtype=np.float32)  # two blocks a layer
+    before, lengths, table = pages.copy(), ints([17, 17]), ints([[0, 3, 1, 2]] * 2)
+    table[0, at] = wrong
+    path = [0, *range(31, 47)]  # rows 48 to 63 come to 18 to 33
+    more = {"page_table": table, "page_rows": 16, "pages": 4, "capacity": 64}
+    cache = cache_struct(kernels, pages, lengths, lengths, **more)
+    out = commit(kernels, ints([path + [-1] * 47, [-1] * 64]), ints([17, 0]), cache)
+    assert out["fault"].tolist() == [fault, 0]
+    assert out["kept"].tolist() == [[0 if fault else 17, 0], [0, 0]]
+    assert lengths.tolist() == [17 if fault else 34, 17]
+    assert (pages.tobytes() == before.tobytes()) == bool(fault)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -178,6 +199,9 @@ def test_faults_in_memory(kernels: HostKernels, path: list[int], length: int, ba
         ({"capacity": 0}, "a capacity of 0 rows"),
         ({"page_rows": 4}, "4 rows a page, and no page table"),
         ({"page_rows": 3, "page_table": 64}, "3 rows a page of a capacity of 8"),
+        ({"page_rows": 4, "page_table": 64}, "cache 0 has 0 pages of 4 rows"),
+        ({"page_rows": 4, "page_table": 64, "pages": -1}, "cache 0 has -1 pages of 4 rows"),
+        ({"pages": 2}, "cache 0 has 2 pages of 0 rows"),
         ({"base": None}, "base is null"),
     ],
 )

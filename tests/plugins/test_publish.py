@@ -12,7 +12,7 @@ from device import HostKernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.backends.kernels.abi import KernelLibrary, Ring
+from specbuild.runtime.backends.kernels.abi import Fault, KernelLibrary, Ring
 from specbuild.runtime.errors import OptionError
 
 FOR_EVER = 2**64 - 1
@@ -59,7 +59,7 @@ def test_anything(
     loop = Rounds(rounds, batch, nodes, first)
     expected = loop.ring.copy()
     for done in range(1, 8):
-        length, fault = (ints(rng.integers(0, high, batch)) for high in (nodes + 1, 5))
+        length, fault = (ints(rng.integers(0, high, batch)) for high in (nodes + 1, len(Fault)))
         emitted = ints(rng.integers(-1, 1000, (batch, nodes)))
         at = (first + done - 1) % rounds
         expected[at, :, 0], expected[at, :, 1], expected[at, :, 2:] = length, fault if faults else 0, emitted

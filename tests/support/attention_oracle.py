@@ -168,6 +168,7 @@ def struct(case: Case, kernels: HostKernels, output: Array, fault: Array, worksp
         head_dim=size,
         capacity=capacity,
         page_rows=case.page_rows,
+        pages=len(case.key_cache) if case.page_rows else 0,
         rotary_dim=0 if case.cos is None else 2 * case.cos.shape[1],
         positions=0 if case.cos is None else len(case.cos),
         splits=case.splits,
@@ -187,16 +188,25 @@ def struct(case: Case, kernels: HostKernels, output: Array, fault: Array, worksp
     return params
 
 
-def run(kernels: HostKernels, case: Case) -> tuple[Array, Array, Array, Array]:
-    """What the kernel makes of copies of the caches: output, both caches, linear, and the faults."""
-    case = replace(case, key_cache=case.key_cache.copy(), value_cache=case.value_cache.copy())
+def poisoned_workspace(case: Case) -> Array:
+    """NaN everywhere: the parts, `[B · N · H, splits, D]`, then their weights, `[B · N · H, splits, 2]`."""
     batch, nodes, heads, size = case.query.shape
+    return np.full(batch * nodes * heads * case.splits * (size + 2), np.nan, dtype=np.float32)
+
+
+def run(
+    kernels: HostKernels, case: Case, linear: bool = True, workspace: Array | None = None
+) -> tuple[Array, Array, Array, Array]:
+    """What the kernel makes of copies of the caches: output, both caches, linear or as they lie, and the faults."""
+    case = replace(case, key_cache=case.key_cache.copy(), value_cache=case.value_cache.copy())
     output = np.full(case.query.shape, np.nan, dtype=NUMPY[case.dtype])
-    fault = np.zeros(batch, dtype=np.int32)
-    workspace = np.full((batch * nodes * heads * case.splits, size + 2), np.nan, dtype=np.float32)
+    fault = np.zeros(case.batch, dtype=np.int32)
+    workspace = poisoned_workspace(case) if workspace is None else workspace
     params = struct(case, kernels, output, fault, workspace if case.splits > 1 else None)
     kernels.launch("tree_attention", params)
-    return output, case.linear(case.key_cache), case.linear(case.value_cache), fault
+    caches = case.key_cache, case.value_cache
+    keys, values = (case.linear(cache) if linear else cache for cache in caches)
+    return output, keys, values, fault
 
 
 def random_case(
@@ -208,6 +218,7 @@ def random_case(
     kv_heads: int = 2,
     size: int = 64,
     context: int = 150,
+    capacity: int = 0,
     dtype: Dtype = Dtype.BF16,
     cache_dtype: Dtype | None = None,
     tree: bool = True,
@@ -223,7 +234,7 @@ def random_case(
     cache_dtype = dtype if cache_dtype is None else cache_dtype
     tree_nodes, rotary = nodes + offset, size if rotary is None else rotary
     page = 16
-    capacity = -(-(context + tree_nodes + 8) // page) * page
+    capacity = max(capacity, -(-(context + tree_nodes + 8) // page) * page)
     cache_len = rng.integers(context // 2, context + 1, batch).astype(np.int32)
     counts = rng.integers(0, nodes + 1, batch).astype(np.int32) if ragged else None
     scales = rng.uniform(0.5, 2.0, (2, kv_heads)).astype(np.float32) if cache_dtype == Dtype.E4M3 else None

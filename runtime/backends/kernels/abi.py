@@ -34,6 +34,7 @@ class Fault(IntEnum):
     CAPACITY = 2
     NODE = 3
     TOKEN = 4
+    PAGE = 5
 
 
 class Attention(ctypes.Structure):
@@ -46,8 +47,8 @@ class Attention(ctypes.Structure):
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
         *((name, c_float) for name in ("scale", "softcap", "norm_epsilon")),
         *((name, c_int32) for name in ("window", "batch", "nodes", "tree_nodes", "heads", "kv_heads", "head_dim")),
-        *((name, c_int32) for name in ("capacity", "page_rows", "rotary_dim", "positions", "splits")),
-        *((name, c_int32) for name in ("dtype", "cache_dtype")),
+        *((name, c_int32) for name in ("capacity", "page_rows", "rotary_dim", "positions", "splits", "dtype")),
+        *((name, c_int32) for name in ("cache_dtype", "pages")),
     ]
 
 
@@ -98,7 +99,7 @@ class Cache(ctypes.Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("layers", "page_table", "base", "node_rows", "cache_len")),
-        *((name, c_int32) for name in ("count", "heads", "row_bytes", "capacity", "page_rows")),
+        *((name, c_int32) for name in ("count", "heads", "row_bytes", "capacity", "page_rows", "pages")),
     ]
 
 
@@ -126,8 +127,7 @@ class Shape(ctypes.Structure):
     """`specbuild_growth`: the shape of a tree, and how far it has come."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("branch", "width", "expand", "depth", "nodes")),
-        *((name, c_int32) for name in ("size", "level", "run", "done")),
+        *((name, c_int32) for name in ("branch", "width", "expand", "depth", "nodes", "size", "level", "run", "done")),
     ]
 
 

@@ -59,10 +59,10 @@ def launches(name: str, params: ctypes.Structure) -> list[Launch]:
 
 
 def best_architecture(compiled: Iterable[str], device: str) -> str | None:
-    """Of the architectures compiled for ("90a", "86"), the one for a device of a compute capability ("90"); or None.
+    """Of the architectures compiled for ("90", "86"), the one for a device of a compute capability ("90"); or None.
 
-    Its own, else the highest below it of the same major version. "90a" and its like run on their own alone, and so does
-    87, which is no desktop's.
+    Its own, else the highest below it of the same major version. "90a" and its like, of bundles built before, run on
+    their own alone, and so does 87, which is no desktop's.
     """
     fits = [
         name
@@ -207,10 +207,10 @@ def _commit(p: Commit) -> list[Launch]:
         if cache.count == 0:
             continue
         _check(cache, "page_table node_rows", count=_GRID, heads=_ANY, row_bytes=_ANY, capacity=_ANY)
-        size, pages = cache.row_bytes, cache.page_rows
+        size, rows, pages = cache.row_bytes, cache.page_rows, cache.pages
         _refuse(size % 8 > 0, f"rows of {size} bytes: use a multiple of 8")
-        wrong = pages < 0 or pages & (pages - 1) or (pages and cache.capacity % pages)
-        _refuse(bool(wrong) or bool(pages) != bool(cache.page_table), f"{pages} rows a page of {cache.capacity}")
+        wrong = rows < 0 or rows & (rows - 1) or (pages < 1 or cache.capacity % rows if rows else pages)
+        _refuse(bool(wrong) or bool(rows) != bool(cache.page_table), f"{pages} pages of {rows} rows")
         layers += cache.count
         columns = max(columns, cache.heads * (size // (8 if size % 16 else 16)))
     _refuse(not 1 <= layers <= _GRID, f"{layers} layers of keys and values in both caches")

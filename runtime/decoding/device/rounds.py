@@ -156,11 +156,11 @@ class Rounds:
         """Both caches for the commit: the target's length goes on, from which the draft's rows are counted as well."""
         base, table = self.slots.at["cache_len"].address, self.target.model.pages
         lengths, rows = (base, self._draft_len.address), (None, block.at["node_rows"].address)
-        pages = (table.tensor.address, table.pages.rows) if table else (None, 0)
+        paged: dict[str, Any] = {"page_table": table.tensor.address, "page_rows": table.pages.rows} if table else {}
         caches = [
             Cache(
                 layers=self._layers[i].address,
-                page_table=pages[0],
+                **paged,
                 base=base,
                 node_rows=rows[i],
                 cache_len=lengths[i],
@@ -168,7 +168,7 @@ class Rounds:
                 heads=executor.spec.kv_heads,
                 row_bytes=executor.spec.head_dim * executor.model.cache.dtype.itemsize,
                 capacity=executor.spec.capacity,
-                page_rows=pages[1],
+                pages=executor.model.cache.shape[1] if table else 0,
             )
             for i, executor in enumerate(self._committed)
         ]

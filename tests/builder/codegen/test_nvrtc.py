@@ -33,12 +33,12 @@ extern "C" __global__ void __launch_bounds__(1024, 2) hungry(float *x) {
 extern "C" __global__ void modest(float *x) { x[threadIdx.x] = 1.0f; }
 """
 NVRTC_LOG = """ptxas info    : 165 bytes gmem
-ptxas info    : Compiling entry function 'one' for 'sm_90a'
+ptxas info    : Compiling entry function 'one' for 'sm_90'
 ptxas info    : Function properties for one
 ptxas         .     8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 28 registers, used 0 barriers, 8 bytes cumulative stack size
 ptxas info    : Compile time = 77.197 ms
-ptxas info    : Compiling entry function 'two' for 'sm_90a'
+ptxas info    : Compiling entry function 'two' for 'sm_90'
 ptxas info    : Function properties for two
 ptxas         .     0 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
 ptxas info    : Used 157 registers, used 1 barriers, 1120 bytes smem, 512 bytes cmem[0]
@@ -74,7 +74,7 @@ def entries(image: bytes) -> list[str]:
 
 @pytest.fixture(scope="module")
 def cubins() -> list[Cubin]:
-    return nvrtc.compile_kernels(["90a"], [SMALLEST, SMALLEST])
+    return nvrtc.compile_kernels(["90"], [SMALLEST, SMALLEST])
 
 
 @needs_nvrtc
@@ -83,7 +83,7 @@ def test_each_source_is_compiled_once(cubins: list[Cubin]) -> None:
     assert stems >= {"attention", "choose", "commit", "mask", "walk"}
     assert "error" not in stems  # has no kernel
     shaped = {stem if stem != "attention" else "attention_BF16_E4M3_d256" for stem in stems}
-    assert sorted(cubin.name for cubin in cubins) == sorted(f"sm_90a/{name}" for name in shaped)
+    assert sorted(cubin.name for cubin in cubins) == sorted(f"sm_90/{name}" for name in shaped)
 
 
 @needs_nvrtc
@@ -91,7 +91,7 @@ def test_a_cubin_holds_what_its_report_names(cubins: list[Cubin]) -> None:
     for cubin in cubins:
         assert entries(cubin.image) == sorted(cubin.kernels)
         assert all(0 < taken.registers <= 255 for taken in cubin.kernels.values())
-    (attention,) = (cubin for cubin in cubins if cubin.name.startswith("sm_90a/attention"))
+    (attention,) = (cubin for cubin in cubins if cubin.name.startswith("sm_90/attention"))
     shaped = [name for name in attention.kernels if "combine" not in name]
     assert shaped == ["tree_attention_BF16_E4M3_d256_r32"]
 
@@ -104,7 +104,7 @@ def test_the_bytes_depend_on_the_sources_alone(
     monkeypatch.setattr(nvrtc, "PLUGINS", tmp_path / "elsewhere")
     files = [tmp_path / "elsewhere" / "kernels" / name for name in ("attention.cu", "mask.cu", "walk.cu")]
     before = {cubin.name: cubin.image for cubin in cubins}
-    for cubin in nvrtc.compile_kernels(["90a"], [SMALLEST], files, jobs=1):
+    for cubin in nvrtc.compile_kernels(["90"], [SMALLEST], files, jobs=1):
         assert cubin.image == before[cubin.name]
 
 
@@ -196,7 +196,7 @@ def test_without_nvrtc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 def test_an_older_nvrtc_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     older = SimpleNamespace(nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90]))
     monkeypatch.setattr(nvrtc, "_nvrtc", lambda: (older, "12.4"))
-    nvrtc.check_compiler(["80", "90a"])
+    nvrtc.check_compiler(["80", "90"])
     with pytest.raises(OptionError, match=r"NVRTC 12\.4 does not know sm_110"):
         nvrtc.check_compiler(["80", "110"])
 
@@ -224,10 +224,10 @@ def test_cmake_says_what_it_does(tmp_path: Path, options: list[str], status: int
     assert words in done.stdout + done.stderr
 
 
-@pytest.mark.slow(but=("90a-walk", "nvcc's own-walk"))
+@pytest.mark.slow(but=("90-walk", "nvcc's own-walk"))
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("source", sorted((ROOT / "plugins" / "kernels").glob("*.cu")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("architecture", [[], ["-arch=sm_90a"]], ids=["nvcc's own", "90a"])
+@pytest.mark.parametrize("architecture", [[], ["-arch=sm_90"]], ids=["nvcc's own", "90"])
 def test_each_source_compiles_alone(source: Path, architecture: list[str], tmp_path: Path) -> None:
     command = ["nvcc", "-std=c++17", f"-I{ROOT / 'plugins'}", *architecture, "-Xcicc", "-O0", "-Xptxas", "-O0"]
     done = subprocess.run(

@@ -210,7 +210,7 @@ def test_every_input_arrives(make: Make, harness: Any) -> None:
         "workspace": None,
         **{"query_stride": 256, "key_stride": 128, "value_stride": 128, "rotary_dim": 64, "positions": 300},
         **{"batch": 2, "nodes": 4, "tree_nodes": 4, "heads": 4, "kv_heads": 2, "head_dim": 64},
-        **{"capacity": 128, "page_rows": 32, "dtype": Dtype.F16, "cache_dtype": Dtype.E4M3},
+        **{"capacity": 128, "page_rows": 32, "pages": 9, "dtype": Dtype.F16, "cache_dtype": Dtype.E4M3},
     }
 
 
@@ -225,6 +225,7 @@ def test_packed_activations_give_the_same(make: Make) -> None:
 
 
 def test_a_paged_cache_gives_the_same(make: Make) -> None:
+    """And says where its table names a page that is none; while a network is built nothing looks at the table."""
     given, linear = values(), enqueued(make(scale=0.5, runtime=True), values())[1]
     order = np.random.default_rng(1).permutation(16).astype(np.int32)
 
@@ -238,6 +239,14 @@ def test_a_paged_cache_gives_the_same(make: Make) -> None:
     status, found = enqueued(plugin, paged)
     assert status == 0, plugin.log()
     assert_same(found[:3], [linear[0], pages(linear[1]), pages(linear[2])])
+    paged["page_table"][1, 0] = 16
+    status, found = enqueued(make(scale=0.5, inputs=",".join(paged), fault=1, runtime=True), paged)
+    assert (status, found[3].tolist()) == (0, [Fault.NONE, Fault.PAGE])
+    building = make(scale=0.5, inputs=",".join(paged), fault=1)
+    status, found = enqueued(building, paged)
+    assert (status, building.log()) == (0, "warning: not run: nothing is in place yet\n")
+    assert (found[0] == 9).all()
+    assert (found[3] == 9).all()
 
 
 def test_faults_are_reported(make: Make) -> None:

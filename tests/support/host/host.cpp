@@ -10,6 +10,7 @@
 #include <random>
 #include <string>
 #include <ucontext.h>
+#include <utility>
 #include <vector>
 
 host::Index threadIdx, blockIdx, blockDim, gridDim;
@@ -62,6 +63,7 @@ int yes, votes_all, votes_any, votes_count;
 std::mutex one_launch;
 std::string launches;  // a line each
 bool dry;
+uint64_t conflicts;  // of matrices' rows
 
 void yield(State state) {
   Fiber &fiber = fibers[current];
@@ -151,6 +153,8 @@ bool run_block(std::vector<unsigned> &order, std::minstd_rand &random) {
 }
 
 }  // namespace
+
+uint64_t products;
 
 void note(const void *address, std::initializer_list<size_t> grid) {
   Dl_info found;
@@ -262,6 +266,17 @@ void phase_wait(uint64_t *at, unsigned parity) {
   }
 }
 
+// Eight rows of 16 bytes are read at once where they lie in all 32 banks; a row in the same four as another waits for it.
+void read_matrix(const unsigned char *rows) {
+  unsigned taken = 0;
+  for (int i = 0; i < 8; ++i) {
+    uintptr_t row;
+    memcpy(&row, rows + kStride * i, sizeof row);
+    const unsigned banks = 1u << row / 16 % 8;
+    conflicts += (taken & banks) != 0, taken |= banks;
+  }
+}
+
 float half_to_float(uint16_t bits) {
   _Float16 half;
   memcpy(&half, &bits, 2);
@@ -286,6 +301,10 @@ extern "C" const char *specbuild_host_launches() {
   host::launches.clear();
   return taken.c_str();
 }
+
+// Since the last call: rows of matrices that had to wait for another's banks, and products of 64 bits.
+extern "C" uint64_t specbuild_host_conflicts() { return std::exchange(host::conflicts, 0); }
+extern "C" uint64_t specbuild_host_products() { return std::exchange(host::products, 0); }
 
 // 1: launches are noted and not run; 0: they are run.
 extern "C" void specbuild_host_dry(int on) { host::dry = on; }

@@ -4,7 +4,7 @@
 // A fiber runs until it waits: at a block's barrier, or in a warp for all its lanes. Under a seed other than 0 warps and
 // lanes take turns in a random order, a warp running ahead of the others as far as it can, and asynchronous copies are done
 // at once where the seed is odd, else when they are waited for: so a missing barrier or wait shows as a result that depends
-// on the seed. Memory shared by a block is filled with NaN before each block, and threads that wait for something that
+// on the seed. Dynamic shared memory is filled with NaN before each block, static is left as it was, and threads that wait for something that
 // cannot come end the launch with an error.
 #pragma once
 
@@ -59,6 +59,9 @@ void phase_arrive(uint64_t *at, unsigned bytes);
 void phase_copy(uint64_t *at, void *to, const void *from, size_t bytes);
 void phase_wait(uint64_t *at, unsigned parity);
 
+extern uint64_t products;  // the upper halves of products of 64 bits, so many were asked for
+void read_matrix(const unsigned char *rows);  // counts what eight rows' addresses, kStride apart, cost in bank conflicts
+
 float half_to_float(uint16_t bits);
 uint16_t float_to_half(float x);
 
@@ -109,6 +112,7 @@ inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  ++host::products;
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
 inline uint32_t __float_as_uint(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }

@@ -65,13 +65,14 @@ ACCEPTED = {
     "finish_tree": GROWING,
     "publish": {"rounds": 4, "batch": 3, "nodes": 5, "most": 9},
 }
-CACHE = {"count": 6, "heads": 3, "row_bytes": 80, "capacity": 640, "page_rows": 64}
+CACHE = {"count": 6, "heads": 3, "row_bytes": 80, "capacity": 640, "page_rows": 64, "pages": 30}
 EDGES = [-1, 0, 63, 64, 65, 512, 513, 4096, 4097, 65535, 65536, 1 << 19, (1 << 19) + 1, 1 << 30]
 NUMBERS = {
     "dtype": st.integers(-1, 6),
     "heads": st.integers(-1, 5000),  # times row_bytes within 31 bits
     "row_bytes": st.one_of(st.integers(-8, 300), st.sampled_from([8, 16, 24, 512, 1 << 16])),
     "page_rows": st.sampled_from([-64, 0, 1, 63, 64, 128, 1024]),
+    "pages": st.integers(-1, 2),
 }
 needs_nvrtc = pytest.mark.skipif(
     not any(metadata.distributions(name="nvidia-cuda-nvrtc")), reason="nvidia-cuda-nvrtc is not installed"
@@ -172,11 +173,14 @@ def test_other_kernels_are_refused() -> None:
 @pytest.mark.parametrize(
     ("compiled", "device", "best"),
     [
-        (("80", "86", "90a"), "90", "90a"),
+        (("80", "86", "90a"), "90", "90a"),  # of a bundle built before there was "90"
+        (("80", "86", "90"), "90", "90"),
         (("80", "86"), "90", None),
         (("90a",), "89", None),
         (("100a",), "100", "100a"),
         (("100a",), "103", None),
+        (("100",), "103", "100"),
+        (("100",), "110", None),
         (("120",), "121", "120"),
         (("121",), "120", None),
         (("80", "86", "87"), "89", "86"),
@@ -195,7 +199,7 @@ def test_binary_compatibility(compiled: tuple[str, ...], device: str, best: str 
 def records(*without: str) -> dict[str, KernelRecord]:
     """A manifest's, a file a launcher."""
     return {
-        f"kernels/sm_90a/{name}.cubin": KernelRecord("90a", [kernel for kernel in kernels if kernel not in without])
+        f"kernels/sm_90/{name}.cubin": KernelRecord("90", [kernel for kernel in kernels if kernel not in without])
         for name, kernels in KERNELS.items()
     }
 
@@ -203,6 +207,13 @@ def records(*without: str) -> dict[str, KernelRecord]:
 def test_a_bundle_that_lacks_a_kernel(tmp_path: Path) -> None:
     with pytest.raises(ExecutionError, match=r"no kernel choose_cut_F16 for .* 90: .*--cuda-arch 90"):
         CubinKernels(tmp_path, records("choose_cut_F16", "publish"), "90")
+
+
+def test_a_bundle_built_before_is_found(tmp_path: Path) -> None:
+    """Its kernels of "90a" are a 9.0's, for one is missed by its name alone."""
+    old = {file: KernelRecord("90a", record.kernels) for file, record in records("publish", "walk_tree").items()}
+    with pytest.raises(ExecutionError, match="no kernel walk_tree for compute capability 90"):
+        find_kernels(bundle(tmp_path, old), "90")
 
 
 @pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
@@ -239,7 +250,7 @@ def test_the_compiler_lays_structs_out_the_same(tmp_path: Path) -> None:
     lines = [f'static_assert({each}, "");' for each in holds]
     source = tmp_path / "sizes.cu"
     source.write_text('#include "kernels.h"\n' + "\n".join(lines) + '\nextern "C" __global__ void sizes() {}\n')
-    assert "sizes" in compiler.compile_source(source, "90a").kernels
+    assert "sizes" in compiler.compile_source(source, "90").kernels
 
 
 @pytest.fixture(scope="module")
