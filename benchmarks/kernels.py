@@ -102,6 +102,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out")
     parser.add_argument("--library", type=Path, help="the kernels, compiled; by default what is installed, or nvcc")
     parser.add_argument("--quick", action="store_true", help="without the longest contexts")
+    parser.add_argument("--seconds", type=float, default=3600, help="after which no case of TreeAttention begins")
     parser.add_argument("--attention", action="store_true", help="TreeAttention alone, without the kernels around it")
     parser.add_argument("--smoke", action="store_true", help="a small grid on the host: that this script runs")
     options = parser.parse_args()
@@ -123,7 +124,11 @@ def main() -> int:
     def save() -> None:  # after every row: a run that is cut short has measured something
         (options.out / "kernels.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
+    started, result["left"] = time.perf_counter(), []
     for shape in track(shapes, console=Console(stderr=True)):
+        if time.perf_counter() - started > options.seconds:
+            result["left"].append(asdict(shape))
+            continue
         result["tree_attention"].append(measure(device, library, shape, bandwidth))
         save()
     if not options.attention:

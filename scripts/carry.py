@@ -1,11 +1,12 @@
 """What a proof needs on a bare machine, in pieces that travel a call each, and back together there.
 
-python scripts/carry.py make OUT [--wheels DIR] [--bundle DIR]... [--mib N] [--python 3.12]
+python scripts/carry.py make OUT [--wheels DIR] [--bundle DIR]... [--mib N] [--python 3.12] [--slim 90]
 python scripts/carry.py join IN OUT
 
 `make` cuts wheels and bundles, one after the other, into folders OUT/01, OUT/02, … of N MiB at most, each with the
 list of them all. Without --wheels it downloads them: those of PACKAGES in this environment's versions, for x86_64 and
-the machine's Python. `join` needs no network: it puts together what is all there, by its hashes, unpacks bundles, and
+the machine's Python; with --slim ONNX Runtime's goes with the GPU code of one architecture alone (slim.py). `join`
+needs no network: it puts together what is all there, by its hashes, unpacks bundles, and
 names what is missing or damaged, with status 1.
 """
 
@@ -21,6 +22,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from slim import pack
 
 LIST, MOST_MIB = "list.json", 60
 LIST_BYTES = 1 << 16  # kept free of a folder's size for the list
@@ -68,7 +71,7 @@ def cut(files: list[Path], out: Path, most: int) -> dict[str, Any]:
     return {"files": listed}
 
 
-def make(out: Path, wheels: Path | None, bundles: list[Path], mib: int, python: str) -> None:
+def make(out: Path, wheels: Path | None, bundles: list[Path], mib: int, python: str, architecture: int | None) -> None:
     """Pieces of wheels and bundles, small files first, so that most is there after a call."""
     if not 1 <= mib <= MOST_MIB:
         raise fail(f"--mib must be 1…{MOST_MIB}, not {mib}")
@@ -78,6 +81,9 @@ def make(out: Path, wheels: Path | None, bundles: list[Path], mib: int, python: 
         if wheels is None:
             download(wheels := Path(scratch), python)
         files = list(wheels.glob("*.whl"))
+        for wheel in [each for each in files if architecture and each.name.startswith("onnxruntime_gpu-")]:
+            files[files.index(wheel)] = slimmed = Path(scratch) / f"{wheel.stem}.tar.xz"
+            pack(wheel, slimmed, architecture or 0)
         for bundle in bundles:
             if not (bundle / "manifest.json").is_file():
                 raise fail(f"{bundle} is no bundle")
@@ -157,10 +163,11 @@ def main() -> int:
     making.add_argument("--python", default="3.12", help="the machine's")
     joining.add_argument("source", type=Path)
     joining.add_argument("out", type=Path)
+    making.add_argument("--slim", type=int, metavar="ARCH", help="ONNX Runtime's GPU code for it alone (90)")
     given = parser.parse_args()
     if given.command == "join":
         return int(join(given.source, given.out) > 0)
-    make(given.out, given.wheels, given.bundle, given.mib, given.python)
+    make(given.out, given.wheels, given.bundle, given.mib, given.python, given.slim)
     return 0
 
 

@@ -1,103 +1,141 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, on a bare machine with the working tree, nvcc and a Python with torch, numpy and pytest,
-# and no network: scripts/gpu_proof.sh [STAGE]...; all stages by default. docs/gpu.md says how to bring it there.
-#   carry     joins what was brought in pieces (CARRIED, else build/carry) and installs its wheels under build/gpu/site
-#   probe     which flavours import, build and run: probe.json
-#   build     the kernels' library for this GPU
-#   tests     every gpu test
-#   sanitize  the kernels' tests under compute-sanitizer
-#   bench     kernels, then engines; each is a stage of its own as well
-#   kernels   benchmarks/kernels.py: kernels.json
-#   engines   benchmarks/engines.py on every carried bundle, or those named like $BUNDLES: engines-*.json
-# Results go to $OUT, else benchmarks/results/gpu. A stage that fails stops none. What is built stays in build/gpu
-# (WORK), so the stages may run one call at a time.
+# Everything that needs a GPU, in four stages that each stand alone, take less than 8 minutes and write JSON as they go:
+# scripts/gpu_proof.sh [a|b|c|d]...; all by default. For a bare machine with the working tree, nvcc and a Python with
+# torch, numpy and pytest, and no network. docs/gpu.md says what each proves, and how to bring it there.
+#   a  the repository alone: which flavours run (probe.json), the kernels compiled for this GPU, every test for a GPU in
+#      a process per file (tests.json), and under compute-sanitizer (memcheck.json, racecheck.json)
+#   b  the kernels' times against the copy bandwidth and torch's attention: kernels.json, no-bulk/kernels.json
+#   c  bundles of ONNX Runtime's CUDA provider, carried in pieces or found in BUNDLES_AT: engines-*.json
+#   d  on a card that TensorRT-RTX lists: a bundle is built where none was carried, loaded twice and run: rtx.json,
+#      engines-rtx-*.json
+# Results go to $OUT, else benchmarks/results/gpu; what is built stays in $WORK, else build/gpu. BUNDLE names one of
+# several (a pattern); SMOKE=1 takes the smallest cases, PYTHON another Python.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-all="carry probe build tests sanitize bench"
-known="$all kernels engines"
-stages=${*:-$all}
+stages=${*:-a b c d}
 for stage in $stages; do
-  [[ " $known " == *" $stage "* ]] || { echo "unknown stage $stage: use $known" >&2 && exit 2; }
+  [[ " a b c d " == *" $stage "* ]] || { echo "unknown stage $stage: use a, b, c, d" >&2 && exit 2; }
 done
 python=${PYTHON:-python3}
 carried=${CARRIED:-build/carry}
 work=${WORK:-$PWD/build/gpu}
+bundles=${BUNDLES_AT:-$work/joined}
 out=${OUT:-benchmarks/results/gpu}
+smoke=${SMOKE:+--smoke}
+most=460 # seconds of a stage
+installed=${PYTHONPATH:-}
 mkdir -p "$out" "$work/specbuild" "$work/joined"
 # The package, uninstalled: its folders under the package's name. Carried packages go before the machine's.
-for folder in builder runtime plugins; do ln -sfn "$PWD/$folder" "$work/specbuild/$folder"; done
-export PYTHONPATH="$work:$work/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+for folder in builder cli measure runtime plugins; do ln -sfn "$PWD/$folder" "$work/specbuild/$folder"; done
+export PYTHONPATH="${installed:+$installed:}$work:$work/site" PYTHONUNBUFFERED=1
 export PATH="$PATH:/usr/local/cuda/bin" SPECBUILD_KERNELS="$work/libspecbuild_kernels.so"
 # CUDA's libraries that came as packages: ONNX Runtime looks for them by name alone.
 libraries=$("$python" -c '
 import glob, sys
 print(*(folder for path in sys.path for folder in glob.glob(f"{path}/nvidia/*/lib")), sep=":")')
-export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$libraries"
 
-carry() { # what is all there is installed, also where something is missing; `join` names that
+left() { # the seconds that are left of this stage, at most $1; 1 where none are
+  local rest=$((most - SECONDS))
+  ((rest > $1)) && rest=$1
+  echo $((rest > 1 ? rest : 1))
+}
+
+build() { # every source by itself, at once; without the copy engine too: which way is faster is for b to say
+  local jobs=() source status=0 compile=(timeout "$(left 200)" nvcc -std=c++17 -O3 -arch=native -lineinfo -Xcompiler -fPIC -Iplugins -c)
+  rm -f "$work"/*.o
+  for source in plugins/kernels/*.cu; do
+    "${compile[@]}" "$source" -o "$work/$(basename "$source").o" &
+    jobs+=($!)
+  done
+  "${compile[@]}" -DSPECBUILD_NO_BULK plugins/kernels/attention.cu -o "$work/attention.no-bulk.o" &
+  jobs+=($!)
+  for job in "${jobs[@]}"; do wait "$job" || status=1; done
+  [ $status = 0 ] && nvcc -shared "$work"/*.cu.o -o "$SPECBUILD_KERNELS" &&
+    nvcc -shared "$work/attention.no-bulk.o" $(ls "$work"/*.cu.o | grep -v attention) -o "$work/no-bulk.so"
+}
+
+tests() { # $1 a tool or none, $2 seconds at most; under a tool without hypothesis' hundreds of cases
+  local name=$1 tool=()
+  [ "$1" = tests ] || tool=(--tool "$1" -k 'not anything')
+  [ -z "$smoke" ] || tool+=(--only 'test_(walk|publish|capture)')
+  "$python" scripts/gpu_tests.py "$out/$name.json" --seconds "$(left "$2")" "${tool[@]}"
+}
+
+a() {
+  local status=0 tool
+  timeout "$(left 120)" "$python" scripts/flavours.py "$out/probe.json" >/dev/null || status=1
+  build || { echo "nvcc compiles no kernels"; return 1; }
+  tests tests 150 || status=1
+  for tool in memcheck racecheck; do
+    command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer"; return 1; }
+    tests $tool 120 || status=1
+  done
+  return $status
+}
+
+b() {
+  [ -f "$work/no-bulk.so" ] || build || return 1
+  local measure=("$python" benchmarks/kernels.py ${smoke:+"$smoke"}) status=0
+  timeout "$(left 320)" "${measure[@]}" --out "$out" --library "$SPECBUILD_KERNELS" --seconds 220 || status=1
+  timeout "$(left 90)" "${measure[@]}" --out "$out/no-bulk" --library "$work/no-bulk.so" --seconds 60 --quick --attention ||
+    status=1
+  return $status
+}
+
+carry() { # joins what was brought and installs its wheels: all there is, also where something is missing
   local status=0
+  [ -d "$carried" ] || return 0
   "$python" scripts/carry.py join "$carried" "$work/joined" || status=1
+  [ -d "$work/joined/site" ] && cp -a "$work/joined/site/." "$work/site/"
   ls "$work"/joined/*.whl >/dev/null 2>&1 || return $status
   "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --no-cache-dir \
     --upgrade --target "$work/site" "$work"/joined/*.whl && return $status
 }
 
-probe() { "$python" scripts/flavours.py "$out/probe.json"; }
-
-build() { # every source by itself, at once
-  local jobs=() source status=0 compile=(nvcc -std=c++17 -O3 -arch=native -lineinfo -Xcompiler -fPIC -Iplugins -c)
-  for source in plugins/kernels/*.cu; do
-    "${compile[@]}" "$source" -o "$work/$(basename "$source").o" &
-    jobs+=($!)
-  done
-  for job in "${jobs[@]}"; do wait "$job" || status=1; done
-  # Which way of copying is faster is for the benchmark to say.
-  "${compile[@]}" -DSPECBUILD_NO_BULK plugins/kernels/attention.cu -o "$work/attention.no-bulk.o" || status=1
-  [ $status = 0 ] && nvcc -shared "$work"/*.cu.o -o "$SPECBUILD_KERNELS" &&
-    nvcc -shared "$work/attention.no-bulk.o" $(ls "$work"/*.cu.o | grep -v attention) -o "$work/no-bulk.so"
-}
-
-# A whole generation needs the exporter and its torch: it is the CPU's own test of the same kernels.
-marked=(-m pytest -m gpu --continue-on-collection-errors --ignore tests/plugins/test_generation.py tests/plugins)
-
-tests() { "$python" "${marked[@]}" tests/runtime 2>&1 | tee "$out/tests.txt"; }
-
-sanitize() { # each kernel's tests, without hypothesis' hundreds of cases
-  local tool status=0
-  for tool in memcheck racecheck; do
-    compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
-      "$python" "${marked[@]}" -k 'not anything' 2>&1 | tee "$out/$tool.txt" || status=1
-  done
-  return $status
-}
-
-bench() {
-  local status=0
-  kernels || status=1
-  engines || status=1
-  return $status
-}
-
-kernels() {
-  "$python" benchmarks/kernels.py --out "$out" --library "$SPECBUILD_KERNELS" 2>&1 | tee "$out/kernels.txt" &&
-    "$python" benchmarks/kernels.py --out "$out/no-bulk" --library "$work/no-bulk.so" --quick --attention
-}
-
-engines() { # at most four minutes a bundle; the CPU's, whose tokens are expected, has a name that begins with cpu
+engines() { # $1 a pattern; the CPU's bundle, whose tokens are expected, has a name that begins with cpu
   local bundle expected status=0 tried=0
-  expected=$(ls -d "$work"/joined/cpu*.bundle 2>/dev/null | head -1)
-  for bundle in "$work"/joined/${BUNDLES:-*}.bundle; do
-    [ -d "$bundle" ] && [ "$bundle" != "$expected" ] || continue
+  expected=$(ls -d "$bundles"/cpu*.bundle 2>/dev/null | head -1)
+  for bundle in "$bundles"/${BUNDLE:-$1}.bundle; do
+    [ -d "$bundle" ] || continue
     tried=1
-    timeout 240 "$python" benchmarks/engines.py "$bundle" ${expected:+--cpu-bundle "$expected"} --out "$out" || status=1
+    ((SECONDS < most - 60)) || { echo "no time is left for $bundle: name it in BUNDLE"; status=1; continue; }
+    measure=("$python" benchmarks/engines.py "$bundle" ${expected:+--cpu-bundle "$expected"} --out "$out")
+    timeout "$(left 300)" "${measure[@]}" ${smoke:+"$smoke"} >/dev/null || status=1
+    [ "$1" != 'ort-*' ] || timeout "$(left 60)" "${measure[@]}" --smoke --cudnn-attention >/dev/null || status=1
   done
-  [ $tried = 1 ] || { echo "no bundle was carried here"; status=1; }
+  [ $tried = 1 ] || { echo "there is no bundle ${BUNDLE:-$1} in $bundles"; status=1; }
+  return $status
+}
+
+c() {
+  local status=0
+  carry || status=1
+  engines 'ort-*' || status=1
+  return $status
+}
+
+d() {
+  local status=0
+  carry || status=1
+  "$python" scripts/rtx_lists.py "$out/rtx.json" || return $((status | $? != 3))
+  if ! ls -d "$bundles"/rtx-*.bundle >/dev/null 2>&1; then # the installed specbuild compiles one for this very card
+    command -v specbuild >/dev/null || { echo "no bundle was carried and no specbuild is installed here"; return 1; }
+    local pair=(--target engines/pycode/target --draft engines/pycode/draft --no-tune)
+    PYTHONPATH=$installed specbuild build "${pair[@]}" -o "$bundles/cpu-fp32.bundle" &&
+      PYTHONPATH=$installed specbuild build "${pair[@]}" -o "$bundles/rtx-fp16.bundle" --backend tensorrt-rtx \
+        --precision fp16 --cuda-arch "$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["gpu"])' "$out/rtx.json")" ||
+      return 1
+  fi
+  engines 'rtx-*' || status=1
   return $status
 }
 
 failed=0
 for stage in $stages; do
+  SECONDS=0
   echo "== $stage"
-  "$stage" || { echo "$stage failed"; failed=1; }
+  "$stage" || { echo "stage $stage failed"; failed=1; }
+  echo "== $stage took $SECONDS s"
 done
 exit $failed

@@ -114,40 +114,43 @@ def test_what_carry_refuses(arguments: list[Any], message: str) -> None:
     assert "\n" not in done.stderr.strip()
 
 
-def proof(tmp_path: Path, *stages: str) -> subprocess.CompletedProcess[str]:
+def proof(tmp_path: Path, *stages: str, **environment: str) -> subprocess.CompletedProcess[str]:
     folders = {"OUT": str(tmp_path / "out"), "WORK": str(tmp_path / "work"), "CARRIED": str(tmp_path / "pieces")}
-    return run("bash", ROOT / "scripts" / "gpu_proof.sh", *stages, PYTHON=sys.executable, **folders)
+    return run(
+        "bash", ROOT / "scripts" / "gpu_proof.sh", *stages, **{"PYTHON": sys.executable, **folders} | environment
+    )
 
 
-def test_a_stage_that_fails_stops_none(tmp_path: Path, gpu: bool) -> None:
-    """Nothing was carried here; the probe says what it saw all the same."""
-    done = proof(tmp_path, "carry", "probe")
+def test_stages_are_named(tmp_path: Path) -> None:
+    done = proof(tmp_path, "a", "everything")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "unknown stage everything: use a, b, c, d"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(gpus() > 0, reason="needs a machine without a GPU")
+def test_without_a_card_every_stage_says_what_it_lacks(tmp_path: Path) -> None:
+    """And one that fails stops none."""
+    done = proof(tmp_path, "c", "d")
     assert done.returncode == 1
-    assert "carry failed" in done.stdout
-    assert "probe failed" not in done.stdout
-    found = json.loads((tmp_path / "out" / "probe.json").read_text(encoding="utf-8"))["flavours"]
+    assert f"there is no bundle ort-* in {tmp_path}/work/joined" in done.stdout
+    assert "stage c failed" in done.stdout
+    assert "stage d failed" in done.stdout
+    assert "libcuda.so.1" in json.loads((tmp_path / "out" / "rtx.json").read_text(encoding="utf-8"))["reason"]
+
+
+def test_the_probe_says_what_it_saw(tmp_path: Path) -> None:
+    done = run(sys.executable, ROOT / "scripts" / "flavours.py", tmp_path / "probe.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "probe.json").read_text(encoding="utf-8"))["flavours"]
     names = ["tensorrt", "tensorrt_rtx", "tensorrt_lean", "onnxruntime_cuda", "cuda.core", "cuda.bindings"]
     assert list(found) == names
     for name, seen in found.items():
         assert ("reason" in seen) == ("fails" in seen) == (seen.get("runs") is not True)
-        assert gpu or "fails" in seen, name
+        assert gpus() or "fails" in seen, name
     for name in ("tensorrt_rtx", "cuda.core", "cuda.bindings"):  # installed here, and each builds without a GPU
         assert "bytes" in found[name]["builds"]
-        assert gpu or (found[name]["fails"] == "runs" and "libcuda.so.1" in found[name]["reason"])
-
-
-@pytest.fixture
-def gpu() -> bool:
-    return gpus() > 0
-
-
-def test_stages_are_named(tmp_path: Path) -> None:
-    done = proof(tmp_path, "carry", "everything")
-    assert done.returncode == 2
-    assert done.stderr.strip() == (
-        "unknown stage everything: use carry probe build tests sanitize bench kernels engines"
-    )
-    assert not (tmp_path / "out").exists()
+        assert gpus() or (found[name]["fails"] == "runs" and "libcuda.so.1" in found[name]["reason"])
 
 
 @pytest.mark.parametrize(

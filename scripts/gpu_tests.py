@@ -1,0 +1,104 @@
+"""The tests for a GPU, a process for each file: one that crashes ends no other, and each is a line of evidence.
+
+python scripts/gpu_tests.py OUT.json [--tool TOOL] [--seconds N] [--jobs N] [--only REGEX] [PYTEST OPTION]...
+
+`--tool` runs each under compute-sanitizer. Files that have not begun when the time is up are listed as left. OUT.json
+is written after every file: what passed, failed and was skipped and why, seconds, and the end of what a failing one
+printed. The exit status is 0 where every file was run, and nothing failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("tests/plugins", "tests/runtime")
+NEEDS_EXPORTER = {"test_generation.py"}  # a whole generation, which needs the builder's torch
+COUNTS = ("passed", "failed", "skipped", "error")
+OPTIONS = ("-m", "gpu", "-p", "no:cacheprovider", "-p", "no:xdist", "-rs")
+FILE_SECONDS = 240
+
+
+def files() -> list[str]:
+    """The files that have a test marked `gpu`, or take the kernels of one as a parameter."""
+    found = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("test_*.py"))]
+    return [
+        path.relative_to(ROOT).as_posix()
+        for path in found
+        if path.name not in NEEDS_EXPORTER
+        and re.search(r"mark\.gpu\b|: HostKernels\b", path.read_text(encoding="utf-8"))
+    ]
+
+
+def run(file: str, tool: str | None, seconds: float, options: list[str]) -> dict[str, Any]:
+    """One file's tests in a process."""
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *options, file]
+    if tool:
+        sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
+        command = [*sanitizer, *command]
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=max(seconds, 1))
+        status, text, noise = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired as error:
+        status, text, noise = 124, (error.stdout or b"").decode(errors="replace"), ""
+    counts = {name: int(found.group(1)) for name in COUNTS if (found := re.search(rf"(\d+) {name}", text))}
+    seen: dict[str, Any] = {
+        "file": file,
+        "status": status,
+        **counts,
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    if status not in (0, 5) or "skipped" in counts:
+        seen["output"] = text[-1500:] + noise[:1500]  # a crash is told first
+    return seen
+
+
+def main() -> int:
+    """Run them all, side by side."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tool", choices=["memcheck", "racecheck"])
+    parser.add_argument("--seconds", type=float, default=150, help="after which no file begins, nor goes on")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--only", default="", help="files whose path has this")
+    given, options = parser.parse_known_args()
+    until = time.perf_counter() + given.seconds
+    wanted = [file for file in files() if re.search(given.only, file)]
+    result: dict[str, Any] = {"tool": given.tool or "none", "files": [], "left": []}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def save() -> None:
+        given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    def one(file: str) -> None:
+        if (left := until - time.perf_counter()) <= 0:
+            result["left"].append(file)
+        else:
+            result["files"].append(run(file, given.tool, min(left, FILE_SECONDS), options))
+        save()
+
+    save()
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(one, wanted))
+    ran = [each for each in result["files"] if each["status"] != 5]  # 5: none of its tests is for a GPU
+    wrong = [each for each in ran if each["status"]]
+    passed = sum(each.get("passed", 0) for each in ran)
+    print(
+        f"{result['tool']}: {passed} passed in {len(ran)} files, {len(wrong)} with faults, {len(result['left'])} left"
+    )
+    for each in wrong:
+        print(f"  {each['file']}: { ({k: v for k, v in each.items() if k not in ('file', 'output')}) }")
+    return int(bool(wrong or result["left"] or not ran))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

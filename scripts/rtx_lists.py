@@ -1,0 +1,34 @@
+"""Whether TensorRT-RTX lists this machine's GPU: python scripts/rtx_lists.py OUT.json
+
+Exit status 0 where it does; 3 where it does not, which is then all that there is to say; 1 where nothing can be said.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from flavours import Driver
+
+
+def main() -> int:
+    """Ask both, and write what they said."""
+    said: dict[str, object] = {}
+    try:
+        said["gpu"] = Driver().capability
+        trt = importlib.import_module("tensorrt_rtx")
+        said["version"] = str(trt.__version__)
+        members = trt.ComputeCapability.__members__
+        said["lists"] = sorted(name[2:] for name in members if name.startswith("SM"))
+        said["listed"] = said["gpu"] in said["lists"]
+    except (ImportError, OSError, RuntimeError) as error:
+        said["reason"] = f"{type(error).__name__}: {error}"
+    Path(sys.argv[1]).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(said))
+    return 1 if "reason" in said else 0 if said["listed"] else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
