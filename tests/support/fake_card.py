@@ -15,6 +15,7 @@ from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
 SUPPORT = Path(__file__).resolve().parent
 CARD = SUPPORT / "card"
+SITE = CARD / "site"  # Python's modules that execute models on it
 PLUGINS = SUPPORT.parents[1] / "plugins"
 KERNELS = "libspecbuild_kernels.so"
 HEADERS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
@@ -59,7 +60,9 @@ def environment(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     libraries = [str(folder), *filter(None, [kept.get("LD_LIBRARY_PATH")])]
     paths = [str(CARD / "bin"), kept.get("PATH", os.defpath)]
-    found = {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.pathsep.join(paths)}
+    modules = [str(SITE), *filter(None, [kept.get("PYTHONPATH")])]
+    found = {"PYTHONPATH": os.pathsep.join(modules)}
+    found |= {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.pathsep.join(paths)}
     return kept | found | {"SPECBUILD_KERNELS": str(folder / KERNELS)}
 
 
