@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from specbuild.runtime.backends.kernels.abi import KernelLibrary
 SUPPORT = Path(__file__).resolve().parent
 CARD = SUPPORT / "card"
 SITE = CARD / "site"  # Python's modules that execute models on it
-PLUGINS = SUPPORT.parents[1] / "plugins"
+ROOT = SUPPORT.parents[1]
+PLUGINS = ROOT / "plugins"
 KERNELS = "libspecbuild_kernels.so"
 HEADERS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
 HEADERS += [Path(folder) / "nvidia" / "cu13" / "include" for folder in sys.path]
@@ -73,3 +75,16 @@ def card(once: Callable[[str, Callable[[Path], object]], Path], host: KernelLibr
     assert shutil.which("g++")
     kernels = sorted(host.path.parent.glob("*.o"))
     return environment(once("card", lambda folder: build(folder, kernels, header)))
+
+
+def run(card: dict[str, str], folder: Path, *arguments: str) -> str:
+    """The last line of a run of pytest under the stand-in; every test passed, and none was skipped."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--tier", "all", "-rs"]
+    places = [each if each.startswith("-") else str(SUPPORT.parent / each) for each in arguments]
+    done = subprocess.run(
+        [*command, f"--basetemp={folder / 'run'}", *places], cwd=ROOT, env=card, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[:2000] + done.stdout[-6000:]
+    last = done.stdout.strip().splitlines()[-1]
+    assert re.fullmatch(r"\d+ passed(, \d+ deselected)?(, \d+ warnings?)? in .*", last), done.stdout[-3000:]
+    return last

@@ -167,7 +167,7 @@ class IExecutionContext:
             for dim, size in zip(tensor.dims, shape or tensor.dims, strict=True):
                 if sizes.setdefault(dim, size) != size:
                     raise _RefusedError(f"{tensor.name} has {size} for {dim}, others {sizes[dim]}")
-        return {name: tuple(sizes[dim] for dim in tensor.dims) for name, tensor in self.engine.tensors.items()}
+        return {name: tuple(sizes.get(dim, dim) for dim in tensor.dims) for name, tensor in self.engine.tensors.items()}
 
     def _bound(self, shapes: dict[str, Shape], output: bool) -> tuple[Bound, ...]:
         found = list[Bound]()
