@@ -1,4 +1,4 @@
-"""What runs models on the stand-in card keeps to the rules of what it stands for; tests/test_card_bundles.py runs this."""
+"""What runs models on the stand-in card keeps to the rules of what it stands for; run by tests/test_card_bundles.py."""
 
 from __future__ import annotations
 
