@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fake_card import run
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ["runtime/backends/gpu", "runtime/backends/kernels", "plugins/test_walk.py", "plugins/test_publish.py"]
 TESTS = ["runtime", "plugins", "--ignore=tests/plugins/test_generation.py"]  # as scripts/gpu_proof.sh has them
-
-
-def run(card: dict[str, str], folder: Path, *arguments: str) -> str:
-    """The last line of a run of pytest under the stand-in; every test passed, and none was skipped."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--tier", "all", "-rs"]
-    places = [each if each.startswith("-") else str(ROOT / "tests" / each) for each in arguments]
-    done = subprocess.run(
-        [*command, f"--basetemp={folder / 'run'}", *places], cwd=ROOT, env=card, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[:2000] + done.stdout[-6000:]
-    last = done.stdout.strip().splitlines()[-1]
-    assert re.fullmatch(r"\d+ passed(, \d+ deselected)?(, \d+ warnings?)? in .*", last), done.stdout[-3000:]
-    return last
 
 
 def test_the_stand_in_is_as_strict_as_a_driver(card: dict[str, str], tmp_path: Path) -> None:

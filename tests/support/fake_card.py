@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
 SUPPORT = Path(__file__).resolve().parent
 CARD = SUPPORT / "card"
-PLUGINS = SUPPORT.parents[1] / "plugins"
+SITE = CARD / "site"  # Python's modules that execute models on it
+ROOT = SUPPORT.parents[1]
+PLUGINS = ROOT / "plugins"
 KERNELS = "libspecbuild_kernels.so"
 HEADERS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
 HEADERS += [Path(folder) / "nvidia" / "cu13" / "include" for folder in sys.path]
@@ -59,7 +62,9 @@ def environment(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     libraries = [str(folder), *filter(None, [kept.get("LD_LIBRARY_PATH")])]
     paths = [str(CARD / "bin"), kept.get("PATH", os.defpath)]
-    found = {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.pathsep.join(paths)}
+    modules = [str(SITE), *filter(None, [kept.get("PYTHONPATH")])]
+    found = {"PYTHONPATH": os.pathsep.join(modules)}
+    found |= {"LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.pathsep.join(paths)}
     return kept | found | {"SPECBUILD_KERNELS": str(folder / KERNELS)}
 
 
@@ -70,3 +75,16 @@ def card(once: Callable[[str, Callable[[Path], object]], Path], host: KernelLibr
     assert shutil.which("g++")
     kernels = sorted(host.path.parent.glob("*.o"))
     return environment(once("card", lambda folder: build(folder, kernels, header)))
+
+
+def run(card: dict[str, str], folder: Path, *arguments: str) -> str:
+    """The last line of a run of pytest under the stand-in; every test passed, and none was skipped."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--tier", "all", "-rs"]
+    places = [each if each.startswith("-") else str(SUPPORT.parent / each) for each in arguments]
+    done = subprocess.run(
+        [*command, f"--basetemp={folder / 'run'}", *places], cwd=ROOT, env=card, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[:2000] + done.stdout[-6000:]
+    last = done.stdout.strip().splitlines()[-1]
+    assert re.fullmatch(r"\d+ passed(, \d+ deselected)?(, \d+ warnings?)? in .*", last), done.stdout[-3000:]
+    return last

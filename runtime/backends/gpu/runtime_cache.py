@@ -18,7 +18,12 @@ _OTHERS = 0o022  # writable by the group, or by anybody
 
 def cache_path(bundle: Path, name: str, digest: str, capability: str) -> Path:
     """The file of one engine, by its model's name and its plan's sha256, for GPUs of a compute capability."""
-    return bundle.with_name(f"{bundle.name}.rtx-cache") / f"{name}-sm{capability}-{digest[:16]}"
+    return cache_folder(bundle) / f"{name}-sm{capability}-{digest[:16]}"
+
+
+def cache_folder(bundle: Path) -> Path:
+    """The folder of a bundle's files, beside it."""
+    return bundle.with_name(f"{bundle.name}.rtx-cache")
 
 
 class RuntimeCache:

@@ -1,0 +1,79 @@
+"""Decodes with a bundle on the stand-in card, in a process of its own; what is asked comes as JSON, and the answer too.
+
+python decode.py < {"bundle", "prompts", "params", "expected", "trees", "ways": [{"batch_size", "resident"}]}
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import card_driver
+
+from specbuild.measure.exactness import compare
+from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.decoding.device.resident import Flights
+
+
+@contextmanager
+def followed() -> Iterator[list[int]]:
+    """The entries that rounds which follow each other have written, by how many there were in each loop."""
+    counts, real, launch = list[int](), Flights.next_entry, Flights.launch
+
+    def launched(self: Any, plan: Any) -> None:
+        launch(self, plan)
+        if self.under_way:
+            counts.append(0)
+
+    def entry(self: Any) -> Any:
+        counts[-1] += 1
+        return real(self)
+
+    Flights.launch, Flights.next_entry = launched, entry  # type: ignore[method-assign]
+    try:
+        yield counts
+    finally:
+        Flights.launch, Flights.next_entry = launch, real  # type: ignore[method-assign]
+
+
+def decode(asked: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
+    """All prompts by every tree."""
+    params = [SamplingParams(**each) for each in asked["params"]]
+    with followed() as counts, Engine.load(asked["bundle"], **way) as engine:
+        cases = []
+        for tree in asked["trees"]:
+            wanted = [replace(each, speculation=tree) for each in params]
+            case = compare(engine, tree, asked["prompts"], wanted, asked["expected"])
+            cases.append({"differ": len(case.divergences), **case.to_dict()})
+        graphs = sum(step is not None for step in getattr(engine._loop.flights, "_loops", {}).values())
+        return {"notes": engine.notes, "cases": cases, "followed": counts, "loops": graphs}
+
+
+def counted() -> dict[str, int]:
+    """What is left on the device."""
+    kinds = ("memory", "pinned", "streams", "graphs", "execs")
+    card_driver.library().card_count.restype = card_driver.ctypes.c_size_t
+    return {kind: card_driver.library().card_count(kind.encode()) for kind in kinds}
+
+
+def compiled() -> list[int]:
+    """How many kernels TensorRT-RTX has compiled so far."""
+    rtx = sys.modules.get("tensorrt_rtx")
+    return [len(rtx.compilations)] if rtx else [0]
+
+
+def main() -> None:
+    asked, found, compilations = json.load(sys.stdin), [], []
+    for way in asked["ways"]:
+        before = compiled()[0]
+        found.append(decode(asked, way))
+        compilations.append(compiled()[0] - before)
+    print(json.dumps({"ways": found, "compilations": compilations, "left": counted()}))
+
+
+if __name__ == "__main__":
+    main()

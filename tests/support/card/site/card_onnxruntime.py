@@ -1,0 +1,208 @@
+"""ONNX Runtime's CUDA provider by its CPU's: as strict, and as late: a run is enqueued on its stream."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import card_driver
+import numpy as np
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+OPTIONS = {"device_id": "0", "user_compute_stream": "0", "use_tf32": "1", "enable_cuda_graph": "0"}
+ON_CPU = {"Shape", "Size", "Range", "ConstantOfShape"}  # nodes that the CUDA provider leaves to the CPU's
+_BFLOAT16 = 16
+_MOST_BINDINGS = 256  # that a session keeps
+
+
+class Bound(NamedTuple):
+    """An input or output in the device's memory."""
+
+    name: str
+    kind: Any
+    shape: tuple[int, ...]
+    address: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * (2 if self.kind == _BFLOAT16 else np.dtype(self.kind).itemsize)
+
+
+Binding = tuple[tuple[Bound, ...], tuple[Bound, ...]]
+
+
+class IOBinding:
+    """What is bound, by address alone."""
+
+    def __init__(self) -> None:
+        self._inputs, self._outputs = dict[str, Bound](), dict[str, Bound]()
+
+    def bind_input(self, name: str, device: str, number: int, kind: Any, shape: Any, address: int) -> None:
+        self._inputs[name] = _bound(name, device, number, kind, shape, address)
+
+    def bind_output(self, name: str, device: str, number: int, kind: Any, shape: Any, address: int) -> None:
+        self._outputs[name] = _bound(name, device, number, kind, shape, address)
+
+    @property
+    def now(self) -> Binding:
+        """What a run is given."""
+        return tuple(self._inputs.values()), tuple(self._outputs.values())
+
+
+def _bound(name: str, device: str, number: int, kind: Any, shape: Any, address: int) -> Bound:
+    if (device, number) != ("cuda", 0):
+        raise RuntimeError(f"{name} is bound to {device} {number}, and the stand-in is cuda 0")
+    found = Bound(name, kind, tuple(shape), address)
+    card_driver.check_memory(name, address, found.nbytes)
+    return found
+
+
+class CudaSession:
+    """A session on the stand-in; see `onnxruntime.InferenceSession`."""
+
+    def __init__(self, model: Any, options: Any, asked: dict[str, str], others: list[str], real: Any) -> None:
+        """`asked`: of the provider; `others`: the further providers' names; `real`: the class of sessions."""
+        if unknown := asked.keys() - OPTIONS.keys():
+            raise RuntimeError(f"Unknown provider option: {min(unknown)}")
+        asked = OPTIONS | asked
+        self._stream, self._graphs = int(asked["user_compute_stream"]), _switch("enable_cuda_graph", asked)
+        _switch("use_tf32", asked)
+        card_driver.check_stream(self._stream)
+        if options and _entry(options.get_session_config_entry, "session.disable_cpu_ep_fallback") == "1":
+            _check_nodes(model, others)
+        self._lock = threading.Lock()
+        self._inner = _inner(real, model, options)
+        self.get_inputs, self.get_outputs = self._inner.get_inputs, self._inner.get_outputs
+        self._bindings: dict[Binding, Any] = {}
+        self._runs: dict[tuple[int, int], Binding] = {}  # a graph's frozen binding, by thread and number
+
+    def get_providers(self) -> list[str]:
+        return [CUDA, CPU]
+
+    def io_binding(self) -> IOBinding:
+        return IOBinding()
+
+    def run(self, names: list[str] | None, feeds: dict[str, Any], options: Any = None) -> Any:
+        """At once, from and to the host's memory."""
+        card_driver.wait(self._stream)
+        return self._inner.run(names, feeds)
+
+    def run_with_iobinding(self, binding: IOBinding, options: Any = None) -> None:
+        """Enqueue a run. Of a graph the first is a regular one, a second in the same call captures, others replay."""
+        if card_driver.failures:
+            raise RuntimeError(f"CUDA failure: {card_driver.failures[0]}")
+        if card_driver.capturing(self._stream):
+            card_driver.wait(self._stream)  # which breaks the capture, as a copy to the host would
+        config = options.get_run_config_entry if options else lambda name: ""
+        graph, now = int(_entry(config, "gpu_graph_id") or 0), binding.now
+        self._check(now)
+        if self._graphs and graph >= 0:
+            now = self._captured(graph, now)
+        elif graph >= 0 and _entry(config, "gpu_graph_id"):
+            raise RuntimeError(f"gpu_graph_id {graph} without enable_cuda_graph")
+        self._enqueue(now)
+        if _entry(config, "disable_synchronize_execution_providers") != "1":
+            card_driver.wait(self._stream)
+
+    def _captured(self, graph: int, now: Binding) -> Binding:
+        """What a graph has frozen, which may be elsewhere than what is bound now, but is never of other shapes."""
+        key = threading.get_ident(), graph
+        if key not in self._runs:
+            self._enqueue(now)
+            card_driver.wait(self._stream)  # before it captures
+            self._runs[key] = now
+        frozen = self._runs[key]
+        if [(x.name, x.shape) for part in frozen for x in part] != [(x.name, x.shape) for part in now for x in part]:
+            raise RuntimeError(f"graph {graph} was captured with other shapes")
+        return frozen
+
+    def _check(self, now: Binding) -> None:
+        """Raises RuntimeError where something is not bound."""
+        for bound, wanted in zip(now, (self.get_inputs(), self.get_outputs()), strict=True):
+            if missing := {each.name for each in wanted} - {each.name for each in bound}:
+                raise RuntimeError(f"Missing Input: {min(missing)}")
+
+    def _enqueue(self, binding: Binding) -> None:
+        card_driver.enqueue(self._stream, lambda: self._run(binding))
+
+    def _run(self, binding: Binding) -> None:
+        """On the CPU, from and to the bound memory."""
+        with self._lock:
+            if binding not in self._bindings:
+                if len(self._bindings) >= _MOST_BINDINGS:
+                    self._bindings.clear()
+                self._bindings[binding] = bind(self._inner, binding)
+            self._inner.run_with_iobinding(self._bindings[binding])
+
+
+def bind(session: Any, binding: Binding) -> Any:
+    """The same memory as the CPU provider takes it."""
+    inner = session.io_binding()
+    for method, bound in zip((inner.bind_input, inner.bind_output), binding, strict=True):
+        for each in bound:
+            method(each.name, "cpu", 0, each.kind, each.shape, each.address)
+    return inner
+
+
+def _entry(ask: Any, name: str) -> str:
+    """A configuration's entry; "" where there is none."""
+    try:
+        return str(ask(name))
+    except RuntimeError:
+        return ""
+
+
+def _switch(name: str, asked: dict[str, str]) -> bool:
+    if asked[name] not in ("0", "1"):
+        raise RuntimeError(f"{name} is {asked[name]!r}, not 0 or 1")
+    return asked[name] == "1"
+
+
+def _check_nodes(model: Any, others: list[str]) -> None:
+    """Raises RuntimeError for what a session that leaves nothing to the CPU refuses."""
+    if CPU in others:
+        raise RuntimeError("Conflicting session configuration: explicitly added the CPU EP, but CPU EP fallback is off")
+    import onnx
+
+    data = onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
+    left = sorted({node.op_type for node in data.graph.node} & ON_CPU)
+    if left:
+        raise RuntimeError(f"This session contains graph nodes that are assigned to the default CPU EP: {left}")
+
+
+def _inner(real: Any, model: Any, options: Any) -> Any:
+    """The CPU's session of a model, as the options have it."""
+    import onnxruntime
+
+    kept = onnxruntime.SessionOptions()
+    kept.intra_op_num_threads = 1
+    if options:
+        kept.log_severity_level = options.log_severity_level
+        kept.graph_optimization_level = options.graph_optimization_level
+    try:
+        return real(model, kept, providers=[CPU])
+    except Exception as error:
+        what = "the stand-in's CPU provider lacks an operator in this type, as in bfloat16"
+        raise RuntimeError(f"{what}: {error}" if "NOT_IMPLEMENTED" in str(error) else str(error)) from error
+
+
+def change(module: Any) -> None:
+    """`onnxruntime` with the provider."""
+    real, providers = module.InferenceSession, module.get_available_providers
+
+    class InferenceSession(real):  # type: ignore[misc]
+        """A session on the stand-in where its provider is asked for first, else the real one."""
+
+        def __new__(
+            cls, model: Any = None, sess_options: Any = None, providers: Any = None, *rest: Any, **more: Any
+        ) -> Any:
+            each = [(name, {}) if isinstance(name, str) else name for name in providers or ()]
+            if CUDA not in [name for name, _ in each]:
+                return super().__new__(cls)
+            data = str(model) if isinstance(model, Path) else model
+            return CudaSession(data, sess_options, dict(each)[CUDA], [n for n, _ in each if n != CUDA], real)
+
+    module.InferenceSession = InferenceSession
+    module.get_available_providers = lambda: [CUDA, *providers()]

@@ -1,0 +1,116 @@
+"""Whole bundles on the stand-in card: built, loaded and decoded where the driver and what runs models are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_card import run
+
+from specbuild.measure.exactness import plain
+from specbuild.runtime import Engine, SamplingParams
+
+DECODE = Path(__file__).resolve().parent / "support" / "card" / "decode.py"
+COMMAND = "from specbuild.cli import main; main()"
+SMALL = ("--max-seq-len=192", "--max-batch-size=2", "--buckets=1,2,4,8", "--no-tune", "--cuda-arch=90")
+BUNDLES = {
+    "onnxruntime-cuda": ("--precision=fp32",),
+    "tensorrt-rtx": ("--precision=fp16", "--prompt-chunk=64"),
+}
+TREES = ["off", "auto", "topk:2,2"]
+WAYS = [{"batch_size": size, "resident": resident} for size in (1, 2) for resident in (False, True)]
+UNCAPTURED = "the models' steps may not be captured, by their own word"
+PARAMS = [
+    SamplingParams(max_new_tokens=24, seed=0),
+    SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.95, seed=1),
+    SamplingParams(max_new_tokens=24, temperature=1.0, top_k=40, repetition_penalty=1.1, seed=2),
+    SamplingParams(max_new_tokens=24, seed=0),
+]
+
+
+@pytest.fixture(scope="module", params=sorted(BUNDLES))
+def built(
+    request: pytest.FixtureRequest,
+    card: dict[str, str],
+    pair: Path,
+    once: Callable[[str, Callable[[Path], object]], Path],
+) -> Path:
+    """The reference pair's bundle for a backend, with cubins for the stand-in; built and checked on it."""
+    backend = request.param
+    sources = [f"--target={pair / 'target'}", f"--draft={pair / 'draft'}", f"--backend={backend}"]
+
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        command = [sys.executable, "-c", COMMAND, "build", *sources, *BUNDLES[backend], *SMALL]
+        done = subprocess.run(
+            [*command, f"--output={folder / 'card.bundle'}"], env=card, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+        assert done.stdout.count("default tree against plain decoding: 192 tokens equal") == 2, done.stdout
+
+    return once(f"card-{backend}", build) / "card.bundle"
+
+
+@pytest.fixture(scope="module")
+def asked(bundle: Path, prompts: list[str]) -> dict[str, Any]:
+    """Prompts, how they are decoded, and the CPU bundle's tokens of plain decoding."""
+    with Engine.load(bundle, batch_size=2) as engine:
+        tokens = [engine.tokenizer.encode(prompt)[:90] for prompt in prompts[: len(PARAMS)]]
+        expected = plain(engine, tokens, PARAMS)
+    return {"prompts": tokens, "params": [asdict(each) for each in PARAMS], "expected": expected, "trees": TREES}
+
+
+def decode(card: dict[str, str], asked: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What tests/support/card/decode.py says."""
+    done = subprocess.run(
+        [sys.executable, DECODE], input=json.dumps(asked | more), env=card, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout))
+
+
+def test_what_runs_models_is_as_strict_as_the_real_ones(card: dict[str, str], tmp_path: Path) -> None:
+    run(card, tmp_path, "support/card/runtimes.py")
+
+
+@pytest.mark.slow
+def test_tokens_are_the_cpu_s(card: dict[str, str], built: Path, asked: dict[str, Any]) -> None:
+    """Greedy and sampled, plain and by trees, whoever leads the rounds; and nothing is left on the device."""
+    found = decode(card, asked, bundle=str(built), ways=WAYS)
+    rtx = "tensorrt-rtx" in built.parent.name
+    for way, result in zip(WAYS, found["ways"], strict=True):
+        assert [case["exact"] for case in result["cases"]] == [True] * len(TREES), (way, result["cases"])
+        assert rtx or not any(case["differ"] for case in result["cases"]), (way, result["cases"])
+        assert min(case["mean_acceptance_length"] for case in result["cases"][1:]) > 1.5, way
+        assert result["notes"] == ([] if rtx else [UNCAPTURED]), way
+        if rtx and way["resident"]:
+            assert result["loops"] > 1, "rounds by the root alone, and by trees"
+            assert max(result["followed"]) > 3, way
+        else:
+            assert (result["loops"], result["followed"]) == (0, [])
+    assert set(found["left"].values()) == {0}, found["left"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("built", ["tensorrt-rtx"], indirect=True)
+def test_what_was_compiled_is_kept(card: dict[str, str], built: Path, asked: dict[str, Any], tmp_path: Path) -> None:
+    """A build leaves nothing but the bundle; its first load compiles each shape once, a second one nothing."""
+    copy = Path(shutil.copytree(built, tmp_path / "copy.bundle"))
+    assert not [path for path in built.parent.iterdir() if path.name.startswith(".")], "a build's cache stayed"
+    cache, few = tmp_path / "copy.bundle.rtx-cache", {"trees": ["auto"], "bundle": str(copy)}
+    assert not cache.exists()
+    ways = [{"batch_size": 1}, {"batch_size": 1}]
+    first, again = decode(card, asked, **few, ways=ways)["compilations"]
+    assert (first > 0, again) == (True, 0)
+    assert sorted(path.name.split("-")[0] for path in cache.iterdir()) == ["draft", "target"]
+    assert decode(card, asked, **few, ways=ways[:1])["compilations"] == [0], "by another process"
+    for path in cache.iterdir():
+        path.write_bytes(path.read_bytes().replace(b'"90"', b'"89"'))
+    assert decode(card, asked, **few, ways=ways[:1])["compilations"] == [first], "another GPU's is not taken"
