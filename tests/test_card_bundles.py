@@ -12,18 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_card import run
+from fake_card import BUNDLES, run
 
 from specbuild.measure.exactness import plain
 from specbuild.runtime import Engine, SamplingParams
 
 DECODE = Path(__file__).resolve().parent / "support" / "card" / "decode.py"
-COMMAND = "from specbuild.cli import main; main()"
-SMALL = ("--max-seq-len=192", "--max-batch-size=2", "--buckets=1,2,4,8", "--no-tune", "--cuda-arch=90")
-BUNDLES = {
-    "onnxruntime-cuda": ("--precision=fp32",),
-    "tensorrt-rtx": ("--precision=fp16", "--prompt-chunk=64"),
-}
 TREES = ["off", "auto", "topk:2,2"]
 WAYS = [{"batch_size": size, "resident": resident} for size in (1, 2) for resident in (False, True)]
 UNCAPTURED = "the models' steps may not be captured, by their own word"
@@ -36,26 +30,9 @@ PARAMS = [
 
 
 @pytest.fixture(scope="module", params=sorted(BUNDLES))
-def built(
-    request: pytest.FixtureRequest,
-    card: dict[str, str],
-    pair: Path,
-    once: Callable[[str, Callable[[Path], object]], Path],
-) -> Path:
+def built(request: pytest.FixtureRequest, card_bundle: Callable[[str], Path]) -> Path:
     """The reference pair's bundle for a backend, with cubins for the stand-in; built and checked on it."""
-    backend = request.param
-    sources = [f"--target={pair / 'target'}", f"--draft={pair / 'draft'}", f"--backend={backend}"]
-
-    def build(folder: Path) -> None:
-        folder.mkdir()
-        command = [sys.executable, "-c", COMMAND, "build", *sources, *BUNDLES[backend], *SMALL]
-        done = subprocess.run(
-            [*command, f"--output={folder / 'card.bundle'}"], env=card, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
-        assert done.stdout.count("default tree against plain decoding: 192 tokens equal") == 2, done.stdout
-
-    return once(f"card-{backend}", build) / "card.bundle"
+    return card_bundle(request.param)
 
 
 @pytest.fixture(scope="module")

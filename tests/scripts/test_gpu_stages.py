@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,47 @@ def test_a_and_b_need_the_repository_alone(card: dict[str, str], tmp_path: Path)
         assert found[name]["left"] == []
     assert found["kernels.json"]["others"]
     assert not found["no-bulk/kernels.json"]["others"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "bundle_name", "backend"), [("c", "ort-cuda-fp32", "onnxruntime-cuda"), ("d", "rtx-fp16", "tensorrt-rtx")]
+)
+def test_c_and_d_hold_a_bundle_against_the_cpu(
+    card: dict[str, str],
+    card_bundle: Callable[[str], Path],
+    bundle: Path,
+    tmp_path: Path,
+    name: str,
+    bundle_name: str,
+    backend: str,
+) -> None:
+    """Exactness first, then each way's times; steps that a graph may hold are in one, and a second load is there."""
+    for place, found in {"cpu-fp32": bundle, bundle_name: card_bundle(backend)}.items():
+        shutil.copytree(found, tmp_path / "bundles" / f"{place}.bundle")
+    found = stage(card, tmp_path, name, BUNDLES_AT=str(tmp_path / "bundles"))
+    wanted = {"c": [f"engines-{bundle_name}-cudnn.json", f"engines-{bundle_name}.json"]}
+    assert list(found) == wanted.get(name, [f"engines-{bundle_name}.json", "rtx.json"])
+    result = found[f"engines-{bundle_name}.json"]
+    assert "failed" not in result
+    assert result["exactness"]["exact"] == {"the CPU's": True, "its own": True}
+    assert len(result["load_s"]) == 2
+    assert list(result["speed"]) == ["batch 1", "batch 2"]
+    first = result["speed"]["batch 1"]
+    assert {"off", "topk:2,3", "topk:2,3, enqueue", "topk:2,3, resident", "default"} <= first["ways"].keys()
+    assert first["ways"]["topk:2,3"]["graph_speedup"] > 0
+    assert {"target 1", "target 8", "draft 2"} <= first["steps_ms"].keys()
+    assert (first["uncaptured"] == []) == (name == "d")
+    assert result["machine"][next(key for key in result["machine"] if "clocks" in key)].startswith("stand-in card")
+    if name == "d":
+        assert found["rtx.json"]["listed"] is True
+        assert (tmp_path / "bundles" / f"{bundle_name}.bundle.rtx-cache").is_dir()
+
+
+def test_a_card_that_is_not_listed_is_all_there_is_to_say(card: dict[str, str], tmp_path: Path) -> None:
+    found = stage(card, tmp_path, "d", CARD_RTX_LISTS="75,80,86,89,120,121")
+    assert list(found) == ["rtx.json"]
+    assert found["rtx.json"]["listed"] is False
 
 
 def test_a_file_that_crashes_ends_no_other(tmp_path: Path) -> None:

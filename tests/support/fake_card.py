@@ -20,6 +20,12 @@ SITE = CARD / "site"  # Python's modules that execute models on it
 ROOT = SUPPORT.parents[1]
 PLUGINS = ROOT / "plugins"
 KERNELS = "libspecbuild_kernels.so"
+COMMAND = "from specbuild.cli import main; main()"
+SMALL = ("--max-seq-len=192", "--max-batch-size=2", "--buckets=1,2,4,8", "--no-tune", "--cuda-arch=90")
+BUNDLES = {
+    "onnxruntime-cuda": ("--precision=fp32",),
+    "tensorrt-rtx": ("--precision=fp16", "--prompt-chunk=64"),
+}
 HEADERS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
 HEADERS += [Path(folder) / "nvidia" / "cu13" / "include" for folder in sys.path]
 
@@ -75,6 +81,25 @@ def card(once: Callable[[str, Callable[[Path], object]], Path], host: KernelLibr
     assert shutil.which("g++")
     kernels = sorted(host.path.parent.glob("*.o"))
     return environment(once("card", lambda folder: build(folder, kernels, header)))
+
+
+@pytest.fixture(scope="session")
+def card_bundle(
+    card: dict[str, str], pair: Path, once: Callable[[str, Callable[[Path], object]], Path]
+) -> Callable[[str], Path]:
+    """`card_bundle(backend)`: the reference pair's, with cubins for the stand-in; built and checked on it, once."""
+
+    def make(backend: str, folder: Path) -> None:
+        folder.mkdir()
+        sources = [f"--target={pair / 'target'}", f"--draft={pair / 'draft'}", f"--backend={backend}"]
+        command = [sys.executable, "-c", COMMAND, "build", *sources, *BUNDLES[backend], *SMALL]
+        done = subprocess.run(
+            [*command, f"--output={folder / 'card.bundle'}"], env=card, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
+        assert done.stdout.count("default tree against plain decoding: 192 tokens equal") == 2, done.stdout
+
+    return lambda backend: once(f"card-{backend}", lambda folder: make(backend, folder)) / "card.bundle"
 
 
 def run(card: dict[str, str], folder: Path, *arguments: str) -> str:
