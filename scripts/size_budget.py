@@ -16,14 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4144,
+    ("builder", ".py"): 4149,
     ("builder/distill", ".py"): 1396,
     ("builder/quantize", ".py"): 1008,
     ("cli", ".py"): 1329,
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
     ("runtime", ".py"): 3349,
-    ("runtime/backends", ".py"): 2079,
+    ("runtime/backends", ".py"): 2081,
     ("runtime/decoding", ".py"): 1608,
     ("plugins", ".cu .cuh"): 1980,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
