@@ -27,7 +27,7 @@ def test_the_device_and_single_kernels(card: dict[str, str], tmp_path: Path) -> 
     run(card, tmp_path, "-mgpu", "-knot anything", *QUICK)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # the same kernels on the same host as everywhere, by way of a driver
 def test_all_that_is_for_a_gpu(card: dict[str, str], tmp_path: Path) -> None:
     run(card, tmp_path, "-mgpu", *TESTS)
 

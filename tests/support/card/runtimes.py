@@ -210,6 +210,21 @@ def test_an_engine_runs_when_its_stream_comes_to_it(tmp_path: Path, stream: Any)
     call("cuGraphExecDestroy", graph)
 
 
+def test_bfloat16_is_computed_in_float32(tmp_path: Path, stream: Any) -> None:
+    log, memory = Words(), Memory()
+    plan = compiled(save(tmp_path / "m.onnx", dtype=TensorProto.BFLOAT16), log, (1, 4))
+    context = trt.Runtime(log).deserialize_cuda_engine(plan).create_execution_context()
+    numbers = np.array([1, 2, 3, 4], np.float32).view(np.uint16)[1::2].copy()
+    call("cuMemcpyHtoD", memory.address, numbers.ctypes.data, numbers.nbytes)
+    assert context.set_input_shape("x", (SIZE,))
+    assert context.set_tensor_address("x", memory.address)
+    assert context.set_tensor_address("y", memory.address)
+    assert context.execute_async_v3(int(stream)), log.said
+    call("cuStreamSynchronize", stream)
+    call("cuMemcpyDtoH", numbers.ctypes.data, memory.address, numbers.nbytes)
+    assert (numbers.astype(np.uint32) << 16).view(np.float32).tolist() == [2, 4, 6, 8]
+
+
 def test_steps_that_are_refused(tmp_path: Path, stream: Any) -> None:
     running = Running(tmp_path, stream)
     context, log, memory = running.context, running.log, Memory()

@@ -15,7 +15,14 @@ from .plan import CAPABILITY, VERSION, HostMemory
 
 _ALIGNMENT = 256  # bytes, of every address
 _RUBBISH = 0xA5  # what a run leaves in its scratch memory
-_KINDS = {"FLOAT": np.float32, "HALF": np.float16, "BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64}
+_KINDS: dict[str, Any] = {
+    "BF16": 16,
+    "FLOAT": np.float32,
+    "HALF": np.float16,
+    "BOOL": np.bool_,
+    "INT32": np.int32,
+    "INT64": np.int64,
+}
 compilations: list[str] = []  # what this process has compiled: an engine, a profile and shapes
 Shape = tuple[int, ...]
 

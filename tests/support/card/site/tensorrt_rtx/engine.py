@@ -9,6 +9,7 @@ from typing import Any
 import card_driver
 
 from . import names
+from .bfloat16 import widened
 from .context import IExecutionContext, IRuntimeConfig
 from .plan import HEADER, Content, Tensor, faults, unpack
 
@@ -52,7 +53,7 @@ class ICudaEngine:
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 3
-        self.session = onnxruntime.InferenceSession(content.model, options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(widened(content.model), options, providers=["CPUExecutionProvider"])
         self.content, self.digest, self.log = content, digest, log
         self.tensors = {each.name: each for each in content.tensors}
         self.streamable_weights_size = len(content.model) if content.streams_weights else 0
