@@ -115,18 +115,22 @@ c() {
   return $status
 }
 
+compile() { # $1 a name, the rest options: by the specbuild that is installed here, where no such bundle was carried
+  [ -d "$bundles/$1.bundle" ] && return
+  command -v specbuild >/dev/null || { echo "$1 was not carried, and no specbuild is installed here"; return 1; }
+  PYTHONPATH=$installed specbuild build --target engines/pycode/target --draft engines/pycode/draft --no-tune \
+    -o "$bundles/$1.bundle" "${@:2}" ${smoke:+--max-seq-len 256 --max-batch-size 2 --buckets 1,2,4,8}
+}
+
 d() {
-  local status=0
+  local status=0 said gpu
   carry || status=1
-  "$python" scripts/rtx_lists.py "$out/rtx.json" || return $((status | $? != 3))
-  if ! ls -d "$bundles"/rtx-*.bundle >/dev/null 2>&1; then # the installed specbuild compiles one for this very card
-    command -v specbuild >/dev/null || { echo "no bundle was carried and no specbuild is installed here"; return 1; }
-    local pair=(--target engines/pycode/target --draft engines/pycode/draft --no-tune)
-    PYTHONPATH=$installed specbuild build "${pair[@]}" -o "$bundles/cpu-fp32.bundle" &&
-      PYTHONPATH=$installed specbuild build "${pair[@]}" -o "$bundles/rtx-fp16.bundle" --backend tensorrt-rtx \
-        --precision fp16 --cuda-arch "$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["gpu"])' "$out/rtx.json")" ||
-      return 1
-  fi
+  said=$("$python" scripts/rtx_lists.py "$out/rtx.json") || { local no=$?; echo "$said"; return $((status | no != 3)); }
+  gpu=$("$python" -c 'import json, sys; print(json.loads(sys.argv[1])["gpu"])' "$said")
+  mkdir -p "$bundles"
+  ls -d "$bundles"/cpu*.bundle >/dev/null 2>&1 || compile cpu-fp32 || status=1
+  ls -d "$bundles"/rtx-*.bundle >/dev/null 2>&1 ||
+    compile rtx-fp16 --backend tensorrt-rtx --precision fp16 --arch "$gpu" --cuda-arch "$gpu" || return 1
   engines 'rtx-*' || status=1
   return $status
 }
