@@ -1,13 +1,13 @@
 """What a proof needs on a bare machine, in pieces that travel a call each, and back together there.
 
-python scripts/carry.py make OUT [--wheels DIR] [--bundle DIR]... [--mib N] [--python 3.12] [--slim 90]
+python scripts/carry.py make OUT [--wheels DIR] [--bundle DIR]... [--mib N] [--python 3.12] [--slim 90] [--rtx]
 python scripts/carry.py join IN OUT
 
 `make` cuts wheels and bundles, one after the other, into folders OUT/01, OUT/02, … of N MiB at most, each with the
-list of them all. Without --wheels it downloads them: those of PACKAGES in this environment's versions, for x86_64 and
-the machine's Python; with --slim ONNX Runtime's goes with the GPU code of one architecture alone (slim.py). `join`
-needs no network: it puts together what is all there, by its hashes, unpacks bundles, and
-names what is missing or damaged, with status 1.
+list of them all. Without --wheels it downloads them: those of PACKAGES, with --rtx TensorRT-RTX's too, in this
+environment's versions, for x86_64 and the machine's Python; with --slim ONNX Runtime's goes with the GPU code of one
+architecture alone (slim.py). `join` needs no network: it puts together what is all there, by its hashes, unpacks
+bundles, and names what is missing or damaged, with status 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from slim import pack
 LIST, MOST_MIB = "list.json", 60
 LIST_BYTES = 1 << 16  # kept free of a folder's size for the list
 # Not on the machine, or there in a version that nobody has told us; the rest of what the runtime and its tests need is.
-PACKAGES = ("cuda-pathfinder", "cuda-bindings", "cuda-core", "onnxruntime-gpu")
+GPU = "onnxruntime-gpu"
+PACKAGES = ("cuda-pathfinder", "cuda-bindings", "cuda-core", GPU)
 RTX = ("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs")
 PURE = "tensorrt-rtx-cu13"  # a few lines of Python, published as source alone
 GLIBC = (17, 24, 27, 28, 31, 34, 35)  # pip matches a platform exactly
@@ -39,16 +40,18 @@ def fail(message: str) -> SystemExit:
     return SystemExit(f"carry: {message}")
 
 
-def download(folder: Path, python: str) -> None:
+def download(folder: Path, python: str, rtx: bool) -> None:
     """The wheels that the proof needs, of the versions that are installed here."""
-    versions = {name: version("onnxruntime" if name == "onnxruntime-gpu" else name) for name in (*PACKAGES, *RTX, PURE)}
-    named = {name: f"{name}=={number}" for name, number in versions.items()}
+    packages = (*PACKAGES, *RTX) if rtx else PACKAGES
+    named = {name: f"{name}=={version(name)}" for name in (*packages, *((PURE,) if rtx else ())) if name != GPU}
+    named[GPU] = f"{GPU}<={version('onnxruntime')}"  # which is published later than the CPU's
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC]
     there = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
-    wanted = [named[name] for name in (*PACKAGES, *RTX)]
+    wanted = [named[name] for name in packages]
     subprocess.run([*pip, "download", "--no-deps", *there, "-d", folder, *wanted], check=True)
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", folder, named[PURE]], check=True)
+    if rtx:
+        subprocess.run([*pip, "wheel", "--no-deps", "-w", folder, named[PURE]], check=True)
 
 
 def cut(files: list[Path], out: Path, most: int) -> dict[str, Any]:
@@ -71,20 +74,21 @@ def cut(files: list[Path], out: Path, most: int) -> dict[str, Any]:
     return {"files": listed}
 
 
-def make(out: Path, wheels: Path | None, bundles: list[Path], mib: int, python: str, architecture: int | None) -> None:
+def make(out: Path, given: argparse.Namespace) -> None:
     """Pieces of wheels and bundles, small files first, so that most is there after a call."""
-    if not 1 <= mib <= MOST_MIB:
-        raise fail(f"--mib must be 1…{MOST_MIB}, not {mib}")
+    if not 1 <= given.mib <= MOST_MIB:
+        raise fail(f"--mib must be 1…{MOST_MIB}, not {given.mib}")
     if out.is_dir() and any(out.iterdir()):
         raise fail(f"{out} is not empty: remove it, or name another folder")
     with tempfile.TemporaryDirectory() as scratch:
-        if wheels is None:
-            download(wheels := Path(scratch), python)
+        wheels = given.wheels or Path(scratch)
+        if given.wheels is None:
+            download(wheels, given.python, given.rtx)
         files = list(wheels.glob("*.whl"))
-        for wheel in [each for each in files if architecture and each.name.startswith("onnxruntime_gpu-")]:
+        for wheel in [each for each in files if given.slim and each.name.startswith(f"{GPU.replace('-', '_')}-")]:
             files[files.index(wheel)] = slimmed = Path(scratch) / f"{wheel.stem}.tar.xz"
-            pack(wheel, slimmed, architecture or 0)
-        for bundle in bundles:
+            pack(wheel, slimmed, given.slim)
+        for bundle in given.bundle:
             if not (bundle / "manifest.json").is_file():
                 raise fail(f"{bundle} is no bundle")
             files.append(Path(scratch) / f"{bundle.name}.tar.xz")
@@ -93,7 +97,7 @@ def make(out: Path, wheels: Path | None, bundles: list[Path], mib: int, python: 
         if not files:
             raise fail(f"{wheels} has no wheel")
         files.sort(key=lambda file: (file.stat().st_size, file.name))
-        listed = cut(files, out, (mib << 20) - LIST_BYTES)
+        listed = cut(files, out, (given.mib << 20) - LIST_BYTES)
     folders = sorted(folder for folder in out.iterdir() if folder.is_dir())
     for folder in folders:
         (folder / LIST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
@@ -161,13 +165,14 @@ def main() -> int:
     making.add_argument("--bundle", type=Path, action="append", default=[], help="a bundle's folder; may be repeated")
     making.add_argument("--mib", type=int, default=46, help="of a folder: the working tree travels in the same call")
     making.add_argument("--python", default="3.12", help="the machine's")
+    making.add_argument("--rtx", action="store_true", help="TensorRT-RTX's wheels as well")
     joining.add_argument("source", type=Path)
     joining.add_argument("out", type=Path)
     making.add_argument("--slim", type=int, metavar="ARCH", help="ONNX Runtime's GPU code for it alone (90)")
     given = parser.parse_args()
     if given.command == "join":
         return int(join(given.source, given.out) > 0)
-    make(given.out, given.wheels, given.bundle, given.mib, given.python, given.slim)
+    make(given.out, given)
     return 0
 
 

@@ -192,3 +192,20 @@ def test_engines_say_what_does_not_load(tmp_path: Path) -> None:
     done = run(sys.executable, "benchmarks/engines.py", tmp_path / "none.bundle", "--out", tmp_path, "--smoke")
     assert done.returncode == 1
     assert "none.bundle" in json.loads((tmp_path / "engines-none.json").read_text(encoding="utf-8"))["failed"]
+
+
+def test_engines_leave_what_they_measured_before_they_were_stopped(bundle: Path, tmp_path: Path) -> None:
+    code = """import sys
+sys.path.insert(0, "benchmarks")
+import engines
+
+def stopped(*_): raise KeyboardInterrupt
+engines.first_token = stopped  # the first of the times
+engines.main()"""
+    done = run(sys.executable, "-c", code, bundle, "--out", tmp_path, "--smoke")
+    assert done.returncode != 0
+    assert "KeyboardInterrupt" in done.stderr
+    result = json.loads((tmp_path / "engines-pycode.json").read_text(encoding="utf-8"))
+    assert len(result["load_s"]) == 2
+    assert len(result["exactness"]["against"]["its own"]) == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["engines-pycode.json"]
