@@ -22,7 +22,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 1329,
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
-    ("runtime", ".py"): 3349,
+    ("runtime", ".py"): 3356,
     ("runtime/backends", ".py"): 2081,
     ("runtime/decoding", ".py"): 1608,
     ("plugins", ".cu .cuh"): 2021,  # the kernels

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from specbuild.runtime.errors import BundleError, PromptError
+from specbuild.runtime.errors import BundleError, ExecutionError, PromptError, SpecbuildError
 
 from .chat import Chat, ChatTemplate
 
@@ -16,14 +16,22 @@ Prompt = str | Sequence[int] | Sequence[dict[str, Any]] | Chat
 _CONTEXT = 8  # prompt tokens that tell the decoder whether the first new one begins a word
 
 
+def _call(kind: type[SpecbuildError], what: str, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """What a call of the library gives, or our error: a panic of its Rust, say over a pattern, is no Exception."""
+    try:
+        return call(*given, **options)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise kind(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
 class Tokenizer:
     """A `tokenizers` model and, where the checkpoint has one, its chat template."""
 
     def __init__(self, tokenizer_file: Path, chat_template: Path | None, special: dict[str, str]) -> None:
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-        except Exception as error:  # the library raises bare Exception
-            raise BundleError(f"{tokenizer_file.name} is not a tokenizer: {error}") from error
+        what = f"{tokenizer_file.name} is not a tokenizer"
+        self._tokenizer = _call(BundleError, what, tokenizers.Tokenizer.from_file, str(tokenizer_file))
         self._template = ChatTemplate(chat_template.read_text(encoding="utf-8"), special) if chat_template else None
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -45,7 +53,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        what = "the bundle's tokenizer cannot read this prompt"
+        return list(_call(PromptError, what, self._tokenizer.encode, text, add_special_tokens=add_special_tokens).ids)
 
     def chat_text(self, chat: Chat) -> str:
         """The text the chat template makes of a chat."""
@@ -55,7 +64,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        what = "the bundle's tokenizer cannot make a text of these tokens"
+        return str(_call(ExecutionError, what, self._tokenizer.decode, list(ids), skip_special_tokens=True))
 
     @property
     def vocab_size(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.errors import BundleError, PromptError
+from specbuild.runtime.errors import BundleError, ExecutionError, PromptError
 from specbuild.runtime.requests.chat import Chat
 from specbuild.runtime.requests.tokenizer import Detokenizer, Tokenizer
 
@@ -233,3 +234,26 @@ def test_a_broken_tokenizer_is_the_bundles_error(tmp_path: Path, content: str) -
     with pytest.raises(BundleError) as caught:
         Tokenizer(file, None, {})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_a_panic_of_the_library_is_an_error_of_ours(pair: Path, tmp_path: Path, part: str) -> None:
+    """A pattern that tries every way to divide a row of spaces ends in a panic, which is no Exception."""
+    spec = json.loads((pair / "target" / "tokenizer.json").read_text(encoding="utf-8"))
+    hostile = {"type": "Replace", "pattern": {"Regex": r"( +)+\(y"}, "content": "z"}
+    spec[part] = {"type": "Sequence", f"{part}s": [*filter(None, [spec[part]]), hostile]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+    sound, broken = (Tokenizer(folder / "tokenizer.json", None, {}) for folder in (pair / "target", tmp_path))
+    spaces = " " * 60
+    if part == "normalizer":
+        with pytest.raises(
+            PromptError, match=r"^the bundle's tokenizer cannot read this prompt: .*retry-limit"
+        ) as found:
+            broken.encode(spaces)
+    else:
+        with pytest.raises(
+            ExecutionError, match=r"^the bundle's tokenizer cannot make a text of these.*limit"
+        ) as found:
+            broken.decode(sound.encode(spaces))
+    assert "\n" not in str(found.value)
+    assert broken.decode(broken.encode("import os")) == "import os"
