@@ -60,7 +60,7 @@ def build(
     progress("checkpoints")
     source = prepare(config)
     progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
-    with staging(config.output, source.bundle_bytes) as folder:
+    with staging(config.output, source.bundle_bytes, lambda: check_output(config.output, config.force)) as folder:
         try:
             return _run(BuildContext(config, folder, source, Stages(progress, detail)))
         finally:  # where a GPU checked the engines, beside a folder whose name nobody will ask for again

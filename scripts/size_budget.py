@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 4148,
-    ("builder/distill", ".py"): 1396,
+    ("builder/distill", ".py"): 1398,
     ("builder/quantize", ".py"): 1008,
     ("cli", ".py"): 1329,
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
-    ("runtime", ".py"): 3356,
+    ("runtime", ".py"): 3428,
     ("runtime/backends", ".py"): 2081,
     ("runtime/decoding", ".py"): 1608,
     ("plugins", ".cu .cuh"): 2021,  # the kernels

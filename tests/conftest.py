@@ -19,7 +19,10 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_seta
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
-LONG = ("test_readme.py", "test_families.py", "test_exactness.py", "test_build.py")  # begun first, to end together
+LONG = (  # begun first, to end together
+    *("test_readme.py", "test_families.py", "test_exactness.py", "test_build.py"),
+    *("test_gpu_stages.py", "test_card_bundles.py", "test_card.py"),
+)
 
 pytest_plugins = ["hash_models", "host_kernels", "fake_card"]  # of tests/support
 

@@ -36,7 +36,7 @@ def distill(config: DistillConfig, progress: Progress = lambda what, done, total
     What is unfinished is kept in `config.work`, from where `resume` goes on. Raises as the checks do, where
     possible before weights are loaded.
     """
-    check_output(config.output, config.force, REPORT, "draft that specbuild made")
+    _check_output(config)
     device, dtype = machine(config)
     target = checkpoints.find(config.target)
     plan = Plan.of(config, target)
@@ -93,7 +93,7 @@ def _distilled(
     progress("writing the draft", 0, 1, "")
     report = _report(config, identity, corpus, student, began, found)
     size = sum(p.numel() * 4 for p in student.net.parameters())
-    with staging(config.output, size) as folder:
+    with staging(config.output, size, lambda: _check_output(config)) as folder:
         student.save(folder)
         for path in files_of_tokenizer(target):
             shutil.copy(path, folder / path.name)
@@ -101,6 +101,10 @@ def _distilled(
             shutil.copytree(work.folder / RUNS, folder / RUNS)
         (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return report
+
+
+def _check_output(config: DistillConfig) -> None:
+    check_output(config.output, config.force, REPORT, "draft that specbuild made")
 
 
 def machine(config: DistillConfig) -> tuple[torch.device, torch.dtype]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from specbuild.runtime.errors import OutputError
 
 from .manifest import MANIFEST
+from .output_lock import ASIDE, NEW, OLD, beside, only_writer
+
+_NO_REPLACE = 1  # RENAME_NOREPLACE of Linux's renameat2
+_HERE = -100  # AT_FDCWD
 
 
 def check_output(output: Path, force: bool, mark: str = MANIFEST, kind: str = "bundle") -> None:
@@ -44,31 +49,38 @@ def write(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def staging(output: Path, size: int) -> Iterator[Path]:
-    """A hidden folder beside the output, renamed to it at the end; removed whatever happens. `size`: bytes to come."""
+def staging(output: Path, size: int, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """A hidden folder beside the output, renamed to it at the end; removed whatever happens. `size`: bytes to come.
+
+    `check` looks, at the beginning and again at the end, whether the output may go there, and raises where not. Of two
+    writers of one output the second is refused.
+    """
     made: list[Path] = []
-    folder: Path | None = None
     try:
         try:
             for parent in reversed([p for p in output.absolute().parents if not p.exists()]):
                 parent.mkdir()
                 made.append(parent)
-            folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.absolute().parent))
-            free = shutil.disk_usage(folder).free
-            if free < size:
-                raise OutputError(
-                    f"{output.absolute().parent} has {free >> 20} MiB free, this may take "
-                    f"{size >> 20} MiB: free some, or give another --output"
-                )
-            folder.chmod(0o755)
-            yield folder
-            _publish(folder, output)
+            with only_writer(output):
+                check()
+                folder = Path(tempfile.mkdtemp(prefix=beside(output, f"{NEW}-"), dir=output.absolute().parent))
+                try:
+                    free = shutil.disk_usage(folder).free
+                    if free < size:
+                        raise OutputError(
+                            f"{output.absolute().parent} has {free >> 20} MiB free, this may take "
+                            f"{size >> 20} MiB: free some, or give another --output"
+                        )
+                    folder.chmod(0o755)
+                    yield folder
+                    check()
+                    _publish(folder, output)
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
             made = []
         except OSError as error:
             raise _output_error(output, error) from error
     finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
         for parent in reversed(made):
             parent.rmdir()
 
@@ -76,17 +88,27 @@ def staging(output: Path, size: int) -> Iterator[Path]:
 def _publish(folder: Path, output: Path) -> None:
     """Rename into place; an older bundle is moved aside first, and back if that fails."""
     if not output.exists():
-        folder.rename(output)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.absolute().parent))
-    output.rename(aside / "bundle")
+        return _rename(folder, output)
+    aside = Path(tempfile.mkdtemp(prefix=beside(output, f"{OLD}-"), dir=output.absolute().parent))
+    output.rename(aside / ASIDE)
     try:
-        folder.rename(output)
+        _rename(folder, output)
     except BaseException:
-        (aside / "bundle").rename(output)
+        (aside / ASIDE).rename(output)
         aside.rmdir()
         raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _rename(folder: Path, output: Path) -> None:
+    """Rename to a name that nothing has, not even an empty folder made a moment ago; raises OSError."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename and rename(_HERE, os.fsencode(folder), _HERE, os.fsencode(output), _NO_REPLACE) == 0:
+        return
+    number = ctypes.get_errno() if rename else errno.ENOSYS
+    if number not in (errno.ENOSYS, errno.EINVAL):  # a kernel or a file system without it
+        raise OSError(number, os.strerror(number), str(output))
+    folder.rename(output)
 
 
 def _output_error(output: Path, error: OSError) -> OutputError:

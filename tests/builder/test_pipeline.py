@@ -18,6 +18,7 @@ from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.frontend import reference
 from specbuild.builder.pipeline import build, stages
 from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.bundle import atomic_output
 from specbuild.runtime.errors import CheckpointError, ExecutionError, OutputError
 
 Make = Callable[..., Path]
@@ -215,15 +216,14 @@ def test_folders_made_for_a_build_that_stops_go(tiny: str, tmp_path: Path) -> No
 def test_a_rename_that_fails_brings_the_older_bundle_back(
     tiny: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, rename, failed = snapshot(place), Path.rename, []
+    before, failed = snapshot(place), list[Path]()
 
-    def fail_once(self: Path, target: Path) -> Path:
-        if Path(target) == place / "b" and not failed:
-            failed.append(self)
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
+    def fail(folder: Path, output: Path) -> None:
+        assert not output.exists(), "what was there is aside"
+        failed.append(folder)
+        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(Path, "rename", fail_once)
+    monkeypatch.setattr(atomic_output, "_rename", fail)
     monkeypatch.setattr(pipeline, "check", lambda *_: {})
     with pytest.raises(OutputError, match="Input/output error"):
         build(BuildConfig(tiny, place / "b", force=True, max_batch_size=1))

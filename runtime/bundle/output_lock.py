@@ -1,0 +1,80 @@
+"""One writer of an output at a time, and no trace of those that were killed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from specbuild.runtime.errors import OutputError
+
+NEW, OLD, ASIDE = "new", "old", "replaced"  # a folder in the making; one that holds, under ASIDE, what it will replace
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # a file system without locks
+
+
+def beside(output: Path, what: str) -> str:
+    """A hidden name beside an output."""
+    return f".{output.name}.{what}"
+
+
+@contextmanager
+def only_writer(output: Path) -> Iterator[None]:
+    """While inside, no other process of this machine writes the output; what killed ones left beside it is gone.
+
+    A folder that a killed one had moved aside is back in its place. Raises OutputError that says who writes there.
+    """
+    path = output.absolute().with_name(beside(output, "lock"))
+    file = _locked(path, output)
+    try:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        _clean(output.absolute())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+
+
+def _locked(path: Path, output: Path) -> IO[str]:
+    """The lock's file, locked, and still the one of that name: its last holder may have removed it meanwhile."""
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read() or "another process"
+            file.close()
+            raise OutputError(f"{output} is being written by {holder}: wait for it, or give another --output") from None
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        if _same(file, path):
+            return file
+        file.close()
+
+
+def _same(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _clean(output: Path) -> None:
+    """Remove what only a writer that is dead can have left, once what it had moved aside is back."""
+    name = re.compile(
+        re.escape(beside(output, "")) + f"({NEW}|{OLD})-[a-z0-9_]{{8}}(\\.rtx-cache)?"
+    )  # tempfile's eight
+    for found in [path for path in output.parent.iterdir() if name.fullmatch(path.name) and path.is_dir()]:
+        if (found / ASIDE).is_dir() and not output.exists():
+            (found / ASIDE).rename(output)
+        shutil.rmtree(found, ignore_errors=True)
