@@ -23,6 +23,7 @@ def test_what_the_driver_refuses_leaves_nothing_behind(card: dict[str, str], tmp
     run(card, tmp_path, "support/card/refusals.py")
 
 
+@pytest.mark.slow
 def test_the_device_and_single_kernels(card: dict[str, str], tmp_path: Path) -> None:
     run(card, tmp_path, "-mgpu", "-knot anything", *QUICK)
 

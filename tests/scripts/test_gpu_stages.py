@@ -99,6 +99,7 @@ def test_a_card_that_is_not_listed_is_all_there_is_to_say(card: dict[str, str], 
     assert found["rtx.json"]["listed"] is False
 
 
+@pytest.mark.slow
 def test_a_file_that_crashes_ends_no_other(tmp_path: Path) -> None:
     """What fails is told with its last words, and what had no time is listed."""
     code = """import sys, pathlib; sys.path.insert(0, "scripts"); import gpu_tests
