@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import platform
 import resource
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from specbuild.measure.tuning.tune import tune_build
 from specbuild.runtime import Engine
-from specbuild.runtime.backends.gpu.runtime_cache import cache_folder
 from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.bundle.manifest import REPORT, Manifest
 from specbuild.runtime.errors import ExecutionError
@@ -61,10 +59,7 @@ def build(
     source = prepare(config)
     progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
     with staging(config.output, source.bundle_bytes, lambda: check_output(config.output, config.force)) as folder:
-        try:
-            return _run(BuildContext(config, folder, source, Stages(progress, detail)))
-        finally:  # where a GPU checked the engines, beside a folder whose name nobody will ask for again
-            shutil.rmtree(cache_folder(folder), ignore_errors=True)
+        return _run(BuildContext(config, folder, source, Stages(progress, detail)))
 
 
 def _run(context: BuildContext) -> dict[str, Any]:

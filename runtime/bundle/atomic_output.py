@@ -36,10 +36,11 @@ def check_output(output: Path, force: bool, mark: str = MANIFEST, kind: str = "b
         raise OutputError(f"{output} exists and is not a {kind}, so --force will not replace it: give another --output")
 
 
-def write(path: Path, content: bytes) -> None:
-    """All of a file or none of it: written beside its place, renamed into it. Raises OutputError."""
+def write(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """All of a file or none of it: written beside its place, renamed into it, made with `mode`. Raises OutputError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        temporary.touch(mode)
         temporary.write_bytes(content)
         temporary.replace(path)
     except OSError as error:
@@ -75,8 +76,9 @@ def staging(output: Path, size: int, check: Callable[[], None] = lambda: None) -
                     yield folder
                     check()
                     _publish(folder, output)
-                finally:
-                    shutil.rmtree(folder, ignore_errors=True)
+                finally:  # and what was put beside it under its name, which nobody will ask for again
+                    for left in [path for path in folder.parent.iterdir() if path.name.startswith(folder.name)]:
+                        shutil.rmtree(left, ignore_errors=True)
             made = []
         except OSError as error:
             raise _output_error(output, error) from error

@@ -71,9 +71,7 @@ def _same(file: IO[str], path: Path) -> bool:
 
 def _clean(output: Path) -> None:
     """Remove what only a writer that is dead can have left, once what it had moved aside is back."""
-    name = re.compile(
-        re.escape(beside(output, "")) + f"({NEW}|{OLD})-[a-z0-9_]{{8}}(\\.rtx-cache)?"
-    )  # tempfile's eight
+    name = re.compile(re.escape(beside(output, "")) + f"({NEW}|{OLD})-[a-z0-9_]{{8}}(\\..*)?")  # tempfile's eight
     for found in [path for path in output.parent.iterdir() if name.fullmatch(path.name) and path.is_dir()]:
         if (found / ASIDE).is_dir() and not output.exists():
             (found / ASIDE).rename(output)

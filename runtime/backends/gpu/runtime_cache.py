@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from specbuild.runtime.bundle.atomic_output import write
+from specbuild.runtime.errors import OutputError
 
 _log = logging.getLogger("specbuild")
 _OTHERS = 0o022  # writable by the group, or by anybody
@@ -18,12 +20,7 @@ _OTHERS = 0o022  # writable by the group, or by anybody
 
 def cache_path(bundle: Path, name: str, digest: str, capability: str) -> Path:
     """The file of one engine, by its model's name and its plan's sha256, for GPUs of a compute capability."""
-    return cache_folder(bundle) / f"{name}-sm{capability}-{digest[:16]}"
-
-
-def cache_folder(bundle: Path) -> Path:
-    """The folder of a bundle's files, beside it."""
-    return bundle.with_name(f"{bundle.name}.rtx-cache")
+    return bundle.with_name(f"{bundle.name}.rtx-cache") / f"{name}-sm{capability}-{digest[:16]}"
 
 
 class RuntimeCache:
@@ -57,8 +54,6 @@ class RuntimeCache:
             return
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._path.parent, delete=False) as file:  # this user's alone
-                file.write(found)
-            Path(file.name).replace(self._path)
-        except OSError as error:
-            _log.warning("%s cannot be written (%s): every load compiles anew", self._path, error.strerror)
+            write(self._path, found, 0o600)
+        except (OSError, OutputError) as error:
+            _log.warning("%s cannot be written (%s): every load compiles anew", self._path, error.__cause__ or error)

@@ -131,3 +131,10 @@ def test_a_writer_in_the_same_process_is_refused_too(tmp_path: Path) -> None:
     with staging(tmp_path / "x", 1), refused, staging(tmp_path / "x", 1):
         raise AssertionError
     assert names(tmp_path) == ["x"]
+
+
+def test_what_is_put_beside_a_folder_in_the_making_goes_with_it(tmp_path: Path) -> None:
+    """As TensorRT-RTX's cache is, where a build's check loads the engines."""
+    with staging(tmp_path / "x", 1) as folder:
+        folder.with_name(f"{folder.name}.rtx-cache").mkdir()
+    assert names(tmp_path) == ["x"]
