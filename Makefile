@@ -20,8 +20,9 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 test: $(VENV)/.ready
 	$(PYTEST) --tier fast
 
-test-all: $(VENV)/.ready
-	$(PYTEST) --tier all
+# What `make test` runs, and the tests that take longer.
+test-all: test
+	$(PYTEST) --tier slow
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
 soak: $(VENV)/.ready

@@ -33,8 +33,8 @@ PROMPTS = ROOT / "tests" / "data" / "prompts.jsonl"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--tier`: which tests run; see CONTRIBUTING.md."""
-    tiers = ("fast", "all", "soak")
-    parser.addoption("--tier", choices=tiers, default="all", help="fast: not the slow ones; soak: the longest alone")
+    tiers = ("fast", "slow", "all", "soak")
+    parser.addoption("--tier", choices=tiers, default="all", help="all: the fast and the slow ones; soak: the longest")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep a tier's tests, the long files first: processes that have one at a time end at about the same time then."""
     wanted = config.getoption("--tier")
-    kept = [item for item in items if tier_of(item) in {"fast": ("fast",), "all": ("fast", "slow")}.get(wanted, ())]
+    kept = [item for item in items if tier_of(item) in {"all": ("fast", "slow")}.get(wanted, (wanted,))]
     if wanted == "soak":
         drawn = {item for item in items if getattr(getattr(item, "obj", None), "is_hypothesis_test", False)}
         kept = [item for item in items if tier_of(item) == "soak" or item in drawn]

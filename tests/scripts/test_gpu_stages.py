@@ -93,6 +93,7 @@ def test_c_and_d_hold_a_bundle_against_the_cpu(
         assert (tmp_path / "bundles" / f"{bundle_name}.bundle.rtx-cache").is_dir()
 
 
+@pytest.mark.slow
 def test_a_card_that_is_not_listed_is_all_there_is_to_say(card: dict[str, str], tmp_path: Path) -> None:
     found = stage(card, tmp_path, "d", CARD_RTX_LISTS="75,80,86,89,120,121")
     assert list(found) == ["rtx.json"]

@@ -143,6 +143,7 @@ def test_a_bad_draft_is_left(host: KernelLibrary, folder: Path, ahead: int, time
     assert told.num_draft_tokens <= 8 * told.decisions.get("model", 0) + told.decisions.get("probe", 0)
 
 
+@pytest.mark.slow(only=("32",))
 @pytest.mark.parametrize("ahead", [0, 32])
 def test_limits_hold(host: KernelLibrary, folder: Path, ahead: int) -> None:
     """For `auto` and for trees that were asked for, whatever the table says."""
@@ -174,6 +175,7 @@ def test_a_larger_tree_than_is_allowed_is_refused(host: KernelLibrary, folder: P
         made.loop.check(request_of(prompt_of(1, 4), speculation="chain:5"))
 
 
+@pytest.mark.slow(only=("0",))
 @pytest.mark.parametrize("ahead", [0, 32])
 def test_the_text_s_own_continuation_competes(host: KernelLibrary, folder: Path, ahead: int) -> None:
     """In a loop of the text it is drafted for nothing, also in mid-flight."""
