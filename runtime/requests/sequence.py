@@ -15,8 +15,8 @@ from specbuild.runtime.speculation.draft_limits import Limits
 from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import TreeSpec
 
+from .detokenizer import Detokenizer
 from .metrics import RequestMetrics
-from .tokenizer import Detokenizer
 
 
 @dataclass(slots=True)

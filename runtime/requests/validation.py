@@ -12,10 +12,11 @@ from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_se
 from specbuild.runtime.speculation.policy import Policy, SequencePolicy
 from specbuild.runtime.speculation.tree import TreeSpec
 
+from .detokenizer import Detokenizer
 from .metrics import RequestMetrics
 from .result import Chunk, Result
 from .sequence import Sequence
-from .tokenizer import Detokenizer, Prompt, Tokenizer
+from .tokenizer import Prompt, Tokenizer
 
 Prompts = Prompt | Seq[Prompt]
 Params = SamplingParams | Seq[SamplingParams] | None
