@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .stop_strings import automaton
 from .tokenizer import Tokenizer
 
 _CONTEXT = 8  # prompt tokens that tell the decoder whether the first new one begins a word
@@ -17,22 +18,23 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
-        self._tokenizer, self._stop = tokenizer, stop
+        self._tokenizer = tokenizer
+        self._automaton, self._state = automaton(tuple(stop)) if stop else None, 0
+        self.stop_reason: str | None = None  # the stop string that ended the text
         self._ids = list(prompt[-_CONTEXT:])
         self._start, self._read = 0, len(self._ids)  # the text of _ids[_start:_read] is out already
         self._whole = ""  # everything decoded
-        self._stopped = False
         self._text = ""  # what is final of it
 
     def push(self, token: int) -> bool:
         """Take one token; True where a stop string is complete, the text then ends before it."""
         self._ids.append(token)
-        return bool(self._stop) and self._decode()
+        return self._automaton is not None and self._decode()
 
     @property
     def text(self) -> str:
         """What is final."""
-        if not self._stop:
+        if not self._automaton:
             self._decode()
         return self._text
 
@@ -48,7 +50,7 @@ class Detokenizer:
 
     def finish(self) -> None:
         """The output has ended: nothing is held back any longer."""
-        if self._stopped:
+        if self.stop_reason:
             return
         before = self._tokenizer.decode(self._ids[self._start : self._read])
         tail = self._tokenizer.decode(self._ids[self._start :])[len(before) :]
@@ -57,18 +59,16 @@ class Detokenizer:
             self._text = self._whole
 
     def _grow(self, piece: str) -> bool:
-        checked = len(self._whole)
+        end = len(self._whole)
         self._whole += piece
-        found = [self._whole.find(stop, max(0, checked - len(stop) + 1)) for stop in self._stop]
-        if any(at >= 0 for at in found):
-            self._whole, self._stopped = self._whole[: min(at for at in found if at >= 0)], True
-        self._text = self._whole[: len(self._whole) - (0 if self._stopped else self._held())]
-        return self._stopped
-
-    def _held(self) -> int:
-        """Length of the longest tail that may be the beginning of a stop string."""
-        longest = max((len(stop) for stop in self._stop), default=1) - 1
-        for length in range(min(longest, len(self._whole)), 0, -1):
-            if any(stop.startswith(self._whole[-length:]) for stop in self._stop):
-                return length
-        return 0
+        if not self._automaton:
+            self._text = self._whole
+            return False
+        self._state, match = self._automaton.read(self._state, piece)
+        if match:
+            start = end + match.start
+            self.stop_reason = self._whole[start : start + match.length]
+            self._text = self._whole = self._whole[:start]
+        else:
+            self._text = self._whole[: len(self._whole) - self._automaton.depth[self._state]]
+        return match is not None
