@@ -12,6 +12,7 @@ from specbuild.runtime import Engine, Limits, Result, SamplingParams, Speculatio
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.requests.validation import Errors
+from specbuild.runtime.sampling.parameters import renamed
 
 from .progress import tell_later_turns
 
@@ -20,7 +21,8 @@ from .progress import tell_later_turns
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("-p", "--prompt", "texts", multiple=True, metavar="TEXT", help="A prompt; may be given again.")
 @click.option("--prompts", "file", metavar="FILE.jsonl", help="Prompts, one JSON object per line; - for stdin.")
-@click.option("-n", "--max-new-tokens", type=int, default=128, show_default=True)
+@click.option("-n", "--max-new-tokens", type=int, show_default="128")
+@click.option("--max-tokens", type=int, help="Another name for --max-new-tokens.")
 @click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, default=0, help="Keep the k best tokens; 0 is off.")
 @click.option("--top-p", type=float, default=1.0, help="Keep the smallest set of this probability; 1 is off.")
@@ -93,12 +95,13 @@ def command(
     """
     if bool(texts) == bool(file):
         raise OptionError("give prompts either with -p TEXT or with --prompts FILE")
-    if sampling["logprobs"] is not None and not as_json:
+    if sampling.get("logprobs") is not None and not as_json:
         raise OptionError("--logprobs reports in JSON: add --json")
     if no_speculation and (tree or drafter):
         raise OptionError("--no-speculation leaves nothing for --tree or --drafter to do: drop one")
     if tree and min_expected_speedup > 1:
         raise OptionError("--tree drafts whatever is expected of it: drop --min-expected-speedup, or --tree")
+    sampling = renamed({name: value for name, value in sampling.items() if value is not None})
     limits = Limits(max_draft_tokens, min_expected_speedup, schedule or ())
     sampling |= {"stop": list(sampling["stop"]), "speculation": "off" if no_speculation else tree or "auto"}
     defaults = SamplingParams(**sampling)
@@ -115,6 +118,8 @@ def command(
         kv_cache_tokens=kv_cache_tokens,
         limits=limits,
     ) as engine:
+        if texts and engine.manifest.chat_template and not as_json:
+            click.echo(f"specbuild: -p is raw text, without the chat template: specbuild chat {bundle} chats", err=True)
         errors: Errors = "return" if file else "raise"
         results = _print(engine, requests, errors, as_json)
         if stats:
@@ -139,9 +144,9 @@ def _print(engine: Engine, requests: list[Request], errors: Errors, as_json: boo
             results[chunk.index, chunk.sample] = chunk.result
         while not streaming and printed < len(order) and order[printed] in results:
             (index, sample), result = order[printed], results[order[printed]]
+            row = {"index": index, "sample": sample} | result.to_dict()
             title = f"{index + 1}.{sample + 1}" if requests[index].params.n > 1 else f"{index + 1}"
-            whole = json.dumps(result.to_dict(), ensure_ascii=False) if as_json else f"=== {title} ===\n{result.text}"
-            click.echo(whole)
+            click.echo(json.dumps(row, ensure_ascii=False) if as_json else f"=== {title} ===\n{result.text}")
             printed += 1
     if streaming:
         click.echo()
@@ -152,13 +157,12 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    total = SpeculationStats()
-    for result in results:
-        total.merge(result.metrics.speculative_decoding)
+    total, metrics = SpeculationStats(), [result.metrics for result in results if result.metrics]
+    for each in metrics:
+        total.merge(each.speculative_decoding)
     tokens, run = sum(len(result.token_ids) for result in results), engine.stats
     if not run.rounds:
         return  # nothing ran
-    metrics = [result.metrics for result in results]
     prompts, cached = sum(each.num_prompt_tokens for each in metrics), sum(each.num_cached_tokens for each in metrics)
     ttft = sum(max(each.ttft - each.queue_time, 0) for each in metrics) / len(metrics)
     rows = {

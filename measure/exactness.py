@@ -53,8 +53,9 @@ def compare(
     results = _decode(engine, prompts, params)
     bound, found, accepted, rounds = engine.manifest.exactness_bound, [], 0, 0
     for index, (prompt, each, want, result) in enumerate(zip(prompts, params, expected, results, strict=True)):
-        stats = result.metrics.speculative_decoding
-        accepted, rounds = accepted + stats.num_accepted_draft_tokens, rounds + stats.num_spec_steps
+        if result.metrics:
+            stats = result.metrics.speculative_decoding
+            accepted, rounds = accepted + stats.num_accepted_draft_tokens, rounds + stats.num_spec_steps
         divergence = _first(engine, index, prompt, each, list(want), result.token_ids, bound)
         if divergence:
             found.append(divergence)

@@ -27,7 +27,7 @@ _DEFINED = {
     "requests.tokenizer": ("Prompt",),
     "sampling.constraint": ("Constraint", "Matcher"),
     "sampling.logprobs": ("TokenLogprobs",),
-    "sampling.sampler": ("SamplingParams",),
+    "sampling.parameters": ("SamplingParams",),
     "speculation.draft_limits": ("Limits",),
     "speculation.tree": ("TreeSpec",),
 }

@@ -14,6 +14,36 @@
 The message is one line that says what is wrong and what to do about it.
 """
 
+from __future__ import annotations
+
+import reprlib
+
+MAX_SHOWN = 80  # characters of a value
+MAX_MESSAGE = 400  # of another program's error
+_repr = reprlib.Repr()
+_repr.maxlevel, _repr.maxstring, _repr.maxother = 2, MAX_SHOWN, MAX_SHOWN
+
+
+def shown(value: object) -> str:
+    """A value as an error names it: its repr on one short line, or its type where it has none."""
+    try:
+        return _cut(_repr.repr(value), MAX_SHOWN)
+    except Exception:  # an int of more digits than Python prints is one
+        return _cut(f"<{type(value).__name__}>", MAX_SHOWN)
+
+
+def message_of(error: BaseException) -> str:
+    """What another program's error says, on one line that is not too long; nothing where it cannot be read."""
+    try:
+        return _cut(str(error), MAX_MESSAGE)
+    except Exception:
+        return ""
+
+
+def _cut(text: str, length: int) -> str:
+    text = " ".join(text[: 4 * length].split())
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
 
 class SpecbuildError(Exception):
     """The root of the tree; `exit_status` is what the CLI returns."""

@@ -19,6 +19,6 @@ from .requests.tokenizer import Prompt as Prompt
 from .sampling.constraint import Constraint as Constraint
 from .sampling.constraint import Matcher as Matcher
 from .sampling.logprobs import TokenLogprobs as TokenLogprobs
-from .sampling.sampler import SamplingParams as SamplingParams
+from .sampling.parameters import SamplingParams as SamplingParams
 from .speculation.draft_limits import Limits as Limits
 from .speculation.tree import TreeSpec as TreeSpec

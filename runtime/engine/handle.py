@@ -99,7 +99,9 @@ class Handle:
         metrics.num_output_tokens, metrics.finished = len(tokens), now
         logprobs = sequence.logprobs[: len(tokens)] if sequence.params.logprobs is not None else None
         self._published, self.queued = (len(tokens), text), True
-        self._result = Result(text, tokens, sequence.finish_reason, metrics, logprobs, sequence.error)
+        self._result = Result(
+            text, tokens, sequence.finish_reason, metrics, logprobs, sequence.error, sequence.stop_reason
+        )
         self._ended.set()
         if self._tell:
             self._tell(self._result)

@@ -109,10 +109,14 @@ class RequestMetrics:
         return _between(self.first_token, self.finished) / later if later > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The `metrics` object of a result."""
+        """The `metrics` object of a result; `ttft` is None where there is no token, `tpot` where there is no second."""
         times = "queue_time", "ttft", "tpot", "e2el"
         counts = "num_prompt_tokens", "num_output_tokens", "num_cached_tokens"
         told = {name: getattr(self, name) for name in (*times, *counts, "seed", "speculation")}
+        if self.first_token is None:
+            told["ttft"] = None
+        if self.first_token is None or self.num_output_tokens < 2:
+            told["tpot"] = None
         return told | {"speculative_decoding": self.speculative_decoding.to_dict()}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specbuild.runtime.errors import InputError, PromptError
-from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.sampling.parameters import SamplingParams, renamed
 
 from .chat import Chat
 from .tokenizer import Prompt
@@ -72,7 +72,7 @@ def _request(line: bytes, defaults: dict[str, Any]) -> Request:
     category = fields.get("category")
     if not isinstance(category, str | None):
         raise PromptError(f"category must be a string, not {category!r}")
-    return Request(prompt, SamplingParams(**defaults | sampling), later_turns, category)
+    return Request(prompt, SamplingParams(**defaults | renamed(sampling)), later_turns, category)
 
 
 def _prompt(source: str, fields: dict[str, Any]) -> tuple[Prompt, int]:

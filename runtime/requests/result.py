@@ -17,14 +17,17 @@ class Result:
 
     finish_reason: "stop" (end of sequence or a stop string), "length", "cancelled", "deadline", or "error", with what
     was emitted until then; `error` is set for the last alone. `logprobs`: one per token, where they were asked for.
+    stop_reason, as vLLM's: the stop string, or the one of `stop_token_ids`, that ended it; None where something else
+    did, an end of sequence included. `metrics`: None for a request that was refused before it ran.
     """
 
     text: str
     token_ids: list[int]
     finish_reason: str
-    metrics: RequestMetrics
+    metrics: RequestMetrics | None
     logprobs: list[TokenLogprobs] | None = None
     error: SpecbuildError | None = None
+    stop_reason: str | int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As `specbuild generate --json` prints it; `logprobs` and `error` only where there are any."""
@@ -32,7 +35,8 @@ class Result:
             "text": self.text,
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
-            "metrics": self.metrics.to_dict(),
+            "stop_reason": self.stop_reason,
+            "metrics": self.metrics and self.metrics.to_dict(),
         }
         if self.logprobs is not None:
             body["logprobs"] = [each.to_dict() for each in self.logprobs]

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.errors import ExecutionError, SpecbuildError
+from specbuild.runtime.errors import ExecutionError, SpecbuildError, message_of
 from specbuild.runtime.sampling.logprobs import TokenLogprobs
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 from specbuild.runtime.speculation.draft_limits import Limits
 from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import TreeSpec
 
+from .detokenizer import Detokenizer
 from .metrics import RequestMetrics
-from .tokenizer import Detokenizer
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where asked for
     finish_reason: str | None = None
+    stop_reason: str | int | None = None  # the stop string or token id that ended it; None: something else did
     error: SpecbuildError | None = None
     shape: TreeSpec | None = field(init=False)  # the tree, no larger than the round's limits
     _ids: NDArray[np.int64] = field(init=False)
@@ -80,16 +81,19 @@ class Sequence:
         self.output.append(token)
         self.sampler.emit(token, len(self.tokens) - 1)
         ended = token in eos and not self.params.ignore_eos
-        if ended or self.detokenizer.push(token):
+        if not ended and token in self.params.stop_token_ids:
+            ended, self.stop_reason = True, token
+        if ended:  # its token is no text
             self.finish_reason = "stop"
+        elif self.detokenizer.push(token):
+            self.finish_reason, self.stop_reason = "stop", self.detokenizer.stop_reason
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"
 
     def fail(self, error: BaseException) -> None:
         """End the sequence with an error; what was not raised on purpose becomes an ExecutionError."""
         if not isinstance(error, SpecbuildError):
-            text = " ".join(str(error).split())
             cause = error
-            error = ExecutionError(f"decoding failed, {type(cause).__name__}: {text}")
+            error = ExecutionError(f"decoding failed, {type(cause).__name__}: {message_of(cause)}")
             error.__cause__ = cause
         self.error, self.finish_reason = error, "error"

@@ -7,15 +7,16 @@ from collections.abc import Sequence as Seq
 from typing import Any, Literal
 
 from specbuild.runtime.bundle.manifest import Manifest
-from specbuild.runtime.errors import OptionError, PromptError, SpecbuildError
+from specbuild.runtime.errors import OptionError, PromptError, SpecbuildError, shown
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed
 from specbuild.runtime.speculation.policy import Policy, SequencePolicy
 from specbuild.runtime.speculation.tree import TreeSpec
 
+from .detokenizer import Detokenizer
 from .metrics import RequestMetrics
 from .result import Chunk, Result
 from .sequence import Sequence
-from .tokenizer import Detokenizer, Prompt, Tokenizer
+from .tokenizer import Prompt, Tokenizer
 
 Prompts = Prompt | Seq[Prompt]
 Params = SamplingParams | Seq[SamplingParams] | None
@@ -45,7 +46,7 @@ class Validator:
         Raises PromptError and OptionError for the first such prompt where `errors` is "raise".
         """
         if errors not in ("raise", "return"):
-            raise OptionError(f'errors must be "raise" or "return", not {errors!r}')
+            raise OptionError(f'errors must be "raise" or "return", not {shown(errors)}')
         listed, sequences, refused = _prompt_list(prompts), list[Sequence](), list[Chunk]()
         for index, (prompt, each) in enumerate(zip(listed, params_list(params, len(listed)), strict=True)):
             try:
@@ -53,9 +54,10 @@ class Validator:
             except SpecbuildError as error:
                 if errors == "raise":
                     raise type(error)(f"prompt {index + 1}: {error}") from None
-                metrics = RequestMetrics(0, each.seed or 0, each.speculation)
-                result = Result("", [], "error", metrics, None, error)
-                refused += [Chunk(index, sample, "", [], None, result) for sample in range(each.n)]
+                refused += [
+                    Chunk(index, sample, "", [], None, Result("", [], "error", None, error=error))
+                    for sample in range(each.n)
+                ]
         return sequences, refused
 
     def samples(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> list[Sequence]:
@@ -123,7 +125,7 @@ def params_list(params: Params, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams) for each in params):
-        raise OptionError(f"parameters must be SamplingParams, one or a list of them, not {params!r}")
+        raise OptionError(f"parameters must be SamplingParams, one or a list of them, not {shown(params)}")
     if len(params) != count:
         raise OptionError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")
     return list(params)

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.errors import ExecutionError
+from specbuild.runtime.errors import ExecutionError, shown
 from specbuild.runtime.speculation.tree import Tree
 
 Bitmask = NDArray[np.uint32]
@@ -63,6 +63,8 @@ def words(vocab_size: int) -> int:
 def ask(matcher: Matcher, path: Sequence[int], vocab_size: int) -> Bitmask | None:
     """What a matcher says is legal; raises ExecutionError for what is no bitmask of this vocabulary."""
     mask = matcher.mask(path)
+    if mask is not None and not isinstance(mask, np.ndarray):
+        raise ExecutionError(f"the constraint's mask is {shown(mask)}, not uint32[{words(vocab_size)}], a bit a token")
     if mask is not None and (mask.dtype != np.uint32 or mask.shape != (words(vocab_size),)):
         raise ExecutionError(
             f"the constraint's mask is {mask.dtype}{list(mask.shape)}, not uint32[{words(vocab_size)}], a bit a token"

@@ -37,6 +37,10 @@ class CutOffs:
         """Whether top-p leaves a token in that top-k did."""
         return self._top_p >= 1 or self._mass_above(float(self._logits[token])) < self._top_p
 
+    def drop_up_to(self, token: int, scores: Logits) -> None:
+        """Set to −inf the scores of a token that top-p leaves out and of all that are no likelier, so left out too."""
+        scores[self._logits <= self._logits[token]] = -np.inf
+
     def slacks(self, token: int) -> list[float]:
         """Per cut-off that is on, how far inside it a token is, in logits, for top-p in mass; negative outside."""
         value, slacks = float(self._logits[token]), []

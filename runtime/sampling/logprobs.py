@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specbuild.runtime.errors import ExecutionError
+
+LOWEST = -9999.0  # that JSON says of a token without any probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class TokenLogprobs:
     def of(cls, logits: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
         """From the row `float32[V]` the token was chosen from, in float64; the lowest id first among equals."""
         row = log_softmax(logits)
+        if not math.isfinite(row[token]):
+            raise ExecutionError("the model gave NaN or infinity for a logit: build the bundle from sound weights")
         best: list[int] = []
         if count:
             count = min(count, row.size)
@@ -29,9 +36,9 @@ class TokenLogprobs:
         return cls(token, float(row[token]), tuple((each, float(row[each])) for each in best))
 
     def to_dict(self) -> dict[str, Any]:
-        """The object in a result's `logprobs`."""
-        top = [{"token_id": token, "logprob": logprob} for token, logprob in self.top]
-        return {"token_id": self.token_id, "logprob": self.logprob, "top": top}
+        """The object in a result's `logprobs`; as in vLLM, none is below LOWEST, for JSON has no infinity."""
+        top = [{"token_id": token, "logprob": max(logprob, LOWEST)} for token, logprob in self.top]
+        return {"token_id": self.token_id, "logprob": max(self.logprob, LOWEST), "top": top}
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

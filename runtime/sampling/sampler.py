@@ -1,4 +1,4 @@
-"""Sampling parameters, logit processors, and the one choice that target and draft share.
+"""Logit processors, and the one choice that target and draft share.
 
 The choice at absolute position t is `argmax_x(f(logits)_x + g(seed, t, x))`: f are the request's processors, which see
 the node's own path; g is Gumbel noise, the same for every node at t, in target and draft, and zero at temperature 0.
@@ -9,133 +9,31 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.errors import ExecutionError, OptionError, one_line
-from specbuild.runtime.speculation.tree import TreeSpec
+from specbuild.runtime.errors import ExecutionError, OptionError, message_of, shown
 
 from .constraint import Constraint, Matcher, ask, unpack
 from .cut_offs import CutOffs
+from .parameters import SamplingParams as SamplingParams
 
 Logits = NDArray[np.float32]
-MAX_SAMPLES = 1024  # of one prompt
-MAX_LOGPROBS = 20  # tokens reported besides the emitted one, as in OpenAI's API
-MAX_SESSION = 256  # characters of a session's name
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one request is decoded; validated when made, raises OptionError.
-
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; the penalties are Hugging Face's
-    (repetition_penalty: prompt and output, divided or multiplied) and OpenAI's (frequency and presence: output only,
-    subtracted); logit_bias maps token ids to what is added. seed None draws fresh entropy, which the result reports.
-    speculation is "auto" (the bundle's default tree), "off", or a tree. n: samples of the prompt; sample i is what
-    `seed + i` (mod 2⁶⁴) alone gives. logprobs: None, or how many of the best tokens (0…20) to report besides the
-    emitted one. deadline: seconds from submission after which the request ends with what it has. session: a name, of at
-    most 256 characters; requests of one session share what "auto" learns of their drafts in a tuned bundle. constraint:
-    what the texts may be; a token that it does not allow has no score, before the cut-offs.
-    """
-
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    stop: Sequence[str] = ()
-    ignore_eos: bool = False
-    speculation: str = "auto"
-    n: int = 1
-    logprobs: int | None = None
-    deadline: float | None = None
-    session: str | None = None
-    constraint: Constraint | None = None
-
-    def __post_init__(self) -> None:
-        _integer("max_new_tokens", self.max_new_tokens, 1)
-        _integer("top_k", self.top_k, 0)
-        _number("temperature", self.temperature, 0, 100)
-        if 0 < self.temperature < 0.01:
-            raise OptionError(f"temperature {self.temperature} is too small to divide by: use 0 for greedy, or ≥ 0.01")
-        _number("top_p", self.top_p, 0, 1, open_low=True)
-        _number("min_p", self.min_p, 0, 1)
-        _number("repetition_penalty", self.repetition_penalty, 0, 100, open_low=True)
-        _number("frequency_penalty", self.frequency_penalty, -100, 100)
-        _number("presence_penalty", self.presence_penalty, -100, 100)
-        if self.seed is not None:
-            _integer("seed", self.seed, 0, 2**64 - 1)
-        if not isinstance(self.ignore_eos, bool):
-            raise OptionError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, list | tuple) or not all(isinstance(s, str) and s for s in stop):
-            raise OptionError(f"stop must be a string or a list of strings, none of them empty, not {self.stop!r}")
-        object.__setattr__(self, "stop", tuple(stop))
-        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
-        if self.speculation not in ("auto", "off"):
-            try:
-                TreeSpec.parse(self.speculation)
-            except OptionError as error:
-                raise OptionError(f'speculation must be "auto", "off" or a tree: {error}') from None
-        _integer("n", self.n, 1, MAX_SAMPLES)
-        if self.n > 1 and self.temperature == 0:
-            raise OptionError(f"n is {self.n} at temperature 0, where all samples are equal: use n 1, or a temperature")
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if self.deadline is not None:
-            _number("deadline", self.deadline, 0, 10**9, open_low=True)
-        if self.constraint is not None and not isinstance(self.constraint, Constraint):
-            raise OptionError(f"constraint must have a method matcher(vocab_size), not be {self.constraint!r:.80}")
-        if self.session is not None and (not isinstance(self.session, str) or not 0 < len(self.session) <= MAX_SESSION):
-            raise OptionError(f"session must be a string of 1…{MAX_SESSION} characters, not {self.session!r:.80}")
-
-    @classmethod
-    def names(cls) -> frozenset[str]:
-        """The names of all parameters."""
-        return frozenset(f.name for f in fields(cls))
-
-
-def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
-    bad = isinstance(value, bool) or not isinstance(value, int | float) or value != value
-    if bad or not low <= value <= high or (open_low and value == low):
-        raise OptionError(f"{name} must be a number {'above' if open_low else 'from'} {low} to {high}, not {value!r}")
-
-
-def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
-        raise OptionError(f"{name} must be a whole number {limit}, not {value!r}")
-
-
-def _logit_bias(value: Any) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise OptionError(f"logit_bias must map token ids to numbers, not {value!r}")
-    bias = {}
-    for token, amount in value.items():
-        if isinstance(token, bool) or not isinstance(token, int | str) or not str(token).isdecimal():
-            raise OptionError(f"logit_bias has {token!r} for a token id: use whole numbers")
-        _number("an amount in logit_bias", amount, -1e6, 1e6)
-        bias[int(token)] = amount
-    return bias
 
 
 def _matcher(constraint: Constraint, vocab_size: int) -> Matcher:
     """A constraint's matcher; raises OptionError where it makes none."""
     try:
         matcher = constraint.matcher(vocab_size)
-    except Exception as error:
-        raise OptionError(f"the constraint cannot be used, {type(error).__name__}: {one_line(error)}") from error
-    if not callable(getattr(matcher, "mask", None)) or not callable(getattr(matcher, "emit", None)):
-        raise OptionError(f"a constraint's matcher must have mask(path) and emit(token), not be {matcher!r:.80}")
+        usable = callable(getattr(matcher, "mask", None)) and callable(getattr(matcher, "emit", None))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a library's panic is no Exception
+        raise OptionError(f"the constraint cannot be used, {type(error).__name__}: {message_of(error)}") from error
+    if not usable:
+        raise OptionError(f"a constraint's matcher must have mask(path) and emit(token), not be {shown(matcher)}")
     return matcher
 
 
@@ -164,9 +62,9 @@ class Sampler:
         self._bias = np.fromiter(p.logit_bias.values(), dtype=np.float32)
         self._repeats = p.repetition_penalty != 1
         self._counts = p.frequency_penalty != 0 or p.presence_penalty != 0
-        self.matcher = _matcher(p.constraint, vocab_size) if p.constraint else None
+        self.matcher = _matcher(p.constraint, vocab_size) if p.constraint is not None else None
         self._raised: BaseException | None = None  # by the constraint, while somebody drafted
-        self._plain = not (self._repeats or self._counts or self._bias.size or self.matcher)
+        self._plain = not (self._repeats or self._counts or self._bias.size or self.matcher is not None)
         self._cuts = p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
         self._seen = np.zeros(vocab_size if self._repeats else 0, dtype=np.bool_)
         if self._repeats:
@@ -185,7 +83,7 @@ class Sampler:
             self._seen[token] = True
         if self._counts:
             self._output[token] += 1
-        if self.matcher:
+        if self.matcher is not None:
             self.matcher.emit(token)
         for past in [t for t in self._noise if t < position]:
             del self._noise[past]
@@ -204,8 +102,8 @@ class Sampler:
         `path`: the drafted tokens from below the root down to the node. Ends early after `misses` excluded ones.
         """
         processed = self.processed(logits, path)
-        if self.matcher and processed.max() == -np.inf:
-            return
+        if not np.isfinite(processed.max()):
+            return  # no token may be chosen, or the model gave what is no number
         scores = processed + self.noise(position) if self.params.temperature > 0 else processed.copy()
         cut_offs = self._cut_offs(processed) if self._cuts else None
         if cut_offs:
@@ -217,6 +115,8 @@ class Sampler:
                 misses -= 1
                 if misses < 0:
                     return
+            else:
+                cut_offs.drop_up_to(token, scores)
             scores[token] = -np.inf
 
     def drafted(self, logits: Logits, position: int, path: Sequence[int], misses: int) -> Iterator[tuple[int, float]]:
@@ -242,7 +142,7 @@ class Sampler:
         if self.greedy:
             return int(logits.argmax())
         best = next(self.ranked(logits, position, path), None)
-        if best is None and self.matcher:
+        if best is None and self.matcher is not None:
             raise ExecutionError("no token that the constraint allows has a finite score: let it allow others")
         return best[0] if best else int(logits.argmax())
 
@@ -251,7 +151,7 @@ class Sampler:
         if self._plain and self.params.temperature in (0, 1):
             return logits
         p, out = self.params, logits.copy()
-        if self.matcher and (mask := ask(self.matcher, path, len(out))) is not None:
+        if self.matcher is not None and (mask := ask(self.matcher, path, len(out))) is not None:
             out[~unpack(mask, len(out))] = -np.inf
         if self._repeats:
             seen = self._seen

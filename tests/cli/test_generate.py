@@ -51,7 +51,7 @@ def test_an_object_per_prompt(specbuild: Command, bundle: Path) -> None:
     outcome = specbuild("generate", bundle, "-p", PROMPT, "-n", 16, "--json")
     assert outcome.err == ""
     (result,) = objects(outcome)
-    assert list(result) == ["text", "token_ids", "finish_reason", "metrics"]
+    assert list(result) == ["index", "sample", "text", "token_ids", "finish_reason", "stop_reason", "metrics"]
     metrics = result["metrics"]
     assert list(metrics) == [*METRICS, "speculative_decoding"]
     assert list(metrics["speculative_decoding"]) == STATISTICS
@@ -177,7 +177,7 @@ def test_stop_and_ignore_eos(specbuild: Command, tiny_bundle: Path, bundle: Path
     stop = whole["text"][5:8]
     (stopped,) = objects(specbuild("generate", bundle, "-p", PROMPT, "-n", 40, "--stop", stop, "--json"))
     assert stopped["text"] == whole["text"][: whole["text"].index(stop)]
-    assert stopped["finish_reason"] == "stop"
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", stop)
     ended = ["generate", tiny_bundle, "-p", "x", "--prompts", "-", "--json"]
     request = json.dumps({"prompt": "x", "logit_bias": {"0": 1000}, "max_new_tokens": 5}).encode()
     (result,) = objects(specbuild(*ended[:2], *ended[4:], "--prompts", "-", stdin=request))
@@ -190,6 +190,7 @@ def test_samples_of_a_prompt(specbuild: Command, bundle: Path) -> None:
     arguments = ["generate", bundle, "-p", PROMPT, "-p", "x", *SAMPLED, "--seed", 5]
     results = objects(specbuild(*arguments, "--n", 2, "-b", 3, "--json"))
     assert [result["metrics"]["seed"] for result in results] == [5, 6, 5, 6]
+    assert [(result["index"], result["sample"]) for result in results] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     alone = [objects(specbuild(*arguments[:-1], seed, "--json")) for seed in (5, 6)]
     expected = [result["token_ids"] for pair in zip(*alone, strict=True) for result in pair]
     assert [result["token_ids"] for result in results] == expected
@@ -266,6 +267,23 @@ def test_messages_go_through_the_chat_template(specbuild: Command, tiny_bundle: 
     (plain,) = objects(specbuild("generate", tiny_bundle, "-p", text, "-n", 6, "--json"))
     assert chat["token_ids"] == plain["token_ids"]
     assert chat["metrics"]["num_prompt_tokens"] == plain["metrics"]["num_prompt_tokens"]
+
+
+def test_raw_text_for_a_chat_model_is_said_to_be_that(specbuild: Command, tiny_bundle: Path) -> None:
+    told = specbuild("generate", tiny_bundle, "-p", "x", "-n", 2)
+    assert told.err == f"specbuild: -p is raw text, without the chat template: specbuild chat {tiny_bundle} chats\n"
+    assert specbuild("generate", tiny_bundle, "-p", "x", "-n", 2, "--json").err == ""
+
+
+def test_max_tokens_is_a_name_of_max_new_tokens(specbuild: Command, bundle: Path, tmp_path: Path) -> None:
+    (short,) = objects(specbuild("generate", bundle, "-p", PROMPT, "--max-tokens", 3, "--json"))
+    assert len(short["token_ids"]) == 3
+    file = lines(tmp_path, {"prompt": PROMPT}, {"prompt": PROMPT, "max_tokens": 2})
+    for flag in ("--max-tokens", "--max-new-tokens"):
+        results = objects(specbuild("generate", bundle, "--prompts", file, flag, 4, "--json"))
+        assert [len(result["token_ids"]) for result in results] == [4, 2]
+    line = specbuild("generate", bundle, "-p", "x", "-n", 3, "--max-tokens", 3).refusal()
+    assert "max_tokens and max_new_tokens are one parameter" in line
 
 
 def test_messages_without_a_template(specbuild: Command, bundle: Path, tmp_path: Path) -> None:
@@ -400,6 +418,7 @@ def test_what_only_the_bundle_can_refuse(
     first, failed, last = [json.loads(line) for line in outcome.out.splitlines()]
     assert first["token_ids"] == last["token_ids"] != []
     assert (failed["finish_reason"], failed["text"], failed["token_ids"]) == ("error", "", [])
+    assert (failed["index"], failed["sample"], failed["metrics"]) == (1, 0, None), "nothing ran, nothing was measured"
     assert [word for word in words[1:] if word not in failed["error"]] == [], failed
     assert specbuild("generate", bundle, "--prompts", file, "-n", 2).status == 1
 

@@ -13,8 +13,8 @@ from specbuild.runtime import RequestMetrics, TreeSpec
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 from specbuild.runtime.decoding.loop import Loop
+from specbuild.runtime.requests.detokenizer import Detokenizer
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.requests.tokenizer import Detokenizer
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
 REQUESTS: list[dict[str, Any]] = [

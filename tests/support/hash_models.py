@@ -19,8 +19,9 @@ from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import PromptError
+from specbuild.runtime.requests.detokenizer import Detokenizer
 from specbuild.runtime.requests.sequence import Sequence as Request
-from specbuild.runtime.requests.tokenizer import Detokenizer, Tokenizer
+from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
 VOCAB = 12

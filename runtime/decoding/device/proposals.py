@@ -47,7 +47,7 @@ class Proposals:
             return Draft(sequence, lone, drafts=True)
         # Its nodes lie within the sequence's limit; what its step has more of is padding, past the rows that it needs.
         tree = from_text(sequence, len(shapes), self.looks_up, self.drafts)
-        drafter = self.for_constrained if sequence.sampler.matcher else self.for_all
+        drafter = self.for_constrained if sequence.sampler.matcher is not None else self.for_all
         if not tree and policy:
             shape = shape if drafter else policy.grown(shape, self.steps)
             if not self.room.fits(sequence, shape, shapes):

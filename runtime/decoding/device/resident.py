@@ -98,7 +98,9 @@ class Flights:
         """Begin as many rounds as may follow each other, if they are at least two."""
         if not self._captures or nvtx.enabled:
             return
-        if any(d.sequence.params.logprobs is not None or d.sequence.sampler.matcher for d in plan):  # the host is asked
+        if any(
+            d.sequence.params.logprobs is not None or d.sequence.sampler.matcher is not None for d in plan
+        ):  # the host is asked
             return
         nodes, grown = self._rounds.bucket(plan), all(draft.spec for draft in plan)
         rounds = self._count(plan, nodes) if grown or nodes == 1 else 0

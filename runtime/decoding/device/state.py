@@ -233,7 +233,7 @@ class Slots:
         block = self._masks(nodes)
         block.host["masks"][:] = np.uint32(0xFFFFFFFF)
         for sequence, tree in trees:
-            if matcher := sequence.sampler.matcher:
+            if (matcher := sequence.sampler.matcher) is not None:
                 with alone(sequence):
                     tree_masks(matcher, tree, self._vocab, block.host["masks"][sequence.slot])
         block.upload("masks", "masks", stream)

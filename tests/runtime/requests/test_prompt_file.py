@@ -11,6 +11,7 @@ import pytest
 from specbuild.runtime import Chat, SamplingParams
 from specbuild.runtime.errors import PromptError
 from specbuild.runtime.requests.prompt_file import Request, read
+from specbuild.runtime.sampling.parameters import renamed
 
 DEFAULTS: dict[str, Any] = {"max_new_tokens": 7, "temperature": 0.5, "seed": 1}
 
@@ -44,6 +45,8 @@ def test_the_kinds_of_line(tmp_path: Path) -> None:
 def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
     values: dict[str, Any] = {
         "max_new_tokens": 3,
+        "max_tokens": 3,
+        "stop_token_ids": [7],
         "temperature": 0.75,
         "top_k": 3,
         "top_p": 0.5,
@@ -62,7 +65,7 @@ def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
         "session": "a user's",
     }
     requests = read(write(tmp_path, {"prompt": "p", name: values[name]}, {"prompt": "p"}), DEFAULTS)
-    assert requests[0].params == SamplingParams(**DEFAULTS | {name: values[name]})
+    assert requests[0].params == SamplingParams(**DEFAULTS | renamed({name: values[name]}))
     assert requests[0].params != requests[1].params == SamplingParams(**DEFAULTS)
 
 

@@ -25,9 +25,12 @@ def test_a_result_is_told_as_json(reason: str) -> None:
         "text": "ab",
         "token_ids": [5, 6],
         "finish_reason": reason,
+        "stop_reason": None,
         "metrics": metrics().to_dict(),
     }
-    assert list(told) == ["text", "token_ids", "finish_reason", "metrics"], "what is read first comes first"
+    assert list(told) == ["text", "token_ids", "finish_reason", "stop_reason", "metrics"], (
+        "what is read first comes first"
+    )
 
 
 def test_logprobs_are_told_where_they_were_asked_for() -> None:
@@ -38,6 +41,16 @@ def test_logprobs_are_told_where_they_were_asked_for() -> None:
     json.dumps(told)
     assert Result("", [], "cancelled", metrics(), []).to_dict()["logprobs"] == [], "asked for, and none came"
     assert "logprobs" not in Result("", [], "cancelled", metrics(), None).to_dict()
+
+
+@pytest.mark.parametrize("reason", ["\n", 7, None])
+def test_why_it_stopped_is_told(reason: str | int | None) -> None:
+    assert Result("a", [5], "stop", metrics(), stop_reason=reason).to_dict()["stop_reason"] == reason
+
+
+def test_a_request_that_never_ran_has_no_metrics() -> None:
+    told = Result("", [], "error", None, error=PromptError("the prompt is empty")).to_dict()
+    assert (told["metrics"], told["error"]) == (None, "the prompt is empty")
 
 
 @pytest.mark.parametrize("error", [PromptError("the prompt is empty"), ExecutionError("")])

@@ -258,3 +258,17 @@ def test_a_deadline_counts_from_submission(request_of: Any) -> None:
         sequence = request_of([1, 2], SamplingParams(max_new_tokens=3, speculation="off", deadline=asked))
         sequence.submit(100.0)
         assert (sequence.deadline, sequence.metrics.submitted) == (ends, 100.0)
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_what_stopped_it_is_named_as_in_vllm(request_of: Make, ignore_eos: bool) -> None:
+    """A stop string, a token that was asked to stop it; nothing for an end token of the model's own."""
+    for params, token, want in (
+        ({"stop": "f"}, 5, ("stop", "f", "")),
+        ({"stop_token_ids": [5]}, 5, ("stop", 5, "")),
+        ({"stop_token_ids": [7]}, 7, ("stop", 7 if ignore_eos else None, "")),
+        ({}, 5, (None, None, "f")),
+    ):
+        sequence = of(request_of, [3, 4], ignore_eos=ignore_eos, **params)
+        sequence.emit(token, EOS)
+        assert (sequence.finish_reason, sequence.stop_reason, sequence.detokenizer.text) == want

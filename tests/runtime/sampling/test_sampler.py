@@ -38,6 +38,8 @@ BAD: dict[str, list[object]] = {
     ],
     "seed": [-1, 2**64, 1.0, 0.5, True, "1", NAN],
     "stop": ["", [""], ["a", ""], 5, None, [1], ["a", None], {"a": 1}, b"a"],
+    "stop_token_ids": [5, None, "7", [-1], [1.0], [True], ["7"], [2**31], [1] * 65, {7}],
+    "max_tokens": [0, -1, 1.0, True, "8", NAN, 2**31],
     "ignore_eos": [1, 0, "true", None],
     "n": [0, -1, 2, 1025, 1.0, True, "1", None, NAN],  # 2: at temperature 0
     "logprobs": [-1, 21, 1.0, True, "1", NAN],
@@ -59,6 +61,8 @@ GOOD: dict[str, list[object]] = {
     "logit_bias": [{}, {0: -100}, {31: 2.5}],
     "seed": [None, 0, 2**64 - 1],
     "stop": ["a", (), [], ["a", "b"], ("\n\n",)],
+    "stop_token_ids": [(), [], [0], (5, 7), [2**31 - 1]],
+    "max_tokens": [1, 64],
     "ignore_eos": [True, False],
     "n": [1],
     "logprobs": [None, 0, 20],
@@ -85,8 +89,10 @@ def test_a_bad_value_is_refused_in_one_line_that_names_it(name: str, value: obje
     [pytest.param(name, value, id=f"{name}-{value!r:.20}") for name, values in GOOD.items() for value in values],
 )
 def test_a_good_value_is_taken(name: str, value: object) -> None:
-    kept = getattr(SamplingParams(**{name: value}), name)  # type: ignore[arg-type]
-    assert kept == (value if name != "stop" else (value,) if isinstance(value, str) else tuple(value))  # type: ignore[arg-type]
+    kept = getattr(SamplingParams(**{name: value}), name.replace("max_tokens", "max_new_tokens"))  # type: ignore[arg-type]
+    assert kept == (
+        value if name not in ("stop", "stop_token_ids") else (value,) if isinstance(value, str) else tuple(value)
+    )  # type: ignore[arg-type]
 
 
 def test_several_samples_need_a_temperature() -> None:

@@ -1,0 +1,212 @@
+"""Sampling parameters, and what they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.errors import OptionError, message_of, shown
+from specbuild.runtime.speculation.tree import TreeSpec
+
+from .constraint import Constraint
+
+MAX_SAMPLES = 1024  # of one prompt
+MAX_LOGPROBS = 20  # tokens reported besides the emitted one, as in OpenAI's API
+MAX_SESSION = 256  # characters of a session's name
+MAX_STOPS = 64  # stop strings, and as many token ids
+MAX_STOP_CHARACTERS = 4096  # of all stop strings together
+MAX_TREE = 32  # characters of a tree's name
+_INT32 = 2**31 - 1
+
+
+class _Default(int):
+    """A default that is told from the same number given by a caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is decoded; validated when made, raises OptionError.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; the penalties are Hugging Face's
+    (repetition_penalty: prompt and output, divided or multiplied) and OpenAI's (frequency and presence: output only,
+    subtracted); logit_bias maps token ids to what is added. seed None draws fresh entropy, which the result reports.
+    stop: at most 64 strings of together 4,096 characters; the text ends before the first. stop_token_ids: at most 64
+    tokens that end the text beside the model's own, whatever ignore_eos says, and are not part of it.
+    speculation is "auto" (the bundle's default tree), "off", or a tree. n: samples of the prompt; sample i is what
+    `seed + i` (mod 2⁶⁴) alone gives. logprobs: None, or how many of the best tokens (0…20) to report besides the
+    emitted one. deadline: seconds from submission after which the request ends with what it has. session: a name, of at
+    most 256 characters; requests of one session share what "auto" learns of their drafts in a tuned bundle. constraint:
+    what the texts may be; a token that it does not allow has no score, before the cut-offs. max_tokens: another name
+    for max_new_tokens.
+    """
+
+    max_new_tokens: int = _Default(128)
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    speculation: str = "auto"
+    n: int = 1
+    logprobs: int | None = None
+    deadline: float | None = None
+    session: str | None = None
+    constraint: Constraint | None = None
+    max_tokens: InitVar[int | None] = None
+
+    def __post_init__(self, max_tokens: int | None) -> None:
+        if max_tokens is not None:
+            given = {} if isinstance(self.max_new_tokens, _Default) else {"max_new_tokens": self.max_new_tokens}
+            self._keep(**renamed(given | {"max_tokens": _integer("max_tokens", max_tokens, 1)}))
+        elif not isinstance(self.max_new_tokens, _Default):
+            self._keep(max_new_tokens=_integer("max_new_tokens", self.max_new_tokens, 1))
+        self._keep(
+            temperature=_number("temperature", self.temperature, 0, 100),
+            top_k=_integer("top_k", self.top_k, 0),
+            top_p=_number("top_p", self.top_p, 0, 1, open_low=True),
+            min_p=_number("min_p", self.min_p, 0, 1),
+            repetition_penalty=_number("repetition_penalty", self.repetition_penalty, 0.01, 100),
+            frequency_penalty=_number("frequency_penalty", self.frequency_penalty, -100, 100),
+            presence_penalty=_number("presence_penalty", self.presence_penalty, -100, 100),
+            logit_bias=_logit_bias(self.logit_bias),
+            stop=_stop(self.stop),
+            stop_token_ids=_stop_token_ids(self.stop_token_ids),
+            speculation=_speculation(self.speculation),
+            n=_integer("n", self.n, 1, MAX_SAMPLES),
+            session=_session(self.session),
+        )
+        if 0 < self.temperature < 0.01:
+            raise OptionError(f"temperature {self.temperature} is too small to divide by: use 0 for greedy, or ≥ 0.01")
+        if not isinstance(self.ignore_eos, bool):
+            raise OptionError(f"ignore_eos must be true or false, not {shown(self.ignore_eos)}")
+        if self.seed is not None:
+            self._keep(seed=_integer("seed", self.seed, 0, 2**64 - 1))
+        if self.logprobs is not None:
+            self._keep(logprobs=_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
+        if self.deadline is not None:
+            self._keep(deadline=_number("deadline", self.deadline, 0, 10**9, open_low=True))
+        if self.n > 1 and self.temperature == 0:
+            raise OptionError(f"n is {self.n} at temperature 0, where all samples are equal: use n 1, or a temperature")
+        if self.constraint is not None and not _has_matcher(self.constraint):
+            raise OptionError(f"constraint must have a method matcher(vocab_size), not be {shown(self.constraint)}")
+
+    def _keep(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """The names of all parameters."""
+        return frozenset({"max_tokens", *(f.name for f in fields(cls))})
+
+
+def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with `max_tokens` under its own name; raises OptionError where both names are given."""
+    if "max_tokens" not in given:
+        return dict(given)
+    if "max_new_tokens" in given:
+        raise OptionError("max_tokens and max_new_tokens are one parameter: give one of them")
+    return {"max_new_tokens" if name == "max_tokens" else name: value for name, value in given.items()}
+
+
+def _plain(value: Any) -> int | float | None:
+    """A number of Python's or NumPy's as an int or a float that no subclass has changed; None for all else."""
+    kind = type(value)
+    if issubclass(kind, int) and kind is not bool:
+        return int.__int__(value)
+    if issubclass(kind, float):
+        return float.__float__(value)
+    if issubclass(kind, np.integer):
+        return int(value)
+    return float(value) if issubclass(kind, np.floating) else None
+
+
+def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> int | float:
+    number = _plain(value)
+    if number is None or not low <= number <= high or (open_low and number == low):
+        range_ = f"{'above' if open_low else 'from'} {low} to {high}"
+        raise OptionError(f"{name} must be a number {range_}, not {shown(value)}")
+    return number
+
+
+def _integer(name: str, value: Any, low: int, high: int = _INT32) -> int:
+    number = _plain(value)
+    if not isinstance(number, int) or not low <= number <= high:
+        raise OptionError(f"{name} must be a whole number from {low} to {high}, not {shown(value)}")
+    return number
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"logit_bias must map token ids to numbers, not {shown(value)}")
+    try:
+        given = list(value.items())
+    except Exception as error:
+        raise OptionError(f"logit_bias cannot be read, {type(error).__name__}: {message_of(error)}") from None
+    bias = {}
+    for token, amount in given:
+        text = token if isinstance(token, str) and len(token) <= 20 and token.isdecimal() else None
+        number = _plain(token) if text is None else int(text)
+        if not isinstance(number, int) or number < 0:
+            raise OptionError(f"logit_bias has {shown(token)} for a token id: use whole numbers")
+        bias[number] = _number("an amount in logit_bias", amount, -1e6, 1e6)
+    return bias
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    given = (value,) if isinstance(value, str) else value
+    if not isinstance(given, list | tuple):
+        raise OptionError(f"stop must be a string or a list of strings, none of them empty, not {shown(value)}")
+    if len(given) > MAX_STOPS:
+        raise OptionError(f"stop has {len(given):,} strings: give at most {MAX_STOPS}")
+    if not all(issubclass(type(each), str) for each in given) or not all(str.__len__(each) for each in given):
+        raise OptionError(f"stop must be a string or a list of strings, none of them empty, not {shown(value)}")
+    plain = tuple(str.__str__(each) for each in given)
+    if (characters := sum(map(len, plain))) > MAX_STOP_CHARACTERS:
+        raise OptionError(f"stop has {characters:,} characters: give at most {MAX_STOP_CHARACTERS:,} in all strings")
+    if any("\ud800" <= character <= "\udfff" for character in "".join(plain)):
+        raise OptionError(f"stop is not valid Unicode, so no text has it: {shown(value)}")
+    return plain
+
+
+def _stop_token_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) > MAX_STOPS:
+        raise OptionError(f"stop_token_ids must be a list of at most {MAX_STOPS} token ids, not {shown(value)}")
+    return tuple(_integer("a token id in stop_token_ids", each, 0) for each in value)
+
+
+def _speculation(value: Any) -> str:
+    if not issubclass(type(value), str) or str.__len__(value) > MAX_TREE:
+        raise OptionError(f'speculation must be "auto", "off" or a tree such as chain:4, not {shown(value)}')
+    text = str.__str__(value)
+    if text not in ("auto", "off"):
+        try:
+            TreeSpec.parse(text)
+        except OptionError as error:
+            raise OptionError(f'speculation must be "auto", "off" or a tree: {error}') from None
+    return text
+
+
+def _session(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not issubclass(type(value), str) or not 0 < str.__len__(value) <= MAX_SESSION:
+        raise OptionError(f"session must be a string of 1…{MAX_SESSION} characters, not {shown(value)}")
+    return str.__str__(value)
+
+
+def _has_matcher(value: Any) -> bool:
+    try:
+        return callable(getattr(value, "matcher", None))
+    except Exception:
+        return False

@@ -1,0 +1,203 @@
+"""Attacks by sampling parameters and constraints: one line that names the field, and no other request notices."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specbuild.runtime import RequestMetrics, SamplingParams, TokenLogprobs
+from specbuild.runtime.errors import MAX_MESSAGE, ExecutionError, OptionError, message_of, shown
+from specbuild.runtime.requests.result import Result
+from specbuild.runtime.sampling.cut_offs import CutOffs
+from specbuild.runtime.sampling.sampler import Sampler
+
+VOCAB = 64
+
+
+class Hostile:
+    """Whatever is asked of it raises."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no\nrepr")
+
+    __str__ = __iter__ = __len__ = __bool__ = __eq__ = __hash__ = __float__ = __index__ = __repr__  # type: ignore[assignment]
+
+    @property
+    def matcher(self) -> Any:
+        raise RuntimeError("no\nmatcher")
+
+
+class Lying(str):
+    """A text that is another whenever somebody looks."""
+
+    def __str__(self) -> str:
+        return "x" * 10**6
+
+    __repr__ = __str__
+
+    def __len__(self) -> int:
+        return 1
+
+    def __hash__(self) -> int:
+        raise ValueError("no hash")
+
+
+class Items(dict[Any, Any]):
+    def items(self) -> Any:
+        raise KeyError("no\nitems")
+
+
+VALUES: list[Any] = [
+    *(math.nan, math.inf, -math.inf, 10**400, -(10**400), 10**5000, 2**64, -1, 1e-300, 1e300, 10**18),
+    *(True, None, "", "x", "9" * 5000, "x" * 10**7, b"x" * 10**6, "\ud800", Lying("x" * 300), Hostile(), object(), str),
+    *([], {}, (), {1}, [Hostile()], [[]], [None], ["x"] * 10_000, list(range(10_000)), Items(), np.zeros(3)),
+    *(np.float64("nan"), np.float32(-1), np.int64(-1), np.bool_(True), np.array("x")),
+    *({10**5000: 1}, {"9" * 5000: 1}, {1: 10**5000}, {"x" * 10**6: 1}, {1: Hostile()}),
+]
+
+
+@pytest.mark.parametrize("name", sorted(SamplingParams.names()))
+def test_any_value_of_any_field_is_taken_or_refused_in_one_line(name: str) -> None:
+    refused = 0
+    for value in VALUES:
+        try:
+            params = SamplingParams(**{name: value})
+            Sampler(params, 0, [1], VOCAB)
+        except OptionError as error:
+            refused += 1
+            line = str(error)
+            assert name in line or (name, "constraint") == ("constraint", line[:10]), line
+            assert "\n" not in line
+            assert len(line) < 400, line[:400]
+    assert refused > 15
+
+
+def test_a_subclass_s_own_ideas_do_not_reach_the_worker() -> None:
+    params = SamplingParams(stop=[Lying("ab")], session=Lying("s"), max_new_tokens=np.int64(5), top_p=np.float32(0.5))  # type: ignore[arg-type]
+    assert [type(each) for each in (*params.stop, params.session)] == [str, str]
+    assert (params.stop, params.session) == (("ab",), "s")
+    assert (type(params.max_new_tokens), type(params.top_p)) == (int, float)
+
+
+def test_max_tokens_is_another_name_and_not_a_second_number() -> None:
+    assert SamplingParams(max_tokens=9) == SamplingParams(max_new_tokens=9)
+    for length in (9, 128):
+        with pytest.raises(OptionError, match="one parameter"):
+            SamplingParams(max_new_tokens=length, max_tokens=9)
+
+
+def test_an_error_s_text_is_bounded_whatever_it_is() -> None:
+    assert shown("x" * 10**7).endswith("xxx'")
+    assert max(len(shown(value)) for value in VALUES) <= 80
+    assert len(message_of(ValueError("long " * 10**6))) <= MAX_MESSAGE
+    assert message_of(type("Mute", (ValueError,), {"__str__": Hostile.__repr__})()) == ""
+
+
+class Falsy:
+    """A constraint and its matcher that are false, or of length 0: neither is none."""
+
+    def __init__(self, mask: Any) -> None:
+        self._mask = mask
+
+    def __bool__(self) -> bool:
+        return False
+
+    def matcher(self, vocab_size: int) -> Falsy:
+        return self
+
+    def mask(self, path: Any) -> Any:
+        return self._mask
+
+    def emit(self, token: int) -> None:
+        pass
+
+
+def constrained(mask: Any, **given: Any) -> Sampler:
+    return Sampler(SamplingParams(constraint=Falsy(mask), **given), 3, [1], VOCAB)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_constraint_that_is_false_is_a_constraint(temperature: float) -> None:
+    only = np.array([1 << 5, 0], dtype=np.uint32)
+    row = np.arange(VOCAB, dtype=np.float32)
+    assert constrained(only, temperature=temperature).choose(row, 0, ()) == 5
+
+
+@pytest.mark.parametrize(
+    "mask", [[1, 2], "x" * 10**6, 5, np.zeros(2), np.zeros(3, np.uint32), np.zeros((2, 1), np.uint32), object()]
+)
+def test_a_mask_of_another_kind_is_its_request_s_error(mask: Any) -> None:
+    with pytest.raises(ExecutionError, match="constraint's mask") as caught:
+        constrained(mask).choose(np.zeros(VOCAB, np.float32), 0, ())
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("given", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5, "top_k": 3}])
+def test_nothing_allowed_is_its_request_s_error(given: dict[str, Any]) -> None:
+    with pytest.raises(ExecutionError, match="no token that the constraint allows"):
+        constrained(np.zeros(2, np.uint32), **given).choose(np.zeros(VOCAB, np.float32), 0, ())
+
+
+class Panicking(BaseException):
+    """As pyo3's PanicException: no Exception."""
+
+
+def test_a_panic_while_a_matcher_is_made_is_the_request_s_error() -> None:
+    class Constraint:
+        def matcher(self, vocab_size: int) -> Any:
+            raise Panicking("a\npanic")
+
+    with pytest.raises(OptionError, match="cannot be used, Panicking: a panic"):
+        Sampler(SamplingParams(constraint=Constraint()), 0, [], VOCAB)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 1e-12}, {"temperature": 100.0, "top_k": 5, "min_p": 1.0}],
+)
+def test_a_broken_logit_is_the_token_that_is_then_refused(broken: float, given: dict[str, Any]) -> None:
+    """And no cut-off asks for every token of the vocabulary first."""
+    row = np.random.default_rng(1).normal(size=VOCAB).astype(np.float32)
+    row[17] = broken
+    sampler = Sampler(SamplingParams(**given), 5, [1], VOCAB)
+    assert sampler.choose(row, 3, ()) == 17, "whose logit is not finite, which ends the request"
+    if given:
+        assert list(sampler.ranked(row, 3, ())) == []
+
+
+def test_a_hot_narrow_choice_asks_for_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At temperature 100 and top_p 1e-12 one token of 4,096 is left in, and anyone may come first under the noise."""
+    asked = 0
+    mass_above = CutOffs._mass_above
+
+    def counting(self: CutOffs, value: float) -> float:
+        nonlocal asked
+        asked += 1
+        return mass_above(self, value)
+
+    monkeypatch.setattr(CutOffs, "_mass_above", counting)
+    row = np.random.default_rng(2).normal(size=4096).astype(np.float32)
+    sampler = Sampler(SamplingParams(temperature=100.0, top_p=1e-12), 9, [1], 4096)
+    for position in range(20):
+        assert sampler.choose(row, position, ()) == row.argmax()
+    assert asked < 20 * 40
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_log_probabilities_beside_a_broken_logit_are_an_error(broken: float) -> None:
+    with pytest.raises(ExecutionError, match="NaN or infinity"):
+        TokenLogprobs.of(np.array([1.0, broken, 0.0], np.float32), 0, 2)
+
+
+def test_json_is_json_whatever_was_measured() -> None:
+    row = np.array([0.0, -np.inf, -np.inf], np.float32)
+    never = RequestMetrics(3, 0, "off", submitted=1.0, finished=2.0)
+    told = Result("", [0], "cancelled", never, [TokenLogprobs.of(row, 0, 3)]).to_dict()
+    json.dumps(told, allow_nan=False)
+    assert told["logprobs"][0]["top"][2] == {"token_id": 2, "logprob": -9999.0}
+    assert (told["metrics"]["ttft"], told["metrics"]["tpot"], told["metrics"]["e2el"]) == (None, None, 1.0)

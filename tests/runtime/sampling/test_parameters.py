@@ -1,0 +1,28 @@
+"""Parameters: two names of one, and their bounds. The fields' values are tried in test_sampler.py and by attacks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from specbuild.runtime.errors import OptionError
+from specbuild.runtime.sampling.parameters import MAX_STOPS, SamplingParams, renamed
+
+
+def test_two_names_of_one_parameter() -> None:
+    assert renamed({"max_tokens": 3, "n": 1}) == {"max_new_tokens": 3, "n": 1}
+    assert renamed({"max_new_tokens": 3}) == {"max_new_tokens": 3}
+    with pytest.raises(OptionError, match="one parameter"):
+        renamed({"max_tokens": 3, "max_new_tokens": 3})
+
+
+def test_parameters_can_be_replaced() -> None:
+    params = SamplingParams(temperature=1.0)
+    assert dataclasses.replace(params, n=2).max_new_tokens == 128
+    assert dataclasses.replace(params, max_tokens=5).max_new_tokens == 5
+
+
+def test_as_many_stop_strings_and_tokens_as_there_may_be() -> None:
+    params = SamplingParams(stop=["x" * 64] * MAX_STOPS, stop_token_ids=[7] * MAX_STOPS)
+    assert len(params.stop) == len(params.stop_token_ids) == MAX_STOPS
