@@ -21,7 +21,7 @@ def main(bundle: str, prompt: str, max_new_tokens: int) -> int:
             handle.cancel()
         result = handle.result()
     metrics, count = result.metrics, len(result.token_ids)
-    rate = f", {1 / metrics.tpot:.0f} tokens/s after the first" if metrics.tpot else ""
+    rate = f", {1 / metrics.tpot:.0f} tokens/s after the first" if metrics and metrics.tpot else ""
     print(f"\n[{result.error or result.finish_reason}: {count} tokens{rate}]", file=sys.stderr)
     return 1 if result.error else 0
 

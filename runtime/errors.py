@@ -20,6 +20,7 @@ import reprlib
 
 MAX_SHOWN = 80  # characters of a value
 MAX_MESSAGE = 400  # of another program's error
+MAX_LINE = 2000  # of a message of ours
 _repr = reprlib.Repr()
 _repr.maxlevel, _repr.maxstring, _repr.maxother = 2, MAX_SHOWN, MAX_SHOWN
 
@@ -46,9 +47,12 @@ def _cut(text: str, length: int) -> str:
 
 
 class SpecbuildError(Exception):
-    """The root of the tree; `exit_status` is what the CLI returns."""
+    """The root of the tree; `exit_status` is what the CLI returns. Its message is one line, of bounded length."""
 
     exit_status = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_cut(message, MAX_LINE))
 
 
 class ExecutionError(SpecbuildError):

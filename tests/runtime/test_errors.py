@@ -61,3 +61,11 @@ def test_another_library_s_error_is_told_in_one_line(error: Exception, line: str
 
 def test_a_message_that_begins_with_an_empty_line_leaves_the_kind() -> None:
     assert one_line(ValueError("\n\nwhat comes after an empty line is not told")) == "ValueError"
+
+
+def test_a_message_is_one_line_and_not_too_long() -> None:
+    """Whatever a file or a caller put into it."""
+    text = str(SpecbuildError("a field\n  named\ra\x0bb " + "x" * 10**7))
+    assert text.startswith("a field named a b xxx")
+    assert text.endswith("…")
+    assert len(text) == errors.MAX_LINE
