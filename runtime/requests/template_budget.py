@@ -32,7 +32,7 @@ _METHODS: dict[type, frozenset[str]] = {  # that a template may call, of each ki
     list: frozenset({"copy", "count", "index"}),
     tuple: frozenset({"count", "index"}),
 }
-_CONTAINERS = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: tuple[type[Any], ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 
 
 class OverBudgetError(Exception):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from types import BuiltinMethodType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
@@ -138,9 +138,9 @@ def environment() -> Environment:
     )
     for name in _UNBOUNDED:
         del made.filters[name]
-    made.filters = {name: _charged(name, filter) for name, filter in made.filters.items()}
+    made.filters = {name: _charged(name, each) for name, each in made.filters.items()}
     made.filters |= {"tojson": _tojson, " tick": _tick, " made": _made, " copied": _copied, " searched": _searched}
-    made.tests |= {name: _charged(name, made.tests[name]) for name in _COMPARING}
+    made.tests |= {name: _charged(name, cast(Any, made.tests[name])) for name in _COMPARING}
     del made.globals["lipsum"]
     made.globals["raise_exception"] = _refuse
     made.globals["strftime_now"] = _now
@@ -159,15 +159,16 @@ def parsed(made: Environment, source: str) -> nodes.Template:
 
 def compiled(made: Environment, tree: nodes.Template) -> jinja2.Template:
     """The template of a syntax tree, which is changed to charge for what it does."""
-    for node in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))):
+    repeated: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)))
+    for node in repeated:
         work = nodes.Const(_work(node.body))
         node.body.insert(0, nodes.ExprStmt(_through("tick", work)))
         if isinstance(node, nodes.For) and node.test is not None:
             node.test = nodes.And(_through("tick", nodes.Const(_work([node.test]))), node.test)
     _Charging().visit(tree)
     tree.set_environment(made)
-    for node in tree.find_all(nodes.Node):
-        node.lineno = node.lineno or 1
+    for each in tree.find_all(nodes.Node):
+        each.lineno = each.lineno or 1
     return jinja2.Template.from_code(made, made.compile(tree), made.make_globals(None))
 
 
@@ -209,7 +210,11 @@ class _Charging(NodeTransformer):
     visit_Tuple = visit_Dict = visit_List  # noqa: N815
 
     def _charged(self, node: nodes.Expr, name: str) -> nodes.Expr:
-        return node if isinstance(node, nodes.Const) else _through(name, node).set_lineno(node.lineno)
+        if isinstance(node, nodes.Const):
+            return node
+        charged = _through(name, node)
+        charged.set_lineno(node.lineno)
+        return charged
 
 
 def _tick(work: Any) -> bool:

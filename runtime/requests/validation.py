@@ -15,7 +15,7 @@ from specbuild.runtime.speculation.tree import TreeSpec
 from .metrics import RequestMetrics
 from .result import Chunk, Result
 from .sequence import Sequence
-from .tokenizer import Detokenizer, Prompt, Tokenizer
+from .tokenizer import Detokenizer, Prompt, Tokenizer, too_long
 
 Prompts = Prompt | Seq[Prompt]
 Params = SamplingParams | Seq[SamplingParams] | None
@@ -60,7 +60,8 @@ class Validator:
 
     def samples(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> list[Sequence]:
         """The n sequences of one prompt; raises PromptError and OptionError."""
-        tokens, tree = self.check(self._tokenizer.encode(prompt)), self._tree(params.speculation)
+        tokens = self.check(self._tokenizer.encode(prompt, self._manifest.max_seq_len))
+        tree = self._tree(params.speculation)
         first = fresh_seed() if params.seed is None else params.seed
         sequences = [
             Sequence(
@@ -89,10 +90,7 @@ class Validator:
         if not tokens:
             raise PromptError("the prompt is empty: give at least one token")
         if len(tokens) >= longest:
-            raise PromptError(
-                f"the prompt has {len(tokens)} tokens, this bundle holds {longest} with at least one of output: "
-                "shorten it, or build with a larger --max-seq-len"
-            )
+            raise too_long(f"{len(tokens)} tokens", longest)
         if not all(0 <= token < vocab_size for token in tokens):
             raise PromptError(f"the prompt has a token id outside the vocabulary of {vocab_size}")
         return tokens
@@ -114,8 +112,9 @@ def _prompt_list(prompts: Any) -> list[Prompt]:
     """A list of prompts, from that or from a single one."""
     if isinstance(prompts, str) or not isinstance(prompts, list | tuple):
         return [prompts]
-    single = bool(prompts) and all(isinstance(p, int | Mapping) and not isinstance(p, bool) for p in prompts)
-    return [list(prompts)] if single else list(prompts)
+    kinds = set(map(type, prompts))
+    single = bool(kinds) and all(issubclass(kind, int | Mapping) and kind is not bool for kind in kinds)
+    return [prompts] if single else list(prompts)
 
 
 def params_list(params: Params, count: int) -> list[SamplingParams]:
