@@ -63,3 +63,14 @@ def one_line(error: Exception) -> str:
     """The first paragraph of another library's error on one line, with its kind where that alone says little."""
     text = " ".join(str(error).split("\n\n")[0].split())
     return text if " " in text else f"{type(error).__name__} {text}".rstrip()
+
+
+SHOWN = 80  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """The beginning of a value as Python prints it, for a message."""
+    try:
+        return f"{value!r:.{SHOWN}}"
+    except Exception:  # a number of more than 4,300 digits, or an object of the caller's own
+        return f"this {type(value).__name__}"

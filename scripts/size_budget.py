@@ -22,7 +22,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 1329,
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
-    ("runtime", ".py"): 3428,
+    ("runtime", ".py"): 3950,
     ("runtime/backends", ".py"): 2078,
     ("runtime/decoding", ".py"): 1608,
     ("plugins", ".cu .cuh"): 2021,  # the kernels

@@ -6,8 +6,6 @@ jinja2's sandbox keeps a template from the program. What it does with its own va
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from types import BuiltinMethodType, MethodType
@@ -20,27 +18,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from .template_budget import (
-    NODE,
-    VALUE,
-    OverBudgetError,
-    charge,
-    charge_format,
-    charge_join,
-    charge_method,
-    charge_operator,
-    charge_pad,
-    charge_printf,
-    charge_replace,
-    weigh,
-)
+from .template_budget import NODE, VALUE, OverBudgetError, charge, charge_format, charge_method, charge_operator, weigh
+from .template_filters import charged, tojson
 
 MAX_NODES = 2**14  # of a template's syntax tree
-MAX_INDENT = 16  # of `tojson`, and characters of its separators
 MAX_DATE_FORMAT = 256  # characters
 _UNBOUNDED = ("pprint", "striptags", "urlize", "wordwrap")  # filters that chat templates do without
-_CHEAP = frozenset({"attr", "count", "d", "default", "first", "length"})  # read little of a value, however large
-_SORTING = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
 _COMPARING = ("in eq == equalto ne != gt > greaterthan ge >= lt < lessthan le <= lower upper divisibleby").split()
 
 
@@ -138,9 +121,9 @@ def environment() -> Environment:
     )
     for name in _UNBOUNDED:
         del made.filters[name]
-    made.filters = {name: _charged(name, each) for name, each in made.filters.items()}
-    made.filters |= {"tojson": _tojson, " tick": _tick, " made": _made, " copied": _copied, " searched": _searched}
-    made.tests |= {name: _charged(name, cast(Any, made.tests[name])) for name in _COMPARING}
+    made.filters = {name: charged(name, each) for name, each in made.filters.items()}
+    made.filters |= {"tojson": tojson, " tick": _tick, " made": _made, " copied": _copied, " searched": _searched}
+    made.tests |= {name: charged(name, cast(Any, made.tests[name])) for name in _COMPARING}
     del made.globals["lipsum"]
     made.globals["raise_exception"] = _refuse
     made.globals["strftime_now"] = _now
@@ -212,9 +195,9 @@ class _Charging(NodeTransformer):
     def _charged(self, node: nodes.Expr, name: str) -> nodes.Expr:
         if isinstance(node, nodes.Const):
             return node
-        charged = _through(name, node)
-        charged.set_lineno(node.lineno)
-        return charged
+        through = _through(name, node)
+        through.set_lineno(node.lineno)
+        return through
 
 
 def _tick(work: Any) -> bool:
@@ -251,107 +234,3 @@ def _now(form: str) -> str:
     if len(form) > MAX_DATE_FORMAT:
         raise OverBudgetError(f"it formats a date with more than {MAX_DATE_FORMAT} characters")
     return datetime.now().strftime(form)
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    for given in (indent, *(separators or ())):
-        if (len(given) if isinstance(given, str) else given or 0) > MAX_INDENT:
-            raise OverBudgetError(f"it indents or separates JSON by more than {MAX_INDENT}")
-    charge(weigh(value))
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    if indent is None:
-        text = encoder.encode(value)
-        charge(len(text))
-        return text
-    pieces = []
-    for piece in encoder.iterencode(value):
-        charge(len(piece))
-        pieces.append(piece)
-    return "".join(pieces)
-
-
-def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that charges for its arguments before and for its result after."""
-    if name in _CHEAP:
-        return _uncompiled(function)
-    skipped = int(hasattr(function, "jinja_pass_arg"))
-    cost = _COSTS.get(name, _linear if name not in _SORTING else _sorting)
-
-    @functools.wraps(function)
-    def charged(*args: Any, **kwargs: Any) -> Any:
-        args = (*args[:skipped], *(list(each) if isinstance(each, Iterator) else each for each in args[skipped:]))
-        cost(*args[skipped:], **kwargs)
-        result = function(*args, **kwargs)
-        if isinstance(result, str):
-            charge(len(result))
-        return iter(_taken(result)) if isinstance(result, Iterator) else result
-
-    return charged
-
-
-def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def charged(*args: Any, **kwargs: Any) -> Any:
-        charge(VALUE)
-        return function(*args, **kwargs)
-
-    return charged
-
-
-def _taken(items: Iterator[Any]) -> list[Any]:
-    """All items at once: a lazy one would do its work where nobody charges for it."""
-    taken = []
-    for item in items:
-        charge(VALUE)
-        taken.append(item)
-    return taken
-
-
-def _linear(*args: Any, **kwargs: Any) -> None:
-    charge(sum(map(weigh, args)) + sum(map(weigh, kwargs.values())))
-
-
-def _sorting(*args: Any, **kwargs: Any) -> None:
-    charge(8 * sum(map(weigh, (*args, *kwargs.values()))))
-
-
-def _indent(text: Any, width: Any = 4, *_: Any, **__: Any) -> None:
-    wide = width if isinstance(width, int) else len(width)
-    charge(weigh(text) + max(0, wide) * (1 + len(str(text).splitlines())))
-
-
-def _grouped(items: Any, size: Any, *_: Any, **__: Any) -> None:
-    charge(weigh(items) + (VALUE * max(0, size) if isinstance(size, int) else 0))
-
-
-def _round(value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
-    if isinstance(precision, int) and abs(precision) > 308:
-        raise OverBudgetError("it rounds to more than 308 digits")
-    charge(weigh(value))
-
-
-def _join(items: Any, separator: Any = "", *_: Any, **__: Any) -> None:
-    charge_join(separator, items)
-
-
-def _sum(items: Any, attribute: Any = None, start: Any = 0) -> None:
-    charge(weigh(items) * (1 if isinstance(start, int | float) else VALUE + len(items)))
-
-
-def _format(text: Any, *args: Any, **kwargs: Any) -> None:
-    charge_printf(str(text), kwargs or args)
-
-
-_COSTS: dict[str, Callable[..., None]] = {
-    "batch": _grouped,
-    "center": charge_pad,
-    "format": _format,
-    "indent": _indent,
-    "join": _join,
-    "replace": charge_replace,
-    "round": _round,
-    "slice": _grouped,
-    "sum": _sum,
-}

@@ -17,6 +17,7 @@ _PIECE = 2**14  # characters of a long text that are counted at a time
 _USUAL = 4  # characters a token, beyond which a text is counted before it is tokenized
 _MARGIN = 1.5  # how many times too many its pieces' tokens must be: each cut may make a few more
 _SHRINKING = 4  # characters that a normalizer may make one of
+_MAX_CHARACTERS = 2**20  # of a text that a tokenizer may still make few tokens of, by leaving out most of it
 _CONTEXT = 8  # prompt tokens that tell the decoder whether the first new one begins a word
 
 
@@ -85,8 +86,10 @@ class Tokenizer:
         The pieces' tokens are only counted: where one ends, the whole text's may be others.
         """
         error = too_long(f"more than {limit} tokens in its {len(text)} characters", limit)
-        if len(text) > _SHRINKING * limit * max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1):
-            raise error
+        if len(text) > _MAX_CHARACTERS:
+            longest = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+            if len(text) > _SHRINKING * limit * longest:
+                raise error
         found = 0
         for start in range(0, len(text), _PIECE):
             found += len(self._encoding(text[start : start + _PIECE], add_special_tokens=False))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.errors import ExecutionError, OptionError, one_line
+from specbuild.runtime.errors import SHOWN, ExecutionError, OptionError, one_line, shown
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .constraint import Constraint, Matcher, ask, unpack
@@ -25,7 +25,6 @@ from .cut_offs import CutOffs
 Logits = NDArray[np.float32]
 MAX_SAMPLES = 1024  # of one prompt
 MAX_LOGPROBS = 20  # tokens reported besides the emitted one, as in OpenAI's API
-_SHOWN = 80  # characters of a value in a message
 MAX_SESSION = 256  # characters of a session's name
 
 
@@ -76,12 +75,10 @@ class SamplingParams:
         if self.seed is not None:
             _integer("seed", self.seed, 0, 2**64 - 1)
         if not isinstance(self.ignore_eos, bool):
-            raise OptionError(f"ignore_eos must be true or false, not {_shown(self.ignore_eos)}")
+            raise OptionError(f"ignore_eos must be true or false, not {shown(self.ignore_eos)}")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, list | tuple) or not all(isinstance(s, str) and s for s in stop):
-            raise OptionError(
-                f"stop must be a string or a list of strings, none of them empty, not {_shown(self.stop)}"
-            )
+            raise OptionError(f"stop must be a string or a list of strings, none of them empty, not {shown(self.stop)}")
         object.__setattr__(self, "stop", tuple(stop))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         if self.speculation not in ("auto", "off"):
@@ -97,9 +94,9 @@ class SamplingParams:
         if self.deadline is not None:
             _number("deadline", self.deadline, 0, 10**9, open_low=True)
         if self.constraint is not None and not isinstance(self.constraint, Constraint):
-            raise OptionError(f"constraint must have a method matcher(vocab_size), not be {_shown(self.constraint)}")
+            raise OptionError(f"constraint must have a method matcher(vocab_size), not be {shown(self.constraint)}")
         if self.session is not None and (not isinstance(self.session, str) or not 0 < len(self.session) <= MAX_SESSION):
-            raise OptionError(f"session must be a string of 1…{MAX_SESSION} characters, not {_shown(self.session)}")
+            raise OptionError(f"session must be a string of 1…{MAX_SESSION} characters, not {shown(self.session)}")
 
     @classmethod
     def names(cls) -> frozenset[str]:
@@ -107,36 +104,28 @@ class SamplingParams:
         return frozenset(f.name for f in fields(cls))
 
 
-def _shown(value: Any) -> str:
-    """The beginning of a value as Python prints it, for a message."""
-    try:
-        return f"{value!r:.{_SHOWN}}"
-    except Exception:  # a number of more than 4,300 digits, or an object of the caller's own
-        return f"this {type(value).__name__}"
-
-
 def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
     bad = isinstance(value, bool) or not isinstance(value, int | float) or value != value
     if bad or not low <= value <= high or (open_low and value == low):
         raise OptionError(
-            f"{name} must be a number {'above' if open_low else 'from'} {low} to {high}, not {_shown(value)}"
+            f"{name} must be a number {'above' if open_low else 'from'} {low} to {high}, not {shown(value)}"
         )
 
 
 def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         limit = f"from {low} to {high}" if high is not None else f"of at least {low}"
-        raise OptionError(f"{name} must be a whole number {limit}, not {_shown(value)}")
+        raise OptionError(f"{name} must be a whole number {limit}, not {shown(value)}")
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise OptionError(f"logit_bias must map token ids to numbers, not {_shown(value)}")
+        raise OptionError(f"logit_bias must map token ids to numbers, not {shown(value)}")
     bias = {}
     for token, amount in value.items():
-        text = _shown(token) if isinstance(token, int) else token  # Python prints no number of 5,000 digits
-        if isinstance(token, bool) or not isinstance(text, str) or not text.isdecimal() or len(text) >= _SHOWN:
-            raise OptionError(f"logit_bias has {_shown(token)} for a token id: use whole numbers")
+        text = shown(token) if isinstance(token, int) else token  # Python prints no number of 5,000 digits
+        if isinstance(token, bool) or not isinstance(text, str) or not text.isdecimal() or len(text) >= SHOWN:
+            raise OptionError(f"logit_bias has {shown(token)} for a token id: use whole numbers")
         _number("an amount in logit_bias", amount, -1e6, 1e6)
         bias[int(token)] = amount
     return bias

@@ -9,7 +9,7 @@ import pytest
 
 import specbuild
 from specbuild.runtime import errors
-from specbuild.runtime.errors import InputError, SpecbuildError, one_line
+from specbuild.runtime.errors import SHOWN, InputError, SpecbuildError, one_line, shown
 
 KINDS = {kind for _, kind in inspect.getmembers(errors, inspect.isclass)}
 
@@ -61,3 +61,8 @@ def test_another_library_s_error_is_told_in_one_line(error: Exception, line: str
 
 def test_a_message_that_begins_with_an_empty_line_leaves_the_kind() -> None:
     assert one_line(ValueError("\n\nwhat comes after an empty line is not told")) == "ValueError"
+
+
+def test_a_value_that_cannot_be_printed_is_told_by_its_kind() -> None:
+    assert shown("a" * 100) == "'" + "a" * (SHOWN - 1)
+    assert shown(10**5000) == "this int"
