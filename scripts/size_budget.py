@@ -22,7 +22,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 1333,
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
-    ("runtime", ".py"): 3608,
+    ("runtime", ".py"): 4103,
     ("runtime/backends", ".py"): 2078,
     ("runtime/decoding", ".py"): 1610,
     ("plugins", ".cu .cuh"): 2021,  # the kernels

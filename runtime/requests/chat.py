@@ -1,29 +1,35 @@
 """Chats: messages, tools and template variables, and the template that makes a text of them.
 
 Renders as transformers' `apply_chat_template` does; a template comes with a checkpoint and is not trusted, so it runs
-in jinja2's sandbox and sees plain JSON data alone.
+in jinja2's sandbox with a budget of work, and sees plain JSON data alone.
 """
 
 from __future__ import annotations
 
-import json
+import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specbuild.runtime.errors import PromptError
 
 if TYPE_CHECKING:
     import jinja2
 
+MAX_TEMPLATE = 2**16  # characters of a template; the longest in use have 50,000
+MAX_WEIGHT = 2**23  # characters of a chat, each value besides counted as 32
+MAX_MESSAGES = 2**16
+MAX_DEPTH = 64  # lists in lists
+MAX_SAID = 300  # characters that a template's refusal may have
+_VALUE = 32
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, the standard one first
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A prompt made of messages; validated when made, raises PromptError.
+    """A prompt made of messages, which it copies; validated when made, raises PromptError.
 
     `tools`: JSON schemas of functions. `variables`: whatever else the template reads, such as `enable_thinking`.
     """
@@ -32,21 +38,97 @@ class Chat:
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True  # end with the beginning of the assistant's turn
     variables: Mapping[str, Any] = field(default_factory=dict)
+    weight: int = field(default=0, init=False, repr=False, compare=False)  # characters and values
 
     def __post_init__(self) -> None:
-        if not _objects(self.messages) or not self.messages or not all("role" in m for m in self.messages):
+        copier = _Copier()
+        for name in ("messages", "tools", "variables"):
+            object.__setattr__(self, name, copier.copied(name, getattr(self, name)))
+        object.__setattr__(self, "weight", copier.weight)
+        if not _objects(self.messages) or not self.messages:
             raise PromptError("messages must be a list of objects with role and content, at least one")
+        for message in self.messages:
+            if not isinstance(message.get("role"), str):
+                raise PromptError("messages must be objects with role, a text such as user or assistant, and content")
+            _check_parts(message.get("content"))
         if self.tools is not None and not _objects(self.tools):
-            raise PromptError(f"tools must be a list of objects, each a function's schema, not {self.tools!r}")
+            raise PromptError("tools must be a list of objects, each a function's schema")
         if not isinstance(self.add_generation_prompt, bool):
-            raise PromptError(f"add_generation_prompt must be true or false, not {self.add_generation_prompt!r}")
-        names = self.variables if isinstance(self.variables, Mapping) else [None]
+            raise PromptError("add_generation_prompt must be true or false")
+        names = self.variables if isinstance(self.variables, dict) else [None]
         if not all(isinstance(name, str) and name not in _OURS for name in names):
             raise PromptError(f"template variables must be named, and not {', '.join(sorted(_OURS))}")
 
 
 def _objects(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value)
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def _check_parts(content: Any) -> None:
+    """Raise PromptError for content in parts that are not all texts."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise PromptError(
+                f'a content part is {kind!r:.40}: this runtime reads parts {{"type": "text", "text": "…"}}'
+            )
+        if not isinstance(part.get("text"), str):
+            raise PromptError('a content part of type text has no text: give {"type": "text", "text": "…"}')
+
+
+class _Copier:
+    """Copies data of JSON's kinds into plain dicts, lists, texts and numbers, and adds up what they weigh."""
+
+    def __init__(self) -> None:
+        self.weight, self._name = 0, ""
+
+    def copied(self, name: str, value: Any) -> Any:
+        """A copy; raises PromptError where the data is too much or not JSON's, or an object of the caller's fails."""
+        self._name = name
+        if isinstance(value, list | tuple) and len(value) > MAX_MESSAGES:
+            raise PromptError(f"{name} has {len(value):,} items: give {MAX_MESSAGES:,} at most")
+        try:
+            return self._copy(value, MAX_DEPTH)
+        except PromptError:
+            raise
+        except Exception as error:  # of a mapping or list of the caller's own
+            raise PromptError(f"{name} cannot be read as JSON data ({_line(error)})") from None
+
+    def _copy(self, value: Any, depth: int) -> Any:
+        self.weight += _VALUE
+        if isinstance(value, str):
+            self.weight += len(value)
+        if self.weight > MAX_WEIGHT:
+            raise PromptError(f"the chat is too large: give at most {MAX_WEIGHT:,} characters, {_VALUE} more per value")
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return str.__str__(value)  # a subclass may print something else
+        if isinstance(value, int) and value.bit_length() <= 1024:
+            return int.__index__(value)
+        if isinstance(value, float) and math.isfinite(value):
+            return float.__float__(value)
+        if not depth:
+            raise PromptError(f"{self._name} is nested more than {MAX_DEPTH} deep, or contains itself")
+        if isinstance(value, Mapping):
+            return {self._key(key): self._copy(each, depth - 1) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._copy(each, depth - 1) for each in value]
+        what = "a number that JSON has not" if isinstance(value, int | float) else f"a {type(value).__name__}"
+        raise PromptError(f"{self._name} is not JSON data, it has {what}: use texts, numbers, lists and objects")
+
+    def _key(self, key: Any) -> str:
+        if not isinstance(key, str):
+            raise PromptError(f"{self._name} is not JSON data, a key is a {type(key).__name__}: use texts")
+        return str(self._copy(key, 0))
+
+
+class _Compiled(NamedTuple):
+    """A template, and what it was seen to read."""
+
+    template: jinja2.Template
+    reads_tools: bool
+    reads_parts: bool  # goes through the parts of a message's content itself
 
 
 class ChatTemplate:
@@ -54,89 +136,85 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         self._source, self._special = source, special
-        self._compiled: jinja2.Template | None = None
+        self._compiled: _Compiled | PromptError | None = None
+        self._lock = threading.Lock()
 
     def render(self, chat: Chat) -> str:
         """The text of a chat; raises PromptError where the template is none, or refuses the messages."""
-        from jinja2 import TemplateSyntaxError
+        with self._lock:
+            self._compiled = self._compiled or _compile(self._source)
+        if isinstance(self._compiled, PromptError):
+            raise PromptError(str(self._compiled))
+        template, reads_tools, reads_parts = self._compiled
+        if chat.tools and not reads_tools:
+            raise PromptError("the model's chat template does not read tools: leave them out, or use another model")
+        given = {
+            "messages": [_message(dict(message), reads_parts) for message in chat.messages],
+            "tools": chat.tools,
+            "documents": None,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
+        from .template_budget import budget
 
         try:
-            fields = {"messages": chat.messages, "tools": chat.tools, **chat.variables}
-            plain = json.loads(json.dumps(fields, default=dict))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise PromptError(f"the chat is not JSON data ({error}): use texts, numbers, lists and objects") from None
-        try:
-            self._compiled = self._compiled or _environment().from_string(self._source)
-        except TemplateSyntaxError as error:
-            raise PromptError(
-                f"the bundle's chat template does not parse (line {error.lineno}: {_line(error)}): "
-                "give the prompt as text, or build the bundle from a checkpoint with a sound template"
-            ) from None
-        plain["messages"] = [_reasoning(message) for message in plain["messages"]]
-        given = {"documents": None, "add_generation_prompt": chat.add_generation_prompt}
-        try:
-            return self._compiled.render(**dict(self._special) | plain | given)
-        except Exception as error:  # a template is a program, and fails like one
+            with budget(chat.weight):
+                return template.render(**dict(self._special) | dict(chat.variables) | given)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a template is a program, and fails like one
             raise PromptError(f"the chat template refuses these messages: {_line(error)}") from None
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _line(error: BaseException) -> str:
+    try:
+        return " ".join(str(error)[: 4 * MAX_SAID].split())[:MAX_SAID] or type(error).__name__
+    except Exception:  # an error of the caller's that cannot say what it is
+        return type(error).__name__
 
 
-def _reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its reasoning under the names that templates read."""
+def _compile(source: str) -> _Compiled | PromptError:
+    """A template ready to render, or what every chat is told instead."""
+    if len(source) > MAX_TEMPLATE:
+        problem = f"has {len(source):,} characters, more than {MAX_TEMPLATE:,}"
+    else:
+        try:
+            from jinja2 import meta
+
+            from .template_environment import compiled, environment, parsed
+
+            made = environment()
+            tree = parsed(made, source)
+            tools, parts = "tools" in meta.find_undeclared_variables(tree), _reads_parts(tree)
+            return _Compiled(compiled(made, tree), tools, parts)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # jinja2's and Python's compilers fail in many ways
+            line = getattr(error, "lineno", None)
+            problem = f"does not parse ({f'line {line}: ' if line else ''}{_line(error)})"
+    return PromptError(
+        f"the bundle's chat template {problem}: "
+        "give the prompt as text, or build the bundle from a checkpoint with a sound template"
+    )
+
+
+def _reads_parts(tree: jinja2.nodes.Template) -> bool:
+    """Whether a template has a loop over what it calls content."""
+    from jinja2 import nodes
+
+    for loop in tree.find_all(nodes.For):
+        over = loop.iter
+        if isinstance(over, nodes.Getitem) and isinstance(over.arg, nodes.Const):
+            name = over.arg.value
+        else:
+            name = getattr(over, "attr" if isinstance(over, nodes.Getattr) else "name", None)
+        if name == "content":
+            return True
+    return False
+
+
+def _message(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]:
+    """A message with its reasoning under the names that templates read, its parts joined unless the template does."""
+    if isinstance(message.get("content"), list) and not reads_parts:
+        message["content"] = "".join(part["text"] for part in message["content"])
     found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
-
-
-def _environment() -> jinja2.Environment:
-    """transformers' environment: its whitespace rules, loop controls, filters, globals and `{% generation %}`."""
-    import jinja2
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's text for training; here it is the text."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
-
-        def _text(self, caller: Any) -> Any:
-            return caller()
-
-    class Namespace(jinja2.utils.Namespace):
-        """Refuses the names that lead out of the sandbox."""
-
-        def __init__(*args: Any, **values: Any) -> None:
-            self, *rest = args
-            jinja2.utils.Namespace.__init__(self)
-            for name, value in dict(*rest, **values).items():
-                self[name] = value
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            if name.startswith("_"):
-                raise jinja2.exceptions.SecurityError(f"a namespace holds no name like {name!r}")
-            super().__setitem__(name, value)
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    environment.globals["dict"] = lambda *args, **values: dict(*args, **values)
-    environment.globals["namespace"] = Namespace
-    return environment

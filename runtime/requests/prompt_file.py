@@ -5,18 +5,22 @@ Beside `messages` may stand `tools` and `chat_template_kwargs`, the template's f
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from specbuild.runtime.errors import InputError, PromptError
+import msgspec
+
+from specbuild.runtime.errors import InputError, PromptError, shown
 from specbuild.runtime.sampling.parameters import SamplingParams, renamed
 
 from .chat import Chat
 from .tokenizer import Prompt
 
+MAX_LINE = 2**24  # bytes
 _BESIDE = {  # fields that only one of the sources has
     "prompt": frozenset[str](),
     "turns": frozenset({"question_id", "category", "reference"}),
@@ -37,26 +41,42 @@ class Request:
 
 def read(path: str, defaults: dict[str, Any]) -> list[Request]:
     """The requests of a file, `-` for standard input; a line's fields override `defaults`. Raises PromptError."""
+    requests, number = list[Request](), 0
     try:
-        text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise PromptError(f"{path} cannot be read ({error.strerror}): give a file of JSON lines") from None
-    requests = []
-    for number, line in enumerate(text.split(b"\n"), 1):
-        if line.strip():
-            try:
-                requests.append(replace(_request(line, defaults), where=f"{path}:{number}"))
-            except InputError as error:
-                raise PromptError(f"{path}:{number}: {error}") from None
+        with _opened(path) as file:
+            while line := file.readline(MAX_LINE + 1):
+                number += 1
+                if line.strip():
+                    requests.append(replace(_request(line, defaults), where=f"{path}:{number}"))
+    except InputError as error:
+        raise PromptError(f"{path}:{number}: {error}" if number else str(error)) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in its name
+        reason = getattr(error, "strerror", None) or error
+        raise PromptError(f"{path} cannot be read ({reason}): give a file of JSON lines") from None
     if not requests:
         raise PromptError(f"{path} has no prompts: give one JSON object per line")
     return requests
 
 
+@contextmanager
+def _opened(path: str) -> Iterator[IO[bytes]]:
+    if path != "-":
+        with Path(path).open("rb") as file:
+            yield file
+    elif sys.stdin is None or sys.stdin.closed:
+        raise PromptError("standard input is closed: pipe JSON lines into it, or give a file")
+    elif sys.stdin.isatty():
+        raise PromptError("standard input is a terminal: pipe JSON lines into it, or give a file")
+    else:
+        yield sys.stdin.buffer
+
+
 def _request(line: bytes, defaults: dict[str, Any]) -> Request:
+    if len(line) > MAX_LINE:
+        raise PromptError(f"longer than {MAX_LINE} bytes: give one JSON object per line")
     try:
-        fields = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        fields = msgspec.json.decode(line)
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
         raise PromptError(f"not JSON ({error}): give one object per line") from None
     if not isinstance(fields, dict):
         raise PromptError('not a JSON object: give one like {"prompt": "…"}')
@@ -66,12 +86,12 @@ def _request(line: bytes, defaults: dict[str, Any]) -> Request:
     known = {sources[0]} | SamplingParams.names() | _BESIDE[sources[0]]
     unknown = sorted(set(fields) - known)
     if unknown:
-        raise PromptError(f"unknown field {unknown[0]!r}: use {', '.join(sorted(known))}")
+        raise PromptError(f"unknown field {shown(unknown[0])}: use {', '.join(sorted(known))}")
     prompt, later_turns = _prompt(sources[0], fields)
     sampling = {name: fields[name] for name in SamplingParams.names() & set(fields)}
     category = fields.get("category")
     if not isinstance(category, str | None):
-        raise PromptError(f"category must be a string, not {category!r}")
+        raise PromptError(f"category must be a string, not {shown(category)}")
     return Request(prompt, SamplingParams(**defaults | renamed(sampling)), later_turns, category)
 
 
@@ -79,7 +99,7 @@ def _prompt(source: str, fields: dict[str, Any]) -> tuple[Prompt, int]:
     value = fields[source]
     if source == "prompt":
         if not isinstance(value, str):
-            raise PromptError(f"prompt must be a string, not {value!r}")
+            raise PromptError(f"prompt must be a string, not {shown(value)}")
         return value, 0
     if source == "turns":
         if not isinstance(value, list) or not value or not all(isinstance(turn, str) for turn in value):
@@ -87,5 +107,5 @@ def _prompt(source: str, fields: dict[str, Any]) -> tuple[Prompt, int]:
         return value[0], len(value) - 1
     variables = fields.get("chat_template_kwargs", {})
     if not isinstance(variables, dict):
-        raise PromptError(f"chat_template_kwargs must be an object, not {variables!r}")
+        raise PromptError(f"chat_template_kwargs must be an object, not {shown(variables)}")
     return Chat(value, fields.get("tools"), variables=variables), 0

@@ -13,6 +13,11 @@ from specbuild.runtime.errors import BundleError, ExecutionError, PromptError, S
 from .chat import Chat, ChatTemplate
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]] | Chat
+_PIECE = 2**14  # characters of a long text that are counted at a time
+_USUAL = 4  # characters a token, beyond which a text is counted before it is tokenized
+_MARGIN = 1.5  # how many times too many its pieces' tokens must be: each cut may make a few more
+_SHRINKING = 4  # characters that a normalizer may make one of
+_MAX_CHARACTERS = 2**20  # of a text that a tokenizer may still make few tokens of, by leaving out most of it
 
 
 def _call(kind: type[SpecbuildError], what: str, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
@@ -25,35 +30,78 @@ def _call(kind: type[SpecbuildError], what: str, call: Callable[..., Any], *give
         raise kind(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
+def too_long(what: str, limit: int) -> PromptError:
+    """The error of a prompt that does not fit."""
+    return PromptError(
+        f"the prompt has {what}, this bundle holds {limit} with at least one of output: "
+        "shorten it, or build with a larger --max-seq-len"
+    )
+
+
 class Tokenizer:
     """A `tokenizers` model and, where the checkpoint has one, its chat template."""
 
     def __init__(self, tokenizer_file: Path, chat_template: Path | None, special: dict[str, str]) -> None:
         what = f"{tokenizer_file.name} is not a tokenizer"
         self._tokenizer = _call(BundleError, what, tokenizers.Tokenizer.from_file, str(tokenizer_file))
-        self._template = ChatTemplate(chat_template.read_text(encoding="utf-8"), special) if chat_template else None
+        self._tokenizer.no_truncation()  # which transformers does not do either unless asked
+        self._tokenizer.no_padding()
+        self._template: ChatTemplate | None = None
+        if chat_template:
+            what = f"{chat_template.name} is not a text of UTF-8"
+            self._template = ChatTemplate(_call(BundleError, what, chat_template.read_text, encoding="utf-8"), special)
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, of a chat or its messages (by the chat template), or ids as they are."""
+    def encode(self, prompt: Prompt, limit: int | None = None) -> list[int]:
+        """Token ids of a text, of a chat or its messages (by the chat template), or ids as they are.
+
+        Raises PromptError. `limit`: a prompt that has as many tokens may be refused before all of it is tokenized.
+        """
         if isinstance(prompt, str):
-            return self._encode(prompt, add_special_tokens=True)
+            return self._encode(prompt, True, limit)
         if isinstance(prompt, Chat):
-            return self._encode(self.chat_text(prompt), add_special_tokens=False)
+            return self._encode(self.chat_text(prompt), False, limit)
         if not isinstance(prompt, list | tuple):
-            raise PromptError(f"a prompt is a text, a list of token ids, or a list of messages, not {prompt!r}")
-        if all(isinstance(item, Mapping) for item in prompt) and prompt:
-            return self._encode(self.chat_text(Chat(prompt)), add_special_tokens=False)
-        if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-            return list(prompt)
-        raise PromptError("a prompt is a text, a list of token ids, or a list of chat messages")
+            kind = type(prompt).__name__
+            raise PromptError(f"a prompt is a text, a list of token ids, or a list of messages, not {kind}")
+        kinds = set(map(type, prompt))
+        if kinds and all(issubclass(kind, Mapping) for kind in kinds):
+            return self._encode(self.chat_text(Chat(prompt)), False, limit)
+        if not all(issubclass(kind, int) and kind is not bool for kind in kinds):
+            named = ", ".join(sorted(kind.__name__ for kind in kinds)[:4])
+            raise PromptError(f"a prompt is a text, a list of token ids (int), or a list of messages, not of {named}")
+        if limit is not None and len(prompt) >= limit:
+            raise too_long(f"{len(prompt)} tokens", limit)
+        return list(prompt)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, limit: int | None) -> list[int]:
+        if limit is not None and len(text) > max(_PIECE, _USUAL * limit):
+            self._refuse_too_long(text, limit)
+        ids: list[int] = self._encoding(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def _refuse_too_long(self, text: str, limit: int) -> None:
+        """Raise PromptError for a text that has too many tokens, if that is certain from its length or first pieces.
+
+        The pieces' tokens are only counted: where one ends, the whole text's may be others.
+        """
+        error = too_long(f"more than {limit} tokens in its {len(text)} characters", limit)
+        if len(text) > _MAX_CHARACTERS:
+            longest = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+            if len(text) > _SHRINKING * limit * longest:
+                raise error
+        found = 0
+        for start in range(0, len(text), _PIECE):
+            found += len(self._encoding(text[start : start + _PIECE], add_special_tokens=False))
+            if found > _MARGIN * limit + 128:
+                raise error
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> Any:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
         what = "the bundle's tokenizer cannot read this prompt"
-        return list(_call(PromptError, what, self._tokenizer.encode, text, add_special_tokens=add_special_tokens).ids)
+        return _call(PromptError, what, self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     def chat_text(self, chat: Chat) -> str:
         """The text the chat template makes of a chat."""

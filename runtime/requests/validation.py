@@ -16,7 +16,7 @@ from .detokenizer import Detokenizer
 from .metrics import RequestMetrics
 from .result import Chunk, Result
 from .sequence import Sequence
-from .tokenizer import Prompt, Tokenizer
+from .tokenizer import Prompt, Tokenizer, too_long
 
 Prompts = Prompt | Seq[Prompt]
 Params = SamplingParams | Seq[SamplingParams] | None
@@ -62,7 +62,8 @@ class Validator:
 
     def samples(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> list[Sequence]:
         """The n sequences of one prompt; raises PromptError and OptionError."""
-        tokens, tree = self.check(self._tokenizer.encode(prompt)), self._tree(params.speculation)
+        tokens = self.check(self._tokenizer.encode(prompt, self._manifest.max_seq_len))
+        tree = self._tree(params.speculation)
         first = fresh_seed() if params.seed is None else params.seed
         sequences = [
             Sequence(
@@ -91,10 +92,7 @@ class Validator:
         if not tokens:
             raise PromptError("the prompt is empty: give at least one token")
         if len(tokens) >= longest:
-            raise PromptError(
-                f"the prompt has {len(tokens)} tokens, this bundle holds {longest} with at least one of output: "
-                "shorten it, or build with a larger --max-seq-len"
-            )
+            raise too_long(f"{len(tokens)} tokens", longest)
         if not all(0 <= token < vocab_size for token in tokens):
             raise PromptError(f"the prompt has a token id outside the vocabulary of {vocab_size}")
         return tokens
@@ -116,8 +114,9 @@ def _prompt_list(prompts: Any) -> list[Prompt]:
     """A list of prompts, from that or from a single one."""
     if isinstance(prompts, str) or not isinstance(prompts, list | tuple):
         return [prompts]
-    single = bool(prompts) and all(isinstance(p, int | Mapping) and not isinstance(p, bool) for p in prompts)
-    return [list(prompts)] if single else list(prompts)
+    kinds = set(map(type, prompts))
+    single = bool(kinds) and all(issubclass(kind, int | Mapping) and kind is not bool for kind in kinds)
+    return [prompts] if single else list(prompts)
 
 
 def params_list(params: Params, count: int) -> list[SamplingParams]:

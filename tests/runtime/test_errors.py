@@ -9,7 +9,7 @@ import pytest
 
 import specbuild
 from specbuild.runtime import errors
-from specbuild.runtime.errors import InputError, SpecbuildError, one_line
+from specbuild.runtime.errors import InputError, SpecbuildError, one_line, shown
 
 KINDS = {kind for _, kind in inspect.getmembers(errors, inspect.isclass)}
 
@@ -69,3 +69,9 @@ def test_a_message_is_one_line_and_not_too_long() -> None:
     assert text.startswith("a field named a b xxx")
     assert text.endswith("…")
     assert len(text) == errors.MAX_LINE
+
+
+def test_a_value_is_told_in_a_few_words_or_by_its_kind() -> None:
+    assert shown(("a", 1)) == "('a', 1)"
+    assert len(shown("a" * 10**7)) <= errors.MAX_SHOWN
+    assert shown(10**5000) == "<int>"

@@ -120,7 +120,7 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(97 + token) for token in ids)
 
-    def encode(self, prompt: Any) -> list[int]:
+    def encode(self, prompt: Any, limit: int | None = None) -> list[int]:
         if not isinstance(prompt, str | list):
             raise PromptError(f"no prompt: {prompt!r}")
         return [ord(token) - 97 if isinstance(token, str) else token for token in prompt]

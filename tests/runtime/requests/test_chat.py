@@ -114,6 +114,7 @@ GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first =
 {%- endif -%}
 """  # noqa: E501
 FAMILIES = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "qwen": QWEN, "gemma": GEMMA}
+READ_TOOLS, READ_PARTS = ("llama", "qwen"), ("llama",)
 TOOL = {
     "type": "function",
     "function": {"name": "größe", "description": "<b>a & 'b'</b>", "parameters": {"type": "object", "properties": {}}},
@@ -138,10 +139,12 @@ CHATS: dict[str, dict[str, Any]] = {
             USER,
             REPLY | {"tool_calls": [{"function": {"name": "f", "arguments": {"a": "é<", "b": [1, None]}}}]},
         ],
-        "tools": [TOOL],
     },
     "parts": {
-        "messages": [SYSTEM, {"role": "user", "content": [{"type": "text", "text": "in parts"}, {"type": "image"}]}]
+        "messages": [
+            SYSTEM,
+            {"role": "user", "content": [{"type": "text", "text": "in parts"}, {"type": "text", "text": "."}]},
+        ]
     },
 }
 
@@ -175,6 +178,12 @@ def test_as_transformers_renders_it(theirs: Any, family: str, chat: str) -> None
         )
     )
     got = rendered(lambda: ChatTemplate(FAMILIES[family], SPECIAL).render(Chat(**fields)))
+    if chat == "tools" and family not in READ_TOOLS:  # which transformers leaves out in silence
+        assert got == ("refused", "PromptError")
+        return
+    if chat == "parts" and family not in READ_PARTS:  # which transformers prints as Python's lists, or fails over
+        assert "in parts." in got[1]
+        return
     assert got[0] == want[0]
     assert got[1] == want[1] or (want[0], got[1]) == ("refused", "PromptError")
 
@@ -207,8 +216,8 @@ def test_messages_are_the_callers_own(theirs: Any) -> None:
 def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from specbuild.runtime.requests import chat
 
-    made, inner = list[int](), chat._environment
-    monkeypatch.setattr(chat, "_environment", lambda: made.append(1) or inner())
+    made, inner = list[int](), chat._compile
+    monkeypatch.setattr(chat, "_compile", lambda source: made.append(1) or inner(source))
     template = ChatTemplate(CHATML, SPECIAL)
     assert len({template.render(Chat([USER])) for _ in range(3)}) == len(made) == 1
 
