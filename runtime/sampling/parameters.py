@@ -157,7 +157,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
     for token, amount in given:
         text = token if isinstance(token, str) and len(token) <= 20 and token.isdecimal() else None
         number = _plain(token) if text is None else int(text)
-        if not isinstance(number, int) or number < 0:
+        if not isinstance(number, int) or not 0 <= number <= _INT32:
             raise OptionError(f"logit_bias has {shown(token)} for a token id: use whole numbers")
         bias[number] = _number("an amount in logit_bias", amount, -1e6, 1e6)
     return bias

@@ -20,12 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
-from specbuild.runtime.errors import BundleError, InputError, OptionError, PromptError
+from specbuild.runtime.errors import BundleError, InputError, PromptError
 from specbuild.runtime.requests import tokenizer as module
 from specbuild.runtime.requests.chat import Chat
 from specbuild.runtime.requests.prompt_file import MAX_LINE, read
 from specbuild.runtime.requests.tokenizer import Tokenizer
-from specbuild.runtime.sampling.sampler import SamplingParams
 
 USER = {"role": "user", "content": "hi"}
 HUGE = 10**5000  # of more digits than Python prints
@@ -290,38 +289,6 @@ def test_tools_that_a_template_does_not_read_are_refused(source: str) -> None:
     assert said == "the model's chat template does not read tools: leave them out, or use another model"
     assert ChatTemplate(source, {}).render(Chat([USER], []))
     assert ChatTemplate("{% if tools %}{{ tools[0].name }}{% endif %}", {}).render(Chat([USER], [{"name": "f"}])) == "f"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "max_new_tokens",
-        "temperature",
-        "top_k",
-        "seed",
-        "n",
-        "logprobs",
-        "deadline",
-        "stop",
-        "session",
-        "ignore_eos",
-        "constraint",
-        "min_p",
-    ],
-)
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_number_of_5000_digits_is_no_parameter(name: str, sign: int) -> None:
-    if sign > 0 and name in ("max_new_tokens", "top_k"):
-        assert getattr(SamplingParams(**{name: HUGE}), name) == HUGE
-        return
-    with pytest.raises(OptionError, match=name):
-        SamplingParams(**{name: sign * HUGE})
-
-
-@pytest.mark.parametrize("bias", [{HUGE: 1.0}, {"9" * 5000: 1.0}, {1: HUGE}])
-def test_a_number_of_5000_digits_is_no_bias(bias: Any) -> None:
-    with pytest.raises(OptionError, match="logit_bias"):
-        SamplingParams(logit_bias=bias)
 
 
 @pytest.mark.parametrize(
