@@ -39,12 +39,15 @@ class Outcome:
 @pytest.fixture
 def specbuild(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     """`specbuild("generate", …, stdin=b"")` runs the command in this process."""
-    from specbuild.cli import main
+    from specbuild.cli import main, progress
+
+    monkeypatch.setattr(progress, "INTERVAL", 3600.0)  # what is said of a slow machine is not the command's
 
     def run(*arguments: object, stdin: bytes = b"") -> Outcome:
         monkeypatch.setattr(sys, "argv", ["specbuild", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        hook = sys.unraisablehook
         capfd.readouterr()
         try:
             with pytest.raises(SystemExit) as stop:
@@ -52,6 +55,7 @@ def specbuild(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            sys.unraisablehook = hook
         code = stop.value.code
         assert isinstance(code, int)
         return Outcome(code, *capfd.readouterr())
