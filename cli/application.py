@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -78,8 +79,12 @@ def run() -> None:
     """Run the command; every error is one line on stderr, its status 2 for bad input and 1 for a failure."""
     standard_streams.prepare()
     logging.getLogger("specbuild").handlers = [_Warnings()]
-    status, message = _outcome()
-    interrupts.ignore()
+    try:
+        status, message = _outcome()
+        interrupts.ignore()
+    except KeyboardInterrupt:  # after the command, before it was ignored
+        interrupts.ignore()
+        status, message = 1, "interrupted"
     if message:
         tell(message)
     standard_streams.lost()
@@ -105,9 +110,8 @@ def _outcome() -> tuple[int, str]:
     except click.exceptions.Exit as stop:
         lost = standard_streams.lost()
         return _of_lost_output(lost) if lost else (stop.exit_code, "")
-    except SystemExit as stop:  # rich's, when nobody reads what it writes
-        reason = stop.__context__
-        return _of_lost_output(reason) if isinstance(reason, OSError) else (1, "")
+    except SystemExit:  # of click and rich, when nobody reads what they write
+        return _of_lost_output(standard_streams.lost() or BrokenPipeError())
     except Exception as error:
         return _of_unexpected(error)
 
@@ -130,7 +134,8 @@ def _of_unexpected(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError):
         if lost := standard_streams.lost():
             return _of_lost_output(lost)
-        return 1, f"{error.filename or 'the system'}: {error.strerror or error}"
+        impossible = error.errno in (errno.ENAMETOOLONG, errno.ELOOP)  # whatever was asked of such a path
+        return 1 + impossible, f"{error.filename or 'the system'}: {error.strerror or error}"
     if os.environ.get(DEBUG):
         raise error
     return 1, f"a bug in specbuild, {type(error).__name__}: {error} ({DEBUG}=1 shows where)"

@@ -32,6 +32,8 @@ def raise_exceptions() -> None:
 def ignore() -> None:
     """The command has ended: a signal changes nothing any more."""
     _handle(signal.SIG_IGN)
+    if callable(signal.getsignal(signal.SIGALRM)):
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
 
 def interrupted(error: BaseException | None) -> bool:

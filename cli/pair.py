@@ -51,7 +51,7 @@ def command(
     \b
     specbuild pair engines/pycode/target engines/pycode/draft
     """
-    requests = read(file, {})[: num_prompts or MAX] if file else []
+    requests = read(file, {})[: num_prompts or MAX] if file is not None else []
     tell_later_turns(requests)
     with shown("pair", quiet) as progress:
         progress.begin("loading torch")

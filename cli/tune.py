@@ -47,9 +47,9 @@ def command(
     from specbuild.measure.tuning.measure import Tuning
     from specbuild.measure.tuning.tune import tune
 
-    requests = read(file, {})[: num_prompts or MAX] if file else []
+    requests = read(file, {})[: num_prompts or MAX] if file is not None else []
     tell_later_turns(requests)
-    sizes = _sizes(batch_sizes) if batch_sizes else ()
+    sizes = _sizes(batch_sizes) if batch_sizes is not None else ()
     with shown("tune", quiet) as progress:
         asked = Tuning(requests, max_new_tokens, sizes, threads, count=num_prompts)
         report = tune(bundle, asked, progress.tell)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
+from specbuild.measure.bench.measure import prepare
 from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Bundle, Engine, SamplingParams
-from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
 
 from .progress import quiet_option, shown
@@ -48,17 +48,17 @@ def command(
     manifest = Bundle.open(bundle).manifest
     defaults = {"max_new_tokens": max_new_tokens, "seed": 0}
     own = SamplingParams(max_new_tokens=max_new_tokens, seed=0)
-    requests = read(file, defaults) if file else [Request(text, own) for text in PROMPTS]
+    requests = read(file, defaults) if file is not None else [Request(text, own) for text in PROMPTS]
     drafters = (None, "model", "ngram") if "draft" in manifest.models else ("ngram",)
     parameters, real, done = _parameters(requests, own), False, itertools.count(1)
     with shown("verify", quiet) as progress:
-        progress.begin("cases", len(drafters) * len(parameters) * (1 + len(TREES)) + bool(hf))
+        progress.begin("cases", len(drafters) * len(parameters) * (1 + len(TREES)) + (hf is not None))
         for drafter in drafters:
             with Engine.load(
                 bundle, drafter=drafter, batch_size=batch_size, threads=threads, prefix_caching=False
             ) as engine:
                 prompts = _tokenize(engine, requests)
-                if hf:
+                if hf is not None:
                     real |= _hugging_face(engine, hf, prompts, max_new_tokens, as_json)
                     hf = None
                     progress.update(next(done))
@@ -83,10 +83,8 @@ def _parameters(requests: list[Request], own: SamplingParams) -> list[tuple[str,
 
 
 def _tokenize(engine: Engine, requests: list[Request]) -> list[list[int]]:
-    prompts = [engine.tokenizer.encode(request.prompt) for request in requests]
-    if not all(prompts):
-        raise OptionError("a prompt is empty: give at least one token")
-    return prompts
+    alone = [replace(each, params=replace(each.params, n=1, logprobs=None, deadline=None)) for each in requests]
+    return [case.tokens for case in prepare(engine, alone)]
 
 
 def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new_tokens: int, as_json: bool) -> bool:
