@@ -47,7 +47,7 @@ class _Lazy(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as stop:  # click would print an empty line
+        except (KeyboardInterrupt, EOFError) as stop:  # click would print an empty line
             raise click.Abort from stop
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,11 @@ def command(
                 cases, done = prepare(engine, requests), itertools.count(1)
                 total = (-(-len(cases) // size) + 1) * len(contenders)
                 progress.begin(f"concurrency {size}", total, "turns")
-                measured[size] = measure(engine, contenders, cases, size, lambda done=done: progress.update(next(done)))
+
+                def advance(done: Iterator[int] = done) -> None:
+                    progress.update(next(done))
+
+                measured[size] = measure(engine, contenders, cases, size, advance)
     settings |= {"prompts": dataset_path or prompts, "num_prompts": len(requests), "seed": seed, "drafter": drafter}
     settings["threads"] = None if opened.manifest.descriptor.on_gpu else threads or cores()
     result = build(opened, shlex.join(["specbuild", *sys.argv[1:]]), settings, measured)

@@ -66,7 +66,8 @@ def _raise(number: int, _frame: FrameType | None) -> None:
 def _raise_again(unraisable: Any) -> None:
     """Python drops what is raised in a destructor or a callback: an interrupt comes again a moment later."""
     if not isinstance(unraisable.exc_value, KeyboardInterrupt):
-        return sys.__unraisablehook__(unraisable)
+        sys.__unraisablehook__(unraisable)
+        return
     number = signal.SIGTERM if isinstance(unraisable.exc_value, Terminated) else signal.SIGINT
     signal.signal(signal.SIGALRM, lambda _, frame: _raise(number, frame))
     signal.setitimer(signal.ITIMER_REAL, _AGAIN)

@@ -125,7 +125,7 @@ def _bar(progress: Progress, file: IO[str]) -> Iterator[None]:
             nonlocal task, counted
             if count.began != counted:
                 bar.remove_task(task)
-                task, counted = bar.add_task("", total=None, completed=count.first), count.began
+                task, counted = bar.add_task("", total=None, completed=int(count.first)), count.began
             words = f"{count.what}: {count.note}" if count.note else count.what
             bar.update(task, description=words, completed=count.done, total=count.total or None)
 

@@ -14,7 +14,8 @@ class _Output(io.FileIO):
 
     def __init__(self, descriptor: int, raises: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
-        self.raises, self.lost = raises, None
+        self.raises = raises
+        self.lost: OSError | None = None
 
     def write(self, data: Any) -> int | None:  # type: ignore[override]
         """As any file's; the first failure is raised if asked."""
@@ -22,7 +23,7 @@ class _Output(io.FileIO):
             try:
                 return super().write(data)
             except OSError as error:
-                self.lost: OSError | None = error
+                self.lost = error
                 if self.raises:
                     raise
         return len(data)
@@ -62,7 +63,7 @@ def _writer(descriptor: int, before: TextIO | None, raises: bool) -> TextIO:
         before.flush()
     raw, unbuffered = _Output(descriptor, raises), bool(getattr(before, "write_through", False))
     return io.TextIOWrapper(
-        raw if unbuffered else io.BufferedWriter(raw),  # type: ignore[arg-type]  # as Python has it with -u
+        raw if unbuffered else io.BufferedWriter(raw),  # as Python has it with -u
         encoding=before.encoding if before else "utf-8",
         errors="backslashreplace",
         line_buffering=before is None or before.isatty() or not raises,

@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -49,7 +50,7 @@ def command(
     defaults = {"max_new_tokens": max_new_tokens, "seed": 0}
     own = SamplingParams(max_new_tokens=max_new_tokens, seed=0)
     requests = read(file, defaults) if file is not None else [Request(text, own) for text in PROMPTS]
-    drafters = (None, "model", "ngram") if "draft" in manifest.models else ("ngram",)
+    drafters: tuple[Any, ...] = (None, "model", "ngram") if "draft" in manifest.models else ("ngram",)
     parameters, real, done = _parameters(requests, own), False, itertools.count(1)
     with shown("verify", quiet) as progress:
         progress.begin("cases", len(drafters) * len(parameters) * (1 + len(TREES)) + (hf is not None))

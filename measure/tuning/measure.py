@@ -32,7 +32,7 @@ SHORTEST = 2 * ROOM  # longest text of a bundle that can be tuned
 FEWEST = 3  # prompts, whatever time they take
 TURNS = 3  # of each batch's steps; one sequence's have one more for each prompt
 PROMPTS = Path(__file__).with_name("prompts.jsonl")  # our own
-Progress = Callable[[str, int, int], object]  # what goes on; how many of it are done, of how many, 0 if none count
+Progress = Callable[[str, int, int], None]  # what goes on; how many of it are done, of how many, 0 if none count
 Found = tuple[dict[str, Any], dict[str, Any]]
 
 
