@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 ENTRY = "from specbuild.cli import main; main()"
+READY = "from specbuild.cli import main; print('here'); main()"
 STOPPED = "specbuild: interrupted: nothing was left behind\n"
 STOPPING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 LIMIT = 60
@@ -204,7 +205,8 @@ def test_at_random_moments(name: str, small: Path, bundle: Path, tmp_path: Path)
     before = snapshot(place)
     arguments, seconds = commands(small, place)[name]
     for turn in range(6):
-        with started(ENTRY, *arguments, env=os.environ | {"TMPDIR": str(scratch)}) as process:
+        with started(READY, *arguments, env=os.environ | {"TMPDIR": str(scratch)}) as process:
+            wait_for(process, "here")
             time.sleep(0.3 + rng.random() * seconds)
             process.send_signal(STOPPING[turn % 3])
             out, err = process.communicate(timeout=LIMIT)
@@ -227,7 +229,8 @@ def test_killed_at_random_moments(name: str, small: Path, bundle: Path, tmp_path
     before = snapshot(place / "b")
     arguments, seconds = commands(small, place)[name]
     for turn in range(4):
-        with started(ENTRY, *arguments, *(["--force"] if name == "distill" and turn else [])) as process:
+        with started(READY, *arguments, *(["--force"] if name == "distill" and turn else [])) as process:
+            wait_for(process, "here")
             time.sleep(0.3 + rng.random() * seconds)
             process.kill()
             process.communicate(timeout=LIMIT)
