@@ -81,7 +81,8 @@ def _run(context: BuildContext) -> dict[str, Any]:
             quality = _quality(context, given, models)
     if config.tune:
         with context.stage("tune"):
-            tuning = tune_build(context.folder)
+            detail = context.stages.detail
+            tuning = tune_build(context.folder, lambda what, done, total: detail(what, done / total if total else 0.0))
     report = _report(context, kernels, models, target, checked) | {"quality": quality, "tuning": tuning}
     report |= {"machine": {"platform": platform.platform(), "python": platform.python_version()}}
     (context.folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

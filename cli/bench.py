@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import OptionError
 
-from .progress import tell_later_turns
+from .progress import quiet_option, shown, tell_later_turns
 
 
 @click.command(name="bench")
@@ -46,6 +46,7 @@ from .progress import tell_later_turns
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.json", help="Write the result there.")
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE.html", help="Write a report with plots.")
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
 def command(
     bundle: Path,
@@ -62,6 +63,7 @@ def command(
     threads: int | None,
     output: Path | None,
     page: Path | None,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Measure plain decoding and speculation on the same prompts, in turns after a warm-up.
@@ -82,11 +84,16 @@ def command(
         raise OptionError(f"{len(requests)} prompts never make a concurrency of {sizes[-1]}: give more, or a lower one")
     tell_later_turns(requests)
     measured: dict[int, dict[str, list[Turn]]] = {}
-    for size in sizes:
-        with Engine.load(bundle, drafter=drafter, batch_size=size, threads=threads, prefix_caching=False) as engine:
-            cases = prepare(engine, requests)
-            total = (-(-len(cases) // size) + 1) * len(contenders)
-            with _progress(f"concurrency {size}", total) as advance:
+    with shown("bench", quiet) as progress:
+        for size in sizes:
+            with Engine.load(bundle, drafter=drafter, batch_size=size, threads=threads, prefix_caching=False) as engine:
+                cases, done = prepare(engine, requests), itertools.count(1)
+                total = (-(-len(cases) // size) + 1) * len(contenders)
+                progress.begin(f"concurrency {size}", total, "turns")
+
+                def advance(done: Iterator[int] = done) -> None:
+                    progress.update(next(done))
+
                 measured[size] = measure(engine, contenders, cases, size, advance)
     settings |= {"prompts": dataset_path or prompts, "num_prompts": len(requests), "seed": seed, "drafter": drafter}
     settings["threads"] = None if opened.manifest.descriptor.on_gpu else threads or cores()
@@ -111,15 +118,3 @@ def _check_files(output: Path | None, page: Path | None) -> None:
         html.check()
     if output and page and output.absolute() == page.absolute():
         raise OptionError("--output and --html are one file: give each its own")
-
-
-@contextmanager
-def _progress(title: str, total: int) -> Iterator[Any]:
-    """A bar on a terminal's stderr, which leaves nothing behind; what advances it."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)

@@ -20,7 +20,8 @@ from specbuild.runtime.backends.kernels.cubins import best_architecture
 from specbuild.runtime.bundle.backend import BACKENDS, DEFAULT, RTX_ARCHITECTURES
 from specbuild.runtime.errors import OptionError
 
-from . import progress, quality
+from . import quality
+from .progress import quiet_option, shown
 from .tuned import in_words
 
 _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
@@ -29,7 +30,7 @@ _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
 def _take_recipe(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     """A recipe's values are the options' defaults."""
     if path is not None:
-        ours = ("recipe", "output", "dry_run", "force", "as_json")
+        ours = ("recipe", "output", "dry_run", "force", "quiet", "as_json")
         options = {str(p.name): p for p in context.command.params if p.name not in ours}
         lists = {name for name, option in options.items() if option.multiple}
         values = recipe.read(path, options, {*lists, "buckets"})
@@ -143,8 +144,9 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 @click.option("--tune/--no-tune", default=None, help="Whether it is tuned, as bundles for a CPU are by default.")
 @click.option("--dry-run", is_flag=True, help="Check everything that can be checked, say what would be built, stop.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(output: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
+def command(output: Path, dry_run: bool, quiet: bool, as_json: bool, **options: Any) -> None:
     """Compile a target and a draft into one bundle.
 
     \b
@@ -159,7 +161,7 @@ def command(output: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
     if dry_run:
         _show_plan(config, as_json)
         return
-    report = _build(config)
+    report = _build(config, quiet)
     if as_json:
         click.echo(json.dumps({"bundle": str(output)} | report))
     else:
@@ -183,24 +185,22 @@ def _show_plan(config: BuildConfig, as_json: bool) -> None:
             click.echo(f"{name:22}{key:10}{text}" if key else f"{name:22}{text}")
 
 
-def _build(config: BuildConfig) -> dict[str, Any]:
-    """Run the build behind a progress bar on stderr."""
-    from rich.progress import BarColumn, MofNCompleteColumn
-
-    with progress.bar(BarColumn(), MofNCompleteColumn()) as (bar, task):
+def _build(config: BuildConfig, quiet: bool) -> dict[str, Any]:
+    """Build, and show how far that is."""
+    with shown("build", quiet) as progress:
+        progress.begin("loading torch")
         from specbuild.builder.pipeline import build, stages
 
-        bar.update(task, total=stages(config), completed=-1)
+        progress.begin("", stages(config), "stages")
+        begun = 0
 
-        stage = ""
-
-        def advance(name: str) -> None:
-            nonlocal stage
-            stage = name
-            bar.update(task, description=stage, advance=1)
+        def advance(stage: str) -> None:
+            nonlocal begun
+            progress.update(begun, stage)
+            begun += 1
 
         def detail(phase: str, share: float) -> None:
-            bar.update(task, description=f"{stage}: {phase} {share:.0%}")
+            progress.update(begun - 1 + share, note=f"{phase} {share:.0%}")
 
         return build(config, advance, detail)
 

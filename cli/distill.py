@@ -15,9 +15,11 @@ from specbuild.builder.distill import options as defaults
 from specbuild.builder.distill.options import DistillConfig
 from specbuild.runtime.errors import SpecbuildError
 
-from . import progress
+from .progress import quiet_option, shown
 
 _DEFAULTS = {name: getattr(DistillConfig(target="", output=Path("draft")), name) for name in DistillConfig.__slots__}
+
+_UNITS = {"training": "steps", "the target writes": "tokens", "the target reads": "texts"}
 
 
 def _option(name: str, text: str, **more: Any) -> Callable[[FC], FC]:
@@ -84,8 +86,9 @@ def _choice(name: str, known: tuple[str, ...], text: str) -> Callable[[FC], FC]:
 @click.option("--compile", is_flag=True, help="Compile the draft with torch.compile.")
 @click.option("--resume", is_flag=True, help="Go on with a training that was interrupted.")
 @click.option("--force", is_flag=True, help="Replace an existing draft, and begin an unfinished training again.")
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(as_json: bool, **options: Any) -> None:
+def command(quiet: bool, as_json: bool, **options: Any) -> None:
     """Train a draft for TARGET, from texts or from what it writes itself.
 
     \b
@@ -96,7 +99,7 @@ def command(as_json: bool, **options: Any) -> None:
     config = DistillConfig(**defaults.OTHERS.get(options["kind"], {}) | given)
     started = time.monotonic()
     try:
-        report = _distill(config)
+        report = _distill(config, quiet)
     except KeyboardInterrupt:
         kept = (
             f"{config.work} keeps what was done, --resume goes on"
@@ -119,20 +122,13 @@ def command(as_json: bool, **options: Any) -> None:
     click.echo(f"  next: specbuild build --target {config.target} --draft {config.output} -o {config.output}.bundle")
 
 
-def _distill(config: DistillConfig) -> dict[str, Any]:
-    """Train behind a progress bar on stderr."""
-    from rich.progress import BarColumn, TaskProgressColumn, TimeRemainingColumn
-
-    with progress.bar(BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as (bar, task):
+def _distill(config: DistillConfig, quiet: bool) -> dict[str, Any]:
+    """Train, and show how far that is."""
+    with shown("distill", quiet) as progress:
+        progress.begin("loading torch")
         from specbuild.builder.distill.pipeline import distill
 
-        stage = ""
-
         def told(what: str, done: int, total: int, note: str) -> None:
-            nonlocal task, stage
-            if what != stage:
-                bar.remove_task(task)
-                stage, task = what, bar.add_task(what)
-            bar.update(task, completed=done, total=total, description=f"{what}: {note}" if note else what)
+            progress.tell(what, done, total if total > 1 else 0, note, _UNITS.get(what, ""))
 
         return distill(config, told)

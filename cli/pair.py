@@ -7,11 +7,9 @@ from typing import Any
 
 import click
 
-from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import read
 
-from . import progress
-from .progress import tell_later_turns
+from .progress import quiet_option, shown, tell_later_turns
 from .tune import MAX
 
 
@@ -19,7 +17,7 @@ from .tune import MAX
 @click.argument("target")
 @click.argument("draft")
 @click.option("--prompts", "file", metavar="FILE", help="Prompts like those to come, as for generate; ours by default.")
-@click.option("--num-prompts", type=click.IntRange(1), help=f"Of the file, at most; {MAX} by default.")
+@click.option("--num-prompts", type=click.IntRange(1), help=f"At most so many; of a file {MAX} by default.")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(16), default=64, show_default=True)
 @click.option(
     "--temperature",
@@ -32,6 +30,7 @@ from .tune import MAX
     help="May be repeated; 0 is greedy.",
 )
 @click.option("-t", "--threads", type=click.IntRange(1), help="Threads of the target; all cores by default.")
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     target: str,
@@ -41,6 +40,7 @@ def command(
     max_new_tokens: int,
     temperatures: tuple[float, ...],
     threads: int | None,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Say whether a draft can be used with a target, and what it is worth on this machine.
@@ -51,25 +51,18 @@ def command(
     \b
     specbuild pair engines/pycode/target engines/pycode/draft
     """
-    if num_prompts and not file:
-        raise OptionError("--num-prompts counts a file's prompts: give one with --prompts")
-    requests = read(file, {})[: num_prompts or MAX] if file else []
+    requests = read(file, {})[: num_prompts or MAX] if file is not None else []
     tell_later_turns(requests)
-    report = _weigh(target, draft, requests, max_new_tokens, temperatures, threads)
+    with shown("pair", quiet) as progress:
+        progress.begin("loading torch")
+        from specbuild.builder.pair.measure import PairRequest, weigh
+
+        asked = PairRequest(requests, max_new_tokens, temperatures, threads, num_prompts)
+        report = weigh(target, draft, asked, progress.tell)
     if as_json:
         click.echo(json.dumps(report))
     else:
         _show(report)
-
-
-def _weigh(target: str, draft: str, *asked: Any) -> dict[str, Any]:
-    """Measure behind a spinner on stderr."""
-    from rich.progress import SpinnerColumn
-
-    with progress.bar(SpinnerColumn()) as (bar, task):
-        from specbuild.builder.pair.measure import PairRequest, weigh
-
-        return weigh(target, draft, PairRequest(*asked), lambda stage: bar.update(task, description=stage))
 
 
 def _show(report: dict[str, Any]) -> None:

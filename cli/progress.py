@@ -1,31 +1,158 @@
-"""What goes on, on standard error: a progress bar, where that is a terminal, and notes."""
+"""What goes on, on standard error: a bar where that is a terminal, elsewhere a line every ten seconds."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import IO
 
 import click
 
 from specbuild.runtime.requests.prompt_file import Request
 
+from .standard_streams import tell
+
+INTERVAL = 10.0  # seconds between lines
+Clock = Callable[[], float]
+
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress on standard error.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """What is counted: how many are done of how many, and since when."""
+
+    what: str
+    began: float
+    first: float = 0  # done when it began
+    done: float = 0
+    total: int = 0  # 0: nobody knows
+    unit: str = ""
+    note: str = ""
+
+
+class Progress:
+    """What a command does now, how much of it is done, and about how long the rest takes."""
+
+    def __init__(self, command: str, clock: Clock = time.monotonic) -> None:
+        self._command, self._clock = command, clock
+        self._listen: Callable[[_Count], object] = lambda count: None
+        self._count = _Count("starting", clock())  # replaced as a whole: another thread reads it
+
+    def begin(self, what: str, total: int = 0, unit: str = "", done: float = 0) -> None:
+        """Count something new. `total`: 0 where nobody knows. `done`: what an earlier run has done."""
+        self._set(_Count(what, self._clock(), done, done, total, unit))
+
+    def update(self, done: float, what: str | None = None, note: str = "") -> None:
+        """So much is done of what is counted; `what` goes on now, and `note` says more of it."""
+        self._set(replace(self._count, done=done, what=self._count.what if what is None else what, note=note))
+
+    def tell(self, what: str, done: int, total: int, note: str = "", unit: str = "") -> None:
+        """So many of what goes on are done; what has another name is counted anew."""
+        if what != self._count.what:
+            self.begin(what, total, unit, done)
+        self.update(done, note=note)
+
+    def listen(self, listener: Callable[[_Count], object]) -> None:
+        """Have it called with each change."""
+        self._listen = listener
+        listener(self._count)
+
+    def line(self) -> str:
+        """What is done and what is left, in words."""
+        count, elapsed = self._count, self._clock() - self._count.began
+        doing = f"{count.what} ({count.note})" if count.note else count.what
+        parts = [f"{int(count.done)} of {count.total} {count.unit}".rstrip()] if count.total else []
+        if count.first < count.done < count.total:
+            left = elapsed * (count.total - count.done) / (count.done - count.first)
+            parts.append(f"about {_in_words(left)} left")
+        else:
+            parts.append(f"{_in_words(elapsed)} so far")
+        return f"{self._command}, {doing}: {', '.join(parts)}"
+
+    def _set(self, count: _Count) -> None:
+        self._count = count
+        self._listen(count)
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
 
 @contextmanager
-def bar(*columns: Any) -> Iterator[tuple[Any, Any]]:
-    """rich's progress bar of these columns behind a description, and its first task, whose end is not known yet."""
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+def shown(
+    command: str, quiet: bool, interval: float | None = None, clock: Clock = time.monotonic
+) -> Iterator[Progress]:
+    """A command's progress, shown while this lasts: as a bar that vanishes, or as lines; not at all if `quiet`."""
+    progress = Progress(command, clock)
+    if quiet:
+        yield progress
+        return
+    # A way of its own: a compiler's noise on standard error is sent elsewhere.
+    with (
+        os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as file,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.enter_context(_bar(progress, file) if file.isatty() else _lines(progress, file, interval or INTERVAL))
+        yield progress
 
-    console = Console(file=os.fdopen(os.dup(2), "w"))  # its own: a compiler's noise on standard error is not shown
-    shown = TextColumn("{task.description}"), *columns, TimeElapsedColumn()
-    with Progress(*shown, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield progress, progress.add_task("loading torch", total=None)
+
+@contextmanager
+def _bar(progress: Progress, file: IO[str]) -> Iterator[None]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Bar(
+        TextColumn("{task.description}", markup=False),
+        *columns,
+        console=Console(file=file),
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # what is printed on the same terminal comes above the bar
+    ) as bar:
+        task, counted = bar.add_task("", total=None), 0.0
+
+        def show(count: _Count) -> None:
+            nonlocal task, counted
+            if count.began != counted:
+                bar.remove_task(task)
+                task, counted = bar.add_task("", total=None, completed=int(count.first)), count.began
+            words = f"{count.what}: {count.note}" if count.note else count.what
+            bar.update(task, description=words, completed=count.done, total=count.total or None)
+
+        progress.listen(show)
+        yield
+
+
+@contextmanager
+def _lines(progress: Progress, file: IO[str], interval: float) -> Iterator[None]:
+    ended = threading.Event()
+
+    def run() -> None:
+        with contextlib.suppress(OSError):  # nobody reads them any more
+            while not ended.wait(interval):
+                os.write(file.fileno(), f"specbuild: {progress.line()}\n".encode(errors="backslashreplace"))
+
+    thread = threading.Thread(target=run, name="specbuild-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def tell_later_turns(requests: Sequence[Request]) -> None:
     """Say on stderr what of the prompts is not run."""
     later = sum(request.later_turns for request in requests)
     if later:
-        click.echo(f"specbuild: only the first of each line's turns is run; {later} later turns are not", err=True)
+        tell(f"only the first of each line's turns is run; {later} later turns are not")

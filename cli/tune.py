@@ -11,7 +11,7 @@ import click
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import read
 
-from .progress import tell_later_turns
+from .progress import quiet_option, shown, tell_later_turns
 from .tuned import in_words
 
 MAX = 16  # prompts of a file
@@ -20,10 +20,11 @@ MAX = 16  # prompts of a file
 @click.command(name="tune")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", "file", metavar="FILE", help="Prompts like those to come, as for generate.")
-@click.option("--num-prompts", type=click.IntRange(1), help=f"Of the file, at most; {MAX} by default.")
+@click.option("--num-prompts", type=click.IntRange(1), help=f"At most so many; of a file {MAX} by default.")
 @click.option("-n", "--max-new-tokens", type=click.IntRange(8), default=64, show_default=True)
 @click.option("-b", "--batch-sizes", metavar="B,…", help="Batch sizes to measure; by default all that were compiled.")
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     bundle: Path,
@@ -32,6 +33,7 @@ def command(
     max_new_tokens: int,
     batch_sizes: str | None,
     threads: int | None,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Measure what rounds take on this machine and how often drafts come true, and write it into the bundle.
@@ -45,12 +47,12 @@ def command(
     from specbuild.measure.tuning.measure import Tuning
     from specbuild.measure.tuning.tune import tune
 
-    if num_prompts and not file:
-        raise OptionError("--num-prompts counts a file's prompts: give one with --prompts")
-    requests = read(file, {})[: num_prompts or MAX] if file else []
+    requests = read(file, {})[: num_prompts or MAX] if file is not None else []
     tell_later_turns(requests)
-    asked = Tuning(requests, max_new_tokens, _sizes(batch_sizes) if batch_sizes else (), threads)
-    report = tune(bundle, asked, lambda stage: None if as_json else click.echo(stage, err=True))
+    sizes = _sizes(batch_sizes) if batch_sizes is not None else ()
+    with shown("tune", quiet) as progress:
+        asked = Tuning(requests, max_new_tokens, sizes, threads, count=num_prompts)
+        report = tune(bundle, asked, progress.tell)
     if as_json:
         click.echo(json.dumps(report))
     else:

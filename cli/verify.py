@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
+from specbuild.measure.bench.measure import prepare
 from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Bundle, Engine, SamplingParams
-from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
+
+from .progress import quiet_option, shown
 
 TREES = ("auto", "chain:4", "topk:2,3", "topk:4,4", "best:16")
 PROMPTS = ("def main(argv):\n    ", "import os\n", "The weather today is", "\n", "日本語のテキスト")
@@ -24,6 +28,7 @@ PROMPTS = ("def main(argv):\n    ", "import os\n", "The weather today is", "\n",
 @click.option("-n", "--max-new-tokens", type=click.IntRange(1), default=48, show_default=True)
 @click.option("-b", "--batch-size", type=int, default=1, show_default=True)
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per case.")
 def command(
     bundle: Path,
@@ -32,6 +37,7 @@ def command(
     max_new_tokens: int,
     batch_size: int,
     threads: int | None,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Check a bundle's tokens: trees and drafters against plain decoding, plain decoding against Hugging Face.
@@ -43,22 +49,28 @@ def command(
     manifest = Bundle.open(bundle).manifest
     defaults = {"max_new_tokens": max_new_tokens, "seed": 0}
     own = SamplingParams(max_new_tokens=max_new_tokens, seed=0)
-    requests = read(file, defaults) if file else [Request(text, own) for text in PROMPTS]
-    real = False
-    for drafter in (None, "model", "ngram") if "draft" in manifest.models else ("ngram",):
-        with Engine.load(
-            bundle, drafter=drafter, batch_size=batch_size, threads=threads, prefix_caching=False
-        ) as engine:
-            prompts = _tokenize(engine, requests)
-            if hf:
-                real |= _hugging_face(engine, hf, prompts, max_new_tokens, as_json)
-                hf = None
-            for name, params in _parameters(requests, own):
-                expected = plain(engine, prompts, params)
-                for tree in TREES:
-                    title = f"{name}, {tree}, {drafter or 'both drafters'}"
-                    drafted = [replace(each, speculation=tree) for each in params]
-                    real |= _report(engine, compare(engine, title, prompts, drafted, expected), as_json)
+    requests = read(file, defaults) if file is not None else [Request(text, own) for text in PROMPTS]
+    drafters: tuple[Any, ...] = (None, "model", "ngram") if "draft" in manifest.models else ("ngram",)
+    parameters, real, done = _parameters(requests, own), False, itertools.count(1)
+    with shown("verify", quiet) as progress:
+        progress.begin("cases", len(drafters) * len(parameters) * (1 + len(TREES)) + (hf is not None))
+        for drafter in drafters:
+            with Engine.load(
+                bundle, drafter=drafter, batch_size=batch_size, threads=threads, prefix_caching=False
+            ) as engine:
+                prompts = _tokenize(engine, requests)
+                if hf is not None:
+                    real |= _hugging_face(engine, hf, prompts, max_new_tokens, as_json)
+                    hf = None
+                    progress.update(next(done))
+                for name, params in parameters:
+                    expected = plain(engine, prompts, params)
+                    progress.update(next(done))
+                    for tree in TREES:
+                        title = f"{name}, {tree}, {drafter or 'both drafters'}"
+                        drafted = [replace(each, speculation=tree) for each in params]
+                        real |= _report(engine, compare(engine, title, prompts, drafted, expected), as_json)
+                        progress.update(next(done))
     if real:
         raise click.exceptions.Exit(1)
 
@@ -72,10 +84,8 @@ def _parameters(requests: list[Request], own: SamplingParams) -> list[tuple[str,
 
 
 def _tokenize(engine: Engine, requests: list[Request]) -> list[list[int]]:
-    prompts = [engine.tokenizer.encode(request.prompt) for request in requests]
-    if not all(prompts):
-        raise OptionError("a prompt is empty: give at least one token")
-    return prompts
+    alone = [replace(each, params=replace(each.params, n=1, logprobs=None, deadline=None)) for each in requests]
+    return [case.tokens for case in prepare(engine, alone)]
 
 
 def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new_tokens: int, as_json: bool) -> bool:

@@ -16,14 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4143,
+    ("builder", ".py"): 4148,
     ("builder/distill", ".py"): 1398,
     ("builder/quantize", ".py"): 1008,
-    ("cli", ".py"): 1333,
+    ("cli", ".py"): 1713,
     ("face", ".py"): 30,
-    ("measure", ".py"): 1213,
-    ("runtime", ".py"): 4103,
-    ("runtime/backends", ".py"): 2078,
+    ("measure", ".py"): 1219,
+    ("runtime", ".py"): 4105,
+    ("runtime/backends", ".py"): 2083,
     ("runtime/decoding", ".py"): 1610,
     ("plugins", ".cu .cuh"): 2021,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin

@@ -24,7 +24,7 @@ LONG = (  # begun first, to end together
     *("test_gpu_stages.py", "test_card_bundles.py", "test_card.py"),
 )
 
-pytest_plugins = ["hash_models", "host_kernels", "fake_card"]  # of tests/support
+pytest_plugins = ["command_line", "hash_models", "host_kernels", "fake_card"]  # of tests/support
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIR = ROOT / "engines" / "pycode"

@@ -31,7 +31,7 @@ def read(path: Path, options: Collection[str], lists: Collection[str] = ()) -> d
         recipe = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"{path} cannot be read ({error.strerror}): give a recipe, like those in engines/") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{path} is not TOML: {error}") from None
     values: dict[str, Any] = {}
     for key, value in recipe.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,45 +34,47 @@ CHAIN = f"chain:{BEST_DEPTH}"  # the draft's first choices, by which acceptance 
 
 @dataclass(frozen=True)
 class PairRequest:
-    """Prompts, our own where none are given; tokens after each; temperatures; threads of the target, all by default."""
+    """Prompts, our own where none are given, of these at most `count`; tokens after each; temperatures; threads of the
+    target, all by default.
+    """
 
     prompts: Sequence[Request] = ()
     new_tokens: int = 64
     temperatures: Sequence[float] = (0.0, tuning.TEMPERATURE)
     threads: int | None = None
+    count: int | None = None
 
     def __post_init__(self) -> None:
         for temperature in self.temperatures:
             SamplingParams(temperature=temperature)  # raises OptionError
 
 
-def weigh(
-    target: str, draft: str, asked: PairRequest, progress: tuning.Progress = lambda stage: None
-) -> dict[str, Any]:
+def weigh(target: str, draft: str, asked: PairRequest, progress: tuning.Progress = tuning.unseen) -> dict[str, Any]:
     """What `specbuild pair` reports of two checkpoints, as JSON. Leaves nothing behind.
 
     Raises CheckpointError where the draft cannot be used, and whatever building and tuning raise.
     """
-    progress("vocabularies")
+    progress("vocabularies", 0, 0)
     own = checkpoints.find(target)
     head = is_eagle(checkpoints.read_config(draft))
     vocabulary = None if head else reconcile(own, checkpoints.find(draft))
     with tempfile.TemporaryDirectory(prefix="specbuild-pair-") as folder:
         bundle = Path(folder) / "pair.bundle"
-        build(BuildConfig(target=target, draft=draft, output=bundle, max_batch_size=1, tune=False), progress)
-        wanted = tuning.Tuning(asked.prompts, asked.new_tokens, (1,), asked.threads, SECONDS)
+        config = BuildConfig(target=target, draft=draft, output=bundle, max_batch_size=1, tune=False)
+        build(config, lambda stage: progress(stage, 0, 0))
+        wanted = tuning.Tuning(asked.prompts, asked.new_tokens, (1,), asked.threads, SECONDS, asked.count)
         table, report = tuning.measure(bundle, wanted, progress)
         with Engine.load(bundle, batch_size=1, threads=asked.threads, prefix_caching=False, overlap=False) as engine:
             vocabulary = vocabulary or _of_head(bundle, engine.manifest)
             longest = engine.manifest.max_seq_len - tuning.ROOM
-            requests = asked.prompts or read(str(tuning.PROMPTS), {})
+            requests = asked.prompts or read(str(tuning.PROMPTS), {})[: asked.count]
             prompts = [engine.tokenizer.encode(each.prompt)[:longest] for each in requests]
             with engine.scheduler.exclusive() as loop:
                 decoder = Decoder(engine, loop, asked.new_tokens)
                 found = list[dict[str, Any]]()
                 for temperature in asked.temperatures:
-                    progress(f"temperature {temperature:g}")
-                    found.append(_at(temperature, decoder, prompts, table, engine.manifest.buckets[-1] - 1))
+                    counted = _told(f"temperature {temperature:g}", prompts, progress)
+                    found.append(_at(temperature, decoder, counted, table, engine.manifest.buckets[-1] - 1))
     times = table["times"]["1"]
     steps = {name: times[part][0][1] for name, part in (("target", "verify"), ("draft", "draft"))}
     text = [token for prompt in prompts for token in prompt]
@@ -98,8 +100,15 @@ def _of_head(bundle: Path, manifest: Manifest) -> Vocabulary:
     return Vocabulary("identical", size, model.vocab_size, tokens and tuple(tokens), model.vocab_size)
 
 
+def _told(what: str, prompts: Sequence[list[int]], progress: tuning.Progress) -> Iterator[list[int]]:
+    """The prompts, with word of each."""
+    for number, prompt in enumerate(prompts):
+        progress(what, number, len(prompts))
+        yield prompt
+
+
 def _at(
-    temperature: float, decoder: Decoder, prompts: Sequence[list[int]], table: dict[str, Any], largest: int
+    temperature: float, decoder: Decoder, prompts: Iterable[list[int]], table: dict[str, Any], largest: int
 ) -> dict[str, Any]:
     """Acceptance by depth, the tree that promises most, and what `auto` brings with and without the draft."""
     sampled, probes, timings = temperature > 0, trees.names(trees.PROBES, largest), TimingTable.of(table, largest + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ SHORTEST = 2 * ROOM  # longest text of a bundle that can be tuned
 FEWEST = 3  # prompts, whatever time they take
 TURNS = 3  # of each batch's steps; one sequence's have one more for each prompt
 PROMPTS = Path(__file__).with_name("prompts.jsonl")  # our own
-Progress = Callable[[str], None]
+Progress = Callable[[str, int, int], None]  # what goes on; how many of it are done, of how many, 0 if none count
 Found = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -40,7 +40,7 @@ Found = tuple[dict[str, Any], dict[str, Any]]
 class Tuning:
     """What is asked for: prompts, our own where none are given, tokens after each, and batch sizes, all by default.
 
-    `seconds`: after which no further prompt is begun, a few being enough.
+    `count`: prompts of our own at most. `seconds`: after which no further prompt is begun, a few being enough.
     """
 
     prompts: Sequence[Request] = ()
@@ -48,6 +48,7 @@ class Tuning:
     batch_sizes: Sequence[int] = ()
     threads: int | None = None
     seconds: float = math.inf
+    count: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,11 @@ class Seen:
     sampled_records: list[list[Record]] = field(default_factory=list)  # where rounds of them begin in the sampled one
 
 
-def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None) -> Found:
+def unseen(what: str, done: int, total: int) -> None:
+    """A progress that nobody looks at."""
+
+
+def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
     """The timing table of a bundle, and what its report says of it; see `tune`."""
     manifest = Bundle.open(folder).manifest
     if reason := untunable(manifest):
@@ -73,18 +78,18 @@ def measure(folder: Path, asked: Tuning, progress: Progress = lambda stage: None
         engine = Engine.load(folder, batch_size=batch, threads=asked.threads, prefix_caching=False, overlap=False)
         with engine, engine.scheduler.exclusive() as loop:
             prompts, decoder = _prompts(engine, asked), Decoder(engine, loop, asked.new_tokens, overlaps)
-            progress(f"steps of batch {batch}")
+            progress(what := f"steps of batch {batch}", 0, TURNS)
             steps = times.steps_of(loop, largest + 1, manifest.max_seq_len)
-            for _ in range(TURNS):
+            for turn in range(TURNS):
+                progress(what, turn, TURNS)
                 steps.turn()
             if batch == 1:
-                progress("texts")
-                seen = _look(decoder, prompts, largest if drafts else 0, steps, asked.seconds)
+                numbered = _in_time(prompts, asked.seconds, "texts", progress)
+                seen = _look(decoder, numbered, largest if drafts else 0, steps)
             found[batch] = times.pairs(steps)
             if batch == 1:
                 table, report = _conclude(found, seen, largest, loop.target.identity, kind == "parallel")
-                progress("auto")
-                turns = _in_time(prompts, asked.seconds / 3)
+                turns = _in_time(prompts, asked.seconds / 3, AUTO, progress)
                 policy = Policy(TimingTable.of(table, largest + 1), drafts)
                 contenders = [OFF, AUTO, AHEAD] if overlaps else [OFF, AUTO]
                 auto = [_take_turns(decoder, each, contenders, number, policy) for number, each in turns]
@@ -128,7 +133,8 @@ def _prompts(engine: Engine, asked: Tuning) -> list[list[int]]:
     """In tokens; ours are cut where texts are short. Raises PromptError and OptionError for those that do not fit."""
     longest = engine.manifest.max_seq_len
     if not asked.prompts:
-        return [engine.tokenizer.encode(each.prompt)[: longest // 2] for each in read(str(PROMPTS), {})]
+        ours = read(str(PROMPTS), {})[: asked.count]
+        return [engine.tokenizer.encode(each.prompt)[: longest // 2] for each in ours]
     cases = prepare(engine, [replace(each, params=SamplingParams()) for each in asked.prompts])
     for request, case in zip(asked.prompts, cases, strict=True):
         if longest - len(case.tokens) < ROOM:
@@ -136,11 +142,11 @@ def _prompts(engine: Engine, asked: Tuning) -> list[list[int]]:
     return [case.tokens for case in cases]
 
 
-def _look(decoder: Decoder, prompts: Sequence[list[int]], largest: int, steps: Steps, seconds: float) -> Seen:
+def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: int, steps: Steps) -> Seen:
     """All that is wanted of the prompts, and a turn of the steps after each. `largest`: of trees, 0: nobody drafts."""
     seen = Seen()
     probes, every = (trees.names(sizes, largest) if largest else [] for sizes in (trees.PROBES, trees.SIZES))
-    for number, prompt in _in_time(prompts, seconds):
+    for number, prompt in prompts:
         seen.probes.append({name: decoder.decode(prompt, name) for name in (OFF, *probes)})
         seen.fixed.append(_take_turns(decoder, prompt, [OFF, *every], number))
         seen.sampled.append({name: decoder.decode(prompt, name, TEMPERATURE) for name in (OFF, *probes)})
@@ -160,9 +166,12 @@ def _take_turns(
     return {name: decoder.decode(prompt, name, policy=policy if name in (AUTO, AHEAD) else None) for name in order}
 
 
-def _in_time(prompts: Sequence[list[int]], seconds: float) -> Iterator[tuple[int, list[int]]]:
+def _in_time(
+    prompts: Sequence[list[int]], seconds: float, what: str, progress: Progress
+) -> Iterator[tuple[int, list[int]]]:
     """The prompts, numbered, until the time is up, a few in any case."""
     started = time.perf_counter()
     for number, prompt in enumerate(prompts):
         if number < FEWEST or time.perf_counter() - started < seconds:
+            progress(what, number, len(prompts))
             yield number, prompt

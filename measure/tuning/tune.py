@@ -15,30 +15,30 @@ from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST, REPORT, SCHEMA_VERSION
 from specbuild.runtime.speculation.timings import FILE, OLD_FILE
 
-from .measure import Progress, Tuning, measure, untunable
+from .measure import Progress, Tuning, measure, unseen, untunable
 
 SECONDS = 20.0  # for the prompts of a build's own tuning
 
 
-def tune(folder: Path, asked: Tuning, progress: Progress = lambda stage: None) -> dict[str, Any]:
+def tune(folder: Path, asked: Tuning, progress: Progress = unseen) -> dict[str, Any]:
     """Measure a bundle on this machine, write its timing table into it, and return what was found.
 
     Raises OptionError for a bundle that cannot be tuned, and whatever loading it raises; the bundle is then as it was.
     """
     timings, report = measure(folder, asked, progress)
-    progress("writing")
+    progress("writing", 0, 0)
     _write(Bundle.open(folder), timings, report)
     return report
 
 
-def tune_build(folder: Path) -> dict[str, Any] | None:
+def tune_build(folder: Path, progress: Progress = unseen) -> dict[str, Any] | None:
     """Tune a bundle that is being built: its timing table is put beside its models, and what was found returned.
 
     None for a bundle that cannot be tuned.
     """
     if untunable(Bundle.open(folder).manifest):
         return None
-    timings, report = measure(folder, Tuning(seconds=SECONDS))
+    timings, report = measure(folder, Tuning(seconds=SECONDS), progress)
     (folder / FILE).write_text(_json(timings), encoding="utf-8")
     return report
 

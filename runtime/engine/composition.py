@@ -125,6 +125,8 @@ def _policy(bundle: Bundle, options: LoadOptions, target: Executor) -> Policy | 
         raise BundleError(f"{bundle.path(name)} cannot be read as JSON ({error}): run specbuild tune") from None
     timings, here = TimingTable.of(record, bundle.manifest.buckets[-1]), target.identity
     if dict(timings.machine) != here:
+        other = {**timings.machine, "threads": here.get("threads")} != here
         tuned, now = (", ".join(map(str, each.values())) for each in (timings.machine, here))
-        _log.warning("%s was tuned on another machine (%s; here %s): run specbuild tune", bundle.folder, tuned, now)
+        what = "on another machine" if other else "with another thread count"
+        _log.warning("%s was tuned %s (%s; here %s): run specbuild tune", bundle.folder, what, tuned, now)
     return Policy(timings, _drafts(bundle, options), options.limits)

@@ -54,7 +54,7 @@ def _schedule(given: Any) -> Schedule:
         if not isinstance(given, Sequence):
             raise TypeError
         triples = sorted((first, last, nodes) for first, last, nodes in given)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise OptionError(f"num_speculative_tokens_per_batch_size must be like {form}, not {given!r}") from None
     ends = [0]
     for first, last, nodes in triples:

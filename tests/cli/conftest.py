@@ -1,62 +1,18 @@
-"""Fixtures of the command line's tests: the command in this process, and a small bundle with a chat template."""
+"""Fixtures of the command line's tests: a small bundle with a chat template."""
 
 from __future__ import annotations
 
-import io
 import logging
-import signal
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command_line import Outcome as Outcome
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command left: its exit status, and what it wrote."""
-
-    status: int
-    out: str
-    err: str
-
-    def refusal(self, status: int = 2) -> str:
-        """The one line on stderr of a command that was refused."""
-        assert (self.status, self.out) == (status, ""), self
-        lines = [line for line in self.err.splitlines() if line]
-        assert len(lines) == 1, lines
-        assert lines[0].startswith("specbuild: "), lines
-        assert "a bug in specbuild" not in lines[0], lines
-        return lines[0]
-
-
-@pytest.fixture
-def specbuild(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """`specbuild("generate", …, stdin=b"")` runs the command in this process."""
-    from specbuild.cli import main
-
-    def run(*arguments: object, stdin: bytes = b"") -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["specbuild", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        capfd.readouterr()
-        try:
-            with pytest.raises(SystemExit) as stop:
-                main()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        code = stop.value.code
-        assert isinstance(code, int)
-        return Outcome(code, *capfd.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -390,11 +390,11 @@ def test_a_full_disk(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_build_leaves_nothing(pair: Path, tiny_bundle: Path, place: Path, number: int) -> None:
     shutil.copytree(tiny_bundle, place / "b")
     before = snapshot(place)
-    command = [*ENTRY, "build", "--target", str(pair / "target"), "-o", str(place / "b"), "--force"]
+    command = [*ENTRY, "build", "--target", str(pair / "target"), "-o", str(place / "b"), "--force", "--quiet"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 60

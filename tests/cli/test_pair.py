@@ -77,7 +77,7 @@ def test_nothing_is_left_of_a_failure(
     [
         (("missing",), "missing does not exist"),
         ((".", "--temperature", "-1"), "temperature must be"),
-        ((".", "--num-prompts", "2"), "--num-prompts counts a file's prompts: give one with --prompts"),
+        ((".", "--num-prompts", "0"), "is not in the range x>=1"),
         ((".", "--prompts", "missing.jsonl"), "missing.jsonl cannot be read"),
         ((".", "-n", "8"), "is not in the range x>=16"),
         ((".", "--threads", "0"), "0 is not in the range x>=1"),

@@ -22,8 +22,7 @@ def test_a_table_and_what_follows_from_it(specbuild: Any, copy: Path, tmp_path: 
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "import os\\n"}\n{"prompt": "x = ", "temperature": 1.0}\n')
     outcome = specbuild("tune", copy, "--prompts", prompts, "--num-prompts", 1, "-n", 12)
-    stages = ["steps of batch 4", "steps of batch 2", "steps of batch 1", "texts", "auto", "writing"]
-    assert (outcome.status, outcome.err.splitlines()) == (0, stages)
+    assert (outcome.status, outcome.err) == (0, "")
     assert [line.split()[0] for line in outcome.out.splitlines()[1:7]] == [f"best:{n}" for n in (1, 2, 4, 8, 16, 32)]
     for shown in ("measured", "auto ", "of the draft model", "calibration error"):
         assert shown in outcome.out
@@ -34,8 +33,8 @@ def test_a_table_and_what_follows_from_it(specbuild: Any, copy: Path, tmp_path: 
     assert specbuild("verify", copy, "-n", 8).status == 0
     assert "of the draft model" in specbuild("inspect", copy).out
     told = specbuild("bench", copy, "-t", 3, "--concurrency", "1,2", "--num-prompts", 2, "-n", 4)
-    (line,) = told.err.splitlines()
-    assert line.startswith(f"specbuild: {copy} was tuned on another machine (")
+    (line,) = [line for line in told.err.splitlines() if "tuned" in line]
+    assert line.startswith(f"specbuild: {copy} was tuned with another thread count (")
     assert told.status == 0
 
 
@@ -59,7 +58,7 @@ def test_a_draft_that_loses_is_said_to(capsys: pytest.CaptureFixture[str]) -> No
         (("--prompts", "bad.jsonl"), "bad.jsonl:2: not JSON"),
         (("--prompts", "blank.jsonl"), "blank.jsonl:3: the prompt is empty"),
         (("--prompts", "long.jsonl"), "long.jsonl:1: leaves no room for 16 tokens in 1024: give a shorter one"),
-        (("--num-prompts", "2"), "--num-prompts counts a file's prompts: give one with --prompts"),
+        (("--num-prompts", "0"), "is not in the range x>=1"),
     ],
 )
 def test_refusals(

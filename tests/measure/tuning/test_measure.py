@@ -56,9 +56,15 @@ def test_our_own_prompts_are_cut_and_a_users_are_not(bundle: Path) -> None:
 
 def test_when_the_time_is_up_a_few_prompts_are_run_all_the_same() -> None:
     prompts = [[number] for number in range(9)]
-    assert list(_in_time(prompts, 0.0)) == [(0, [0]), (1, [1]), (2, [2])]
-    assert list(_in_time(prompts, math.inf)) == list(enumerate(prompts))
-    assert list(_in_time(prompts[:1], 0.0)) == [(0, [0])]
+    told = list[tuple[str, int, int]]()
+
+    def taken(prompts: list[list[int]], seconds: float) -> list[tuple[int, list[int]]]:
+        return list(_in_time(prompts, seconds, "texts", lambda *what: told.append(what)))
+
+    assert taken(prompts, 0.0) == [(0, [0]), (1, [1]), (2, [2])]
+    assert told == [("texts", number, 9) for number in range(3)]
+    assert taken(prompts, math.inf) == list(enumerate(prompts))
+    assert taken(prompts[:1], 0.0) == [(0, [0])]
 
 
 def test_each_prompt_begins_with_another_contender() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
 from specbuild.runtime import Bundle
+from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.backends.cpu.load import load_model
 from specbuild.runtime.errors import BundleError
 
@@ -30,3 +32,12 @@ def test_a_graph_that_is_not_there_is_said_in_one_line(opened: Bundle, tmp_path:
     with pytest.raises(BundleError, match=r"target/batch1\.onnx does not load in ONNX Runtime") as caught:
         load_model(Bundle(tmp_path, opened.manifest), "target", 1, threads=1)
     assert "\n" not in str(caught.value)
+
+
+def test_more_threads_than_cores_are_warned_of(opened: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "specbuild"):
+        load_model(opened, "draft", 1, threads=cores()).close()
+        assert not caplog.records
+        load_model(opened, "draft", 1, threads=cores() + 2).close()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{cores() + 2} threads on {cores()} cores")

@@ -1,0 +1,141 @@
+"""The group of commands, and how any of them ends: one line of error at most, and an exit status."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import logging
+import os
+import sys
+
+import click
+
+from specbuild.runtime.errors import SpecbuildError
+
+from . import interrupts, standard_streams
+from .standard_streams import tell
+
+DEBUG = "SPECBUILD_DEBUG"  # set: an unexpected error shows its traceback
+_COMMANDS = {
+    "distill": "Train a draft for a target.",
+    "build": "Compile a target and a draft into a bundle.",
+    "pair": "Say whether a draft can be used with a target, and what it is worth here.",
+    "inspect": "Show what a bundle holds.",
+    "generate": "Generate text from a bundle.",
+    "chat": "Chat with a bundle.",
+    "verify": "Check a bundle's tokens against plain decoding and Hugging Face.",
+    "tune": "Measure what rounds take here, so that `auto` drafts what pays.",
+    "profile": "Measure each step against the device's roofline, and where a round's time goes.",
+    "bench": "Compare speculation with plain decoding: latency, speedup, acceptance.",
+    "doctor": "Show what this machine has, and what that enables.",
+}
+
+
+class _Lazy(click.Group):
+    """Finds subcommands by module, so that `generate` never imports what `build` needs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f".{cmd_name}", __package__).command
+        interrupts.raise_exceptions()
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, EOFError) as stop:  # click would print an empty line
+            raise click.Abort from stop
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="specbuild-trt", prog_name="specbuild")
+def cli() -> None:
+    """Compile models for speculative decoding, and run them exactly."""
+
+
+class _Warnings(logging.Handler):
+    """A library's warnings, each as one line on stderr, and told once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._told: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message not in self._told:
+            self._told.add(message)
+            tell(message)
+
+
+def run() -> None:
+    """Run the command; every error is one line on stderr, its status 2 for bad input and 1 for a failure."""
+    standard_streams.prepare()
+    logging.getLogger("specbuild").handlers = [_Warnings()]
+    try:
+        status, message = _outcome()
+        interrupts.ignore()
+    except KeyboardInterrupt:  # after the command, before it was ignored
+        interrupts.ignore()
+        status, message = 1, "interrupted"
+    if message:
+        tell(message)
+    standard_streams.lost()
+    sys.exit(status)
+
+
+def _outcome() -> tuple[int, str]:
+    """The exit status, and what to tell, if anything."""
+    try:
+        status = cli.main(prog_name="specbuild", standalone_mode=False)
+        if lost := standard_streams.lost():
+            return _of_lost_output(lost)
+        return status if isinstance(status, int) else 0, ""
+    except SpecbuildError as error:
+        return error.exit_status, str(error)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+        return 2, ""
+    except click.ClickException as error:
+        return 2, error.format_message()
+    except (click.Abort, KeyboardInterrupt):
+        return 1, interrupts.STOPPED
+    except click.exceptions.Exit as stop:
+        lost = standard_streams.lost()
+        return _of_lost_output(lost) if lost else (stop.exit_code, "")
+    except SystemExit:  # of click and rich, when nobody reads what they write
+        return _of_lost_output(standard_streams.lost() or BrokenPipeError())
+    except Exception as error:
+        return _of_unexpected(error)
+
+
+def _of_lost_output(error: OSError) -> tuple[int, str]:
+    """A reader that goes has what it wanted; anything else is a failure."""
+    if isinstance(error, BrokenPipeError):
+        return 0, ""
+    return 1, f"standard output cannot be written ({error.strerror or error})"
+
+
+def _of_unexpected(error: Exception) -> tuple[int, str]:
+    """What no command has an answer to."""
+    if interrupts.interrupted(error):  # while a library was imported, which made an error of its own of it
+        return 1, interrupts.STOPPED
+    if isinstance(error, ModuleNotFoundError):
+        return 2, f"this needs {error.name}, which is not installed: pip install 'specbuild-trt[build]'"
+    if isinstance(error, MemoryError):
+        return 1, "out of memory: use a smaller model, or a smaller --max-seq-len or --max-batch-size"
+    if isinstance(error, OSError):
+        if lost := standard_streams.lost():
+            return _of_lost_output(lost)
+        impossible = error.errno in (errno.ENAMETOOLONG, errno.ELOOP)  # whatever was asked of such a path
+        return 1 + impossible, f"{error.filename or 'the system'}: {error.strerror or error}"
+    if os.environ.get(DEBUG):
+        raise error
+    return 1, f"a bug in specbuild, {type(error).__name__}: {error} ({DEBUG}=1 shows where)"

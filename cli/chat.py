@@ -1,0 +1,198 @@
+"""`specbuild chat`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specbuild.runtime import Bundle, Chat, Engine, Result, SamplingParams
+from specbuild.runtime.errors import BundleError, PromptError
+
+from .generate import command as generate
+from .interrupts import Terminated
+from .standard_streams import tell
+
+HELP = """\
+/system TEXT  instructions for every answer; without TEXT, none
+/reset        forget what was said, but for the instructions
+/help         this
+/exit         leave; Ctrl-D does too, and Ctrl-C stops an answer"""
+_LEAVE = "/exit or Ctrl-D leaves"
+_COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
+_UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_GENERATES = {option.name: option for option in generate.params}
+_SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("seed", "stop", "ignore_eos", "no_speculation", "drafter", "tree", "threads"),
+)
+
+
+@click.command(name="chat")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--system", metavar="TEXT", help="Instructions for every answer.")
+@click.option("-n", "--max-new-tokens", "--max-tokens", type=int, default=512, show_default=True, help="Of an answer.")
+@click.option(
+    "--stats/--no-stats", default=None, help="Whether each answer's statistics are shown; on a terminal they are."
+)
+def command(
+    bundle: Path,
+    system: str | None,
+    stats: bool | None,
+    no_speculation: bool,
+    drafter: Any,
+    tree: str | None,
+    threads: int | None,
+    **sampling: Any,
+) -> None:
+    """Chat with a bundle whose target has a chat template. /help shows what else can be said.
+
+    Ctrl-C stops an answer; what came of it stays in the conversation. Where standard input is no terminal, each line
+    of it is a message, and only the answers are printed.
+
+    \b
+    specbuild chat smollm2.bundle --temperature 0.7
+    """
+    sampling |= {"stop": list(sampling["stop"]), "speculation": "off" if no_speculation else tree or "auto"}
+    params = SamplingParams(**sampling)
+    if not Bundle.open(bundle).manifest.chat_template:
+        raise BundleError(f"{bundle} has no chat template: its model knows no chats, use specbuild generate")
+    at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    with Engine.load(bundle, drafter=drafter, threads=threads) as engine:
+        talk = Conversation(engine, params, system, at_terminal, at_terminal if stats is None else stats)
+        if at_terminal:
+            click.echo(HELP, err=True)
+        failed = [line for line in _lines(at_terminal) if not talk.take(line)]
+    if failed and not at_terminal:
+        raise click.exceptions.Exit(1)
+
+
+command.params += [_GENERATES[name] for name in _SAMPLING]
+
+
+@dataclass
+class Conversation:
+    """What was said, and who answers."""
+
+    engine: Engine
+    params: SamplingParams
+    system: str | None
+    at_terminal: bool
+    stats: bool
+    said: list[dict[str, str]] = field(default_factory=list)
+
+    def take(self, line: str) -> bool:
+        """Do what a line asks for; whether that could be done."""
+        try:
+            if asked := _COMMAND.fullmatch(line):
+                return self._command(asked[1], asked[2])
+            return self._answer(line)
+        except Terminated:
+            raise
+        except KeyboardInterrupt:  # before there was an answer
+            if not self.at_terminal:
+                raise
+            click.echo(f"\n{_LEAVE}", err=True)
+            return False
+
+    def _command(self, name: str, text: str | None) -> bool:
+        if name == "/system":
+            self.system = text
+        elif name == "/reset":
+            self.said.clear()
+        elif name == "/help":
+            click.echo(HELP, err=True)
+        else:
+            tell(f"there is no {name}: /help shows what there is")
+            return False
+        return True
+
+    def _answer(self, message: str) -> bool:
+        """Print the answer as it comes; a message without one is forgotten."""
+        instructions = [{"role": "system", "content": self.system}] if self.system else []
+        asked = {"role": "user", "content": message}
+        try:
+            result = self._stream(Chat([*instructions, *self.said, asked]))
+        except PromptError as error:
+            tell(f"{error}; /reset forgets what was said" if self.said else str(error))
+            return False
+        if result.error:
+            tell(str(result.error))
+            return False
+        if result.token_ids:
+            self.said += [asked, {"role": "assistant", "content": result.text}]
+        if self.stats:
+            click.echo(in_words(result), err=True)
+        return True
+
+    def _stream(self, chat: Chat) -> Result:
+        """The answer, printed; at a terminal Ctrl-C ends it."""
+        handle, shown = self.engine.submit(chat, self.params), 0
+        try:
+            for chunk in handle:
+                shown += len(chunk.text)
+                self._print(chunk.text)
+        except Terminated:
+            raise
+        except KeyboardInterrupt:
+            if not self.at_terminal:
+                raise
+            handle.cancel()
+        result = handle.result()
+        self._print(result.text[shown:] + "\n")
+        return result
+
+    def _print(self, text: str) -> None:
+        """Nothing that a model writes moves the cursor, or changes the terminal."""
+        click.echo(text.translate(_UNSEEN) if self.at_terminal else text, nl=False)
+
+
+def in_words(result: Result) -> str:
+    """How fast an answer came, and what speculation did for it."""
+    metrics, tokens = result.metrics, len(result.token_ids)
+    words = [f"{tokens} tokens" + (" until it was stopped" if result.finish_reason == "cancelled" else "")]
+    if tokens and metrics.e2el:
+        words.append(f"{tokens / metrics.e2el:.0f} tokens/s")
+    if metrics.speculative_decoding.num_spec_steps:
+        words.append(f"acceptance length {metrics.speculative_decoding.mean_acceptance_length:.2f}")
+    words.append(f"first token after {metrics.ttft * 1e3:.0f} ms")
+    words.append(f"{metrics.num_cached_tokens} of {metrics.num_prompt_tokens} prompt tokens cached")
+    return f"[{', '.join(words)}]"
+
+
+def _lines(at_terminal: bool) -> Iterator[str]:
+    """Lines that are not empty, until the end or /exit."""
+    for line in _typed() if at_terminal else _piped():
+        if line.strip() == "/exit":
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _typed() -> Iterator[str]:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # lines can be edited, and called again
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            click.echo(err=True)
+            return
+        except Terminated:
+            raise
+        except KeyboardInterrupt:
+            click.echo(f"\n{_LEAVE}", err=True)
+
+
+def _piped() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError:
+            raise PromptError(f"line {number} of standard input is not UTF-8: give text") from None

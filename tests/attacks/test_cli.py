@@ -1,0 +1,257 @@
+"""The command line under attack: output that nobody takes, streams that are closed, arguments that mean no good."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from command_line import Outcome
+
+COMMAND = [sys.executable, "-c", "from specbuild.cli import main; main()"]
+Specbuild = Callable[..., Outcome]
+LIMIT = 60
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "{}", "--json"],
+        ["inspect", "{}"],
+        ["generate", "{}", "-p", "import os", "-n", "64"],
+        pytest.param(["bench", "{}", "--num-prompts", "1", "-n", "4", "--json"], marks=pytest.mark.slow),
+        ["doctor"],
+        ["--help"],
+    ],
+    ids=lambda arguments: "-".join(arguments[::2]).replace("-{}", ""),
+)
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_reader_that_goes_is_no_error(bundle: Path, arguments: list[str], buffered: bool) -> None:
+    """As behind `| head`: the pipe breaks, at the latest when the interpreter flushes at its exit."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [*COMMAND, *(each.replace("{}", str(bundle)) for each in arguments)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environment |= {} if buffered else {"PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, env=environment, text=True, timeout=LIMIT)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["inspect", "{}"], ["generate", "{}", "-p", "x", "-n", "4"], ["--help"]])
+def test_a_full_disk_behind_standard_output_is_said(bundle: Path, arguments: list[str]) -> None:
+    command = [*COMMAND, *(each.replace("{}", str(bundle)) for each in arguments)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+    assert done.returncode == 1
+    assert done.stderr == "specbuild: standard output cannot be written (No space left on device)\n"
+
+
+@pytest.mark.parametrize(
+    ("redirected", "arguments", "status"),
+    [
+        (">&-", "inspect {}", 0),
+        (">&- 2>&- <&-", "generate {} -p x -n 4", 0),
+        ("2>&-", "generate {}", 2),
+        ("2>/dev/full", "generate {}", 2),
+        ("<&-", "generate {} --prompts -", 2),
+        ("2>/dev/full", "generate {} -p x -n 4 -t 3", 0),  # a warning that nobody can read stops nothing
+    ],
+)
+def test_closed_and_full_streams(bundle: Path, redirected: str, arguments: str, status: int) -> None:
+    script = f'exec "{sys.executable}" -c "from specbuild.cli import main; main()" {arguments} {redirected}'
+    done = subprocess.run(
+        ["sh", "-c", script.replace("{}", str(bundle))], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 1
+
+
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """What is printed by a library would land in it."""
+    code = f"""
+from specbuild.cli.standard_streams import prepare
+prepare()
+print(open({str(tmp_path / "new")!r}, "w").fileno() > 2, file=open({str(tmp_path / "out")!r}, "w"))
+"""
+    subprocess.run(["sh", "-c", '"$0" -c "$1" >&- 2>&- <&-', sys.executable, code], timeout=LIMIT)
+    assert (tmp_path / "out").read_text() == "True\n"
+
+
+@pytest.fixture
+def places(bundle: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Paths that are no bundles."""
+    (tmp_path / "file").write_text("{}")
+    os.mkfifo(tmp_path / "fifo")
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    (closed / "manifest.json").write_text("{}")
+    closed.chmod(0)
+    yield {
+        "a file": str(tmp_path / "file"),
+        "a FIFO": str(tmp_path / "fifo"),
+        "missing": str(tmp_path / "missing"),
+        "empty": "",
+        "a device": "/dev/zero",
+        "a newline": str(tmp_path / "a\nb"),
+        "no Unicode": str(tmp_path / "a\udcffb"),
+        "long": "x" * 5000,
+        "a closed folder": str(closed),
+    }
+    closed.chmod(0o755)
+
+
+PLACES = ["a file", "a FIFO", "missing", "empty", "a device", "a newline", "no Unicode", "long", "a closed folder"]
+READERS = {
+    "generate": ["-p", "x"],
+    "chat": [],
+    "inspect": [],
+    "verify": [],
+    "tune": [],
+    "profile": [],
+    "bench": [],
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_bundle_is_refused_in_one_line(
+    specbuild: Specbuild, places: dict[str, str], name: str, place: str
+) -> None:
+    specbuild(name, places[place], *READERS[name]).refusal(2)
+
+
+NUMBERS = {
+    "generate": [
+        *(["-n", each] for each in ("0", "-5", "x", "1e3")),
+        *(["-b", each] for each in ("0", "-1", str(10**9))),
+        *(["-t", each] for each in ("0", "-1", str(10**9))),
+        *(["--seed", each] for each in ("-1", str(2**64), "nan")),
+        *(["--temperature", each] for each in ("nan", "inf", "-1", "1e400")),
+        *(["--top-p", each] for each in ("nan", "2", "-0.1", "0")),
+        *(["--deadline", each] for each in ("nan", "-1", "0")),
+        *(["--tree", each] for each in ("best:0", "chain:99999999999999999999", "topk:-1,2", "best:\n4")),
+        *(["--stop", each] for each in ("",)),
+        *(["--n", each] for each in ("0", "-1")),
+        *(["--num-speculative-tokens-per-batch-size", each] for each in ("[", "[" * 9999, '{"a": 1}', "1" * 5000)),
+    ],
+    "chat": [["-n", "0"], ["--temperature", "nan"], ["-t", "0"], ["--tree", "best:0"]],
+    "verify": [["-n", "0"], ["-b", "0"], ["-b", str(10**9)], ["-t", "0"], ["--prompts", ""]],
+    "tune": [["-n", "0"], ["-b", "0"], ["-b", str(10**9)], ["-b", "1" * 5000], ["-t", "0"], ["--num-prompts", "-1"]],
+    "profile": [["-n", "0"], ["-b", "0"], ["-b", str(10**9)], ["-t", "0"], ["--context", "-1"], ["--repeat", "0"]],
+    "bench": [
+        *(["-n", each] for each in ("0", "-5")),
+        *(["--concurrency", each] for each in ("0", "", ",", "-1", str(10**9), "1" * 5000)),
+        *(["--temperature", each] for each in ("nan", "-1")),
+        *(["--trees", each] for each in ("", ",", "best:0", "chain:" + "9" * 5000)),
+        *(["-t", each] for each in ("0", str(10**9))),
+        *(["-o", each] for each in ("/", "/dev/full", "/missing/x", "")),
+        *(["--html", each] for each in ("/", "/dev/full")),
+        *(["--prompts", each] for each in ("", "/", "/dev/null", "/missing")),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [(name, each) for name, listed in NUMBERS.items() for each in listed],
+    ids=lambda x: str(x)[:40],
+)
+def test_what_is_out_of_range_is_refused_in_one_line(
+    specbuild: Specbuild, bundle: Path, name: str, arguments: list[str]
+) -> None:
+    specbuild(name, bundle, *READERS[name], *arguments).refusal(2)
+
+
+RECIPES = {
+    "deep": "a = " + "[" * 5000 + "]" * 5000,
+    "deep tables": ".".join(["a"] * 5000) + " = 1",
+    "digits": "max-seq-len = " + "9" * 5000,
+    "a NUL": 'target = "a\\u0000b"\noutput = "x"',
+    "a list of lists": "buckets = [[1], [2]]",
+    "a table": "buckets = {a = 1}",
+    "not UTF-8": b"\xff\xfe",
+    "a huge text": 'target = "' + "x" * 100_000 + '"',
+    "a number for a name": "target = 7",
+    "an unknown option": "nonsense = 1",
+    "a date": "buckets = 1979-05-27",
+    "NaN": "max-kl = nan",
+    "empty": "",
+    "a huge list": f"buckets = {list(range(100_000))}",
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_hostile_recipe_is_refused_in_one_line(specbuild: Specbuild, tmp_path: Path, pair: Path, recipe: str) -> None:
+    path, content = tmp_path / "recipe.toml", RECIPES[recipe]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    target = [] if recipe in ("a NUL", "a huge text", "a number for a name") else ["--target", pair / "target"]
+    if recipe in ("empty", "NaN"):
+        target = []
+    specbuild("build", "--recipe", path, *target, "-o", tmp_path / "b", "--dry-run").refusal(2)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("recipe", ["/", "/dev/null", "missing.toml", ""])
+def test_a_recipe_that_is_no_file(
+    specbuild: Specbuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    specbuild("build", "--recipe", recipe, "-o", "b", "--dry-run").refusal(2)
+
+
+@pytest.mark.parametrize("output", ["/dev/full", "/dev/null", "/proc/b", "file", "file/below", "x" * 300, ""])
+def test_an_output_that_cannot_be(
+    specbuild: Specbuild, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("kept")
+    specbuild("build", "--target", pair / "target", "-o", output, "--force").refusal(2)
+    assert Path("file").read_text() == "kept"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+LINES = {
+    "deep": b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "digits": b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+    "not UTF-8": b'{"prompt": "\xff"}',
+    "a lone surrogate": b'{"prompt": "\\ud800"}',
+    "NaN": b'{"prompt": "x", "temperature": NaN}',
+    "a list": b"[1, 2]",
+    "a number": b"7",
+    "null": b'{"prompt": null}',
+    "no turns": b'{"turns": []}',
+    "NULs": b"\0\0\0",
+    "a truncated line": b'{"prompt": "x"',
+    "both": b'{"prompt": "x", "turns": ["y"]}',
+    "messages of numbers": b'{"messages": [1]}',
+    "a chat without a template": b'{"messages": [{"role": "user", "content": "x"}]}',
+    "an unknown field": b'{"prompt": "x", "nonsense": 1}',
+    "n of text": b'{"prompt": "x", "n": "2"}',
+    "a category of numbers": b'{"prompt": "x", "category": 1}',
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("lines", LINES)
+@pytest.mark.parametrize("name", ["bench", "tune", "verify"])
+def test_hostile_prompt_files_are_refused_in_one_line(
+    specbuild: Specbuild, bundle: Path, tmp_path: Path, name: str, lines: str
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"prompt": "x"}\n' * bool(LINES[lines]) + LINES[lines] + b"\n")
+    before = (bundle / "manifest.json").read_bytes()
+    line = specbuild(name, bundle, "--prompts", path).refusal(2)
+    assert f"{path}:2:" in line or lines == "nothing"
+    assert (bundle / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["--nonsense"], ["generate"], ["inspect", "a", "b"], ["build"], ["\udcff"], ["a\nb"]]
+)
+def test_what_is_no_command(specbuild: Specbuild, arguments: list[str]) -> None:
+    specbuild(*arguments).refusal(2)

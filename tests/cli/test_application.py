@@ -1,0 +1,61 @@
+"""However a command ends, that is an exit status and one line at most."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from command_line import Outcome
+
+from specbuild.cli import application, doctor
+from specbuild.runtime.errors import ExecutionError, OptionError
+
+ENDS: list[tuple[BaseException, int, str]] = [
+    (ExecutionError("it failed"), 1, "it failed"),
+    (OptionError("no\nsuch  thing"), 2, "no such thing"),
+    (KeyboardInterrupt(), 1, "interrupted: nothing was left behind"),
+    (EOFError(), 1, "interrupted: nothing was left behind"),
+    (MemoryError(), 1, "out of memory"),
+    (ModuleNotFoundError("x", name="torch"), 2, "this needs torch, which is not installed"),
+    (OSError(errno.ENOSPC, "No space left on device", "/a/file"), 1, "/a/file: No space left on device"),
+    (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 9), 2, "xxxxxxxxx: File name too long"),
+    (OSError("nameless"), 1, "the system: nameless"),
+    (ZeroDivisionError("by zero"), 1, "a bug in specbuild, ZeroDivisionError: by zero"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "told"), ENDS, ids=lambda each: type(each).__name__)
+def test_an_error_is_one_line(
+    specbuild: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, told: str
+) -> None:
+    def fail() -> dict[str, Any]:
+        raise error
+
+    monkeypatch.setattr(doctor, "examine", fail)
+    outcome = specbuild("doctor")
+    assert (outcome.status, outcome.out) == (status, "")
+    (line,) = outcome.err.splitlines()
+    assert line.startswith(f"specbuild: {told}")
+
+
+def test_every_command_is_listed_and_there(specbuild: Callable[..., Outcome]) -> None:
+    shown = specbuild("--help").out
+    for name in application._COMMANDS:
+        assert f"  {name} " in shown
+        assert specbuild(name, "--help").status == 0
+
+
+def test_a_warning_is_told_once_and_on_one_line(
+    specbuild: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import logging
+
+    def warn() -> dict[str, Any]:
+        for _ in range(2):
+            logging.getLogger("specbuild.anything").warning("take\ncare")
+        return {}
+
+    monkeypatch.setattr(doctor, "examine", warn)
+    assert specbuild("doctor").err == "specbuild: take care\n"

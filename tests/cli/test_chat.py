@@ -1,0 +1,190 @@
+"""`specbuild chat`: answers that stream, a history, what can be said besides, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbuild.runtime import Bundle, Chat, Engine, SamplingParams
+from specbuild.runtime.bundle.bundle import file_record
+from specbuild.runtime.bundle.manifest import MANIFEST
+
+from .conftest import CHAT_TEMPLATE, Outcome
+
+Specbuild = Callable[..., Outcome]
+FILE = "chat_template.jinja"
+LIMIT = 60
+
+
+@pytest.fixture(scope="module")
+def chatty(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference pair's bundle with a chat template, which refuses what is `forbidden`."""
+    path = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("chat") / "b"))
+    refusal = "{% if messages[-1]['content'] == 'forbidden' %}{{ raise_exception('not that') }}{% endif %}"
+    (path / FILE).write_text(CHAT_TEMPLATE + refusal, encoding="utf-8")
+    manifest = Bundle.open(path).manifest
+    files = {**manifest.files, FILE: file_record(path / FILE)}
+    (path / MANIFEST).write_text(replace(manifest, chat_template=FILE, files=files).to_json(), encoding="utf-8")
+    return path
+
+
+def answers(bundle: Path, turns: list[list[dict[str, str]]]) -> str:
+    params = SamplingParams(max_new_tokens=12)
+    with Engine.load(bundle) as engine:
+        return "".join(f"{result.text}\n" for result in engine.generate([Chat(turn) for turn in turns], params))
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def test_lines_of_a_pipe_are_messages_of_one_conversation(specbuild: Specbuild, chatty: Path) -> None:
+    outcome = specbuild("chat", chatty, "-n", 12, stdin=b"def main():\n\n  import os  \n")
+    first = answers(chatty, [[said("user", "def main():")]])
+    history = [said("user", "def main():"), said("assistant", first[:-1]), said("user", "import os")]
+    assert (outcome.status, outcome.err) == (0, ""), "no prompts, no statistics"
+    assert outcome.out == first + answers(chatty, [history])
+
+
+def test_instructions_and_a_new_beginning(specbuild: Specbuild, chatty: Path) -> None:
+    typed = b"x = 1\n/reset\n/system Be brief.\ny = 2\n/system\n/reset\nz = 3\n/exit\nnever\n"
+    outcome = specbuild("chat", chatty, "-n", 12, stdin=typed)
+    turns = [[said("user", "x = 1")], [said("system", "Be brief."), said("user", "y = 2")], [said("user", "z = 3")]]
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out == answers(chatty, turns)
+    given = specbuild("chat", chatty, "-n", 12, "--system", "Be brief.", stdin=b"y = 2")
+    assert given.out == answers(chatty, turns[1:2])
+
+
+def test_statistics_and_the_next_turn_is_read_from_the_cache(specbuild: Specbuild, chatty: Path) -> None:
+    outcome = specbuild("chat", chatty, "-n", 12, "--stats", stdin=b"def main():\nimport os\n")
+    pattern = (
+        r"\[12 tokens, \d+ tokens/s, acceptance length [\d.]+, first token after \d+ ms, (\d+) of (\d+) prompt .*\]"
+    )
+    first, second = (re.fullmatch(pattern, line) for line in outcome.err.splitlines())
+    assert first
+    assert second
+    assert int(second[1]) >= int(first[2]), "what was said before is not read again"
+
+
+def test_what_cannot_be_answered_takes_nothing_with_it(specbuild: Specbuild, chatty: Path) -> None:
+    long = b"x " * 3000
+    outcome = specbuild("chat", chatty, "-n", 12, stdin=b"x = 1\nforbidden\n/dance\n" + long + b"\ny = 2\n")
+    first = answers(chatty, [[said("user", "x = 1")]])
+    history = [said("user", "x = 1"), said("assistant", first[:-1]), said("user", "y = 2")]
+    assert outcome.out == first + answers(chatty, [history])
+    refused, unknown, much = outcome.err.splitlines()
+    assert "not that" in refused
+    assert unknown == "specbuild: there is no /dance: /help shows what there is"
+    assert "tokens" in much
+    assert much.endswith("/reset forgets what was said")
+    assert outcome.status == 1
+
+
+def test_a_path_is_a_message(specbuild: Specbuild, chatty: Path) -> None:
+    outcome = specbuild("chat", chatty, "-n", 12, stdin=b"/usr/bin is where\n")
+    assert outcome.out == answers(chatty, [[said("user", "/usr/bin is where")]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "reason"),
+    [
+        ((), b"\xff\n", "line 1 of standard input is not UTF-8"),
+        (("--temperature", "nan"), b"", "temperature"),
+        (("--tree", "best:0"), b"x\n", "best:0"),
+    ],
+)
+def test_refusals(specbuild: Specbuild, chatty: Path, arguments: tuple[str, ...], stdin: bytes, reason: str) -> None:
+    assert reason in specbuild("chat", chatty, *arguments, stdin=stdin).refusal()
+
+
+def test_a_bundle_without_a_template(specbuild: Specbuild, bundle: Path) -> None:
+    assert "has no chat template" in specbuild("chat", bundle, stdin=b"x\n").refusal()
+
+
+class Terminal:
+    """A chat on a terminal of its own."""
+
+    def __init__(self, *arguments: object) -> None:
+        code = "from specbuild.cli import main; main()"
+        self.ours, theirs = os.openpty()
+        command = [sys.executable, "-c", code, "chat", *map(str, arguments)]
+        environment = os.environ | {"TERM": "dumb", "PYTHONUNBUFFERED": "1"}
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        self.process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)  # type: ignore[call-overload]
+        os.close(theirs)
+        self.seen = ""
+
+    def see(self, words: str) -> str:
+        """What was shown until these words."""
+        deadline = time.monotonic() + LIMIT
+        while words not in self.seen:
+            assert time.monotonic() < deadline, f"no {words!r} in {self.seen!r}"
+            if select.select([self.ours], [], [], 1)[0]:
+                self.seen += os.read(self.ours, 1 << 16).decode(errors="replace")
+        before, _, self.seen = self.seen.partition(words)
+        return before
+
+    def interrupt(self, words: str) -> None:
+        """Ctrl-C until it was noticed: Python loses one that comes just before it waits for a line."""
+        deadline = time.monotonic() + LIMIT
+        while words not in self.seen and time.monotonic() < deadline:
+            self.process.send_signal(signal.SIGINT)
+            if select.select([self.ours], [], [], 1)[0]:
+                self.seen += os.read(self.ours, 1 << 16).decode(errors="replace")
+        self.see(words)
+
+    def type(self, text: str) -> None:
+        os.write(self.ours, text.encode())
+
+    def end(self) -> int:
+        try:
+            while True:
+                try:
+                    if not os.read(self.ours, 1 << 16):
+                        break
+                except OSError:  # nobody has the other end any more
+                    break
+            return self.process.wait(LIMIT)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            os.close(self.ours)
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_program(chatty: Path) -> None:
+    terminal = Terminal(chatty, "-n", 100_000, "--ignore-eos", "--no-speculation", "--threads", 1)
+    terminal.see("> ")
+    terminal.interrupt("/exit or Ctrl-D leaves")
+    terminal.see("> ")
+    terminal.type("def main():\n")
+    terminal.see("\n")  # the echo's end
+    terminal.see("\n")  # of the answer's first line
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.see("until it was stopped")
+    terminal.see("> ")
+    terminal.type("/reset\n")
+    terminal.see("> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+
+
+def test_sigterm_ends_a_chat(chatty: Path) -> None:
+    terminal = Terminal(chatty, "-n", 100_000, "--ignore-eos", "--no-speculation", "--threads", 1)
+    terminal.see("> ")
+    terminal.type("def main():\n")
+    terminal.see("\n")
+    terminal.process.send_signal(signal.SIGTERM)
+    terminal.see("specbuild: interrupted")
+    assert terminal.end() == 1

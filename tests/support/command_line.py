@@ -1,0 +1,58 @@
+"""The command in this process."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left: its exit status, and what it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+    def refusal(self, status: int = 2) -> str:
+        """The one line on stderr of a command that was refused."""
+        assert (self.status, self.out) == (status, ""), self
+        lines = [line for line in self.err.splitlines() if line]
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("specbuild: "), lines
+        assert "a bug in specbuild" not in lines[0], lines
+        return lines[0]
+
+
+@pytest.fixture
+def specbuild(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """`specbuild("generate", …, stdin=b"")` runs the command in this process."""
+    from specbuild.cli import main, progress
+
+    monkeypatch.setattr(progress, "INTERVAL", 3600.0)  # what is said of a slow machine is not the command's
+
+    def run(*arguments: object, stdin: bytes = b"") -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["specbuild", *map(str, arguments)])
+        for name in ("stdout", "stderr"):  # the command replaces them
+            monkeypatch.setattr(sys, name, getattr(sys, name))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        hook = sys.unraisablehook
+        capfd.readouterr()
+        try:
+            with pytest.raises(SystemExit) as stop:
+                main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            sys.unraisablehook = hook
+        code = stop.value.code
+        assert isinstance(code, int)
+        return Outcome(code, *capfd.readouterr())
+
+    return run
