@@ -59,7 +59,7 @@ class OutputError(InputError):
     """An output folder that exists, cannot be written, or is full."""
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """The first paragraph of another library's error on one line, with its kind where that alone says little."""
     text = " ".join(str(error).split("\n\n")[0].split())
     return text if " " in text else f"{type(error).__name__} {text}".rstrip()
