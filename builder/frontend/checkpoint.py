@@ -98,7 +98,7 @@ def find(source: str) -> Checkpoint:
     tokenizer = _tokenizer(source, folder)
     _check_fields(where, config, len(tokenizer))
     ends = _ends(source, folder, config, tokenizer)
-    check_model(where, empty(config)[1], header)
+    check_model(source, empty(config)[1], header)
     return Checkpoint(source, folder, config, weights, tokenizer, ends, stamps)
 
 
@@ -107,10 +107,8 @@ def _read_files(source: str, folder: Path) -> dict[str, Any]:
     try:
         names = sorted(path.name for path in folder.iterdir())
         files = {name: (folder / name).stat() for name in names if name.endswith(_READ)}
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename} does not exist: download it again") from None
     except OSError as error:
-        raise CheckpointError(f"{source} cannot be read ({error.strerror}): give the folder of a checkpoint") from None
+        raise CheckpointError(f"{error.filename} cannot be read ({error.strerror}): download it again") from None
     if not names:
         raise CheckpointError(f"{source} is empty: give a folder with config.json, safetensors and a tokenizer")
     for name, about in files.items():
@@ -149,6 +147,10 @@ def _tokenizer(source: str, folder: Path) -> PreTrainedTokenizerBase:
         len(tokenizer)
     if not tokenizer.is_fast:
         raise CheckpointError(f"{source} has only a slow tokenizer: add a tokenizer.json")
+    template = tokenizer.chat_template
+    named = template.values() if isinstance(template, dict) else [] if template is None else [template]
+    if not all(isinstance(each, str) for each in named):
+        raise CheckpointError(f"{source} has a chat_template that is no text: mend its tokenizer_config.json")
     with refusing(f"{source} has a tokenizer that does not work, download it again"):
         tokenizer.decode(tokenizer(_TRIED)["input_ids"])
     return tokenizer

@@ -133,7 +133,7 @@ def _check_size(where: str, meaning: str, name: str, value: Any, header: Header)
         )
 
 
-def check_model(where: str, model: PreTrainedModel, header: Header) -> None:
+def check_model(source: str, model: PreTrainedModel, header: Header) -> None:
     """Raises CheckpointError where the model of a config.json, still without weights, is not of its weights' shapes."""
     named = dict(model.named_parameters(remove_duplicate=False))
     for name in sorted(named.keys() & header.shapes.keys()):
@@ -141,30 +141,25 @@ def check_model(where: str, model: PreTrainedModel, header: Header) -> None:
         if asked != has:
             size = next((a for a, b in zip(asked, has, strict=False) if a != b), 0)
             raise CheckpointError(
-                f"{where} does not fit its weights: {_field(model.config, size)}makes {name} {list(asked)}, the "
+                f"{source} does not fit its config.json: {_field(model.config, size)}makes {name} {list(asked)}, the "
                 f"weights have {list(has)}: they do not belong together"
             )
     wanted = sum(weight.numel() for weight in model.parameters())
     if wanted > header.elements:
-        lacks = min(named.keys() - header.shapes.keys(), default="")
+        lacks = min(named.keys() - header.shapes.keys(), default="none by name")
         raise CheckpointError(
-            f"{where} does not fit its weights: it asks for {wanted} parameters, they have {header.elements}; missing "
-            f"is, as the first, {lacks or 'none by name'}"
+            f"{source} does not fit its config.json: that asks for {wanted} parameters, the weights have "
+            f"{header.elements}; missing keys, the first is {lacks}"
         )
 
 
 def _field(config: Any, size: int) -> str:
-    """The field of a configuration that is this size, or the two whose product it is."""
+    """The fields of a configuration that are this size, alone or times the width of a head; "" where none is."""
     sizes = {name: value for name in _SIZES if type(value := getattr(config, name, None)) is int}
-    for name, value in sizes.items():
-        if value == size and name != _LAYERS:
-            return f"{name} {value} "
-    heads = [name for name in ("num_attention_heads", "num_key_value_heads") if name in sizes]
     width = sizes.get("head_dim") or sizes.get("hidden_size", 0) // max(1, sizes.get("num_attention_heads", 1))
-    for name in heads:
-        if sizes[name] * width == size:
-            return f"{name} {sizes[name]} of {width} "
-    return ""
+    found = [f"{name} {value} of {width}" for name, value in sizes.items() if "heads" in name and value * width == size]
+    found += [f"{name} {value}" for name, value in sizes.items() if value == size and name != _LAYERS]
+    return f"{' or '.join(found)} " if found else ""
 
 
 def _leaves(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
