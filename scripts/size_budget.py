@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4143,
-    ("builder/distill", ".py"): 1398,
-    ("builder/quantize", ".py"): 1008,
+    ("builder", ".py"): 4397,
+    ("builder/distill", ".py"): 1405,
+    ("builder/quantize", ".py"): 1009,
     ("cli", ".py"): 1329,
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
-    ("runtime", ".py"): 3428,
+    ("runtime", ".py"): 3430,
     ("runtime/backends", ".py"): 2078,
     ("runtime/decoding", ".py"): 1608,
     ("plugins", ".cu .cuh"): 2021,  # the kernels

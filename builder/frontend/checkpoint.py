@@ -37,7 +37,12 @@ from .weights import (
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 TOKENIZER_BYTES = 512 << 20  # of a file that holds no weights
 _READ = (".json", ".safetensors", ".jinja", ".model", ".txt")
-_OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+_OBJECTS: tuple[str, ...] = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
 _OBJECTS += ("added_tokens.json", "chat_template.json")
 _TRIED = "def f(x):\n    return 'Größe'  # 1 \U0001f600"  # what every tokenizer must get through
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]

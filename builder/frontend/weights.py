@@ -27,8 +27,10 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 Stamp = tuple[int, int, int]  # inode, size, time of the last change
 MAX_POSITIONS = 1 << 31
 _LAYERS, _POSITIONS = "num_hidden_layers", "max_position_embeddings"
-_SIZES = (_LAYERS, "hidden_size", "vocab_size", "intermediate_size", "head_dim")
-_SIZES += ("num_attention_heads", "num_key_value_heads", _POSITIONS)
+_SIZES = (
+    *(_LAYERS, "hidden_size", "vocab_size", "intermediate_size", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", _POSITIONS),
+)
 _COUNT = re.compile(r"(?:^|_)(?:n|num|depth|layers?|experts?|heads?)(?:_|$)")  # fields of which lists are made
 _FREE = re.compile(r"positions|ctx|tokens")  # of which none are
 
