@@ -17,7 +17,7 @@ from specbuild.measure.tuning.tune import tune_build
 from specbuild.runtime import Engine
 from specbuild.runtime.bundle.atomic_output import check_output, staging
 from specbuild.runtime.bundle.manifest import REPORT, Manifest
-from specbuild.runtime.errors import ExecutionError
+from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
 from .build_context import BuildContext, Detail, Progress, Stages
 from .bundle_writer import Kernels, make_manifest, memory_plans, save_kernels, save_tokenizer, write_manifest
@@ -59,7 +59,10 @@ def build(
     source = prepare(config)
     progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
     with staging(config.output, source.bundle_bytes, lambda: check_output(config.output, config.force)) as folder:
-        return _run(BuildContext(config, folder, source, Stages(progress, detail)))
+        try:
+            return _run(BuildContext(config, folder, source, Stages(progress, detail)))
+        except SpecbuildError as error:  # the hidden folder means nothing to whoever reads it
+            raise type(error)(str(error).replace(str(folder), str(config.output))) from error
 
 
 def _run(context: BuildContext) -> dict[str, Any]:

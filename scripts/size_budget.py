@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4148,
-    ("builder/distill", ".py"): 1398,
-    ("builder/quantize", ".py"): 1008,
-    ("cli", ".py"): 1713,
+    ("builder", ".py"): 4402,
+    ("builder/distill", ".py"): 1405,
+    ("builder/quantize", ".py"): 1009,
+    ("cli", ".py"): 1715,
     ("face", ".py"): 30,
     ("measure", ".py"): 1219,
-    ("runtime", ".py"): 4105,
+    ("runtime", ".py"): 4107,
     ("runtime/backends", ".py"): 2083,
     ("runtime/decoding", ".py"): 1610,
     ("plugins", ".cu .cuh"): 2021,  # the kernels

@@ -16,7 +16,9 @@ from specbuild.measure.divergence import divergences
 from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Engine, Manifest, SamplingParams
 from specbuild.runtime.backends.gpu.cuda import Cuda
+from specbuild.runtime.backends.gpu.library import find_library
 from specbuild.runtime.backends.gpu.plan import Plan, check_architecture
+from specbuild.runtime.backends.kernels.cubins import best_architecture
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
 Logits = Sequence[NDArray[np.float32]]  # of several texts
@@ -49,6 +51,9 @@ def unrunnable(manifest: Manifest) -> str | None:
         try:
             for record in manifest.engines.values():
                 check_architecture(manifest.descriptor, record, device.capability)
+            compiled = [record.architecture for record in manifest.kernels.values()]
+            if not best_architecture(compiled, device.capability) and not find_library():
+                return f"it has no kernels for compute capability {device.capability}, which is here: see --cuda-arch"
         finally:
             device.close()
     except SpecbuildError as error:

@@ -137,6 +137,9 @@ def _lanes(
     own = shares and name == "draft"
     place, prefix, weights = ("target", "draft-", f"draft-{WEIGHTS}") if own else (name, "", WEIGHTS)
     (folder / place).mkdir(parents=True, exist_ok=own)
+    for value in graph.graph.initializers.values():  # what stays in the graph file is in memory before
+        if isinstance(small := value.const_value, ir.ExternalTensor) and small.nbytes < INLINE_BYTES:
+            (value.const_value,) = ir.external_data.convert_tensors_from_external([small])
     large = [v for v in graph.graph.initializers.values() if v.const_value and v.const_value.nbytes >= INLINE_BYTES]
     keys = {v: _content(v.const_value) for v in large} if shares else {}  # type: ignore[arg-type]
     new = [v for v in large if keys.get(v) not in stored]

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from specbuild.builder.strict_json import read_text
 from specbuild.runtime.errors import OptionError
 
 if sys.version_info >= (3, 11):
@@ -18,6 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+RECIPE_BYTES = 1 << 20
 SAYS = ("description", "gpu")
 _FOLDERS = ("target", "draft")
 
@@ -28,11 +30,13 @@ def read(path: Path, options: Collection[str], lists: Collection[str] = ()) -> d
     Raises OptionError for what is not TOML or not an option.
     """
     try:
-        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+        recipe = tomllib.loads(read_text(path, RECIPE_BYTES))
     except OSError as error:
         raise OptionError(f"{path} cannot be read ({error.strerror}): give a recipe, like those in engines/") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise OptionError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise OptionError(f"{path} is not TOML for a recipe: nested too deeply") from None
     values: dict[str, Any] = {}
     for key, value in recipe.items():
         name = key.replace("-", "_")

@@ -13,6 +13,9 @@ from specbuild.runtime.errors import OptionError, one_line
 
 from .options import LAYERS, MLP, DistillConfig, flag
 
+_OF_LAYERS = re.compile(
+    r"\w*layer_types|no_rope_layers|layers_block_type|\w+_pattern"
+)  # lists that say something of each
 _FIELDS = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
 
 
@@ -47,8 +50,8 @@ def derive(config: DistillConfig, target: PreTrainedConfig) -> PreTrainedConfig:
             raise OptionError(f"{target.model_type!r} models have no {name}: drop --{flag(name)}")
     fields = copy.deepcopy(target).to_dict() | sizes
     picked = chosen(target.num_hidden_layers, layers)
-    for name, value in fields.items():  # what is said of each layer
-        if isinstance(value, list) and len(value) == target.num_hidden_layers:
+    for name, value in fields.items():
+        if _OF_LAYERS.fullmatch(name) and isinstance(value, list) and len(value) == target.num_hidden_layers:
             fields[name] = [value[layer] for layer in picked]
     try:
         derived = type(target).from_dict(fields)

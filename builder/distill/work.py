@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specbuild.builder.strict_json import decode, read_text
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import OptionError, OutputError, one_line
 
@@ -39,14 +40,17 @@ class Work:
     def open(cls, folder: Path, identity: Mapping[str, Any], resume: bool, force: bool) -> Work:
         """A new folder, or with `resume` the one that is there, if it was for the same. Raises InputError."""
         identity = json.loads(json.dumps(identity))
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise OutputError(f"{folder} is in the way, and no folder: remove it, or give another --output")
         if resume:
             return cls(folder, _check(folder, identity), _lock(folder))
         if folder.exists():
-            if not force:
-                raise OutputError(
-                    f"{folder} holds an unfinished training: go on with --resume, or replace it with --force"
-                )
-            if not (folder / IDENTITY).is_file() and any(folder.iterdir()):
+            if (folder / IDENTITY).is_file():
+                if not force:
+                    raise OutputError(
+                        f"{folder} holds an unfinished training: go on with --resume, or replace it with --force"
+                    )
+            elif any(path.name != LOCK and not path.name.startswith(f".{IDENTITY}.") for path in folder.iterdir()):
                 raise OutputError(f"{folder} is no training, so --force will not replace it: give another --output")
             with _lock(folder):
                 shutil.rmtree(folder)
@@ -92,9 +96,9 @@ class Work:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                about = json.loads(file.metadata()["json"])
+                about = decode(file.metadata()["json"])
                 return {key: file.get_tensor(key) for key in file.keys()}, about  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise OutputError(f"{path} is damaged ({one_line(error)}): begin again with --force") from None
 
     def remove(self) -> None:
@@ -117,7 +121,7 @@ def _lock(folder: Path) -> IO[str]:
 def _check(folder: Path, identity: Mapping[str, Any]) -> int:
     """The threads of the training that is there; raises OptionError where it was for something else."""
     try:
-        content = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+        content = decode(read_text(folder / IDENTITY))
         threads, known = int(content["threads"]), dict(content["identity"])
     except FileNotFoundError:
         raise OptionError(f"there is no {folder} to go on with: drop --resume") from None

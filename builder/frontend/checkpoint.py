@@ -5,37 +5,63 @@ Only safetensors and JSON are read, never pickle, and no code that a checkpoint 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from specbuild.runtime.bundle.bundle import sha256_file
+from specbuild.builder.strict_json import read_object
 from specbuild.runtime.errors import CheckpointError, one_line
 
-from .attention_layout import check_interface
+from .attention_layout import check_interface, empty
 from .quiet import quiet
+from .weights import (
+    Stamp,
+    check_model,
+    check_sizes,
+    check_stamps,
+    read_header,
+    sha256_files,
+    short,
+    stamps_of,
+    weight_files,
+)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+TOKENIZER_BYTES = 512 << 20  # of a file that holds no weights
+_READ = (".json", ".safetensors", ".jinja", ".model", ".txt")
+_OBJECTS: tuple[str, ...] = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+_OBJECTS += ("added_tokens.json", "chat_template.json")
+_TRIED = "def f(x):\n    return 'Größe'  # 1 \U0001f600"  # what every tokenizer must get through
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that passed the checks cheap enough to make before anything is loaded."""
+    """A checkpoint that passed the checks cheap enough to make before anything is loaded.
+
+    ends: the tokens that end a text. stamps: the weights' as they were looked at.
+    """
 
     source: str
     folder: Path
     config: Any  # transformers.PretrainedConfig
     weights: list[Path]
     tokenizer: PreTrainedTokenizerBase
+    ends: tuple[int, ...]
+    stamps: list[Stamp]
 
     @property
     def vocab_size(self) -> int:
@@ -50,36 +76,59 @@ class Checkpoint:
     @property
     def architecture(self) -> str:
         """The model class the checkpoint names."""
-        return str((self.config.architectures or [type(self.config).__name__])[0])
+        named = self.config.architectures
+        return str(named[0] if isinstance(named, list) and named else type(self.config).__name__)
 
     def eos_token_ids(self) -> list[int]:
         """The tokens that end a text: generation_config.json's, else config.json's."""
-        ids = read_json(self.folder / "generation_config.json").get("eos_token_id", self.config.eos_token_id)
-        if ids is None:
-            ids = self.tokenizer.eos_token_id
-        return [] if ids is None else list(ids) if isinstance(ids, list) else [ids]
+        return list(self.ends)
 
     def sha256(self) -> str:
-        """Identity of the weights."""
-        return sha256_files(self.weights)
-
-
-def sha256_files(paths: list[Path]) -> str:
-    """sha256 over the files' own, in name order."""
-    return hashlib.sha256("".join(sha256_file(path) for path in paths).encode()).hexdigest()
+        """Identity of the weights, which are those that were looked at; raises CheckpointError."""
+        return sha256_files(self.weights, self.stamps)
 
 
 @quiet()
 def find(source: str) -> Checkpoint:
     """Look at a checkpoint without loading it; raises CheckpointError."""
     folder = locate(source)
-    if not any(folder.iterdir()):
-        raise CheckpointError(f"{source} is empty: give a folder with config.json, safetensors and a tokenizer")
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{source} has no config.json: it is not a Hugging Face checkpoint")
-    raw = read_json(folder / "config.json")
+    where = f"{source}/config.json"
+    raw = _read_files(source, folder)
     if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
         raise CheckpointError(f"{source} needs code of its own to load, which specbuild never runs")
+    weights = weight_files(source, folder)
+    stamps, header = stamps_of(weights), read_header(weights)
+    check_sizes(where, raw, header)
+    config = _configuration(source, folder)
+    tokenizer = _tokenizer(source, folder)
+    _check_fields(where, config, len(tokenizer))
+    ends = _ends(source, folder, config, tokenizer)
+    check_model(source, empty(config)[1], header)
+    return Checkpoint(source, folder, config, weights, tokenizer, ends, stamps)
+
+
+def _read_files(source: str, folder: Path) -> dict[str, Any]:
+    """config.json, after a look at all that transformers will read beside it: no pipe that it would wait for."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+        files = {name: (folder / name).stat() for name in names if name.endswith(_READ)}
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read ({error.strerror}): download it again") from None
+    if not names:
+        raise CheckpointError(f"{source} is empty: give a folder with config.json, safetensors and a tokenizer")
+    for name, about in files.items():
+        if not stat.S_ISREG(about.st_mode):
+            raise CheckpointError(f"{folder / name} is not a regular file: give a checkpoint of plain files")
+        if about.st_size > TOKENIZER_BYTES and not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{folder / name} is {about.st_size >> 20} MiB, more than {TOKENIZER_BYTES >> 20}: download it again"
+            )
+    if "config.json" not in files:
+        raise CheckpointError(f"{source} has no config.json: it is not a Hugging Face checkpoint")
+    return {name: read_object(folder / name) for name in _OBJECTS if name in files}["config.json"]
+
+
+def _configuration(source: str, folder: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever a field makes it stumble over
@@ -93,47 +142,79 @@ def find(source: str) -> Checkpoint:
         raise CheckpointError(
             f"{source} is a {config.model_type!r} model, of more than text: give its language model alone"
         )
-    try:
+    return config
+
+
+def _tokenizer(source: str, folder: Path) -> PreTrainedTokenizerBase:
+    """One that has been tried."""
+    with refusing(f"{source} has no usable tokenizer, add its tokenizer.json"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the tokenizers library raises bare Exception
-        raise CheckpointError(f"{source} has no usable tokenizer, add its tokenizer.json: {one_line(error)}") from None
+        len(tokenizer)
     if not tokenizer.is_fast:
         raise CheckpointError(f"{source} has only a slow tokenizer: add a tokenizer.json")
-    checkpoint = Checkpoint(source, folder, config, weight_files(source, folder), tokenizer)
-    _check_fields(checkpoint)
-    return checkpoint
+    template = tokenizer.chat_template
+    named = template.values() if isinstance(template, dict) else [] if template is None else [template]
+    if not all(isinstance(each, str) for each in named):
+        raise CheckpointError(f"{source} has a chat_template that is no text: mend its tokenizer_config.json")
+    with refusing(f"{source} has a tokenizer that does not work, download it again"):
+        tokenizer.decode(tokenizer(_TRIED)["input_ids"])
+    return tokenizer
 
 
-def _check_fields(checkpoint: Checkpoint) -> None:
+def _ends(source: str, folder: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    ids = read_object(folder / "generation_config.json").get("eos_token_id", config.eos_token_id)
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    found = () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+    if not all(type(token) is int and 0 <= token < config.vocab_size for token in found):
+        raise CheckpointError(f"{source} has an eos_token_id that is no token: {short(ids)}")
+    return found
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Make whatever tokenizers raises a CheckpointError, a panic too, which is no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise CheckpointError(f"{what}: {one_line(error)}") from None
+
+
+def _check_fields(where: str, config: Any, tokens: int) -> None:
     """What a build reads of the configuration must be there and make sense."""
-    config, where = checkpoint.config, f"{checkpoint.source}/config.json"
     for name in ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"):
         value = getattr(config, name, None)
         if not isinstance(value, int) or value < 1:
             raise CheckpointError(
                 f"{where} has {name} {value!r}: {config.model_type!r} models like this are unsupported"
             )
-    if len(checkpoint.tokenizer) > checkpoint.vocab_size:
+    if not isinstance(config.dtype, torch.dtype | None):
+        raise CheckpointError(f"{where} has dtype {short(config.dtype)}: give float32, float16 or bfloat16")
+    if tokens > config.vocab_size:
         raise CheckpointError(
-            f"{checkpoint.source} has a tokenizer of {len(checkpoint.tokenizer)} tokens and a vocab_size of "
-            f"{checkpoint.vocab_size}: they do not belong together"
+            f"{where.removesuffix('/config.json')} has a tokenizer of {tokens} tokens and a vocab_size of "
+            f"{config.vocab_size}: they do not belong together"
         )
-    if not all(isinstance(token, int) and 0 <= token < checkpoint.vocab_size for token in checkpoint.eos_token_ids()):
-        raise CheckpointError(f"{checkpoint.source} has an eos_token_id that is no token: {checkpoint.eos_token_ids()}")
 
 
 @quiet()
 def read_config(source: str) -> dict[str, Any]:
     """A checkpoint's config.json as it is, empty where there is none; raises CheckpointError."""
-    return read_json(locate(source) / "config.json")
+    return read_object(locate(source) / "config.json")
 
 
 def locate(source: str) -> Path:
     """The folder of a checkpoint, fetched from the hub where it is an id; raises CheckpointError."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    try:
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return path
+        found = path.exists()
+    except (OSError, RuntimeError) as error:  # too long a name; a user that does not exist
+        raise CheckpointError(f"{short(source)} cannot be read ({one_line(error)}): give another folder") from None
+    if found:
         raise CheckpointError(f"{source} is a file: give the folder of a checkpoint")
     if not _HUB_ID.fullmatch(source):
         raise CheckpointError(f"{source} does not exist: give the folder of a checkpoint, or a hub id like org/name")
@@ -144,31 +225,6 @@ def locate(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=_WANTED, etag_timeout=5))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(f"{source} is no folder here, and the hub did not give it: {one_line(error)}") from None
-
-
-def weight_files(source: str, folder: Path) -> list[Path]:
-    """The safetensors files, all there and whole."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise CheckpointError(f"{index} has no weight_map of file names: download it again")
-        names = sorted(set(weight_map.values()))
-        if any("/" in name or "\\" in name for name in names):
-            raise CheckpointError(f"{index} names a file outside the checkpoint: do not use it")
-    else:
-        names = ["model.safetensors"]
-    files = [folder / name for name in names]
-    missing = [path.name for path in files if not path.is_file()]
-    if missing or not files:
-        raise CheckpointError(f"{source} lacks {', '.join(missing) or 'weights'}: specbuild reads safetensors only")
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                file.keys()
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged ({one_line(error)}): download it again") from None
-    return files
 
 
 @quiet()
@@ -188,6 +244,7 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
         )
     except Exception as error:  # transformers raises whatever it stumbles over
         raise CheckpointError(f"{checkpoint.source} does not load: {one_line(error)}") from None
+    check_stamps(checkpoint.weights, checkpoint.stamps)
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info.get(problem):
             first = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info[problem])[0]
@@ -199,16 +256,3 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
             raise CheckpointError(f"{checkpoint.source} has NaN or infinite values in {name}: the weights are damaged")
     model.eval()
     return model
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}): download it again") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object: download it again")
-    return content

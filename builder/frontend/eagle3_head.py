@@ -25,8 +25,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # a g
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import CheckpointError, one_line
 
-from .checkpoint import Checkpoint, locate, read_json, sha256_files, weight_files
+from .checkpoint import Checkpoint, locate, read_config
 from .hidden_state_taps import TAPS, read_taps
+from .weights import Stamp, check_stamps, read_header, sha256_files, stamps_of, weight_files
 
 
 class EagleAttention(nn.Module):
@@ -142,6 +143,7 @@ class EagleCheckpoint:
     folder: Path
     config: LlamaConfig
     weights: list[Path]
+    stamps: list[Stamp]
 
     architecture = "EagleHead"
 
@@ -151,8 +153,8 @@ class EagleCheckpoint:
         return int(self.config.max_position_embeddings)
 
     def sha256(self) -> str:
-        """Identity of the weights."""
-        return sha256_files(self.weights)
+        """Identity of the weights, which are those that were looked at; raises CheckpointError."""
+        return sha256_files(self.weights, self.stamps)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -196,12 +198,13 @@ def head_config(raw: Mapping[str, Any], target: Any, fc_bias: bool = False) -> L
 def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:
     """Look at a head without loading it, and hold it against its target; raises CheckpointError."""
     folder = locate(source)
-    raw = read_json(folder / "config.json")
+    raw = read_config(source)
     if not is_eagle(raw):
         raise CheckpointError(f"{source} is no EAGLE-3 head, its config.json names none: give the folder of one")
     if not list(folder.glob("*.safetensors")) and list(folder.glob("*.bin")):
         raise CheckpointError(f"{source} has pickled weights, which are never read: convert them to model.safetensors")
-    shapes = _shapes(source, weights := weight_files(source, folder))
+    stamps = stamps_of(weights := weight_files(source, folder))
+    shapes = _shapes(source, weights)
     try:
         config = head_config(raw, target.config, "fc.bias" in shapes)
         with torch.device("meta"):
@@ -212,7 +215,7 @@ def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:
         raise CheckpointError(f"{source}/config.json cannot be used: {one_line(error)}") from None
     _check_target(source, config, target, "embed_tokens.weight" in shapes)
     _check_shapes(source, shapes, wanted, config)
-    return EagleCheckpoint(source, folder, config, weights)
+    return EagleCheckpoint(source, folder, config, weights, stamps)
 
 
 def _check_target(source: str, config: LlamaConfig, target: Checkpoint, embeds: bool) -> None:
@@ -242,12 +245,10 @@ def _check_shapes(source: str, shapes: dict[str, tuple[int, ...]], wanted: dict[
 
 def _shapes(source: str, files: list[Path]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                if (own := _own_name(name)) in shapes:
-                    raise CheckpointError(f"{source} has {own} twice: download it again")
-                shapes[own] = tuple(file.get_slice(name).get_shape())
+    for name, shape in read_header(files).shapes.items():
+        if (own := _own_name(name)) in shapes:
+            raise CheckpointError(f"{source} has {own} twice: download it again")
+        shapes[own] = shape
     return shapes
 
 
@@ -266,12 +267,15 @@ def load_head(found: EagleCheckpoint, target_embedding: Tensor) -> EagleHead:
     for path in found.weights:
         with safe_open(path, framework="pt") as file:
             weights |= {_own_name(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    check_stamps(found.weights, found.stamps)
     places = torch.arange(found.config.draft_vocab_size)
+    if weights.get("d2t", places).dtype not in (torch.int32, torch.int64):
+        raise CheckpointError(f"{found.source} has a d2t of {weights['d2t'].dtype}, not of int64: download it again")
     tokens = places + weights.setdefault("d2t", torch.zeros_like(places))
     if tokens.min() < 0 or tokens.max() >= found.config.vocab_size or len(set(tokens.tolist())) < len(tokens):
         raise CheckpointError(f"{found.source} has a d2t that names no or twice the same token: download it again")
     drafted = torch.zeros(found.config.vocab_size, dtype=torch.bool).index_fill(0, tokens, True)
-    if not torch.equal(weights.setdefault("t2d", drafted), drafted):
+    if not torch.equal(weights.setdefault("t2d", drafted).bool(), drafted):
         raise CheckpointError(f"{found.source} has a t2d that is not its d2t's: download it again")
     for name, weight in weights.items():
         if weight.is_floating_point() and not torch.isfinite(weight).all():

@@ -36,7 +36,7 @@ class Taps:
     def watching(self, model: PreTrainedModel) -> Iterator[None]:
         """While inside, every run of the model is seen; raises CheckpointError for one whose layers are not found."""
         layers = decoder_layers(model)
-        if len(layers) < max(self.places):
+        if not layers or len(layers) < max(self.places):
             raise CheckpointError(f"{type(model).__name__} has no list of layers to read hidden states from")
 
         def before(place: int) -> Any:

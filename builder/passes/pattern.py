@@ -70,6 +70,11 @@ def dims(value: ir.Value | None) -> list[str | int] | None:
     return [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
 
 
+def same(first: Sequence[str | int], second: Sequence[str | int]) -> bool:
+    """Whether two shapes are equal for certain; dimensions without a name may be any."""
+    return list(first) == list(second) and str(None) not in first
+
+
 def permutation(node: ir.Node) -> tuple[int, ...]:
     """A Transpose's axes."""
     attribute = node.attributes.get("perm")
@@ -120,10 +125,16 @@ def insert(
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """Let everything that used `old`, the graph's outputs included, use `new`, which takes its name and shape."""
+    """Let everything that used `old`, the graph's outputs included, use `new`, which takes its name and shape.
+
+    Where `old` is an output of the graph and `new` has to keep its own name, an Identity goes between.
+    """
     if new.shape is None:
         new.shape, new.type = old.shape, old.type
-    output = old.is_graph_output()
+    output, maker = old.is_graph_output(), old.producer()
+    if output and maker is not None and (new.producer() is None or new.is_graph_output()):
+        new = insert(maker, "Identity", [new]).outputs[0]
+        new.shape, new.type = old.shape, old.type
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     if output:
         old.name, new.name = None, old.name

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from .pattern import FusionPass, dims, insert, producer, replace
+from .pattern import FusionPass, dims, insert, producer, replace, same
+
+EPSILON = 1e-5  # RMSNormalization's own, where it says none
 
 
 class FuseResidualNorm(FusionPass):
     """`RMSNormalization(Add(x, y), weight)` becomes `specbuild::AddRMSNorm(x, y, weight) → (norm, sum)`.
 
-    x and y have one shape `[B, N, H]`. Pre: the graph has logits. Post: no such pair is left.
+    x and y have one shape `[B, N, H]`, and the norm is over H. Pre: the graph has logits. Post: no such pair is left.
     """
 
     needs = ("logits",)
@@ -22,12 +24,14 @@ class FuseResidualNorm(FusionPass):
         weight = node.inputs[1] if add else None
         if add is None or weight is None or not weight.is_initializer():
             return None
-        shapes = [dims(value) for value in add.inputs]
-        return add if shapes[0] == shapes[1] and len(shapes[0] or ()) == 3 else None
+        first, second = (dims(value) or () for value in add.inputs)
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+        return add if same(first, second) and len(first) == 3 and axis in (-1, 2) else None
 
     def rewrite(self, graph: ir.Graph, node: ir.Node, found: ir.Node) -> None:
         """See the class."""
-        attributes = {"epsilon": node.attributes["epsilon"].as_float()}
+        given = node.attributes.get("epsilon")
+        attributes = {"epsilon": given.as_float() if given else EPSILON}
         new = insert(found, "AddRMSNorm", [*found.inputs, node.inputs[1]], "specbuild", attributes, outputs=2)
         for old, value in zip((node.outputs[0], found.outputs[0]), new.outputs, strict=True):
             replace(old, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from .pattern import FusionPass, constant, dims, insert, replace
+from .pattern import FusionPass, constant, dims, insert, replace, same
 
 
 class StaticReshape(FusionPass):
@@ -21,7 +21,7 @@ class StaticReshape(FusionPass):
         if node.op_type != "Reshape" or node.inputs[1] is None or node.inputs[1].producer() is None:
             return []
         before, after = dims(node.inputs[0]) or [], dims(node.outputs[0]) or []
-        keeps = min(len(before), len(after)) >= 3 and before[:2] == after[:2]
+        keeps = min(len(before), len(after)) >= 3 and same(before[:2], after[:2])
         return after if keeps and all(isinstance(dim, int) for dim in after[2:]) else []
 
     def rewrite(self, graph: ir.Graph, node: ir.Node, found: list[str | int]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbuild.builder.strict_json import decode
 from specbuild.runtime.errors import OptionError, one_line
 
 LENGTH = 256  # tokens of a text, at most
@@ -67,8 +68,8 @@ def lines(path: Path, tokenizer: Any) -> Iterator[str]:
     for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             try:
-                yield from _texts(json.loads(line), tokenizer)
-            except (ValueError, TypeError, RecursionError) as error:
+                yield from _texts(decode(line), tokenizer)
+            except ValueError as error:
                 raise OptionError(f"{path}:{number}: {error}") from None
 
 

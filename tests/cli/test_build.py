@@ -154,7 +154,7 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "more layers than weights": (config(num_hidden_layers=2), ["config.json", "model.layers.1."]),
     "fewer layers than weights": (config(num_hidden_layers=0), ["config.json"]),
     "weights of another width": (config(intermediate_size=64), ["config.json", "mlp."]),
-    "weights of another vocabulary": (config(vocab_size=4097), ["config.json", "lm_head"]),
+    "weights of another vocabulary": (config(vocab_size=4097), ["config.json", "vocab_size", "4096"]),
     "no weights": (removed("model.safetensors"), ["model.safetensors"]),
     "pickled weights only": (pickled, ["safetensors"]),
     "index without its files": (written(INDEX, '{"weight_map": {"a": "b.safetensors"}}'), ["b.safetensors"]),

@@ -48,11 +48,22 @@ def sentencepiece(words: Iterable[str]) -> tokenizers.Tokenizer:
 
 
 def give(folder: Path, tokenizer: tokenizers.Tokenizer, end: str = END, **special: str) -> Path:
-    """Put a tokenizer into a checkpoint's folder, and the id of what ends its texts into its configuration."""
+    """Put a tokenizer into a checkpoint's folder, and the id of what ends its texts into its configuration.
+
+    Embedding and head get as many rows as it has tokens.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    size, weights = tokenizer.get_vocab_size(), load_file(folder / "model.safetensors")
+    rows = max(map(len, weights.values()))
+    for name in [name for name, weight in weights.items() if len(weight) == rows]:
+        weights[name] = torch.nn.functional.pad(weights[name], (0, 0, 0, size - rows))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     tokenizer.save(str(folder / "tokenizer.json"))
     about = {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers", "eos_token": end} | special
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
-    edit(folder, eos_token_id=tokenizer.token_to_id(end), bos_token_id=None, vocab_size=tokenizer.get_vocab_size())
+    edit(folder, eos_token_id=tokenizer.token_to_id(end), bos_token_id=None, vocab_size=size)
     (folder / "generation_config.json").unlink(missing_ok=True)
     return folder
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from device import gpus
 
+from specbuild.builder.check import bundle_check
 from specbuild.builder.check.bundle_check import (
     FP8_CACHE,
     MAX_DIVERGENCE,
@@ -125,3 +127,14 @@ def test_what_cannot_be_run_here_says_why(bundle: Path) -> None:
     manifest = Bundle.open(bundle).manifest
     assert "there is no NVIDIA driver" in str(unrunnable(manifest))
     assert inspected(bundle, manifest) == {}  # it has no engines, whatever GPUs there are
+
+
+@pytest.mark.parametrize(("library", "told"), [(None, "no kernels for compute capability 89"), ("lib.so", None)])
+def test_a_gpu_that_the_bundle_has_no_kernels_for_runs_no_check(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, library: str | None, told: str | None
+) -> None:
+    """As of `--cuda-arch none`: the build ends without that check, not with an error after minutes."""
+    monkeypatch.setattr(bundle_check, "Cuda", lambda: SimpleNamespace(capability="89", close=lambda: None))
+    monkeypatch.setattr(bundle_check, "find_library", lambda: library)
+    found = unrunnable(Bundle.open(bundle).manifest)
+    assert found is None if told is None else told in str(found)

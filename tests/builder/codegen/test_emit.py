@@ -129,3 +129,16 @@ def test_activations_are_twice_what_the_largest_operator_has() -> None:
     each = 2 * 3 * 8 * 2  # of one tensor in 16 bits
     assert activation_bytes(model, {"batch": 2, "nodes": 3}) == 2 * (each + each)
     assert activation_bytes(model, {"batch": 2, "nodes": 1}) == 2 * max(2 * each // 3, each // 3 + 2 * 5 * 4)
+
+
+def test_what_stays_in_the_graph_file_is_of_no_other(graph: ir.Model, tmp_path: Path) -> None:
+    """A small weight that lies in a file of someone else's is taken along, not named."""
+    small = next(v for v in graph.graph.initializers.values() if v.const_value and 0 < v.const_value.nbytes < 1024)
+    content = small.const_value.numpy()
+    (small.const_value,) = ir.external_data.convert_tensors_to_external([small.const_value], tmp_path, "other.bin")
+    emit(tmp_path / "b", "target", graph, CONFIG, CACHES)
+    (tmp_path / "other.bin").unlink()
+    for each in onnx.load(tmp_path / "b" / "target" / "batch1.onnx", load_external_data=False).graph.initializer:
+        assert all(entry.value != "other.bin" for entry in each.external_data)
+    found = weights(tmp_path / "b" / "target" / "batch1.onnx")
+    assert any(np.array_equal(value, content) for value in found.values())

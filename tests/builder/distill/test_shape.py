@@ -103,3 +103,9 @@ def test_what_a_family_has_not_is_refused_by_its_flag(asked: Callable[..., Any])
         derive(asked(num_kv_heads=1), gpt2)
     with pytest.raises(OptionError, match=r"^no 'gpt2' model has this shape, .*: give another$"):
         derive(asked(num_heads=5), gpt2)
+
+
+def test_other_lists_of_the_same_length_stay_whole(asked: Callable[..., Any]) -> None:
+    config = LlamaConfig(**SIZES, intermediate_size=192, eos_token_id=[3, 4, 5, 6], draft_tokens=[1, 2, 3, 4])
+    found = derive(asked(layers=2), config)
+    assert (found.eos_token_id, found.draft_tokens) == ([3, 4, 5, 6], [1, 2, 3, 4])

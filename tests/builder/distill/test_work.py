@@ -136,3 +136,29 @@ def test_what_is_no_training_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"there is no .*/none to go on with: drop --resume"):
         Work.open(tmp_path / "none", {}, True, False)
     assert [path.name for path in (tmp_path / "w").iterdir()] == ["letter.txt"]
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("mine")
+    for options in ({"resume": True, "force": False}, {"resume": False, "force": True}):
+        with pytest.raises(OutputError, match="is in the way"):
+            Work.open(tmp_path / "work", {}, **options)
+    assert (tmp_path / "work").read_text() == "mine"
+
+
+def test_a_training_that_was_killed_as_it_began_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Nothing but its lock, and half of what it was asked for, is there: nothing is lost, and no --force is needed."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "lock").touch()
+    (tmp_path / "work" / ".identity.json.123").write_text("{")
+    work = Work.open(tmp_path / "work", {"a": 1}, resume=False, force=False)
+    work.lock.close()
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["identity.json", "lock"]
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"{}", b"[]", b"\xff", b'{"threads": 1, "identity": 5}'])
+def test_what_it_was_asked_for_is_read_strictly(tmp_path: Path, content: bytes) -> None:
+    Work.open(tmp_path / "work", {"a": 1}, resume=False, force=False).lock.close()
+    (tmp_path / "work" / "identity.json").write_bytes(content)
+    with pytest.raises(OutputError, match="is damaged"):
+        Work.open(tmp_path / "work", {"a": 1}, resume=True, force=False)

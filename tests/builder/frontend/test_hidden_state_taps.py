@@ -108,3 +108,10 @@ def test_a_list_that_begins_with_1_counts_outputs(ids: Any, places: list[int]) -
 def test_what_is_no_list_of_layers_is_refused(ids: Any) -> None:
     with pytest.raises(CheckpointError, match=r"eagle_aux_hidden_state_layer_ids is .* must be a list of layers"):
         read_taps(ids, 32)
+
+
+def test_no_layers_at_all_are_refused_too() -> None:
+    model = random_model("llama")
+    model.config.num_hidden_layers = 5
+    with pytest.raises(CheckpointError, match="no list of layers"), Taps((0,), nn.Identity()).watching(model):
+        pytest.fail("is watched")

@@ -20,6 +20,7 @@ from specbuild.builder.passes.pattern import (
     producer,
     renamed,
     replace,
+    same,
 )
 
 TWICE = """g (float[B, N, 4] x) => (float[B, N, 4] y) {
@@ -119,3 +120,30 @@ def test_renamed_bytes_of_a_file_take_another_shape(tmp_path: Path) -> None:
     again = renamed(stored, "rows", ir.Shape([6]))
     assert (again.name, renamed(stored, "same").shape) == ("rows", (2, 3))
     np.testing.assert_array_equal(again.numpy(), array)
+
+
+def test_a_graphs_input_keeps_its_name_where_it_becomes_an_output() -> None:
+    text = TWICE.replace("y = Abs (b)", "y = Identity (x)")
+    model = parse(text)
+    last = list(model.graph)[-1]
+    replace(last.outputs[0], model.graph.inputs[0])
+    model.graph.remove(last, safe=True)
+    assert [value.name for value in (*model.graph.inputs, *model.graph.outputs)] == ["x", "y"]
+    assert_same(model, text, {"x": normal(1, 2, 4)}, rtol=0)
+
+
+def test_two_outputs_that_become_one_value_keep_their_names() -> None:
+    text = TWICE.replace("=> (", "=> (float[B, N, 4] z, ").replace("y = Abs (b)", "z = Abs (b)  y = Abs (b)")
+    model = parse(text)
+    first, second = list(model.graph)[-2:]
+    replace(second.outputs[0], first.outputs[0])
+    model.graph.remove(second, safe=True)
+    assert [value.name for value in model.graph.outputs] == ["z", "y"]
+    assert_same(model, text, {"x": normal(1, 2, 4)}, rtol=0)
+
+
+def test_dimensions_without_a_name_are_equal_to_none() -> None:
+    unknown = dims(ir.Value(shape=ir.Shape([None, 4]))) or []
+    assert same(["B", 4], ["B", 4])
+    assert not same(["B", 4], ["N", 4])
+    assert not same(unknown, unknown)

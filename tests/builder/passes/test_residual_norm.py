@@ -48,3 +48,29 @@ def test_promises_that_no_such_pair_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(FuseResidualNorm, "rewrite", lambda *_: None)
     with pytest.raises(PostconditionError, match="normalises a sum by itself"):
         FuseResidualNorm()(parse(RESIDUAL))
+
+
+@pytest.mark.parametrize(
+    ("text", "matched"),
+    [
+        (RESIDUAL.replace("axis = -1", "axis = 2"), 1),
+        (RESIDUAL.replace("axis = -1, ", ""), 1),
+        (
+            RESIDUAL.replace("axis = -1", "axis = 1").replace(
+                "float[4] w = {1, 2, 3, 4}", "float[1, 4] w = {1, 2, 3, 4}"
+            ),
+            0,
+        ),
+        (RESIDUAL.replace("[B, N, 4] x, float[B, N, 4] u", "[?, ?, 4] x, float[?, ?, 4] u"), 0),
+    ],
+    ids=["the last axis", "the default axis", "another axis", "shapes without names"],
+)
+def test_only_norms_over_the_width_of_sums_of_one_shape(text: str, matched: int) -> None:
+    assert apply(FuseResidualNorm(), text)[0] == matched
+
+
+def test_an_epsilon_that_is_not_said_is_the_operators_own() -> None:
+    text = RESIDUAL.replace(", epsilon = 0.25", "")
+    matched, model = apply(FuseResidualNorm(), text)
+    assert (matched, next(iter(model.graph)).attributes["epsilon"].as_float()) == (1, pytest.approx(1e-5))
+    assert_same(model, text, {"x": 1e-3 * normal(2, 5, 4), "u": 0 * normal(2, 5, 4)})

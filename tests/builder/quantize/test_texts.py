@@ -132,7 +132,7 @@ def test_without_a_file_it_is_ours() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"text": "a text of its own"}\n\n{"text": ', ":3: Expecting value"),
+        ('{"text": "a text of its own"}\n\n{"text": ', ":3: Input data was truncated"),
         ("[1, 2]", ':1: give a JSON object, like {"text": "…"}'),
         ("3", ":1: give a JSON object"),
         ('{"id": 3}', ':1: give one of "text", "prompt", "turns" or "messages"'),

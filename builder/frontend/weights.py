@@ -1,0 +1,209 @@
+"""What the headers of a checkpoint's safetensors say, and whether a config.json asks for the same sizes.
+
+Making a model takes as long and as much memory as its configuration says, so what it says is held against the weights
+before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+from specbuild.builder.strict_json import read_object
+from specbuild.runtime.bundle.bundle import sha256_file
+from specbuild.runtime.errors import CheckpointError, one_line
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+Stamp = tuple[int, int, int]  # inode, size, time of the last change
+MAX_POSITIONS = 1 << 31
+_LAYERS, _POSITIONS = "num_hidden_layers", "max_position_embeddings"
+_SIZES = (
+    *(_LAYERS, "hidden_size", "vocab_size", "intermediate_size", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", _POSITIONS),
+)
+_COUNT = re.compile(r"(?:^|_)(?:n|num|depth|layers?|experts?|heads?)(?:_|$)")  # fields of which lists are made
+_FREE = re.compile(r"positions|ctx|tokens")  # of which none are
+
+
+@dataclass(frozen=True)
+class Header:
+    """Every tensor's shape by its name in the files."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @cached_property
+    def layers(self) -> int:
+        """How many layers the tensors are of, by the first number in their names."""
+        found = (re.search(r"(?:^|\.)(\d{1,9})\.", name) for name in self.shapes)
+        return max((int(number[1]) + 1 for number in found if number), default=0)
+
+    @cached_property
+    def largest(self) -> int:
+        """The largest dimension of any."""
+        return max(itertools.chain.from_iterable(self.shapes.values()), default=0)
+
+    @property
+    def elements(self) -> int:
+        """The sum of all tensors' sizes."""
+        return sum(map(prod, self.shapes.values()))
+
+    def layer(self, number: int) -> str:
+        """How the names of a layer's tensors begin."""
+        first = next((name for name in self.shapes if re.search(r"(?:^|\.)0\.", name)), "0.")
+        return re.sub(r"(^|\.)0\..*", rf"\g<1>{number}.", first)
+
+
+def weight_files(source: str, folder: Path) -> list[Path]:
+    """The safetensors files, all there; raises CheckpointError."""
+    names = [SINGLE]
+    if (index := folder / INDEX).exists():
+        weight_map = read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise CheckpointError(f"{index} has no weight_map of file names: download it again")
+        names = sorted(set(weight_map.values()))
+        if any("/" in name or "\\" in name or "\0" in name or name in (".", "..") for name in names):
+            raise CheckpointError(f"{index} names a file outside the checkpoint: do not use it")
+    files = [folder / name for name in names]
+    missing = [path.name for path in files if not path.is_file()]
+    if missing or not files:
+        more = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
+        lacks = ", ".join(missing[:3]) + more or "weights"
+        raise CheckpointError(f"{source} lacks {lacks}: specbuild reads safetensors only")
+    return files
+
+
+def read_header(files: list[Path]) -> Header:
+    """The shapes in these files, which are whole; raises CheckpointError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    if name in shapes:
+                        raise CheckpointError(f"{path} has {name}, as another of its files: download it again")
+                    shapes[name] = tuple(file.get_slice(name).get_shape())
+        except (SafetensorError, OSError, OverflowError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged ({one_line(error)}): download it again") from None
+    return Header(shapes)
+
+
+def check_sizes(where: str, raw: Mapping[str, Any], header: Header) -> None:
+    """Raises CheckpointError for a size in a config.json beyond its weights, before a configuration is made of it."""
+    kind = raw.get("model_type")
+    names = (
+        getattr(CONFIG_MAPPING[kind], "attribute_map", {}) if isinstance(kind, str) and kind in CONFIG_MAPPING else {}
+    )
+    for canonical in _SIZES:
+        for own in {canonical: None, names.get(canonical, canonical): None}:
+            if raw.get(own) is not None:
+                _check_size(where, canonical, own, raw[own], header)
+    most = max(header.largest, len(header.shapes))
+    for name, value in _leaves(raw):
+        if isinstance(value, int) and value > most and _COUNT.search(name) and not _FREE.search(name):
+            raise CheckpointError(
+                f"{where} says {name} {short(value)}, its weights have {len(header.shapes)} tensors and no dimension "
+                f"beyond {header.largest}: they do not belong together"
+            )
+
+
+def _check_size(where: str, meaning: str, name: str, value: Any, header: Header) -> None:
+    if type(value) is not int or value < 1:
+        raise CheckpointError(f"{where} has {name} {short(value)}: it must be a whole number of at least 1")
+    if meaning == _POSITIONS:
+        if value > MAX_POSITIONS:
+            raise CheckpointError(f"{where} has {name} {short(value)}: no model has more than {MAX_POSITIONS}")
+    elif meaning == _LAYERS:
+        if value > header.layers:
+            raise CheckpointError(
+                f"{where} says {name} {short(value)}, its weights have {header.layers} and none of "
+                f"{header.layer(header.layers)}: they do not belong together"
+            )
+    elif value > header.largest:
+        raise CheckpointError(
+            f"{where} says {name} {short(value)}, no dimension of its weights is beyond {header.largest}: they do not "
+            "belong together"
+        )
+
+
+def check_model(source: str, model: PreTrainedModel, header: Header) -> None:
+    """Raises CheckpointError where the model of a config.json, still without weights, is not of its weights' shapes."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for name in sorted(named.keys() & header.shapes.keys()):
+        asked, has = tuple(named[name].shape), header.shapes[name]
+        if asked != has:
+            size = next((a for a, b in zip(asked, has, strict=False) if a != b), 0)
+            raise CheckpointError(
+                f"{source} does not fit its config.json: {_field(model.config, size)}makes {name} {list(asked)}, the "
+                f"weights have {list(has)}: they do not belong together"
+            )
+    wanted = sum(weight.numel() for weight in model.parameters())
+    if wanted > header.elements:
+        lacks = min(named.keys() - header.shapes.keys(), default="none by name")
+        raise CheckpointError(
+            f"{source} does not fit its config.json: that asks for {wanted} parameters, the weights have "
+            f"{header.elements}; missing keys, the first is {lacks}"
+        )
+
+
+def _field(config: Any, size: int) -> str:
+    """The fields of a configuration that are this size, alone or times the width of a head; "" where none is."""
+    sizes = {name: value for name in _SIZES if type(value := getattr(config, name, None)) is int}
+    width = sizes.get("head_dim") or sizes.get("hidden_size", 0) // max(1, sizes.get("num_attention_heads", 1))
+    found = [f"{name} {value} of {width}" for name, value in sizes.items() if "heads" in name and value * width == size]
+    found += [f"{name} {value}" for name, value in sizes.items() if value == size and name != _LAYERS]
+    return f"{' or '.join(found)} " if found else ""
+
+
+def _leaves(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The innermost values of JSON by the keys that they have."""
+    left: list[tuple[str, Any]] = list(raw.items())
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left.extend(value.items())
+        elif isinstance(value, list):
+            left.extend((name, inner) for inner in value)
+        else:
+            yield name, value
+
+
+def stamps_of(files: list[Path]) -> list[Stamp]:
+    """What tells each file's content from another's without reading it; raises CheckpointError."""
+    try:
+        return [(about.st_ino, about.st_size, about.st_mtime_ns) for about in (path.stat() for path in files)]
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read ({error.strerror}): download it again") from None
+
+
+def check_stamps(files: list[Path], stamps: list[Stamp]) -> None:
+    """Raises CheckpointError where a file is no longer the one that was looked at."""
+    for path, before, now in zip(files, stamps, stamps_of(files), strict=True):
+        if now != before:
+            raise CheckpointError(f"{path} was changed while it was read: leave it alone, and begin again")
+
+
+def sha256_files(files: list[Path], stamps: list[Stamp]) -> str:
+    """sha256 over the files' own, in name order; raises CheckpointError where one is not as it was."""
+    check_stamps(files, stamps)
+    try:
+        found = hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read ({error.strerror}): download it again") from None
+    check_stamps(files, stamps)
+    return found
+
+
+def short(value: Any) -> str:
+    """A value in an error's line, cut."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"

@@ -1,0 +1,93 @@
+"""Builds whose checkpoint, output or memory is taken away under them: one line, and nothing is lost or left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specbuild.builder import pipeline
+from specbuild.builder.build_context import BuildContext
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.pipeline import build
+from specbuild.runtime.errors import CheckpointError, ExecutionError, OptionError, OutputError, SpecbuildError
+
+
+@pytest.fixture
+def target(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    return make_checkpoint(tmp_path / "target", num_hidden_layers=1)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def overwrite(target: Path) -> None:
+    path = target / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def shorten(target: Path) -> None:
+    (target / "model.safetensors").write_bytes((target / "model.safetensors").read_bytes()[:1000])
+
+
+def remove(target: Path) -> None:
+    (target / "model.safetensors").unlink()
+
+
+@pytest.mark.slow(but=("checkpoints-overwrite", "checkpoints-shorten", "checkpoints-remove"))
+@pytest.mark.usefixtures("quick_export")
+@pytest.mark.parametrize("change", [overwrite, shorten, remove])
+@pytest.mark.parametrize("stage", ["checkpoints", "target: export"])
+def test_weights_that_change_while_they_are_built(
+    target: Path, tmp_path: Path, stage: str, change: Callable[[Path], None]
+) -> None:
+    """After the look at them and before they are loaded, or after that and before they are hashed."""
+    told: list[str] = []
+
+    def progress(name: str) -> None:
+        told.append(name)
+        if (name == stage and stage != "checkpoints") or (stage == "checkpoints" and name == "target: load"):
+            change(target)
+
+    with pytest.raises(CheckpointError) as caught:
+        build(BuildConfig(str(target), tmp_path / "out" / "b", max_batch_size=1), progress)
+    assert "\n" not in str(caught.value)
+    assert "model.safetensors" in str(caught.value) or "does not load" in str(caught.value)
+    assert "check" not in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_output_that_is_the_target_is_refused(target: Path, force: bool) -> None:
+    before = snapshot(target)
+    with pytest.raises(OutputError):
+        build(BuildConfig(str(target), target, draft=str(target), force=force))
+    assert snapshot(target) == before
+
+
+def test_an_output_inside_the_target_that_fails_leaves_it_as_it_was(target: Path) -> None:
+    before = snapshot(target)
+
+    def progress(name: str) -> None:
+        if name == "target: load":
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        build(BuildConfig(str(target), target / "a" / "b"), progress)
+    assert snapshot(target) == before
+
+
+@pytest.mark.parametrize("kind", [ExecutionError, OptionError])
+def test_an_error_names_the_output_not_the_hidden_folder(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[SpecbuildError]
+) -> None:
+    def broken(context: BuildContext) -> None:
+        raise kind(f"{context.folder} has no kernels")
+
+    monkeypatch.setattr(pipeline, "_run", broken)
+    with pytest.raises(kind, match=f"^{tmp_path}/b has no kernels$"):
+        build(BuildConfig(str(target), tmp_path / "b"))

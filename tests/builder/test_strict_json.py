@@ -1,0 +1,51 @@
+"""Files of somebody else's: regular, of bounded size, strict JSON."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from specbuild.builder.strict_json import decode, read_object, read_text
+from specbuild.runtime.errors import CheckpointError
+
+
+def test_a_text_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("größer", encoding="utf-8")
+    assert read_text(path, 8) == "größer"
+    with pytest.raises(ValueError, match="more than"):
+        read_text(path, 7)
+    path.write_bytes(b"\xff")
+    with pytest.raises(UnicodeDecodeError):
+        read_text(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        read_text(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "NaN", '"\\ud800"', "\ud800", "", "1 2"])
+def test_what_is_not_strict_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        decode(text)
+
+
+def test_real_numbers_of_real_configurations_are_read() -> None:
+    assert decode('{"model_max_length": 1000000000000000019884624838656}') == {
+        "model_max_length": 1000000000000000019884624838656
+    }
+
+
+def test_an_object_or_nothing(tmp_path: Path) -> None:
+    assert read_object(tmp_path / "none") == {}
+    (tmp_path / "a").write_text('{"a": 1}')
+    assert read_object(tmp_path / "a") == {"a": 1}
+    (tmp_path / "a").write_text("5")
+    with pytest.raises(CheckpointError, match="is not a JSON object"):
+        read_object(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_object(tmp_path)
