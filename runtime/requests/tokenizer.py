@@ -29,10 +29,13 @@ def _call(kind: type[SpecbuildError], what: str, call: Callable[..., Any], *give
 class Tokenizer:
     """A `tokenizers` model and, where the checkpoint has one, its chat template."""
 
-    def __init__(self, tokenizer_file: Path, chat_template: Path | None, special: dict[str, str]) -> None:
-        what = f"{tokenizer_file.name} is not a tokenizer"
-        self._tokenizer = _call(BundleError, what, tokenizers.Tokenizer.from_file, str(tokenizer_file))
-        self._template = ChatTemplate(chat_template.read_text(encoding="utf-8"), special) if chat_template else None
+    def __init__(self, tokenizer: Path | bytes, chat_template: Path | str | None, special: dict[str, str]) -> None:
+        """`tokenizer`, `chat_template`: files, or what was read of them."""
+        data = tokenizer.read_bytes() if isinstance(tokenizer, Path) else tokenizer
+        what = "tokenizer.json is not a tokenizer"
+        self._tokenizer = _call(BundleError, what, tokenizers.Tokenizer.from_buffer, data)
+        template = chat_template.read_text(encoding="utf-8") if isinstance(chat_template, Path) else chat_template
+        self._template = ChatTemplate(template, special) if template is not None else None
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, of a chat or its messages (by the chat template), or ids as they are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specbuild.runtime.backends.executor import spec_of
+from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.bundle.bundle import Bundle
 
 from .executor import OrtExecutor
@@ -18,4 +19,4 @@ def load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> OrtE
     compiled = min(int(size) for size in graphs if int(size) >= batch_size)
     spec = spec_of(bundle.manifest, name)
     spec = replace(spec, max_nodes=max(spec.max_nodes, PROMPT_CHUNK))
-    return OrtExecutor(bundle.path(graphs[str(compiled)]), spec, compiled, threads)
+    return OrtExecutor(GraphFile.of(bundle, graphs[str(compiled)]), spec, compiled, threads)

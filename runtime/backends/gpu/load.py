@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.backends.executor import ModelSpec, spec_of
+from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.errors import ExecutionError
@@ -116,7 +117,9 @@ def _graphs(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], de
     manifest, batch_size = bundle.manifest, placement.batch_size
     chunk = min(PROMPT_CHUNK, manifest.max_seq_len)
     models = [
-        OrtModel(bundle.path(graph), spec, device, batch_size, manifest.buckets, chunk, "cuda", device.stream())
+        OrtModel(
+            GraphFile.of(bundle, graph), spec, device, batch_size, manifest.buckets, chunk, "cuda", device.stream()
+        )
         for graph, spec in zip(_files(bundle, specs), specs, strict=True)
     ]
     return [(model, model.stream) for model in models]
