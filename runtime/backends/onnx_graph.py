@@ -23,7 +23,7 @@ from specbuild.runtime.errors import BundleError, one_line
 _MAX_BYTES = 1 << 31  # protobuf's own limit
 _MAX_DEPTH = 32
 _EXTERNAL = 1  # TensorProto.data_location
-# Where messages lie within each other in onnx.proto: by message, field and kind. Tensors and graphs are all that matter.
+# Where messages lie within each other in onnx.proto, by message and field number, on the way to tensors.
 _MODEL = {7: "graph", 20: "training", 25: "function"}
 _FIELDS: dict[str, dict[int, str]] = {
     "model": _MODEL,
@@ -119,7 +119,11 @@ def _walk(data: memoryview, kind: str, found: list[External], depth: int) -> Non
     inner = _FIELDS[kind]
     for number, value in _fields(data):
         if number not in inner:
-            if kind == "node" and number == 4 and value == b"EPContext":
+            if (
+                kind == "node"
+                and number == 4
+                and bytes(value if isinstance(value, memoryview) else b"") == b"EPContext"
+            ):
                 raise ValueError("an EPContext node takes code from a file")
             continue
         if not isinstance(value, memoryview):

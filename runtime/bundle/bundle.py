@@ -1,7 +1,7 @@
 """The bundle on disk: `manifest.json`, and the check that every file is what was built.
 
-`manifest.json` lists each file with its sha256, and carries a digest of itself. Whoever needs a file reads it here: what
-was hashed is what is given, and nothing else of a bundle is ever opened.
+`manifest.json` lists each file with its sha256, and carries a digest of itself. Whoever needs a file reads it here:
+what was hashed is what is given, and nothing else of a bundle is ever opened.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def file_record(path: Path) -> FileRecord:
 
 
 def open_regular(path: Path) -> FileIO:
-    """A regular file, open to be read; raises BundleError for a FIFO, a device, a socket or a folder, and never waits."""
+    """A regular file, open to be read; raises BundleError for a FIFO, device, socket or folder, and never waits."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a device may already do something
             raise BundleError(f"{path} is not a regular file: copy the bundle again, or build it again")

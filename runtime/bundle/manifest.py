@@ -1,8 +1,8 @@
 """The manifest: what a bundle says it holds, and the reading of it, which believes nothing before it is checked.
 
-Reading refuses, in this order: what is no manifest, another schema, a changed manifest, a field that is missing, unknown,
-of another type or out of bounds, a path that leaves the folder, a file that is used but not listed. The digest finds damage
-and not intent, for anybody can compute it; so every number is bounded before anything is allocated by it.
+Reading refuses, in this order: what is no manifest, another schema, a changed manifest, a field that is missing,
+unknown, of another type or out of bounds, a path that leaves the folder, a file that is used but not listed. The digest
+finds damage and not intent, for anybody can compute it; so every number is bounded before anything is allocated by it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from specbuild.runtime.checked_json import Text, checked, decode
 from specbuild.runtime.errors import BundleError
 
 from .backend import Backend, find_backend
-from .checked_json import Text, checked, decode
 
 SCHEMA_VERSION = 3
 OLDEST_READABLE = 2  # whose timing table has another name

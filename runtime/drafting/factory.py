@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.bundle.bundle import Bundle
-from specbuild.runtime.bundle.checked_json import JSON_BYTES, checked, decode
 from specbuild.runtime.bundle.manifest import Token
+from specbuild.runtime.checked_json import JSON_BYTES, checked, decode
 from specbuild.runtime.errors import BundleError
 
 from .eagle3 import EagleDrafter

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.bundle.bundle import Bundle
-from specbuild.runtime.bundle.checked_json import JSON_BYTES, decode
 from specbuild.runtime.bundle.manifest import MANIFEST
+from specbuild.runtime.checked_json import JSON_BYTES, decode
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import Loop, LoopOptions
 from specbuild.runtime.drafting.factory import drafter_of
@@ -48,10 +48,12 @@ def compose(bundle: Bundle, options: LoadOptions) -> Parts:
     options.check(bundle)
     manifest = bundle.manifest
     _check_tree(bundle, manifest.default_tree, MANIFEST)
-    with bundle.verified():
-        tokenizer = _tokenizer(bundle)
+    with bundle.verified(), ExitStack() as undo:
         loop, policy = (gpu_loop if manifest.descriptor.on_gpu else cpu_loop)(bundle, options)
-        return Parts(tokenizer, loop, policy)
+        undo.callback(loop.close)
+        tokenizer = _tokenizer(bundle)
+        undo.pop_all()
+    return Parts(tokenizer, loop, policy)
 
 
 def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | None]:

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from specbuild.runtime.bundle.checked_json import Probability, Seconds, Text, checked
+from specbuild.runtime.checked_json import Probability, Seconds, Text, checked
 from specbuild.runtime.errors import BundleError
 
 FILE, OLD_FILE = "timings.json", "costs.json"

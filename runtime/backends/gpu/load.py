@@ -20,7 +20,7 @@ from .cuda import Cuda
 from .device import Kernels, Model, PageTable
 from .executor import StandardExecutor
 from .pages import Pages
-from .plan import Plan, check_architecture, check_version, flavour
+from .plan import Plan, PlanFile, check_architecture, check_version, flavour
 from .runtime_cache import cache_path
 from .tensorrt import TrtModel
 
@@ -60,7 +60,6 @@ def loaded(bundle: Bundle, placement: Placement, find_kernels: FindKernels) -> I
     """
     manifest = bundle.manifest
     backend = manifest.descriptor
-    bundle.verify()  # before all else: a plan may hold code
     for record in manifest.engines.values():
         check_version(backend, record, str(flavour(backend).__version__))
     device = Cuda()
@@ -97,7 +96,7 @@ def _engines(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], d
     pages = PageTable(device, Pages(batch_size, specs[0].capacity, rows, count)) if rows else None
     plans = [
         Plan(
-            bundle.path(graph),
+            PlanFile(graph, bundle.map(graph)),
             manifest.descriptor,
             manifest.engines[graph],
             device,
