@@ -19,11 +19,11 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 4143,
     ("builder/distill", ".py"): 1398,
     ("builder/quantize", ".py"): 1008,
-    ("cli", ".py"): 1329,
+    ("cli", ".py"): 1334,
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
-    ("runtime", ".py"): 3428,
-    ("runtime/backends", ".py"): 2078,
+    ("runtime", ".py"): 3572,
+    ("runtime/backends", ".py"): 2320,
     ("runtime/decoding", ".py"): 1608,
     ("plugins", ".cu .cuh"): 2021,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
