@@ -11,7 +11,8 @@ import click
 from specbuild.builder.codegen import engine_layers
 from specbuild.runtime import Bundle
 from specbuild.runtime.bundle.manifest import REPORT
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.checked_json import JSON_BYTES, decode
+from specbuild.runtime.errors import BundleError, OptionError
 
 from . import quality as of_quality
 from .tuned import in_words
@@ -37,17 +38,21 @@ def command(bundle: Path, graph: bool, quality: bool, device_loop: bool, as_json
         click.echo(json.dumps(describe_bundle(opened, 1, opened.manifest.default_tree)))
         return
     manifest = json.loads(opened.manifest.to_json())
-    report = json.loads(opened.path(REPORT).read_text(encoding="utf-8"))
-    if as_json and quality:
-        click.echo(json.dumps(report.get("quality")))
-    elif quality:
-        of_quality.show(report.get("quality"))
-    elif as_json:
-        click.echo(json.dumps({"manifest": manifest, "report": report}, ensure_ascii=False))
-    elif graph:
-        _show_graphs(report)
-    else:
-        _show(bundle, manifest, report)
+    try:
+        report = decode(opened.read(REPORT, JSON_BYTES))
+        if as_json and quality:
+            click.echo(json.dumps(report.get("quality")))
+        elif quality:
+            of_quality.show(report.get("quality"))
+        elif as_json:
+            click.echo(json.dumps({"manifest": manifest, "report": report}, ensure_ascii=False))
+        elif graph:
+            _show_graphs(report)
+        else:
+            _show(bundle, manifest, report)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise BundleError(f"{opened.path(REPORT)} is no report of a build ({reason}): build the bundle again") from None
 
 
 def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> None:

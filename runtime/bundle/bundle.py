@@ -1,32 +1,41 @@
 """The bundle on disk: `manifest.json`, and the check that every file is what was built.
 
-`manifest.json` lists each file with its sha256, and carries a digest of itself. Hashes are computed in threads while
-the models load; nothing is executed before they are done.
+`manifest.json` lists each file with its sha256, and carries a digest of itself. Whoever needs a file reads it here:
+what was hashed is what is given, and nothing else of a bundle is ever opened.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
 from specbuild.runtime.errors import BundleError
 
-from .manifest import MANIFEST, FileRecord, Manifest, parse
+from .manifest import MANIFEST, MANIFEST_BYTES, FileRecord, Manifest, parse
 
 _BLOCK = 1 << 20
+_MAPPED = 1 << 20  # bytes from which a file is mapped, and below which it is hashed each time it is read
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def sha256_file(path: Path) -> str:
     """sha256 of a file, read in blocks; hashing releases the interpreter's lock."""
-    digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
+        return _sha256(file)
+
+
+def _sha256(file: FileIO) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK):
+        digest.update(block)
     return digest.hexdigest()
 
 
@@ -35,12 +44,27 @@ def file_record(path: Path) -> FileRecord:
     return FileRecord(path.stat().st_size, sha256_file(path))
 
 
+def open_regular(path: Path) -> FileIO:
+    """A regular file, open to be read; raises BundleError for a FIFO, device, socket or folder, and never waits."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a device may already do something
+            raise BundleError(f"{path} is not a regular file: copy the bundle again, or build it again")
+        file = FileIO(os.path.realpath(path), opener=lambda name, _: os.open(name, _FLAGS))
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}): build the bundle again") from None
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise BundleError(f"{path} is not a regular file: copy the bundle again, or build it again")
+
+
 @dataclass(frozen=True, slots=True)
 class Bundle:
     """A folder and its manifest."""
 
     folder: Path
     manifest: Manifest
+    _maps: dict[str, mmap.mmap] = field(default_factory=dict, repr=False, compare=False)  # large files, while loading
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Bundle:
@@ -48,40 +72,86 @@ class Bundle:
         root = Path(folder)
         if not root.is_dir():
             raise BundleError(f"{root} is not a folder: give the bundle that `specbuild build -o` wrote")
-        if not (root / MANIFEST).is_file():
+        if not (root / MANIFEST).exists():
             raise BundleError(f"{root} has no {MANIFEST}: it is not a specbuild bundle")
-        return cls(root, parse(root))
+        with open_regular(root / MANIFEST) as file:
+            data = file.read(MANIFEST_BYTES + 1)
+        if len(data) > MANIFEST_BYTES:
+            raise BundleError(f"{root / MANIFEST} has more than {MANIFEST_BYTES >> 20} MiB: it is not a manifest")
+        return cls(root, parse(root, data))
 
     def path(self, name: str) -> Path:
-        """Where a file of the manifest is."""
+        """Where a file of the manifest is; to be named, and read by `read` or `map`."""
         return self.folder / name
 
+    def read(self, name: str, limit: int = 1 << 31) -> bytes:
+        """The bytes of a file, which have the hash that the manifest lists; raises BundleError."""
+        record = self._record(name)
+        if record.bytes > limit:
+            raise BundleError(f"{self.path(name)} has {record.bytes} bytes, more than {limit}: build the bundle again")
+        with self._open(name) as file:
+            data = file.read(record.bytes + 1)
+        self._compare(name, len(data), hashlib.sha256(data).hexdigest())
+        return data
+
+    def map(self, name: str) -> mmap.mmap:
+        """A large file's bytes, mapped from the very file that was hashed; raises BundleError, for an empty one too."""
+        return self._maps.get(name) or self._map(name)
+
     def verify(self) -> None:
-        """Check every file's size and hash; raises BundleError for the first that differs."""
-        with self.verifying():
+        """Check every file's kind, size and hash; raises BundleError for one that differs."""
+        with self.verified():
             pass
 
     @contextmanager
-    def verifying(self) -> Iterator[None]:
-        """Check every file while the body runs; a changed file's BundleError takes precedence over the body's error."""
+    def verified(self) -> Iterator[None]:
+        """Check every file before the body runs, in threads; within it `map` gives what was checked, unhashed."""
         names = sorted(self.manifest.files, key=lambda n: -self.manifest.files[n].bytes)
-        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-            checks = [pool.submit(self._check, name) for name in names]
-            try:
-                yield
-            finally:
-                for check in checks:
+        for name in names:  # all of them before the first is read
+            self._open(name).close()
+        try:
+            with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+                for check in [pool.submit(self._check, name) for name in names]:
                     check.result()
+            yield
+        finally:
+            self._maps.clear()
 
     def _check(self, name: str) -> None:
-        record, path = self.manifest.files[name], self.path(name)
+        """Check a file, and keep the mapping of a large one, which is then hashed once."""
+        if self._record(name).bytes >= _MAPPED:
+            self._maps[name] = self._map(name)
+        else:
+            self.read(name)
+
+    def _map(self, name: str) -> mmap.mmap:
+        with self._open(name) as file:
+            if not self._record(name).bytes:
+                raise BundleError(f"{self.path(name)} is empty: build the bundle again")
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._compare(name, len(mapping), _sha256(file))
+        return mapping
+
+    def _record(self, name: str) -> FileRecord:
+        if name not in self.manifest.files:
+            raise BundleError(f"{self.folder / MANIFEST} uses {name!r} but does not list its hash: build it again")
+        return self.manifest.files[name]
+
+    def _open(self, name: str) -> FileIO:
+        """A file of the recorded size."""
+        file = open_regular(self.path(name))
         try:
-            size = path.stat().st_size
-            if size == record.bytes and sha256_file(path) == record.sha256:
-                return
-        except OSError as error:
-            raise BundleError(f"{path} cannot be read ({error.strerror}): build the bundle again") from None
+            self._compare(name, os.fstat(file.fileno()).st_size)
+        except BundleError:
+            file.close()
+            raise
+        return file
+
+    def _compare(self, name: str, size: int, sha256: str | None = None) -> None:
+        record = self._record(name)
+        if size == record.bytes and sha256 in (None, record.sha256):
+            return
         raise BundleError(
-            f"{path} is not what was built (its {'hash' if size == record.bytes else 'size'} differs): "
+            f"{self.path(name)} is not what was built (its {'hash' if size == record.bytes else 'size'} differs): "
             "copy the bundle again, or build it again"
         )

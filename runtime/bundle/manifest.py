@@ -1,6 +1,8 @@
 """The manifest: what a bundle says it holds, and the reading of it, which believes nothing before it is checked.
 
-Reading refuses, in this order: what is no manifest, a newer schema, a path that leaves the folder, a changed manifest.
+Reading refuses, in this order: what is no manifest, another schema, a changed manifest, a field that is missing,
+unknown, of another type or out of bounds, a path that leaves the folder, a file that is used but not listed. The digest
+finds damage and not intent, for anybody can compute it; so every number is bounded before anything is allocated by it.
 """
 
 from __future__ import annotations
@@ -8,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from specbuild.runtime.checked_json import Text, checked, decode
 from specbuild.runtime.errors import BundleError
 
 from .backend import Backend, find_backend
@@ -22,15 +27,26 @@ MANIFEST, REPORT = "manifest.json", "report.json"
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say
 _PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None}  # nor a model's
 KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True)}  # whether masked, a head
-T = TypeVar("T")
+MANIFEST_BYTES = 4 << 20
+Count = Annotated[int, Meta(ge=0, le=1 << 50)]  # of bytes, or of a model's parameters
+Size = Annotated[int, Meta(ge=1, le=1 << 24)]  # of a text or a vocabulary
+Dimension = Annotated[int, Meta(ge=1, le=1 << 16)]  # of a model
+Nodes = Annotated[int, Meta(ge=1, le=4096)]
+Token = Annotated[int, Meta(ge=0, le=1 << 24)]
+Name = Annotated[str, Meta(min_length=1, max_length=1024)]  # of a file
+BatchSize = Annotated[str, Meta(pattern="^[1-9][0-9]{0,3}$")]
+Names = Annotated[dict[Text, Text], Meta(max_length=4096)]
+Profiles = dict[
+    Text, dict[Text, Annotated[list[Annotated[int, Meta(ge=0, le=1 << 31)]], Meta(min_length=3, max_length=3)]]
+]
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """A file of the bundle: its size in bytes and its sha256."""
 
-    bytes: int
-    sha256: str
+    bytes: Count
+    sha256: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +63,33 @@ class ModelRecord:
     of each column of the logits, None where that is its number.
     """
 
-    source: str
-    source_sha256: str
-    architecture: str
-    parameters: int
-    precision: str
-    layers: int
-    kv_heads: int
-    head_dim: int
-    windows: list[int]
-    vocab_size: int
-    capacity: int
-    max_positions: int
-    graphs: dict[str, str]
-    inputs: dict[str, str]
-    outputs: dict[str, str]
-    kind: str = "model"
-    hidden: int = 0
-    mask_token: int | None = None
-    tokens: str | None = None
+    source: Text
+    source_sha256: Text
+    architecture: Text
+    parameters: Count
+    precision: Text
+    layers: Dimension
+    kv_heads: Dimension
+    head_dim: Dimension
+    windows: Annotated[list[Annotated[int, Meta(ge=0, le=1 << 31)]], Meta(min_length=1, max_length=64)]
+    vocab_size: Size
+    capacity: Size
+    max_positions: Annotated[int, Meta(ge=1, le=1 << 31)]
+    graphs: Annotated[dict[BatchSize, Name], Meta(min_length=1, max_length=64)]
+    inputs: Names
+    outputs: Names
+    kind: Text = "model"
+    hidden: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    mask_token: Token | None = None
+    tokens: Name | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
     """A cubin: the architecture it was compiled for ("90"), and the names of the kernels in it."""
 
-    architecture: str
-    kernels: list[str]
+    architecture: Text
+    kernels: Annotated[list[Text], Meta(max_length=4096)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +102,16 @@ class EngineRecord:
     caches, 0 where they are linear. Neither is in the JSON where nothing was asked for.
     """
 
-    version: str
-    architectures: list[str]
-    attention: str
-    plugin: str | None
+    version: Text
+    architectures: list[Text]
+    attention: Text
+    plugin: Text | None
     version_compatible: bool
-    hardware_compatible: str | None
-    activations: int
-    profiles: dict[str, dict[str, list[int]]]
-    kv_cache_dtype: str = "auto"
-    block_size: int = 0
+    hardware_compatible: Text | None
+    activations: Count
+    profiles: Profiles
+    kv_cache_dtype: Text = "auto"
+    block_size: Annotated[int, Meta(ge=0, le=4096)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +122,23 @@ class Manifest:
     """
 
     schema_version: int
-    specbuild_version: str
-    libraries: dict[str, str]
-    backend: str
-    precision: str
-    exactness_bound: float
-    max_seq_len: int
-    max_batch_size: int
-    buckets: list[int]
-    default_tree: str
-    eos_token_ids: list[int]
-    special_tokens: dict[str, str]
-    tokenizer: str
-    chat_template: str | None
-    models: dict[str, ModelRecord]
-    files: dict[str, FileRecord]
-    kernels: dict[str, KernelRecord] = field(default_factory=dict)
-    engines: dict[str, EngineRecord] = field(default_factory=dict)
+    specbuild_version: Text
+    libraries: Names
+    backend: Text
+    precision: Text
+    exactness_bound: Annotated[float, Meta(ge=0, le=1e9)]
+    max_seq_len: Size
+    max_batch_size: Nodes
+    buckets: Annotated[list[Nodes], Meta(min_length=1, max_length=64)]
+    default_tree: Text
+    eos_token_ids: Annotated[list[Token], Meta(max_length=1024)]
+    special_tokens: Names
+    tokenizer: Name
+    chat_template: Name | None
+    models: Annotated[dict[Text, ModelRecord], Meta(max_length=2)]
+    files: Annotated[dict[Name, FileRecord], Meta(max_length=1 << 16)]
+    kernels: Annotated[dict[Name, KernelRecord], Meta(max_length=1 << 12)] = field(default_factory=dict)
+    engines: Annotated[dict[Name, EngineRecord], Meta(max_length=64)] = field(default_factory=dict)
 
     @property
     def descriptor(self) -> Backend:
@@ -145,108 +161,86 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def _record(kind: type[T], content: Any) -> T:
-    """A record of this kind; raises TypeError for a field that is not of its type."""
-    made = kind(**content)
-    for name, hint in get_type_hints(kind).items():
-        if not _fits(getattr(made, name), hint):
-            raise TypeError(f"{name} is {getattr(made, name)!r}"[:80])
-    return made
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON is of a type: int, float, str, bool, None, lists and dicts of them, or a record."""
-    inner, origin = get_args(hint), get_origin(hint)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
-    if inner:  # a union
-        return any(_fits(value, each) for each in inner)
-    if hint in (int, float):
-        return isinstance(value, (int, hint)) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def parse(root: Path) -> Manifest:
-    """The manifest in a folder; raises BundleError for one that no build wrote there."""
+def parse(root: Path, data: bytes) -> Manifest:
+    """The manifest of a folder, from the bytes of its file; raises BundleError for one that no build wrote there."""
+    where = root / MANIFEST
     try:
-        body = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        body = decode(data)
+    except ValueError as error:
+        raise BundleError(f"{where} cannot be read as JSON ({error}): copy or build the bundle again") from None
+    version = body.get("schema_version") if isinstance(body, dict) else None
+    if not isinstance(version, int):
+        raise BundleError(f"{where} has no schema_version: it is not a specbuild manifest")
+    if version > SCHEMA_VERSION:
         raise BundleError(
-            f"{root / MANIFEST} cannot be read as JSON ({error}): copy or build the bundle again"
-        ) from None
-    if not isinstance(body, dict) or not isinstance(body.get("schema_version"), int):
-        raise BundleError(f"{root / MANIFEST} has no schema_version: it is not a specbuild manifest")
-    if body["schema_version"] > SCHEMA_VERSION:
-        raise BundleError(
-            f"{root} has schema_version {body['schema_version']}, this specbuild reads up to {SCHEMA_VERSION}: "
+            f"{root} has schema_version {version}, this specbuild reads up to {SCHEMA_VERSION}: "
             "update specbuild, or build the bundle again"
         )
-    if body["schema_version"] < OLDEST_READABLE:
+    if version < OLDEST_READABLE:
         raise BundleError(f"{root} was built by an older specbuild: build the bundle again")
+    if body.pop("digest", None) != _digest(body):
+        raise BundleError(f"{where} was changed after the build: copy or build the bundle again")
     try:
-        for name in _paths(body):
-            _check_inside(root, name)
-        digest = body.pop("digest", None)
-        if digest != _digest(body):
-            raise BundleError(f"{root / MANIFEST} was changed after the build: copy or build the bundle again")
-        known = {f.name for f in fields(Manifest) if f.name in body or f.default_factory is MISSING}
-        if set(body) != known:
-            raise BundleError(f"{root / MANIFEST} lacks or adds fields: {', '.join(sorted(set(body) ^ known))}")
-        kinds = {"models": ModelRecord, "files": FileRecord, "kernels": KernelRecord, "engines": EngineRecord}
-        records: dict[str, Any] = {
-            part: {name: _record(kind, each) for name, each in body.get(part, {}).items()}
-            for part, kind in kinds.items()
-        }
-        manifest = _record(Manifest, body | records)
+        manifest = checked(body, Manifest)
         _check_sizes(manifest)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
-        raise BundleError(f"{root / MANIFEST} is malformed ({error}): copy or build the bundle again") from None
-    if manifest.descriptor.compiles:
-        for name in (graph for model in manifest.models.values() for graph in model.graphs.values()):
-            if name not in manifest.engines:
-                raise BundleError(f"{root / MANIFEST} has no record of the engine {name}: build the bundle again")
-    for name in _used(manifest):
+        for name, model in manifest.models.items():
+            _check_model(manifest, name, model)
+    except ValueError as error:
+        raise BundleError(f"{where} is malformed ({str(error)[:300]}): copy or build the bundle again") from None
+    backend, used = manifest.descriptor, _used(manifest)
+    for name in (*manifest.files, *used):
+        _check_inside(root, name)
+    for name in (graph for model in manifest.models.values() for graph in model.graphs.values()):
+        if backend.compiles and name not in manifest.engines:
+            raise BundleError(f"{where} has no record of the engine {name}: build the bundle again")
+    for name in used:
         if name not in manifest.files:
-            raise BundleError(f"{root / MANIFEST} uses {name!r} but does not list its hash: build the bundle again")
+            raise BundleError(f"{where} uses {name!r} but does not list its hash: build the bundle again")
     return manifest
 
 
 def _check_sizes(manifest: Manifest) -> None:
-    """Raises ValueError for numbers that no build writes."""
+    """Raises ValueError for numbers that no build writes, each of which is within its bounds."""
     profiles = [size for e in manifest.engines.values() for p in e.profiles.values() for size in p.values()]
-    if not manifest.buckets or manifest.buckets != sorted({*manifest.buckets}) or manifest.buckets[0] < 1:
+    if manifest.buckets != sorted({*manifest.buckets}):
         raise ValueError(f"buckets are {manifest.buckets}")
-    if any(len(size) != 3 or size[0] < 0 or size != sorted(size) for size in profiles):
+    if any(size != sorted(size) for size in profiles):
         raise ValueError("a profile's sizes are not least, usual, largest")
-    if "target" not in manifest.models or not all(model.graphs for model in manifest.models.values()):
-        raise ValueError("a model is missing, or has no graph")
-    for name, model in manifest.models.items():
-        traits = model.mask_token is not None, model.hidden > 0 and name == "draft"
-        if KINDS.get(model.kind) != traits:
-            raise ValueError(f"the {name} is of kind {model.kind}")
+    if "target" not in manifest.models or manifest.models.keys() - {"target", "draft"}:
+        raise ValueError("its models are not a target and at most a draft")
     if manifest.engines and not manifest.descriptor.compiles:
         raise ValueError(f"backend {manifest.backend} has engines")
+    if max(manifest.eos_token_ids, default=0) >= manifest.models["target"].vocab_size:
+        raise ValueError("an end-of-text token is not in the vocabulary")
+
+
+def _check_model(manifest: Manifest, name: str, model: ModelRecord) -> None:
+    """Raises ValueError for a model that cannot be part of this bundle."""
+    if KINDS.get(model.kind) != (model.mask_token is not None, model.hidden > 0 and name == "draft"):
+        raise ValueError(f"the {name} is of kind {model.kind[:80]}")
+    longest = manifest.max_seq_len + manifest.buckets[-1]
+    if not manifest.max_seq_len <= model.max_positions or not longest <= model.capacity < longest + 1024:
+        raise ValueError(
+            f"the {name} has a capacity of {model.capacity} and {model.max_positions} positions for texts of "
+            f"{manifest.max_seq_len} tokens"
+        )
+    if manifest.max_batch_size > max(map(int, model.graphs)):
+        raise ValueError(f"the {name} has no graph for a batch of {manifest.max_batch_size}")
 
 
 def _used(manifest: Manifest) -> list[str]:
+    """Every file that a manifest names beside its list of files."""
     graphs = [graph for model in manifest.models.values() for graph in model.graphs.values()]
-    template = [manifest.chat_template] if manifest.chat_template else []
-    template += [model.tokens for model in manifest.models.values() if model.tokens]
-    return [*graphs, *manifest.kernels, *manifest.engines, manifest.tokenizer, *template]
+    others = [manifest.chat_template, *(model.tokens for model in manifest.models.values())]
+    return [*graphs, *manifest.kernels, *manifest.engines, manifest.tokenizer, *filter(None, others)]
 
 
-def _paths(body: Mapping[str, Any]) -> list[Any]:
-    """Every path a manifest names, before anything else in it is believed."""
-    graphs = [graph for model in body["models"].values() for graph in model["graphs"].values()]
-    template = [body["chat_template"]] if body["chat_template"] else []
-    template += [model["tokens"] for model in body["models"].values() if model.get("tokens")]
-    return [*body["files"], *graphs, *body.get("kernels", {}), *body.get("engines", {}), body["tokenizer"], *template]
-
-
-def _check_inside(root: Path, name: Any) -> None:
+def _check_inside(root: Path, name: str) -> None:
+    """Raises BundleError for a path that leaves the folder, by itself or by a symlink; a link within it may be."""
     pure = PurePosixPath(name)
-    inside = (root / name).resolve().is_relative_to(root.resolve())
+    try:
+        inside = (root / name).resolve().is_relative_to(root.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a link to itself
+        raise BundleError(f"{root / MANIFEST} names {name!r}, which is no path ({error}): build it again") from None
     if pure.is_absolute() or ".." in pure.parts or "\\" in name or not inside:
         raise BundleError(f"{root / MANIFEST} names {name!r}, which leaves the bundle: do not use this bundle")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.bundle.manifest import Token
+from specbuild.runtime.checked_json import JSON_BYTES, checked, decode
 from specbuild.runtime.errors import BundleError
 
 from .eagle3 import EagleDrafter
@@ -34,12 +34,13 @@ def _tokens(bundle: Bundle) -> NDArray[np.int64] | None:
     record, vocabulary = bundle.manifest.models["draft"], bundle.manifest.models["target"].vocab_size
     if record.tokens is None:
         return None
-    path = bundle.path(record.tokens)
     try:
-        tokens = np.array(json.loads(path.read_text(encoding="utf-8")))
-        sound = tokens.dtype.kind == "i" and np.unique(tokens).shape == tokens.shape == (record.vocab_size,)
-    except (OSError, ValueError):
-        sound = False
-    if not sound or tokens.min() < 0 or tokens.max() >= vocabulary:
-        raise BundleError(f"{path} does not name {record.vocab_size} of {vocabulary} tokens: build the bundle again")
-    return tokens
+        tokens = checked(decode(bundle.read(record.tokens, JSON_BYTES)), list[Token])
+    except ValueError:
+        tokens = []
+    if len(tokens) != record.vocab_size or len({*tokens}) != len(tokens) or max(tokens) >= vocabulary:
+        raise BundleError(
+            f"{bundle.path(record.tokens)} does not name {record.vocab_size} of {vocabulary} tokens: build the bundle "
+            "again"
+        )
+    return np.array(tokens, dtype=np.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING
 from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.bundle.manifest import MANIFEST
+from specbuild.runtime.checked_json import JSON_BYTES, decode
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import Loop, LoopOptions
 from specbuild.runtime.drafting.factory import drafter_of
@@ -19,12 +20,14 @@ from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import TimingTable, find
+from specbuild.runtime.speculation.tree import TreeSpec
 
 from .load_options import LoadOptions
 
 if TYPE_CHECKING:
     from specbuild.runtime.decoding.device.loop import DeviceLoop
 
+TOKENIZER_BYTES, TEMPLATE_BYTES = 256 << 20, 1 << 20
 _log = logging.getLogger("specbuild")
 
 
@@ -40,19 +43,17 @@ class Parts:
 def compose(bundle: Bundle, options: LoadOptions) -> Parts:
     """Load a bundle's models; raises BundleError, OptionError and ExecutionError.
 
-    For a CPU the files' hashes are checked in threads meanwhile, for a GPU before; nothing runs before they are right.
+    Every file's hash is right before any library is given one of them.
     """
     options.check(bundle)
-    if bundle.manifest.descriptor.on_gpu:
-        loop, policy = gpu_loop(bundle, options)
-        return Parts(_tokenizer(bundle), loop, policy)
-    with ExitStack() as undo:
-        with bundle.verifying():
-            tokenizer = _tokenizer(bundle)
-            host_loop, policy = cpu_loop(bundle, options)
-            undo.callback(host_loop.close)
+    manifest = bundle.manifest
+    _check_tree(bundle, manifest.default_tree, MANIFEST)
+    with bundle.verified(), ExitStack() as undo:
+        loop, policy = (gpu_loop if manifest.descriptor.on_gpu else cpu_loop)(bundle, options)
+        undo.callback(loop.close)
+        tokenizer = _tokenizer(bundle)
         undo.pop_all()
-    return Parts(tokenizer, host_loop, policy)
+    return Parts(tokenizer, loop, policy)
 
 
 def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | None]:
@@ -108,8 +109,16 @@ def _drafts(bundle: Bundle, options: LoadOptions) -> bool:
 
 def _tokenizer(bundle: Bundle) -> Tokenizer:
     manifest = bundle.manifest
-    template = bundle.path(manifest.chat_template) if manifest.chat_template else None
-    return Tokenizer(bundle.path(manifest.tokenizer), template, manifest.special_tokens)
+    template = bundle.read(manifest.chat_template, TEMPLATE_BYTES) if manifest.chat_template else None
+    return Tokenizer(bundle.read(manifest.tokenizer, TOKENIZER_BYTES), template, manifest.special_tokens)
+
+
+def _check_tree(bundle: Bundle, tree: str, name: str) -> None:
+    """Raises BundleError for a tree that is none, or that the bundle cannot verify."""
+    try:
+        TreeSpec.parse(tree).check(bundle.manifest.buckets[-1])
+    except OptionError as error:
+        raise BundleError(f"{bundle.path(name)}: {str(error)[:300]}; build the bundle again") from None
 
 
 def _policy(bundle: Bundle, options: LoadOptions, target: Executor) -> Policy | None:
@@ -120,10 +129,11 @@ def _policy(bundle: Bundle, options: LoadOptions, target: Executor) -> Policy | 
             raise OptionError(f"min_expected_speedup needs a tuned bundle: run specbuild tune {bundle.folder}")
         return None
     try:
-        record = json.loads(bundle.path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        record = decode(bundle.read(name, JSON_BYTES))
+    except ValueError as error:
         raise BundleError(f"{bundle.path(name)} cannot be read as JSON ({error}): run specbuild tune") from None
     timings, here = TimingTable.of(record, bundle.manifest.buckets[-1]), target.identity
+    _check_tree(bundle, timings.widest, name)
     if dict(timings.machine) != here:
         other = {**timings.machine, "threads": here.get("threads")} != here
         tuned, now = (", ".join(map(str, each.values())) for each in (timings.machine, here))

@@ -38,18 +38,23 @@ def too_long(what: str, limit: int) -> PromptError:
     )
 
 
+def _content(file: Path | bytes) -> bytes:
+    return file.read_bytes() if isinstance(file, Path) else file
+
+
 class Tokenizer:
     """A `tokenizers` model and, where the checkpoint has one, its chat template."""
 
-    def __init__(self, tokenizer_file: Path, chat_template: Path | None, special: dict[str, str]) -> None:
-        what = f"{tokenizer_file.name} is not a tokenizer"
-        self._tokenizer = _call(BundleError, what, tokenizers.Tokenizer.from_file, str(tokenizer_file))
+    def __init__(self, tokenizer: Path | bytes, chat_template: Path | bytes | None, special: dict[str, str]) -> None:
+        """`tokenizer`, `chat_template`: files, or what was read of them. Raises BundleError."""
+        what = "tokenizer.json is not a tokenizer"
+        self._tokenizer = _call(BundleError, what, tokenizers.Tokenizer.from_buffer, _content(tokenizer))
         self._tokenizer.no_truncation()  # which transformers does not do either unless asked
         self._tokenizer.no_padding()
         self._template: ChatTemplate | None = None
-        if chat_template:
-            what = f"{chat_template.name} is not a text of UTF-8"
-            self._template = ChatTemplate(_call(BundleError, what, chat_template.read_text, encoding="utf-8"), special)
+        if chat_template is not None:
+            template = _call(BundleError, "the chat template is not a text of UTF-8", _content(chat_template).decode)
+            self._template = ChatTemplate(template, special)
 
     def encode(self, prompt: Prompt, limit: int | None = None) -> list[int]:
         """Token ids of a text, of a chat or its messages (by the chat template), or ids as they are.

@@ -11,17 +11,67 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from specbuild.runtime.checked_json import Probability, Seconds, Text, checked
 from specbuild.runtime.errors import BundleError
 
 FILE, OLD_FILE = "timings.json", "costs.json"
 SCHEMA = 2
 READABLE = (1, SCHEMA)  # schema 1 is the same under the old name
 _CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(slots=True)
+class _Own:
+    """A loop's own times in JSON; those below are a batch size's, how often drafts come true, and the whole table's."""
+
+    plain: Seconds
+    round: Seconds
+    level: Seconds
+
+
+_Pairs = Annotated[list[tuple[Annotated[int, Meta(ge=1, le=1 << 16)], Seconds]], Meta(max_length=4096)]
+
+
+@dataclass(slots=True)
+class _Batch(_Own):
+    verify: Annotated[_Pairs, Meta(min_length=1)]
+    draft: _Pairs
+    sampled: _Own | None = None
+    once: Seconds = 0.0
+
+
+_Levels = Annotated[list[Annotated[float, Meta(ge=0, le=4096)]], Meta(min_length=1, max_length=4096)]
+
+
+@dataclass(slots=True)
+class _Chances:
+    likely: Annotated[list[Annotated[float, Meta(ge=-1e9, le=1e9)]], Meta(min_length=1, max_length=1 << 16)]
+    chance: list[Probability]
+    step: Probability
+    reach: _Levels
+    lookup: Annotated[list[Probability], Meta(min_length=1, max_length=4096)]
+
+
+@dataclass(slots=True)
+class _BothChances:
+    greedy: _Chances
+    sampled: _Chances
+
+
+@dataclass(slots=True)
+class _Table:
+    schema: int
+    machine: Annotated[dict[Text, Text | int], Meta(max_length=64)]
+    widest: Text
+    times: Annotated[dict[Annotated[str, Meta(pattern="^[1-9][0-9]{0,3}$")], _Batch], Meta(min_length=1, max_length=64)]
+    chances: _BothChances
+    overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +154,17 @@ class TimingTable:
     @classmethod
     def of(cls, record: Mapping[str, Any], nodes: int) -> TimingTable:
         """From a bundle's table, up to so many nodes; raises BundleError where it is no such thing."""
+        schema = record.get("schema") if isinstance(record, Mapping) else None
+        if isinstance(schema, int) and schema not in READABLE:
+            raise BundleError(f"{FILE} is of schema {str(schema)[:9]}, this reads up to {SCHEMA}: tune again")
         try:
-            if record["schema"] not in READABLE:
-                raise BundleError(f"{FILE} is of schema {record['schema']}, this reads up to {SCHEMA}: tune again")
+            found = checked(record, _Table)
             by_size = sorted((int(batch), each) for batch, each in record["times"].items())
-            if not by_size:
-                raise ValueError("no batch size")
             times, others = ({size: Times.of(each, nodes, how) for size, each in by_size} for how in (False, True))
             greedy, sampled = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
-            overlap = record.get("overlap", False) is True
-            return cls(record["machine"], record["widest"], times, others, greedy, sampled, overlap)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise BundleError(f"{FILE} is not a timing table ({error}): run specbuild tune") from None
+            return cls(found.machine, found.widest, times, others, greedy, sampled, found.overlap)
+        except ValueError as error:
+            raise BundleError(f"{FILE} is not a timing table ({str(error)[:300]}): run specbuild tune") from None
 
     def at(self, batch: int, temperature: float = 0.0) -> Times:
         """The times of the smallest measured batch size that holds `batch` sequences, else of the largest."""

@@ -337,6 +337,6 @@ def test_no_input_is_said_in_one_line(stdin: str) -> None:
 
 def test_a_template_that_is_not_utf8_is_the_bundles_error(pair: Path, tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_bytes(b"\xff\xfe{{ x }}")
-    with pytest.raises(BundleError, match=r"^chat.jinja is not a text of UTF-8: ") as caught:
+    with pytest.raises(BundleError, match=r"^the chat template is not a text of UTF-8: ") as caught:
         Tokenizer(pair / "target" / "tokenizer.json", tmp_path / "chat.jinja", {})
     assert "\n" not in str(caught.value)

@@ -18,11 +18,13 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import ModelSpec, StepInput
+from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.backends.slot_rows import SlotRows
-from specbuild.runtime.errors import BundleError, ExecutionError, one_line
+from specbuild.runtime.errors import ExecutionError, one_line
 from specbuild.runtime.speculation.timings import machine
 
 from .kv_cache import KVCache
+from .tensors import check_tensors
 
 _ERRORS = 3  # ONNX Runtime's log severity: what it says below that is for its developers
 # The build has fused already, and ONNX Runtime's own QuickGelu is slower than what it replaces.
@@ -48,24 +50,23 @@ class OrtExecutor:
 
     buckets = None
 
-    def __init__(self, graph: Path, spec: ModelSpec, batch_size: int, threads: int) -> None:
+    def __init__(self, graph: Path | GraphFile, spec: ModelSpec, batch_size: int, threads: int) -> None:
         self.spec, self.batch_size, self.seconds, self._threads = spec, batch_size, 0.0, threads
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = _ERRORS
         options.graph_optimization_level = OPTIMIZATION
-        try:
-            self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime raises many unrelated types
-            raise BundleError(
-                f"{graph} does not load in ONNX Runtime {onnxruntime.__version__}: {one_line(error)}"
-            ) from error
-        self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)
+        self._session = open_session(graph, options, ["CPUExecutionProvider"])
+        check_tensors(self._session, spec, batch_size)
         shape = batch_size, spec.max_nodes, spec.capacity
-        self._bias = {window: np.zeros(shape, dtype=np.float32) for window in spec.windows}  # zero between steps
-        self._last_row = np.zeros((batch_size, 1), dtype=np.int32)
-        self._logits = np.empty((batch_size * spec.max_nodes, spec.vocab_size), dtype=np.float32)
-        self._rows = SlotRows(spec, batch_size)
+        try:
+            self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)
+            self._bias = {window: np.zeros(shape, dtype=np.float32) for window in spec.windows}  # zero between steps
+            self._last_row = np.zeros((batch_size, 1), dtype=np.int32)
+            self._logits = np.empty((batch_size * spec.max_nodes, spec.vocab_size), dtype=np.float32)
+            self._rows = SlotRows(spec, batch_size)
+        except MemoryError as error:
+            raise ExecutionError(f"the {spec.name} does not fit into memory ({error}): load a smaller batch") from None
         self._plans: dict[tuple[int, ...], _Plan] = {}
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 from specbuild.runtime.backends.executor import spec_of
+from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.bundle.bundle import Bundle
 
 from .cores import cores
@@ -24,4 +25,4 @@ def load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> OrtE
     spec = replace(spec, max_nodes=max(spec.max_nodes, PROMPT_CHUNK))
     if threads > cores():
         _log.warning("%d threads on %d cores only wait for each other: give --threads %d", threads, cores(), cores())
-    return OrtExecutor(bundle.path(graphs[str(compiled)]), spec, compiled, threads)
+    return OrtExecutor(GraphFile.of(bundle, graphs[str(compiled)]), spec, compiled, threads)

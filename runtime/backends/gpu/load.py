@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.backends.executor import ModelSpec, spec_of
+from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.errors import ExecutionError
@@ -19,7 +20,7 @@ from .cuda import Cuda
 from .device import Kernels, Model, PageTable
 from .executor import StandardExecutor
 from .pages import Pages
-from .plan import Plan, check_architecture, check_version, flavour
+from .plan import Plan, PlanFile, check_architecture, check_version, flavour
 from .runtime_cache import cache_path
 from .tensorrt import TrtModel
 
@@ -59,7 +60,6 @@ def loaded(bundle: Bundle, placement: Placement, find_kernels: FindKernels) -> I
     """
     manifest = bundle.manifest
     backend = manifest.descriptor
-    bundle.verify()  # before all else: a plan may hold code
     for record in manifest.engines.values():
         check_version(backend, record, str(flavour(backend).__version__))
     device = Cuda()
@@ -96,7 +96,7 @@ def _engines(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], d
     pages = PageTable(device, Pages(batch_size, specs[0].capacity, rows, count)) if rows else None
     plans = [
         Plan(
-            bundle.path(graph),
+            PlanFile(graph, bundle.map(graph)),
             manifest.descriptor,
             manifest.engines[graph],
             device,
@@ -116,7 +116,9 @@ def _graphs(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], de
     manifest, batch_size = bundle.manifest, placement.batch_size
     chunk = min(PROMPT_CHUNK, manifest.max_seq_len)
     models = [
-        OrtModel(bundle.path(graph), spec, device, batch_size, manifest.buckets, chunk, "cuda", device.stream())
+        OrtModel(
+            GraphFile.of(bundle, graph), spec, device, batch_size, manifest.buckets, chunk, "cuda", device.stream()
+        )
         for graph, spec in zip(_files(bundle, specs), specs, strict=True)
     ]
     return [(model, model.stream) for model in models]

@@ -14,19 +14,22 @@ import numpy as np
 import onnxruntime
 
 from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.errors import BundleError, ExecutionError, SpecbuildError, one_line
 
 from .device import Device, hidden_states, slot_parts, with_room
+from .tensors import TensorInfo, check_tensors
 
 Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
 _NO_GRAPH = -1  # `gpu_graph_id` of a run that is neither captured nor replayed
 _RUNS = 3  # of a step, until it is what it will be: one allocates and chooses kernels, one captures, one replays
-_CACHES: dict[str, tuple[Any, Any]] = {  # by the input's type: what its memory is, and what ONNX Runtime calls it
-    "tensor(float)": (np.float32, np.float32),
-    "tensor(float16)": (np.float16, np.float16),
-    "tensor(bfloat16)": (np.uint16, 16),  # onnx.TensorProto.BFLOAT16
+_CACHES: dict[str, tuple[Any, Any]] = {  # by TensorRT's name: what its memory is, and what ONNX Runtime calls it
+    "FLOAT": (np.float32, np.float32),
+    "HALF": (np.float16, np.float16),
+    "BF16": (np.uint16, 16),  # onnx.TensorProto.BFLOAT16
 }
+_TYPES = {"float": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32", "bool": "BOOL"}
 
 
 class OrtModel:
@@ -37,7 +40,7 @@ class OrtModel:
 
     def __init__(
         self,
-        graph: Path,
+        graph: Path | GraphFile,
         spec: ModelSpec,
         device: Device,
         batch_size: int,
@@ -53,8 +56,7 @@ class OrtModel:
         self._provider, self._device, self.stream = provider, device, stream
         self.replays = provider == "cuda"  # whether steps are the provider's own graphs; one may turn it off
         self._session = self._open(graph)
-        types = {each.name: each.type for each in self._session.get_inputs()}
-        memory, self._cache_type = _CACHES[types["past_key.0"]]
+        memory, self._cache_type = _CACHES[check_tensors(spec, _tensors(self._session))]
         largest, size = self.buckets[-1], (batch_size, self.buckets[-1])
         self.tokens, self.positions = (with_room(device, size, np.int32, largest, chunk) for _ in range(2))
         self.rows = device.empty((batch_size,), np.int32)
@@ -77,7 +79,7 @@ class OrtModel:
             self._session = self._open(graph)
             self._prepare()
 
-    def _open(self, graph: Path) -> Any:
+    def _open(self, graph: Path | GraphFile) -> Any:
         """A session with graphs of its own, or where it is refused one without."""
         try:
             return _session(graph, self._provider, self.stream, self.replays)
@@ -152,6 +154,17 @@ class OrtModel:
         del self._session
 
 
+def _tensors(session: Any) -> dict[str, TensorInfo]:
+    """A session's inputs and outputs as an engine's are told, every present an alias of its past."""
+    found = dict[str, TensorInfo]()
+    for each in (*session.get_inputs(), *session.get_outputs()):
+        dtype = each.type.removeprefix("tensor(").removesuffix(")")
+        shape = tuple(size if isinstance(size, int) else -1 for size in each.shape or ())
+        alias = each.name.replace("present_", "past_", 1) if each.name.startswith("present_") else None
+        found[each.name] = TensorInfo(_TYPES.get(dtype, dtype), shape, alias)
+    return found
+
+
 def _run_options(graph_id: int) -> Any:
     """How a step runs: the host does not wait for it, and the provider captures and replays it by this number."""
     options = onnxruntime.RunOptions()
@@ -160,7 +173,7 @@ def _run_options(graph_id: int) -> Any:
     return options
 
 
-def _session(graph: Path, provider: Provider, stream: int, replays: bool) -> Any:
+def _session(graph: Path | GraphFile, provider: Provider, stream: int, replays: bool) -> Any:
     """A session all on one provider; of CUDA's in whole float32, never rounded to TF32, on our stream."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # on a GPU the host computes next to nothing
@@ -172,11 +185,7 @@ def _session(graph: Path, provider: Provider, stream: int, replays: bool) -> Any
         cuda = {"user_compute_stream": str(stream), "use_tf32": "0", "enable_cuda_graph": str(int(replays))}
         wanted = [("CUDAExecutionProvider", cuda)]
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")  # the CPU's may not be listed, then
-    try:
-        session = onnxruntime.InferenceSession(graph, options, providers=wanted)
-    except Exception as error:  # ONNX Runtime raises many unrelated types
-        version = onnxruntime.__version__
-        raise BundleError(f"{graph} does not load in ONNX Runtime {version}: {one_line(error)}") from error
+    session = open_session(graph, options, wanted)
     if provider == "cuda" and "CUDAExecutionProvider" not in session.get_providers():  # it falls back in silence
         raise BundleError("ONNX Runtime found no GPU it can use: pip install onnxruntime-gpu for this driver's CUDA")
     return session

@@ -11,7 +11,7 @@ import json
 import mmap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specbuild.runtime.bundle.backend import Backend
 from specbuild.runtime.bundle.manifest import EngineRecord
@@ -123,7 +123,20 @@ def check_profiles(record: EngineRecord, found: list[Profile]) -> None:
         raise BundleError(f"the plan has profiles {found}, its record {wanted}: build the bundle again")
 
 
-def deserialise(trt: Any, backend: Backend, path: Path, host_code: bool) -> tuple[Any, Any]:
+class PlanFile(NamedTuple):
+    """A plan's name and its bytes: of a bundle, those that were hashed."""
+
+    name: str
+    data: mmap.mmap | bytes
+
+    @classmethod
+    def at(cls, path: Path) -> PlanFile:
+        """A file that this program wrote itself."""
+        with path.open("rb") as file:
+            return cls(path.name, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b"")
+
+
+def deserialise(trt: Any, backend: Backend, file: PlanFile, host_code: bool) -> tuple[Any, Any]:
     """The runtime and the engine of a plan; raises BundleError with TensorRT's own reason.
 
     Never without a driver: TensorRT then ends the process; TensorRT-RTX does not. `host_code`: let a version compatible
@@ -133,14 +146,13 @@ def deserialise(trt: Any, backend: Backend, path: Path, host_code: bool) -> tupl
     runtime = trt.Runtime(log)
     runtime.engine_host_code_allowed = host_code
     engine, reason = None, "it is cut off"
-    if path.stat().st_size > _HEADER:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            reason = invalidity(trt, runtime, data[:_HEADER])
-            log.clear()
-            engine = None if reason else runtime.deserialize_cuda_engine(data)
+    if len(file.data) > _HEADER:
+        reason = invalidity(trt, runtime, file.data[:_HEADER])
+        log.clear()
+        engine = None if reason else runtime.deserialize_cuda_engine(file.data)
     if engine is None:
         reason = reason or log.reason
-        raise BundleError(f"{path.name} does not load in {backend.name} {trt.__version__}: {reason}; build it again")
+        raise BundleError(f"{file.name} does not load in {backend.name} {trt.__version__}: {reason}; build it again")
     return runtime, engine
 
 
@@ -172,7 +184,7 @@ class Plan:
 
     def __init__(
         self,
-        path: Path,
+        file: PlanFile | Path,
         backend: Backend,
         record: EngineRecord,
         device: Cuda,
@@ -189,17 +201,18 @@ class Plan:
         check_version(backend, record, self.trt.__version__)
         check_architecture(backend, record, device.capability)
         check_attention(record)
-        needed, free = int(path.stat().st_size * (1 if weights is None else weights)) >> 20, device.memory[0] >> 20
+        file = PlanFile.at(file) if isinstance(file, Path) else file
+        needed, free = int(len(file.data) * (1 if weights is None else weights)) >> 20, device.memory[0] >> 20
         if needed > free:
-            raise BundleError(f"{path.name} takes {needed} MiB, the GPU has {free} MiB free: free some")
+            raise BundleError(f"{file.name} takes {needed} MiB, the GPU has {free} MiB free: free some")
         self.record, self._log = record, logger(self.trt)
         self._cache = RuntimeCache(cache) if cache else None
         if record.attention == "plugin":
             load_plugin(self.trt)
         with device.current:
-            self._runtime, self.engine = deserialise(self.trt, backend, path, record.version_compatible)
+            self._runtime, self.engine = deserialise(self.trt, backend, file, record.version_compatible)
             if weights is not None:
-                limit_weights(self.engine, path.name, weights)
+                limit_weights(self.engine, file.name, weights)
 
     @property
     def profiles(self) -> list[Profile]:

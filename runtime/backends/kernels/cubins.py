@@ -80,7 +80,7 @@ def find_kernels(bundle: Bundle, architecture: str) -> Kernels:
     """
     records = bundle.manifest.kernels
     if best_architecture((record.architecture for record in records.values()), architecture):
-        return CubinKernels(bundle.folder, records, architecture)
+        return CubinKernels(bundle.folder, records, architecture, bundle.read)
     if path := find_library():
         return KernelLibrary(path)
     raise ExecutionError(
@@ -92,26 +92,33 @@ def find_kernels(bundle: Bundle, architecture: str) -> Kernels:
 class CubinKernels:
     """The kernels of KERNELS in the CUDA context that is current when this is made and used; they go with it."""
 
-    def __init__(self, folder: Path, records: Mapping[str, KernelRecord], architecture: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        records: Mapping[str, KernelRecord],
+        architecture: str,
+        read: Callable[[str], bytes] | None = None,
+    ) -> None:
         """`records`: of a manifest, by file in `folder`; `architecture`: the device's compute capability, "90".
+
+        read: gives the bytes of a file by its name, those that were hashed; None: of files that are nobody's bundle.
 
         Raises ExecutionError where a kernel is missing or of another version, and where there is no driver.
         """
         best = best_architecture((record.architecture for record in records.values()), architecture)
-        self._files = {
-            name: folder / file for file, r in records.items() if r.architecture == best for name in r.kernels
-        }
+        self._files = {name: file for file, r in records.items() if r.architecture == best for name in r.kernels}
+        self._read = read or (lambda name: (folder / name).read_bytes())
         self._architecture, self._folder = architecture, folder
         self._structs = {kernel: LAUNCHERS[name] for name, kernels in KERNELS.items() for kernel in kernels}
         wanted = [kernel for kernel in self._structs if kernel != _LATER]
         for kernel in sorted(wanted):
             self._file(kernel)
         self._driver = _driver()
-        self._modules, self._functions, self._shared = dict[Path, Any](), dict[str, Any](), dict[str, int]()
+        self._modules, self._functions, self._shared = dict[str, Any](), dict[str, Any](), dict[str, int]()
         for kernel in wanted:
             self._function(kernel)
 
-    def _file(self, kernel: str) -> Path:
+    def _file(self, kernel: str) -> str:
         if kernel in self._files:
             return self._files[kernel]
         raise ExecutionError(
@@ -128,7 +135,9 @@ class CubinKernels:
             function = self._call("cuModuleGetFunction", self._modules[path], kernel.encode())
             _, size = self._call("cuFuncGetParamInfo", function, 0)
             if size != ctypes.sizeof(self._structs[kernel]):
-                raise ExecutionError(f"{path} is of another version, {kernel} takes {size} bytes: build it again")
+                raise ExecutionError(
+                    f"{self._folder / path} is of another version, {kernel} takes {size} bytes: build it again"
+                )
             self._functions[kernel] = function
         return self._functions[kernel]
 
@@ -154,11 +163,13 @@ class CubinKernels:
             raise OptionError(f"a workspace is a choice's, {type(params).__name__} is not among these kernels")
         return int(params.batch * params.nodes * (_blocks(params.vocab, _SLICE) * params.best * 8 + 4))
 
-    def _load(self, path: Path) -> Any:
+    def _load(self, name: str) -> Any:
         try:
-            return self._call("cuModuleLoadData", path.read_bytes())
+            return self._call("cuModuleLoadData", self._read(name))
         except OSError as error:
-            raise ExecutionError(f"{path} cannot be read ({error.strerror}): build the bundle again") from None
+            raise ExecutionError(
+                f"{self._folder / name} cannot be read ({error.strerror}): build the bundle again"
+            ) from None
 
     def _call(self, name: str, *arguments: Any) -> Any:
         status, *results = getattr(self._driver, name)(*arguments)

@@ -104,13 +104,32 @@ def test_a_symlink_to_itself_is_refused(bundle_copy: Path) -> None:
     refused(bundle_copy, "tokenizer.json")
 
 
-def test_what_was_checked_takes_precedence_over_what_failed(bundle_copy: Path) -> None:
-    opened = Bundle.open(bundle_copy)
-    with pytest.raises(RuntimeError, match="body"), opened.verifying():
-        raise RuntimeError("body")
+def test_nothing_is_done_with_a_bundle_before_every_file_is_right(bundle_copy: Path) -> None:
+    opened, ran = Bundle.open(bundle_copy), list[bool]()
+    with opened.verified():
+        ran.append(True)
     flip(bundle_copy / "report.json", 3)
-    with pytest.raises(BundleError, match="report"), opened.verifying():
-        raise RuntimeError("body")
+    with pytest.raises(BundleError, match="report"), opened.verified():
+        ran.append(False)
+    assert ran == [True]
+
+
+def test_a_file_that_is_not_listed_is_not_read(bundle_copy: Path) -> None:
+    (bundle_copy / "more").write_text("x")
+    for read in (Bundle.open(bundle_copy).read, Bundle.open(bundle_copy).map):
+        with pytest.raises(BundleError, match="uses 'more' but does not list its hash"):
+            read("more")
+
+
+def test_what_is_read_and_mapped_is_the_file(bundle: Path) -> None:
+    opened = Bundle.open(bundle)
+    for name in opened.manifest.files:
+        assert opened.read(name) == opened.map(name)[:] == (bundle / name).read_bytes()
+    with opened.verified():
+        assert opened.map("target/weights.bin") is opened.map("target/weights.bin")
+        assert opened.map("tokenizer.json") is not opened.map("tokenizer.json")
+    with pytest.raises(BundleError, match="more than 7"):
+        opened.read("tokenizer.json", 7)
 
 
 def test_file_record(tmp_path: Path) -> None:

@@ -37,10 +37,14 @@ def small(manifest_of: Make, write_bundle: Callable[..., Bundle], tmp_path: Path
     return write_bundle(tmp_path / "small.bundle", manifest_of(draft={})).folder
 
 
+def read(folder: Path) -> Manifest:
+    return parse(folder, (folder / MANIFEST).read_bytes())
+
+
 def refused(folder: Path, what: str = "") -> str:
     """The one line with which a manifest is refused."""
     with pytest.raises(BundleError) as caught:
-        parse(folder)
+        read(folder)
     message = str(caught.value)
     assert "\n" not in message
     assert what in message
@@ -60,7 +64,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object], seal: bool = 
 
 def rewrite(folder: Path, **changes: Any) -> None:
     """A manifest that says something else, and whose digest is right."""
-    manifest = dataclasses.replace(parse(folder), **changes)
+    manifest = dataclasses.replace(read(folder), **changes)
     (folder / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
 
 
@@ -73,7 +77,7 @@ def test_a_flipped_bit_in_the_manifest_is_found(small: Path) -> None:
         path.write_bytes(damaged)
         refused(small)
     path.write_bytes(before)
-    parse(small)
+    read(small)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ OUTSIDE = ["../x", "..", "a/../../x", "target/../tokenizer.json", "/etc/passwd",
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_path_that_leaves_the_bundle_is_refused_wherever_it_stands(small: Path, name: str) -> None:
-    manifest, before = parse(small), (small / MANIFEST).read_text(encoding="utf-8")
+    manifest, before = read(small), (small / MANIFEST).read_text(encoding="utf-8")
     target = manifest.models["target"]
     files = manifest.files | {name: manifest.files["tokenizer.json"]}
     models = manifest.models | {"target": dataclasses.replace(target, graphs=target.graphs | {"1": name})}
@@ -161,7 +165,7 @@ def test_a_symlink_that_leaves_the_bundle_is_refused(small: Path, tmp_path: Path
 
 
 def test_a_used_file_without_a_hash_is_refused(small: Path) -> None:
-    manifest = parse(small)
+    manifest = read(small)
     for name in ("tokenizer.json", "target/batch1.onnx"):
         rewrite(small, files={n: record for n, record in manifest.files.items() if n != name})
         refused(small, name)
@@ -175,13 +179,13 @@ def rewrite_whole(folder: Path, manifest: Manifest) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"buckets": []}, "buckets are []"),
-        ({"buckets": ["a"]}, "buckets is"),
+        ({"buckets": []}, "length >= 1 - at `$.buckets`"),
+        ({"buckets": ["a"]}, "got `str` - at `$.buckets[0]`"),
         ({"buckets": [4, 1]}, "buckets are [4, 1]"),
-        ({"max_batch_size": None}, "max_batch_size is None"),
-        ({"max_seq_len": True}, "max_seq_len is True"),
-        ({"models": {}}, "a model is missing"),
-        ({"exactness_bound": "small"}, "exactness_bound is"),
+        ({"max_batch_size": None}, "got `null` - at `$.max_batch_size`"),
+        ({"max_seq_len": True}, "got `bool` - at `$.max_seq_len`"),
+        ({"models": {}}, "its models are not a target and at most a draft"),
+        ({"exactness_bound": "small"}, "at `$.exactness_bound`"),
     ],
 )
 def test_what_no_build_writes_is_refused(small: Path, changes: dict[str, Any], message: str) -> None:
@@ -192,14 +196,14 @@ def test_what_no_build_writes_is_refused(small: Path, changes: dict[str, Any], m
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"activations": "x"}, "activations is 'x'"),
-        ({"architectures": "89"}, "architectures is '89'"),
-        ({"attention": 5}, "attention is 5"),
-        ({"kv_cache_dtype": None}, "kv_cache_dtype is None"),
-        ({"block_size": "16"}, "block_size is '16'"),
+        ({"activations": "x"}, "got `str` - at `$.engines[...].activations`"),
+        ({"architectures": "89"}, "got `str` - at `$.engines[...].architectures`"),
+        ({"attention": 5}, "got `int` - at `$.engines[...].attention`"),
+        ({"kv_cache_dtype": None}, "got `null` - at `$.engines[...].kv_cache_dtype`"),
+        ({"block_size": "16"}, "got `str` - at `$.engines[...].block_size`"),
         ({"profiles": {"nodes1": {"nodes": [2, 1, 1]}}}, "not least, usual, largest"),
-        ({"profiles": {"nodes1": {"nodes": [1, 1]}}}, "not least, usual, largest"),
-        ({"profiles": {"nodes1": {"nodes": [True, 1, 1]}}}, "profiles is"),
+        ({"profiles": {"nodes1": {"nodes": [1, 1]}}}, "length >= 3"),
+        ({"profiles": {"nodes1": {"nodes": [True, 1, 1]}}}, "got `bool`"),
         ({}, "backend onnxruntime has engines"),
     ],
 )
@@ -221,7 +225,7 @@ def test_what_is_unusual_of_a_cache_is_told(manifest_of: Make) -> None:
 
 
 def test_what_was_written_is_read_back(small: Path) -> None:
-    manifest = parse(small)
+    manifest = read(small)
     assert manifest.to_json() == (small / MANIFEST).read_text(encoding="utf-8")
     assert Bundle.open(small).manifest == manifest
     assert [type(each).__name__ for each in (*manifest.models.values(), *manifest.files.values())] == [
@@ -231,7 +235,7 @@ def test_what_was_written_is_read_back(small: Path) -> None:
 
 
 def test_an_order_of_fields_is_not_part_of_what_is_said(small: Path) -> None:
-    manifest = parse(small)
+    manifest = read(small)
 
     def turn(body: dict[str, Any]) -> None:
         items = list(body.items())[::-1]
@@ -239,12 +243,12 @@ def test_an_order_of_fields_is_not_part_of_what_is_said(small: Path) -> None:
         body.update(items)
 
     edit(small, turn, seal=False)
-    assert parse(small) == manifest
+    assert read(small) == manifest
 
 
 def test_the_oldest_readable_schema_is_read(small: Path) -> None:
     edit(small, lambda body: body.update(schema_version=2))
-    assert parse(small).schema_version == 2
+    assert read(small).schema_version == 2
 
 
 @pytest.mark.parametrize("version", [-1, 0, 1, True])
@@ -255,21 +259,21 @@ def test_schemas_from_before_are_refused(small: Path, version: int) -> None:
 
 def test_faults_are_said_in_the_promised_order(small: Path) -> None:
     """All at once; and each one, once those before it are mended."""
-    wanted = parse(small).to_json()
+    wanted = read(small).to_json()
     edit(small, lambda body: body.update(schema_version=SCHEMA_VERSION + 1, tokenizer="../x", buckets=[]), seal=False)
     refused(small, f"has schema_version {SCHEMA_VERSION + 1}, this specbuild reads up to {SCHEMA_VERSION}: update")
     edit(small, lambda body: body.update(schema_version=SCHEMA_VERSION), seal=False)
-    refused(small, "names '../x', which leaves the bundle: do not use this bundle")
-    edit(small, lambda body: body.update(tokenizer="other.json"), seal=False)
     refused(small, "was changed after the build: copy or build the bundle again")
     edit(small, lambda body: body.update(more=1))
-    refused(small, "lacks or adds fields: more")
-    edit(small, lambda body: body.pop("more"))
-    refused(small, "is malformed (buckets are []): copy or build the bundle again")
+    refused(small, "is malformed (Expected `array` of length >= 1 - at `$.buckets`): copy or build the bundle again")
     edit(small, lambda body: body.update(buckets=[1, 4, 8]))
+    refused(small, "is malformed (unknown fields more at $): copy or build the bundle again")
+    edit(small, lambda body: body.pop("more"))
+    refused(small, "names '../x', which leaves the bundle: do not use this bundle")
+    edit(small, lambda body: body.update(tokenizer="other.json"))
     refused(small, "uses 'other.json' but does not list its hash: build the bundle again")
     edit(small, lambda body: body.update(tokenizer="tokenizer.json"))
-    assert parse(small).to_json() == wanted
+    assert read(small).to_json() == wanted
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Manifest)])
@@ -287,19 +291,19 @@ def test_every_field_is_needed_unless_there_is_none_of_it(small: Path, name: str
 @pytest.mark.parametrize(
     ("part", "change", "message"),
     [
-        ("models", {"layers": None}, "layers is None"),
-        ("models", {"layers": 2.0}, "layers is 2.0"),
-        ("models", {"windows": 0}, "windows is 0"),
-        ("models", {"windows": ["0"]}, "windows is ['0']"),
-        ("models", {"graphs": {}}, "a model is missing, or has no graph"),
+        ("models", {"layers": None}, "got `null` - at `$.models[...].layers`"),
+        ("models", {"layers": 2.0}, "got `float`"),
+        ("models", {"windows": 0}, "got `int`"),
+        ("models", {"windows": ["0"]}, "got `str`"),
+        ("models", {"graphs": {}}, "length >= 1"),
         ("models", {"graphs": {"1": 5}}, "is malformed"),
         ("models", {"tokens": 5}, "is malformed"),
-        ("models", {"colour": "red"}, "unexpected keyword argument 'colour'"),
-        ("models", {"mask_token": "3"}, "mask_token is '3'"),
-        ("files", {"bytes": "7"}, "bytes is '7'"),
-        ("files", {"bytes": True}, "bytes is True"),
-        ("files", {"sha256": None}, "sha256 is None"),
-        ("files", {"mode": 7}, "unexpected keyword argument 'mode'"),
+        ("models", {"colour": "red"}, "unknown fields colour at $.models.target"),
+        ("models", {"mask_token": "3"}, "got `str`"),
+        ("files", {"bytes": "7"}, "got `str`"),
+        ("files", {"bytes": True}, "got `bool`"),
+        ("files", {"sha256": None}, "got `null`"),
+        ("files", {"mode": 7}, "unknown fields mode at $.files"),
     ],
 )
 def test_records_of_wrong_types_are_refused(small: Path, part: str, change: dict[str, Any], message: str) -> None:
@@ -309,12 +313,12 @@ def test_records_of_wrong_types_are_refused(small: Path, part: str, change: dict
 
 def test_what_a_record_lacks_is_refused(small: Path) -> None:
     edit(small, lambda body: body["models"]["draft"].pop("capacity"))
-    refused(small, "missing 1 required positional argument: 'capacity'")
+    refused(small, "missing required field `capacity`")
 
 
 def test_a_long_value_is_cut_in_what_is_said(small: Path) -> None:
     edit(small, lambda body: body.update(precision=["x" * 5000]))
-    assert len(refused(small, "precision is ['xxx")) < 300
+    assert len(refused(small, "got `array` - at `$.precision`")) < 300
 
 
 @pytest.mark.parametrize("buckets", [[0, 1], [1, 1], [4, 1], [-1], [], [1.5], [True, 2], None])
@@ -347,7 +351,7 @@ def test_a_draft_has_what_its_kind_needs_and_no_more(
         assert bundle.manifest.models["draft"] == manifest.models["draft"]
         assert fields["kind"] in KINDS
     else:
-        with pytest.raises(BundleError, match=f"the draft is of kind {fields['kind']}"):
+        with pytest.raises(BundleError, match=f"the draft is of kind {fields['kind']}|Expected `int` >= 0"):
             write_bundle(tmp_path, manifest)
 
 
@@ -402,7 +406,10 @@ def test_a_path_of_what_only_some_have_is_checked_too(small: Path, name: str, wh
         if where == "tokens":
             body["models"]["draft"]["tokens"] = name
         else:
-            body[where] = {name: {}}
+            record = KernelRecord("90", []) if where == "kernels" else ENGINE
+            body[where] = {name: dataclasses.asdict(record)}
+            if where == "engines":
+                body["backend"] = COMPILED[0]
 
     edit(small, change)
     refused(small, f"names {name!r}, which leaves the bundle")
@@ -415,11 +422,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    bound=st.one_of(st.integers(0, 9), st.floats(0, 1e9)),
+    bound=st.floats(0, 1e9),
     libraries=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
-    eos=st.lists(st.integers(-(2**70), 2**70), max_size=3),
+    eos=st.lists(st.integers(0, 49), max_size=3),
     special=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
-    buckets=st.sets(st.integers(1, 99), min_size=1, max_size=5).map(sorted),
+    buckets=st.sets(st.integers(1, 8), min_size=1, max_size=5).map(sorted),
 )
 def test_any_sound_values_come_back_as_they_were(
     manifest_of: Make,
@@ -437,6 +444,6 @@ def test_any_sound_values_come_back_as_they_were(
     body = json.loads(manifest.to_json()) | {"files": files}
     body["digest"] = _digest({name: value for name, value in body.items() if name != "digest"})
     (folder / MANIFEST).write_text(json.dumps(body, ensure_ascii=False), encoding="utf-8")
-    found = parse(folder)
+    found = read(folder)
     assert dataclasses.replace(found, files={}) == manifest
     assert found.to_json() == json.dumps(body, indent=2, ensure_ascii=False) + "\n"

@@ -127,5 +127,5 @@ def test_tokens_that_are_none_are_refused(
 def test_tokens_that_are_gone_are_refused(make: Make, hash_executor: Any, hash_model: Any) -> None:
     bundle, executor = make("model", [7, 3, 1], columns=3), hash_executor(hash_model(1))
     bundle.path(FILE).unlink()
-    with pytest.raises(BundleError, match="does not name 3 of 12 tokens"):
+    with pytest.raises(BundleError, match=r"draft_tokens\.json cannot be read"):
         drafter_of(bundle, executor, executor, 8, False)

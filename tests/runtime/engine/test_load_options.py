@@ -252,7 +252,7 @@ def test_tokens_of_paged_caches(bundle_for: Callable[..., Bundle], tokens: Any, 
 
 def test_nothing_is_loaded_that_cannot_be(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check comes before any file is read."""
-    monkeypatch.setattr(Bundle, "verifying", lambda self: pytest.fail("it reads the files"))
+    monkeypatch.setattr(Bundle, "verified", lambda self: pytest.fail("it reads the files"))
     with pytest.raises(OptionError, match="which has no resident"):
         Engine.load(bundle, LoadOptions(resident=True))
     with pytest.raises(OptionError, match="unknown drafter"):

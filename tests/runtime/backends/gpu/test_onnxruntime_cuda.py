@@ -206,7 +206,7 @@ class Provider:
                 outer.sessions.append({**asked, "only here": fallback})
                 self.fail(0)
                 self.inner = real(graph, providers=["CPUExecutionProvider"])
-                self.get_inputs = self.inner.get_inputs
+                self.get_inputs, self.get_outputs = self.inner.get_inputs, self.inner.get_outputs
 
             def fail(self, run: int) -> None:
                 if self.graphs and refuses == run:

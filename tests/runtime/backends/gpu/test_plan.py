@@ -15,6 +15,7 @@ from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.gpu import plan, tensorrt
 from specbuild.runtime.backends.gpu.plan import (
     PLUGIN_VERSION,
+    PlanFile,
     check_architecture,
     check_attention,
     check_profiles,
@@ -110,7 +111,7 @@ def test_a_damaged_plan_is_one_line(
     with pytest.raises(
         BundleError, match=rf"target\.plan does not load in tensorrt-rtx 1\..*: {reason}; build"
     ) as found:
-        deserialise(module, RTX, tmp_path / "target.plan", False)
+        deserialise(module, RTX, PlanFile.at(tmp_path / "target.plan"), False)
     assert "\n" not in str(found.value)
     assert capfd.readouterr() == ("", "")
 

@@ -225,7 +225,9 @@ def test_without_a_driver(tmp_path: Path) -> None:
 
 def bundle(folder: Path, kernels: dict[str, KernelRecord]) -> Any:
     """Of a bundle, what `find_kernels` looks at."""
-    return SimpleNamespace(folder=folder, manifest=SimpleNamespace(kernels=kernels))
+    return SimpleNamespace(
+        folder=folder, manifest=SimpleNamespace(kernels=kernels), read=lambda name: (folder / name).read_bytes()
+    )
 
 
 def test_the_installed_library_comes_second(

@@ -1,0 +1,53 @@
+"""What a graph's inputs and outputs must be, by a bundle's manifest, and what it has instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specbuild.runtime.backends.executor import ModelSpec
+from specbuild.runtime.errors import BundleError
+
+Tensor = tuple[str, tuple[int | None, ...]]  # ONNX Runtime's name of a type, and a shape; None: any size
+
+
+def expected_tensors(spec: ModelSpec, batch_size: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs and outputs by name."""
+    cache = "tensor(float)", (1, spec.kv_heads, spec.capacity, spec.head_dim)
+    hidden = "tensor(float)", (1, None, spec.hidden)
+    inputs: dict[str, Tensor] = {
+        "input_ids": ("tensor(int64)", (1, None)),
+        "position_ids": ("tensor(int64)", (1, None)),
+        "logit_nodes": ("tensor(int64)", (None,)),
+        **({"hidden_in": hidden} if spec.reads_hidden else {}),
+        **({"lane_sizes": ("tensor(int64)", (batch_size,))} if batch_size > 1 else {}),
+    }
+    outputs: dict[str, Tensor] = {"logits": ("tensor(float)", (1, None, spec.vocab_size))}
+    outputs |= {"hidden": hidden} if spec.hidden else {}
+    for slot in range(batch_size):
+        bias = "tensor(float)", (1, 1, None, spec.capacity)
+        inputs |= {f"bias.{window}.{slot}": bias for window in spec.windows}
+        inputs[f"last_row.{slot}"] = "tensor(int32)", (1,)
+        for name in (f"{kind}.{layer}.{slot}" for layer in range(spec.layers) for kind in ("key", "value")):
+            inputs[f"past_{name}"] = outputs[f"present_{name}"] = cache
+    return inputs, outputs
+
+
+def check_tensors(session: Any, spec: ModelSpec, batch_size: int) -> None:
+    """Raises BundleError, by tensor, where a graph is not as the manifest says."""
+    for expected, found in zip(
+        expected_tensors(spec, batch_size), (session.get_inputs(), session.get_outputs()), strict=True
+    ):
+        has = {each.name: each for each in found}
+        for name in sorted(expected.keys() ^ has.keys()):
+            what = "lacks" if name in expected else "has, and should not,"
+            raise BundleError(f"the {spec.name}'s graph {what} tensor {name[:80]}: build the bundle again")
+        for name, (dtype, shape) in expected.items():
+            sizes = [size if isinstance(size, int) else None for size in has[name].shape or ()]
+            fits = len(sizes) == len(shape) and all(
+                wanted is None or size in (None, wanted) for size, wanted in zip(sizes, shape, strict=True)
+            )
+            if has[name].type != dtype or not fits:
+                raise BundleError(
+                    f"the {spec.name}'s graph has {name} as {has[name].type} {sizes}, not {dtype} {list(shape)}: "
+                    "build the bundle again"
+                )

@@ -1,0 +1,87 @@
+"""Files of a bundle that are none, that are swapped, or that the manifest does not name."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbuild.runtime import Engine
+from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
+from specbuild.runtime.bundle.bundle import Bundle
+from specbuild.runtime.bundle.manifest import MANIFEST
+from specbuild.runtime.errors import BundleError
+
+OPEN = "import sys; from specbuild.runtime import Bundle; Bundle.open(sys.argv[1]).verify()"
+
+
+def outcome(folder: Path) -> str:
+    """The last line of a process that checks a bundle, in which a hang costs ten seconds."""
+    done = subprocess.run([sys.executable, "-c", OPEN, folder], capture_output=True, text=True, timeout=10)
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "tokenizer.json"])
+def test_a_fifo_is_refused_and_not_waited_for(bundle_copy: Path, name: str) -> None:
+    (bundle_copy / name).unlink()
+    os.mkfifo(bundle_copy / name)
+    assert outcome(bundle_copy).startswith("specbuild.runtime.errors.BundleError: ")
+    with pytest.raises(BundleError, match="not a regular file"):
+        Engine.load(bundle_copy)
+
+
+def test_sockets_folders_and_devices_are_refused(bundle_copy: Path) -> None:
+    file = bundle_copy / MANIFEST
+    file.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(file))
+        with pytest.raises(BundleError, match="not a regular file"):
+            Bundle.open(bundle_copy)
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    with pytest.raises(BundleError, match="not a regular file"):
+        Bundle.open(bundle_copy)
+
+
+def test_a_manifest_of_ten_gigabytes_is_refused(bundle_copy: Path) -> None:
+    os.truncate(bundle_copy / MANIFEST, 10 << 30)
+    with pytest.raises(BundleError, match="more than 4 MiB"):
+        Bundle.open(bundle_copy)
+
+
+def test_weights_that_are_not_listed_are_not_loaded(bundle_copy: Path) -> None:
+    opened = Bundle.open(bundle_copy)
+    files = {name: record for name, record in opened.manifest.files.items() if name != "target/weights.bin"}
+    manifest = dataclasses.replace(opened.manifest, files=files)
+    (bundle_copy / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    with pytest.raises(BundleError, match=r"uses 'target/weights\.bin' but does not list its hash"):
+        Engine.load(bundle_copy)
+
+
+@pytest.mark.parametrize("name", ["target/batch1.onnx", "target/weights.bin", "tokenizer.json"])
+def test_a_file_that_is_swapped_after_it_was_hashed_is_not_used(bundle_copy: Path, name: str) -> None:
+    opened = Bundle.open(bundle_copy)
+    before = (bundle_copy / name).read_bytes()
+    with opened.verified():
+        (bundle_copy / "new").write_bytes(bytes(len(before)))
+        (bundle_copy / "new").replace(bundle_copy / name)
+        if name.endswith(".bin"):  # a large one was mapped before
+            assert opened.map(name)[:] == before
+        else:
+            with pytest.raises(BundleError, match="its hash differs"):
+                opened.read(name)
+
+
+def test_onnx_runtime_opens_no_file_of_a_bundle(bundle_copy: Path) -> None:
+    import onnxruntime
+
+    graph = GraphFile.of(opened := Bundle.open(bundle_copy), "target/batch1.onnx")
+    with opened.verified():
+        for path in (bundle_copy / "target").iterdir():
+            path.unlink()
+        open_session(graph, onnxruntime.SessionOptions(), ["CPUExecutionProvider"])

@@ -1,0 +1,80 @@
+"""What a graph takes from files is known before ONNX Runtime sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from specbuild.runtime.backends.onnx_graph import external_tensors, open_session
+from specbuild.runtime.errors import BundleError
+
+WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def outside(name: str = "w", location: str = "w.bin", offset: int = 0, length: int = 24) -> TensorProto:
+    tensor = TensorProto(name=name, data_type=1, dims=[2, 3], data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, "offset": str(offset), "length": str(length)}.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def model(tensor: TensorProto, *nodes: onnx.NodeProto) -> bytes:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"]), *nodes], "g", ends[:1], ends[1:], [tensor])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return bytes(made.SerializeToString())
+
+
+def session_of(folder: Path, data: bytes) -> onnxruntime.InferenceSession:
+    (folder / "m.onnx").write_bytes(data)
+    return open_session(folder / "m.onnx", onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("offset", [0, 3, 64])
+def test_weights_are_those_of_the_file(tmp_path: Path, offset: int) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(offset) + WEIGHTS.tobytes())
+    (found,) = session_of(tmp_path, model(outside(offset=offset))).run(None, {"x": np.ones((2, 3), np.float32)})
+    assert (found == WEIGHTS + 1).all()
+
+
+def test_a_graph_without_other_files(tmp_path: Path) -> None:
+    data = model(numpy_helper.from_array(WEIGHTS, "w"))
+    assert external_tensors(data) == []
+    (found,) = session_of(tmp_path, data).run(None, {"x": np.ones((2, 3), np.float32)})
+    assert (found == WEIGHTS + 1).all()
+
+
+@pytest.mark.parametrize(
+    "change", [{"offset": 1}, {"offset": -1}, {"length": 20}, {"length": -24}, {"offset": 2**70}, {"location": "gone"}]
+)
+def test_what_is_not_in_the_file_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
+    (tmp_path / "w.bin").write_bytes(WEIGHTS.tobytes())
+    with pytest.raises(BundleError) as caught:
+        session_of(tmp_path, model(outside(**change)))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_files_of_anything_but_initializers_are_refused() -> None:
+    constant = helper.make_node("Constant", [], ["c"], value=outside("c"))
+    inner = helper.make_graph([], "inner", [], [], [outside("deep")])
+    nested = helper.make_node("If", ["x"], ["z"], then_branch=inner, else_branch=inner)
+    cached = helper.make_node("EPContext", [], ["z"], domain="com.microsoft")
+    for node, what in ((constant, "tensor 'c'"), (nested, "tensor 'deep'"), (cached, "EPContext")):
+        with pytest.raises(ValueError, match=what):
+            external_tensors(model(numpy_helper.from_array(WEIGHTS, "w"), node))
+
+
+def test_damaged_bytes_are_a_value_error_or_a_model() -> None:
+    data, rng = model(outside()), np.random.default_rng(0)
+    for _ in range(2000):
+        damaged = bytearray(data)
+        damaged[rng.integers(len(data))] = rng.integers(256)
+        try:
+            external_tensors(bytes(damaged[: rng.integers(len(data) + 1)]))
+        except ValueError:
+            continue
