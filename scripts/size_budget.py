@@ -22,9 +22,9 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 1329,
     ("face", ".py"): 30,
     ("measure", ".py"): 1213,
-    ("runtime", ".py"): 3428,
+    ("runtime", ".py"): 3775,
     ("runtime/backends", ".py"): 2078,
-    ("runtime/decoding", ".py"): 1608,
+    ("runtime/decoding", ".py"): 1612,
     ("plugins", ".cu .cuh"): 2021,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
 }

@@ -88,8 +88,11 @@ class Sequence:
     def fail(self, error: BaseException) -> None:
         """End the sequence with an error; what was not raised on purpose becomes an ExecutionError."""
         if not isinstance(error, SpecbuildError):
-            text = " ".join(str(error).split())
             cause = error
+            try:
+                text = " ".join(str(error).split())
+            except BaseException:  # an error that cannot even be told
+                text = "without a message"
             error = ExecutionError(f"decoding failed, {type(cause).__name__}: {text}")
             error.__cause__ = cause
         self.error, self.finish_reason = error, "error"
