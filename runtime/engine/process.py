@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import suppress
 
 from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.errors import EngineClosedError
@@ -37,8 +38,16 @@ def keep_in_children(loop: Loop) -> None:
 def _keep() -> None:
     import ctypes
 
-    for loop in list(_LOOPS):
+    loops = list(_LOOPS)
+    for loop in loops:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(loop))
+    if loops:
+        # ONNX Runtime's exit handler waits for such threads too: the last one registered runs first, and is `_exit`,
+        # once Python has ended as always and C's streams are flushed.
+        with suppress(AttributeError):  # a C library without `on_exit`
+            libc = ctypes.CDLL(None)
+            libc.on_exit(libc._exit, None)
+            getattr(libc, "__cxa_atexit")(libc.fflush, None, None)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork

@@ -1,4 +1,4 @@
-"""The worker's threads: they do what there is to do, hold nothing while there is nothing, and end with what they drive."""
+"""The worker's threads: they do what there is to do, hold nothing meanwhile, and end with what they drive."""
 
 from __future__ import annotations
 
