@@ -15,6 +15,7 @@ import click
 from specbuild.runtime import Bundle, Chat, Engine, Result, SamplingParams
 from specbuild.runtime.errors import BundleError, PromptError
 
+from . import interrupts
 from .generate import command as generate
 from .interrupts import Terminated
 from .standard_streams import tell
@@ -98,6 +99,7 @@ class Conversation:
         except KeyboardInterrupt:  # before there was an answer
             if not self.at_terminal:
                 raise
+            interrupts.handled()
             click.echo(f"\n{_LEAVE}", err=True)
             return False
 
@@ -143,6 +145,7 @@ class Conversation:
         except KeyboardInterrupt:
             if not self.at_terminal:
                 raise
+            interrupts.handled()
             handle.cancel()
         result = handle.result()
         self._print(result.text[shown:] + "\n")
@@ -189,6 +192,7 @@ def _typed() -> Iterator[str]:
         except Terminated:
             raise
         except KeyboardInterrupt:
+            interrupts.handled()
             click.echo(f"\n{_LEAVE}", err=True)
 
 

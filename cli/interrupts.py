@@ -11,7 +11,7 @@ from typing import Any
 
 STOPPED = "interrupted: nothing was left behind"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_AGAIN = 0.01  # seconds until an interrupt that was swallowed is raised again
+_AGAIN = 0.25  # seconds until an interrupt that has ended nothing comes again
 
 
 class Terminated(KeyboardInterrupt):
@@ -26,14 +26,18 @@ def exit_at_once() -> None:
 def raise_exceptions() -> None:
     """From now on a signal raises KeyboardInterrupt, so that what was begun is cleaned up."""
     _handle(_raise)
-    sys.unraisablehook = _raise_again
+    sys.unraisablehook = _unraisable
 
 
 def ignore() -> None:
     """The command has ended: a signal changes nothing any more."""
     _handle(signal.SIG_IGN)
-    if callable(signal.getsignal(signal.SIGALRM)):
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    handled()
+
+
+def handled() -> None:
+    """An interrupt has done its work without ending the command: it does not come again."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def interrupted(error: BaseException | None) -> bool:
@@ -58,16 +62,17 @@ def _exit(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _raise(number: int, _frame: FrameType | None) -> None:
-    """Raise, but not into the cleaning up that an earlier signal has begun."""
+    """Raise, but not into the cleaning up that an earlier signal has begun; and again until that has happened.
+
+    Python drops what is raised in a destructor or a callback, and a library may drop anything.
+    """
+    signal.signal(signal.SIGALRM, lambda _, frame: _raise(number, frame))
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN)
     if not interrupted(sys.exc_info()[1]):
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
-def _raise_again(unraisable: Any) -> None:
-    """Python drops what is raised in a destructor or a callback: an interrupt comes again a moment later."""
+def _unraisable(unraisable: Any) -> None:
+    """Say nothing of an interrupt that was dropped."""
     if not isinstance(unraisable.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
-        return
-    number = signal.SIGTERM if isinstance(unraisable.exc_value, Terminated) else signal.SIGINT
-    signal.signal(signal.SIGALRM, lambda _, frame: _raise(number, frame))
-    signal.setitimer(signal.ITIMER_REAL, _AGAIN)

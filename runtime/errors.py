@@ -37,7 +37,7 @@ def message_of(error: BaseException) -> str:
     """What another program's error says, on one line that is not too long; nothing where it cannot be read."""
     try:
         return _cut(str(error), MAX_MESSAGE)
-    except Exception:
+    except BaseException:  # another library's, which may raise whatever it likes
         return ""
 
 

@@ -19,12 +19,12 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 4402,
     ("builder/distill", ".py"): 1405,
     ("builder/quantize", ".py"): 1009,
-    ("cli", ".py"): 1720,
+    ("cli", ".py"): 1723,
     ("face", ".py"): 30,
     ("measure", ".py"): 1219,
-    ("runtime", ".py"): 4246,
+    ("runtime", ".py"): 4586,
     ("runtime/backends", ".py"): 2325,
-    ("runtime/decoding", ".py"): 1610,
+    ("runtime/decoding", ".py"): 1613,
     ("plugins", ".cu .cuh"): 2021,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
 }

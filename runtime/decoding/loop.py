@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from threading import current_thread, main_thread
 from typing import Protocol
 
 import numpy as np
@@ -148,7 +149,10 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
 
 
 class alone:  # noqa: N801
-    """Let what is raised inside end this sequence, while the others go on; an interrupt ends all of them."""
+    """Let what is raised inside end this sequence, while the others go on; an interrupt ends all of them.
+
+    Interrupts reach the main thread alone: elsewhere such an error is what a tokenizer or a constraint raised.
+    """
 
     __slots__ = ("_sequence",)
 
@@ -159,7 +163,9 @@ class alone:  # noqa: N801
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
+        if error is None:
+            return False
+        if isinstance(error, KeyboardInterrupt | SystemExit) and current_thread() is main_thread():
             return False
         self._sequence.fail(error)  # a tokenizer's panic is no Exception
         return True

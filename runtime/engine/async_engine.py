@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -62,8 +62,10 @@ class AsyncEngine:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the event loop is closed, and nobody waits any more
+            try:
                 loop.call_soon_threadsafe(changed.set)
+            except RuntimeError:  # the event loop is closed, and nobody waits any more
+                window.cancel()
 
         window = self.engine.window(sequences, wake, each_round)
         try:

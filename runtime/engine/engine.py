@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
@@ -30,7 +31,7 @@ from specbuild.runtime.speculation.policy import Policy
 from .composition import compose
 from .handle import Handle
 from .health import Health, Usage
-from .load_options import MAX_WAITING, LoadKeywords, LoadOptions
+from .load_options import LoadKeywords, LoadOptions
 from .observer import Observer
 from .scheduler import Scheduler
 from .window import Window
@@ -42,7 +43,11 @@ DEFAULTS = LoadOptions()
 
 
 class Engine:
-    """A loaded bundle, to be used from any number of threads; a context manager, or `close()` it."""
+    """A loaded bundle, to be used from any number of threads; a context manager, or `close()` it.
+
+    One that is dropped without that is closed, with a ResourceWarning. It belongs to the process that loaded it: in a
+    forked child it raises EngineClosedError.
+    """
 
     def __init__(
         self,
@@ -50,19 +55,16 @@ class Engine:
         tokenizer: Tokenizer,
         loop: Loop,
         batch_size: int,
-        max_waiting: int = MAX_WAITING,
+        options: LoadOptions = DEFAULTS,
         clock: Callable[[], float] = time.perf_counter,
         policy: Policy | None = None,
-        on_finish: Callable[[Result], object] | None = None,
+        name: str = "an engine",
     ) -> None:
-        """`on_finish` is given each request's result, one after another, on a thread of its own.
-
-        What it raises is logged, and where it falls behind results are dropped: see `Usage.dropped_results`.
-        """
-        self.manifest, self.tokenizer, self.batch_size = manifest, tokenizer, batch_size
+        """Of the options those count that say how requests are served: max_waiting, on_finish and stall_timeout."""
+        self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
         self._loop, self._validator = loop, Validator(manifest, tokenizer, loop.check, policy)
-        observer = Observer(on_finish) if on_finish else None
-        self.scheduler = Scheduler(loop, batch_size, max_waiting, clock, observer)
+        observer = Observer(options.on_finish) if options.on_finish else None
+        self.scheduler = Scheduler(loop, batch_size, options.max_waiting, clock, observer, options.stall_timeout)
 
     @classmethod
     def load(
@@ -80,9 +82,9 @@ class Engine:
             parts.tokenizer,
             parts.loop,
             options.batch_size,
-            max_waiting=options.max_waiting,
+            options,
             policy=parts.policy,
-            on_finish=options.on_finish,
+            name=str(bundle.folder),
         )
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
@@ -196,8 +198,14 @@ class Engine:
         return self.scheduler.drain(timeout)
 
     def close(self) -> None:
-        """Cancel what is left, and free the models and the caches."""
+        """Cancel what is left, wait for the round under way unless it is stuck, and free the models and the caches."""
         self.scheduler.close()
+
+    def __del__(self) -> None:
+        scheduler = getattr(self, "scheduler", None)  # the making of it may have failed
+        if scheduler and scheduler.drop():
+            told = f"{self.name} was dropped without close(), and its requests cancelled: use `with`, or close it"
+            warnings.warn(told, ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> Engine:
         return self

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["idle", "running", "exclusive", "draining", "closed", "failed"]
+State = Literal["idle", "running", "exclusive", "draining", "stuck", "closed", "failed"]
 Wait = Literal["request", "round", "exclusive section"]
 
 
@@ -38,10 +38,11 @@ class Health:
     """What an engine's worker does.
 
     `state`: "idle" (there is nothing to do), "running", "exclusive" (a caller has the models for itself, as `logits`
-    does), "draining", "closed" (or about to be), "failed" (the worker ended by a bug of ours, and `error` says which).
+    does), "draining", "stuck" (a round takes longer than `LoadOptions.stall_timeout`), "closed" (or about to be, or in
+    a forked child), "failed" (the worker ended by a bug of ours). `error` says which bug, or that this is a child.
     `rounds`: those that have ended. `seconds_since_round`: since the last round ended, or since the first of what runs
-    got its slot if that was later; None where nothing runs. Where it is much longer than any round takes, the worker is
-    stuck. `waiting_for`: what the worker waits for, None where for nothing.
+    got its slot if that was later; None where nothing runs. `waiting_for`: what the worker waits for, None where for
+    nothing.
     """
 
     state: State
@@ -55,12 +56,25 @@ class Pulse:
     """The worker's rounds as they come and go; read from any thread, without a lock. `clock`: seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.rounds, self.in_round = 0, False
-        self._clock, self._since = clock, clock()
+        self.rounds, self.in_round, self.working = 0, False, False
+        self._clock, self.since = clock, clock()
 
     def begin(self) -> None:
         """Something runs again, after nothing did."""
-        self._since = self._clock()
+        self.since = self._clock()
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """What the worker does between two waits for something to do: rounds, their texts, and results."""
+        self.since, self.working = self._clock(), True
+        try:
+            yield
+        finally:
+            self.working = False
+
+    def stuck(self, timeout: float | None) -> bool:
+        """Whether the worker has worked for longer than `timeout` seconds without the end of a round."""
+        return timeout is not None and self.working and self.seconds > timeout
 
     @contextmanager
     def round(self) -> Iterator[None]:
@@ -70,24 +84,32 @@ class Pulse:
             yield
         finally:
             self.in_round, self.rounds = False, self.rounds + 1
-            self._since = self._clock()
+            self.since = self._clock()
 
     @property
     def seconds(self) -> float:
         """Since the last round ended, or something began to run."""
-        return max(self._clock() - self._since, 0.0)
+        return max(self._clock() - self.since, 0.0)
 
 
 def health_of(
-    pulse: Pulse, failure: BaseException | None, closed: bool, draining: bool, exclusive: bool, active: bool
+    pulse: Pulse,
+    failure: BaseException | str | None,
+    closed: bool,
+    draining: bool,
+    exclusive: bool,
+    active: bool,
+    stall_timeout: float | None = None,
 ) -> Health:
     """What is the matter with a worker; the first state that holds is told.
 
-    `exclusive`: a section has the models. `active`: some request has a slot.
+    `failure`: what ended it; a text, why it is closed. `exclusive`: a section has the models. `active`: some request
+    has a slot.
     """
     states: dict[State, bool] = {
-        "failed": failure is not None,
+        "failed": isinstance(failure, BaseException),
         "closed": closed,
+        "stuck": pulse.stuck(stall_timeout),
         "draining": draining,
         "exclusive": exclusive,
         "running": active,
@@ -103,5 +125,5 @@ def health_of(
         rounds=pulse.rounds,
         seconds_since_round=pulse.seconds if active else None,
         waiting_for=next((wait for wait, holds in waits.items() if holds), None),
-        error=repr(failure) if failure else None,
+        error=failure if isinstance(failure, str | None) else repr(failure),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from specbuild.runtime.requests.result import Result
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 MAX_WAITING = 256
+STALL_TIMEOUT = 60.0  # seconds: many times what a round takes, a long chunk of a prompt included
 MAX_THREADS = 64  # or as many as there are cores
 _KINDS: tuple[tuple[str, type, str], ...] = (
     ("resident", bool, "true or false"),
@@ -38,6 +40,8 @@ class LoadOptions:
     limits: what rounds may draft, whatever requests ask for.
     on_finish: called with each request's result, on a thread of its own; what it raises is logged, and a slow one
     delays nobody.
+    stall_timeout: seconds after which a round counts as stuck: `Engine.health` says so, a warning is logged, requests
+    that are cancelled or past their deadlines end without it, and `close` waits for it no longer. None: never.
 
     Some are for bundles of some backends alone:
 
@@ -61,6 +65,7 @@ class LoadOptions:
     limits: Limits = NO_LIMITS
     overlap: bool | None = None
     on_finish: Callable[[Result], object] | None = None
+    stall_timeout: float | None = STALL_TIMEOUT
 
     def __post_init__(self) -> None:
         if self.drafter not in (None, "model", "ngram"):
@@ -82,6 +87,9 @@ class LoadOptions:
             value = getattr(self, name)
             if type(value) is not kind and not (value is None and told.endswith("None")):
                 raise OptionError(f"{name} must be {told}, not {value!r}")
+        stall = self.stall_timeout
+        if stall is not None and (type(stall) not in (int, float) or not 0 < stall < math.inf):
+            raise OptionError(f"stall_timeout must be seconds above 0, or None, not {stall!r}")
         if self.on_finish is not None and not callable(self.on_finish):
             raise OptionError(f"on_finish must be a function of a result, not {self.on_finish!r}")
 
@@ -128,3 +136,4 @@ class LoadKeywords(TypedDict, total=False):
     limits: Limits
     overlap: bool | None
     on_finish: Callable[[Result], object] | None
+    stall_timeout: float | None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from specbuild.runtime.requests.result import Result
 
 MAX_RESULTS = 1024  # that wait for an observer: what comes beyond is dropped and counted
+LINGER = 1.0  # seconds that the thread waits for another result
 PATIENCE = 1.0  # seconds that closing waits for an observer
 _log = logging.getLogger("specbuild")
 
@@ -18,7 +19,7 @@ class Observer:
     """Calls `call` with one result after another, in the order in which requests ended.
 
     What it raises is logged and forgotten. Where it is slower than requests end, results are dropped: `dropped` counts
-    them. The thread begins with the first result.
+    them. The thread begins with a result and ends soon after the last, so that it keeps nothing that `call` knows.
     """
 
     def __init__(self, call: Callable[[Result], object], max_results: int = MAX_RESULTS) -> None:
@@ -41,9 +42,10 @@ class Observer:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._thread is None or self._thread is threading.current_thread():
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
             return  # an observer that closes its engine is told what is left when it returns
-        self._thread.join(patience)
+        thread.join(patience)
         with self._changed:
             self.dropped += len(self._results)
             self._results.clear()
@@ -61,8 +63,9 @@ class Observer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._results or self._closed)
+                self._changed.wait_for(lambda: self._results or self._closed, LINGER)
                 if not self._results:
+                    self._thread = None
                     return
                 result = self._results.popleft()
             try:

@@ -1,12 +1,10 @@
-"""The scheduler: a bounded queue, the free slots, and the one thread that drives the loop."""
+"""The scheduler: a bounded queue and the free slots, for any number of callers and one worker."""
 
 from __future__ import annotations
 
-import atexit
-import math
 import threading
 import time
-from collections import deque
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -14,16 +12,20 @@ from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.errors import EngineClosedError, QueueFullError
 from specbuild.runtime.requests.sequence import Sequence
 
+from .driver import Driver, look
 from .handle import Handle
-from .health import Health, Pulse, Usage, health_of
+from .health import Health, Usage, health_of
 from .observer import Observer
+from .process import FORKED, Home, keep_in_children
+from .worker import Worker
 
 
-class Scheduler:
+class Scheduler(Driver):
     """Takes sequences from any thread; every one of them gets a result.
 
     In `waiting` are at most `max_waiting`, first come, first served. A caller who waits for room stands in `overflow`
-    with one sequence. `clock`: seconds, for deadlines and metrics. `observer` is told every result.
+    with one sequence. `clock`: seconds, for deadlines and metrics. `observer` is told every result. `stall_timeout`:
+    see `LoadOptions`.
     """
 
     def __init__(
@@ -33,21 +35,14 @@ class Scheduler:
         max_waiting: int,
         clock: Callable[[], float] = time.perf_counter,
         observer: Observer | None = None,
+        stall_timeout: float | None = None,
     ) -> None:
-        self.slots, self.max_waiting, self.clock = slots, max_waiting, clock
-        self.draining = self.closed = False
-        self.free, self.active = list(range(slots)), list[Handle]()
-        self.waiting, self.overflow = deque[Handle](), deque[Handle]()
-        self._promised = dict[int, Sequence]()  # by identity: what windows will submit
-        self._loop, self._observer, self._pulse = loop, observer, Pulse(clock)
-        self._lock = threading.RLock()
-        self._work = threading.Condition(self._lock)  # the worker waits for something to do
-        self._quiet = threading.Condition(self._lock)  # exclusive sections wait for nothing being active
-        self._exclusive = 0  # sections open or wanted: nothing is started meanwhile
-        self._entered = self._freed = False
-        self._finished = False  # whether nothing was left when it was closed
-        self._failure: BaseException | None = None  # what ended the worker
-        self._worker: threading.Thread | None = None
+        super().__init__(loop, slots, max_waiting, clock, observer, stall_timeout)
+        self.draining = False
+        self._home = Home()
+        keep_in_children(loop)
+        # A daemon thread must not die inside a model; the registry must not keep what nobody else has.
+        weakref.finalize(self, _close_at_exit, weakref.ref(self))
 
     def submit(
         self,
@@ -59,27 +54,30 @@ class Scheduler:
         """Queue a sequence, or stand in line for room; never blocks. `wake`, `each_round`: see `Handle.listen`.
 
         Raises QueueFullError where there is no room and `wait` is False, and EngineClosedError for what was not
-        promised to a draining one. On a closed scheduler the result is "cancelled".
+        promised to a draining one. On a closed scheduler the result is "cancelled", or the error that ended it.
         """
+        self._home.check()
         handle = Handle(sequence, self._cancel, self._observer.tell if self._observer else None)
         if wake:
             handle.listen(wake, each_round)
-        with self._lock:
+        with self._locked():
             if not (self._promised.pop(id(sequence), None) or self.closed):
                 self.check_open()
             if sequence.metrics.submitted is None:
                 sequence.submit(self.clock())
             if self.closed:
-                handle.end("cancelled", self.clock())
+                if self._failure:
+                    sequence.fail(self._failure)
+                self._end(handle, "cancelled")
                 return handle
             if not wait and (self.overflow or len(self.waiting) >= self.max_waiting):
                 raise QueueFullError(
                     f"the queue holds {self.max_waiting} requests and is full: try later, or load with more max_waiting"
                 )
-            self._start_worker()
+            self._worker = self._worker or Worker(self, self.stall_timeout and look(self.stall_timeout))
             self.overflow.append(handle)
             self._admit()
-            self._work.notify()
+            self._notify()
         return handle
 
     def promise(self, sequences: Iterable[Sequence]) -> None:
@@ -87,7 +85,8 @@ class Scheduler:
 
         A drain waits until they are, or are withdrawn. Raises EngineClosedError where one has begun.
         """
-        with self._lock:
+        self._home.check()
+        with self._locked():
             if not self.closed:
                 self.check_open()
             now = self.clock()
@@ -97,13 +96,20 @@ class Scheduler:
 
     def withdraw(self, sequences: Iterable[Sequence]) -> None:
         """Sequences that were promised and will not be submitted."""
-        with self._lock:
+        if self._home.left:
+            return
+        with self._locked():
             for sequence in sequences:
                 self._promised.pop(id(sequence), None)
             self._quiet.notify_all()
 
     def check_open(self) -> None:
         """Raises EngineClosedError where nothing new is taken."""
+        self._home.check()
+        if self._failure:
+            raise EngineClosedError(
+                f"the engine ended by a bug, {self._failure!r}: load the bundle again, and report it"
+            )
         if self.closed:
             raise EngineClosedError("the engine is closed: load the bundle again")
         if self.draining:
@@ -112,59 +118,89 @@ class Scheduler:
     @contextmanager
     def exclusive(self) -> Iterator[Loop]:
         """The loop for oneself: waits until nothing is active and holds what waits; raises EngineClosedError."""
-        with self._lock:
+        self._home.check()
+        with self._locked():
             self.check_open()
             self._exclusive += 1
             try:
-                self._quiet.wait_for(lambda: not self.active and not self._entered)
+                self._quiet.wait_for(lambda: self.closed or not (self.active or self._entered))
                 if self.closed:
                     self.check_open()
-                self._entered = True
+                self._entered = threading.get_ident()
             except BaseException:
                 self._leave()
                 raise
         try:
             yield self._loop
         finally:
-            with self._lock:
-                self._entered = False
-                self._leave()
+            if not self._home.left:
+                with self._locked():
+                    self._entered = 0
+                    self._leave()
+                if self.closed and not self._worker:
+                    self.close()
 
     def drain(self, timeout: float | None = None) -> bool:
         """Take nothing new, finish what was submitted or promised, then close; whether all of it finished.
 
         After `timeout` seconds, for ever without, what is left is cancelled, as by `close` meanwhile.
         """
-        with self._lock:
+        self._home.check()
+        with self._locked():
             self.draining = True
+            timeout = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
             self._quiet.wait_for(lambda: self.closed or self._at_rest(), timeout)
         self.close()
         return self._finished
 
     def close(self) -> None:
-        """Cancel everything, wait for the round under way, end the worker, free the models; again does nothing."""
-        with self._lock:
-            if not self.closed:
-                self.closed, self._finished = True, self._at_rest()
-            for handle in [*self.waiting, *self.overflow, *self.active]:
-                handle.cancelled = True
-            self._sweep()
-            self._work.notify()
-            self._quiet.wait_for(lambda: not self._entered)
+        """Cancel everything, wait for the round under way, end the worker, free the models; again does nothing.
+
+        It does not wait for its own caller: on the worker, or where that has the lock or the models, the worker ends
+        the rest. A round that is stuck is left to itself, and every request has its result. In a forked child nothing
+        is there to be closed.
+        """
+        if self._home.left:
+            return
+        if self._lock._is_owned() or (self._worker and self._worker.here):  # type: ignore[attr-defined]
+            self.drop()
+            return
+        with self._locked():
+            self._shut()
+        if self._entered == threading.get_ident():
+            self._unattended = True
+            return
         if self._worker:
-            self._worker.join()
-            atexit.unregister(self.close)
-        with self._lock:
-            self._quiet.notify_all()
-            if not self._freed:
-                self._freed = True
-                self._loop.close()
+            self._await_end(self._worker)
+        else:
+            self._free()
         if self._observer:
             self._observer.close()
 
+    def drop(self) -> bool:
+        """Close without anybody who waits for it, from a finalizer: on any thread, with any lock held.
+
+        Returns whether there was something to be closed.
+        """
+        if self.closed or self._home.left:
+            return False
+        self._unattended = True
+        if self._worker:
+            self._worker.wake(self)
+        else:
+            self.closed = True
+            if not self._entered:
+                self._free()
+        return True
+
+    def __del__(self) -> None:
+        if "_home" in self.__dict__:  # else the making of it failed
+            self.drop()
+
     def usage(self, cache_tokens: int) -> Usage:
         """How much is in the queue, the slots and the caches; `cache_tokens`: what the slots hold of longest texts."""
-        with self._lock:
+        self._home.check()
+        with self._locked():
             kept = (0,) * self.slots if self._freed else self._loop.cached_tokens()
             return Usage(
                 waiting=len(self.waiting) + len(self.overflow),
@@ -180,121 +216,40 @@ class Scheduler:
 
     def health(self) -> Health:
         """What the worker does; takes no lock, so a worker that is stuck holds nobody up who asks."""
-        return health_of(self._pulse, self._failure, self.closed, self.draining, self._entered, bool(self.active))
-
-    def _at_rest(self) -> bool:
-        """Nothing runs, waits or is promised."""
-        return not (self.active or self.waiting or self.overflow or self._promised or self._exclusive)
+        forked = self._home.left
+        return health_of(
+            self._pulse,
+            FORKED if forked else self._failure,
+            self.closed or forked,
+            self.draining,
+            bool(self._entered),
+            bool(self.active),
+            self.stall_timeout,
+        )
 
     def _cancel(self, handle: Handle) -> None:
-        with self._lock:
-            handle.cancelled = True
+        handle.cancelled = True
+        if self._home.left:
+            return
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # a finalizer amid other work: the worker sees to it
+            self._notify()
+            return
+        with self._locked():
             if handle.sequence.slot < 0:
                 self._sweep()
                 self._admit()
                 self._quiet.notify_all()
+            elif self._pulse.stuck(self.stall_timeout):
+                self._end(handle, "cancelled", cut=True)
 
     def _leave(self) -> None:
         self._exclusive -= 1
         self._admit()
-        self._work.notify()
+        self._notify()
         self._quiet.notify_all()
 
-    def _start_worker(self) -> None:
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._run, name="specbuild", daemon=True)
-            try:
-                self._worker.start()
-            except RuntimeError:  # the system has no thread to give: the next submission tries again
-                self._worker = None
-                raise
-            atexit.register(self.close)  # a daemon thread must not die inside a model
 
-    def _run(self) -> None:
-        """The worker: rounds while there is work."""
-        try:
-            while handles := self._next():
-                self._round(handles)
-        except BaseException as error:  # a bug here: nobody must wait for ever
-            with self._lock:
-                self.closed, self._failure = True, error
-                for queue in (self.active, self.waiting, self.overflow):
-                    for handle in queue:
-                        handle.sequence.fail(error)
-                        handle.end("error", self.clock())
-                    queue.clear()
-                self._quiet.notify_all()
-
-    def _next(self) -> list[Handle]:
-        """Who takes part in the next round; waits for somebody. Nobody: the scheduler is closed."""
-        with self._lock:
-            while True:
-                self._sweep()
-                now = self.clock()
-                for handle in [h for h in self.active if h.cancelled or now >= h.sequence.deadline]:
-                    self._stop(handle)
-                self._admit()
-                if self.active:
-                    return list(self.active)
-                self._quiet.notify_all()
-                if self.closed:
-                    return []
-                self._work.wait(self._patience(now))
-
-    def _patience(self, now: float) -> float | None:
-        """Seconds until the first deadline of what waits, which an exclusive section may hold; None for ever."""
-        first = min((handle.sequence.deadline for handle in [*self.waiting, *self.overflow]), default=math.inf)
-        return None if first == math.inf else max(first - now, 0.0)
-
-    def _round(self, handles: list[Handle]) -> None:
-        """One round; a step that fails is the result of all who were in it."""
-        try:
-            with self._pulse.round():
-                self._loop.round([handle.sequence for handle in handles])
-        except BaseException as error:  # a tokenizer's panic is no Exception
-            for handle in handles:
-                handle.sequence.fail(error)
-        now = self.clock()
-        with self._lock:
-            for handle in handles:
-                sequence = handle.sequence
-                if sequence.output and sequence.metrics.first_token is None:
-                    sequence.metrics.first_token = now
-                if not sequence.finish_reason:
-                    handle.publish()
-                if sequence.finish_reason:
-                    self._stop(handle)
-
-    def _sweep(self) -> None:
-        """End what waits and was cancelled, or is past its deadline."""
-        now = self.clock()
-        for queue in (self.waiting, self.overflow):
-            for handle in [h for h in queue if h.cancelled or now >= h.sequence.deadline]:
-                queue.remove(handle)
-                handle.end("cancelled" if handle.cancelled else "deadline", now)
-
-    def _admit(self) -> None:
-        """Whoever stands in line enters the queue as far as there is room; whoever waits gets a free slot, in turn."""
-        while True:
-            while self.overflow and len(self.waiting) < self.max_waiting:
-                self.waiting.append(self.overflow.popleft())
-                self.waiting[-1].enter()
-            if not (self.waiting and self.free) or self._exclusive:
-                return
-            handle = self.waiting[0]
-            sequence, slot = handle.sequence, self._loop.pick(handle.sequence, self.free)
-            if slot is None:
-                return
-            self.waiting.popleft()
-            sequence.slot, sequence.metrics.started = slot, self.clock()
-            self.free.remove(slot)
-            if not self.active:
-                self._pulse.begin()
-            self.active.append(handle)
-
-    def _stop(self, handle: Handle) -> None:
-        """An active request has ended, or must: free its slot, make its result."""
-        self._loop.release(handle.sequence.slot)
-        self.active.remove(handle)
-        self.free.append(handle.sequence.slot)
-        handle.end("cancelled" if handle.cancelled else "deadline", self.clock())
+def _close_at_exit(ref: weakref.ref[Scheduler]) -> None:
+    scheduler = ref()
+    if scheduler:
+        scheduler.close()

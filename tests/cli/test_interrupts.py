@@ -37,10 +37,34 @@ for _ in range(2):
     except KeyboardInterrupt as error:
         signal.raise_signal(signal.SIGINT)
         print(type(error).__name__)
+    interrupts.handled()
 interrupts.ignore()
 signal.raise_signal(signal.{name})
 """)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{kind}\n" * 2, "")
+
+
+def test_one_that_ended_nothing_comes_again() -> None:
+    """Closing a file in its destructor drops whatever is raised meanwhile, without a word."""
+    done = run("""
+import signal, time
+from specbuild.cli import interrupts
+interrupts.raise_exceptions()
+for done in (False, True):
+    try:
+        signal.raise_signal(signal.SIGHUP)
+    except KeyboardInterrupt:
+        pass
+    try:
+        if done:
+            interrupts.handled()
+        time.sleep(1)
+        print("left alone")
+    except KeyboardInterrupt as error:
+        print(type(error).__name__)
+        interrupts.handled()
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Terminated\nleft alone\n", "")
 
 
 def test_before_a_command_begins_a_signal_ends_the_process() -> None:

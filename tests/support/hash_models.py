@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specbuild.runtime import Bundle, Engine, RequestMetrics, TreeSpec
+from specbuild.runtime import Bundle, Engine, LoadOptions, RequestMetrics, TreeSpec
 from specbuild.runtime.backends.cpu.load import load_model
 from specbuild.runtime.backends.executor import Executor, ModelSpec, StepInput
 from specbuild.runtime.decoding.host_loop import HostLoop
@@ -245,7 +245,8 @@ def hash_engine() -> Iterator[Callable[..., Engine]]:
         record = SimpleNamespace(vocab_size=VOCAB)
         manifest = SimpleNamespace(models={"target": record}, max_seq_len=192, buckets=[64], default_tree="topk:2,3")
         loop = HostLoop(target, ModelDrafter(draft, 8), 8, frozenset())
-        engine: Any = Engine(manifest, Letters(), loop, batch_size, max_waiting, *([clock] if clock else []))  # type: ignore[arg-type]
+        options, times = LoadOptions(max_waiting=max_waiting), [clock] if clock else []
+        engine: Any = Engine(manifest, Letters(), loop, batch_size, options, *times)  # type: ignore[arg-type]
         engine.model, engine.loop, engine.gate = model, loop, Gate(target)
         if not gated:
             engine.gate.open()

@@ -263,17 +263,19 @@ def test_a_cancellation_is_passed_on_and_decides_nothing(make: Make) -> None:
 def test_who_listens_is_woken_when_it_is_queued_and_when_it_ends(make: Make, each_round: bool, woken: int) -> None:
     handle, seen = make(), list[tuple[bool, bool]]()
     handle.listen(lambda: seen.append((handle.queued, handle.done)), each_round)
-    handle.enter()
+    handle.queued = True
+    handle.wake()
     emit(handle, 5)
     emit(handle, 6)
     handle.end("length", 1.0)
+    handle.wake()
     assert len(seen) == woken
     assert (seen[0], seen[-1]) == ((True, False), (True, True)), "what there is to see is there by then"
 
 
 def test_nobody_has_to_listen(make: Make) -> None:
     handle = make()
-    handle.enter()
+    handle.wake()
     emit(handle, 5)
     handle.end("length", 1.0)
     assert handle.result().token_ids == [5]

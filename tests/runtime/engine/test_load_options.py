@@ -41,6 +41,7 @@ OTHERS: dict[str, Any] = {  # every other option, otherwise than by default
     "prefix_caching": False,
     "limits": Limits(max_draft_tokens=2),
     "on_finish": print,
+    "stall_timeout": 5.0,
 }
 
 
@@ -81,7 +82,7 @@ def test_nothing_has_to_be_said() -> None:
     assert found == {
         **dict.fromkeys(["drafter", "threads", "draft_threads", "gpu_weights_percent", "kv_cache_tokens"]),
         **{"batch_size": 1, "max_waiting": MAX_WAITING, "resident": False, "prefix_caching": True},
-        **{"overlap": None, "on_finish": None},
+        **{"overlap": None, "on_finish": None, "stall_timeout": 60.0},
     }
 
 
@@ -128,6 +129,10 @@ def test_options_do_not_change() -> None:
         ],
         *[("gpu_weights_percent", value, f"gpu_weights_percent is of 0…1, not {value!r}") for value in ("0.5", True)],
         ("on_finish", 3, "on_finish must be a function of a result, not 3"),
+        *[
+            ("stall_timeout", value, f"stall_timeout must be seconds above 0, or None, not {value!r}")
+            for value in (0, -1.0, math.inf, math.nan, "5", True)
+        ],
     ],
 )
 def test_what_cannot_be_meant_is_refused_when_it_is_made(name: str, value: Any, message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.runtime import Engine, RequestMetrics, Result, SamplingParams
+from specbuild.runtime import Engine, LoadOptions, RequestMetrics, Result, SamplingParams
 from specbuild.runtime.engine.observer import Observer
 
 SHORT = SamplingParams(max_new_tokens=6)
@@ -179,6 +179,6 @@ def test_one_that_closes_its_engine_is_told_the_rest(observed: Callable[..., Any
 def test_an_engine_takes_one(hash_engine: Callable[..., Engine]) -> None:
     like: Any = hash_engine()
     told = list[Result]()
-    with Engine(like.manifest, like.tokenizer, like.loop, 1, on_finish=told.append) as engine:
+    with Engine(like.manifest, like.tokenizer, like.loop, 1, LoadOptions(on_finish=told.append)) as engine:
         results = engine.generate(["ab", "cd"], SHORT)
     assert told == results

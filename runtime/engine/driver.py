@@ -1,0 +1,272 @@
+"""The worker's side of a scheduler: rounds while there is work, and an end for every request whatever goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from specbuild.runtime.decoding.loop import Loop, alone
+from specbuild.runtime.requests.sequence import Sequence
+
+from .handle import Handle
+from .health import Pulse
+from .observer import Observer
+from .worker import Worker
+
+_LONG = 3600.0  # seconds that a wait takes at most: clocks of threads end somewhere
+_LOOK = 1.0  # seconds between two looks at a worker that is stuck
+_log = logging.getLogger("specbuild")
+
+
+class Driver:
+    """See `Scheduler`, which is the callers' side of it, and `Driven`.
+
+    The lock is never held while a model runs, while a text is made, or while anybody is woken.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        slots: int,
+        max_waiting: int,
+        clock: Callable[[], float],
+        observer: Observer | None,
+        stall_timeout: float | None,
+    ) -> None:
+        self.slots, self.max_waiting, self.clock, self.stall_timeout = slots, max_waiting, clock, stall_timeout
+        self.closed = False
+        self.free, self.active = list(range(slots)), list[Handle]()
+        self.waiting, self.overflow = deque[Handle](), deque[Handle]()
+        self._promised = dict[int, Sequence]()  # by identity: what windows will submit
+        self._loop, self._observer, self._pulse = loop, observer, Pulse(clock)
+        self._lock = threading.RLock()
+        self._quiet = threading.Condition(self._lock)  # exclusive sections wait for nothing being active
+        self._woken = deque[Handle]()  # who is to be woken when the lock is free again
+        self._exclusive = 0  # sections open or wanted: nothing is started meanwhile
+        self._entered = 0  # the thread that has the models for itself
+        self._idle, self._freed, self._warned = True, False, False
+        self._unattended = False  # nobody waits for the end: the worker ends what a caller would
+        self._finished = False  # whether nothing was left when it was closed
+        self._failure: BaseException | None = None  # what ended the worker
+        self._patience: float | None = None  # seconds until the first deadline of what waits, where nothing runs
+        self._worker: Worker | None = None
+
+    def work(self) -> float | None:
+        """See `Driven.work`; a bug here ends the worker, and nobody waits for ever."""
+        try:
+            with self._pulse.work():
+                while handles := self._next():
+                    self._round(handles)
+            return self._patience
+        except BaseException as error:
+            self._fail(error)
+            return None
+
+    def finish(self) -> bool:
+        """See `Driven.finish`."""
+        if not self.closed:
+            return False
+        self._free()
+        if self._unattended and self._observer:
+            self._observer.close()
+        return True
+
+    def watch(self) -> float:
+        """See `Driven.watch`; ends what was cancelled or is past its deadline where the worker does not come to it."""
+        timeout = self.stall_timeout
+        if timeout is None or self._worker is None or not self._pulse.stuck(timeout):
+            self._warned = False
+            return look(timeout)
+        if not self._warned:
+            self._warned = True
+            told = "no round has ended for %.0f s (stall_timeout is %g): the worker is in %s"
+            _log.warning(told, self._pulse.seconds, timeout, self._worker.doing())
+        self._cut()
+        return min(look(timeout), _LOOK)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The lock; who is to be woken is woken when it is free again."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._wake()
+
+    def _wake(self) -> None:
+        with suppress(IndexError):  # nobody is left
+            while True:
+                self._woken.popleft().wake()
+
+    def _notify(self) -> None:
+        """The worker has something to do."""
+        if self._idle and self._worker:
+            self._idle = False
+            self._worker.wake()
+
+    def _at_rest(self) -> bool:
+        """Nothing runs, waits or is promised."""
+        return not (self.active or self.waiting or self.overflow or self._promised or self._exclusive)
+
+    def _now(self) -> float:
+        """The clock's time; no end of a request may fail by it."""
+        try:
+            return self.clock()
+        except BaseException:
+            return self._pulse.since
+
+    def _next(self) -> list[Handle]:
+        """Who takes part in the next round; nobody: there is nothing to do for now."""
+        while True:
+            with self._locked():
+                if self._unattended and not self.closed:
+                    self._shut()
+                self._sweep()
+                now = self.clock()
+                ending = [handle for handle in self.active if handle.cancelled or now >= handle.sequence.deadline]
+                if not ending:
+                    self._admit()
+                    if self.active:
+                        return list(self.active)
+                    deadlines = [handle.sequence.deadline for handle in (*self.waiting, *self.overflow)]
+                    self._patience = min(max(min(deadlines) - now, 0.0), _LONG) if deadlines else None
+                    self._idle = True
+                    self._quiet.notify_all()
+                    return []
+            self._retire(ending)
+
+    def _round(self, handles: list[Handle]) -> None:
+        """One round; a step that fails is the result of all who were in it."""
+        with self._pulse.round():
+            try:
+                self._loop.round([handle.sequence for handle in handles])
+            except BaseException as error:  # a tokenizer's panic is no Exception
+                for handle in handles:
+                    if not handle.sequence.finish_reason:
+                        handle.sequence.fail(error)
+            now = self.clock()
+            for handle in handles:
+                sequence = handle.sequence
+                if sequence.output and sequence.metrics.first_token is None:
+                    sequence.metrics.first_token = now
+                if not sequence.finish_reason:
+                    handle.publish()
+        self._retire([handle for handle in handles if handle.sequence.finish_reason])
+
+    def _retire(self, handles: list[Handle]) -> None:
+        """Active requests have ended, or must: make their texts, free their slots, end them."""
+        for handle in handles:
+            handle.complete()
+        with self._locked():
+            for handle in handles:
+                self._loop.release(handle.sequence.slot)
+                self.active.remove(handle)
+                self.free.append(handle.sequence.slot)
+                self._end(handle, "cancelled" if handle.cancelled else "deadline")
+
+    def _end(self, handle: Handle, reason: str, cut: bool = False) -> None:
+        handle.end(reason, self._now(), cut)
+        self._woken.append(handle)
+
+    def _sweep(self) -> None:
+        """End what waits and was cancelled, or is past its deadline."""
+        now = self.clock()
+        for queue in (self.waiting, self.overflow):
+            for handle in [h for h in queue if h.cancelled or now >= h.sequence.deadline]:
+                queue.remove(handle)
+                self._end(handle, "cancelled" if handle.cancelled else "deadline")
+
+    def _admit(self) -> None:
+        """Whoever stands in line enters the queue as far as there is room; whoever waits gets a free slot, in turn."""
+        while True:
+            while self.overflow and len(self.waiting) < self.max_waiting:
+                self.waiting.append(self.overflow.popleft())
+                self.waiting[-1].queued = True
+                self._woken.append(self.waiting[-1])
+            if not (self.waiting and self.free) or self._exclusive:
+                return
+            handle, slot = self.waiting[0], None
+            sequence = handle.sequence
+            with alone(sequence):
+                slot = self._loop.pick(sequence, self.free)
+            if sequence.error:
+                self.waiting.popleft()
+                self._end(handle, "error")
+                continue
+            if slot is None:
+                return
+            self.waiting.popleft()
+            sequence.slot, sequence.metrics.started = slot, self.clock()
+            self.free.remove(slot)
+            if not self.active:
+                self._pulse.begin()
+            self.active.append(handle)
+
+    def _shut(self) -> None:
+        """Close, with the lock: what waits ends now, what runs before the next round."""
+        if not self.closed:
+            self.closed, self._finished = True, self._at_rest()
+        for handle in (*self.waiting, *self.overflow, *self.active):
+            handle.cancelled = True
+        self._sweep()
+        self._notify()
+        self._quiet.notify_all()
+
+    def _cut(self) -> None:
+        """End what the worker, which is stuck, should have ended, without a look at what it works on."""
+        if not self._lock.acquire(timeout=_LOOK):  # it is stuck with the lock
+            return
+        try:
+            now = self._now()
+            self._sweep()
+            for handle in self.active:
+                if handle.cancelled or now >= handle.sequence.deadline:
+                    self._end(handle, "cancelled" if handle.cancelled else "deadline", cut=True)
+        finally:
+            self._lock.release()
+            self._wake()
+
+    def _await_end(self, worker: Worker) -> None:
+        """Wait for the worker's end, but not for a round that is stuck."""
+        while not worker.join(min(look(self.stall_timeout), _LOOK)):
+            if self._pulse.stuck(self.stall_timeout):
+                self._cut()
+                told = "closed while the worker is stuck in %s: the models are freed when it comes back"
+                _log.error(told, worker.doing())
+                return
+
+    def _free(self) -> None:
+        """Free the models, once nobody has them for himself."""
+        with self._locked():
+            self._quiet.wait_for(lambda: not self._entered)
+            freed, self._freed = self._freed, True
+            self._quiet.notify_all()
+        if not freed:
+            try:
+                self._loop.close()
+            except BaseException:  # nobody can do anything about it
+                _log.exception("the models could not be freed")
+
+    def _fail(self, error: BaseException) -> None:
+        """The worker ends by a bug: everybody has a result, and nobody waits."""
+        with self._lock:
+            self.closed, self._failure = True, error
+            handles = [*self.active, *self.waiting, *self.overflow]
+            for queue in (self.active, self.waiting, self.overflow):
+                queue.clear()
+            self._quiet.notify_all()
+        for handle in handles:
+            if not handle.sequence.finish_reason:
+                handle.sequence.fail(error)
+            handle.end("error", self._now())
+            handle.wake()
+        self._wake()
+        _log.error("the engine ended by a bug: report it", exc_info=error)
+
+
+def look(stall_timeout: float | None) -> float:
+    """Seconds between two looks at a worker."""
+    return _LONG if stall_timeout is None else min(stall_timeout / 4, _LONG)

@@ -1,0 +1,285 @@
+"""Whatever raises or hangs in an engine: every request ends, callers return, and the innocent go on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+from typing import Any
+
+import pytest
+from engine_checks import LONG, SHORT, at_rest, expected
+
+from specbuild.runtime import AsyncEngine, SamplingParams
+from specbuild.runtime.errors import EngineClosedError
+
+
+class Panic(BaseException):
+    """As what a tokenizer written in Rust raises; it cannot even be told."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+ERRORS = [RuntimeError("a bug"), Panic(), SystemExit(3), KeyboardInterrupt()]
+
+
+def in_time(call: Any, *given: Any) -> Any:
+    """What a call gives within ten seconds."""
+    out: list[Any] = []
+    thread = threading.Thread(target=lambda: out.append(call(*given)), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), f"{call} hangs"
+    return out[0] if out else None
+
+
+def raiser(error: BaseException) -> Any:
+    def call(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("part", ["release", "clock", "_sweep"])
+def test_a_bug_ends_every_request_and_the_engine(hash_engine: Any, part: str, error: BaseException) -> None:
+    engine = hash_engine(batch_size=2, max_waiting=1, gated=True)
+    scheduler = engine.scheduler
+    sequences, _ = engine.requests([[i] for i in range(5)], SHORT, "raise")
+    handles = [scheduler.submit(sequence) for sequence in sequences]  # two run, one waits, two stand in line
+    promised, _ = engine.requests("ab", SHORT, "raise")
+    scheduler.promise(promised)
+    engine.gate.halted()
+    setattr(engine.loop if part == "release" else scheduler, part, raiser(error))
+    engine.gate.open()
+    for handle in handles:
+        assert handle.result(10).finish_reason in ("error", "length")
+    assert scheduler._worker.join(10)
+    assert engine.health().state == "failed"
+    with pytest.raises(EngineClosedError, match="ended by a bug"):
+        engine.generate("ab")
+    scheduler.__dict__.pop(part, None)  # in a caller's thread it would be raised to that caller
+    scheduler.clock = lambda: 0.0
+    assert scheduler.submit(promised[0]).result(10).finish_reason == "error"
+    in_time(engine.close)
+    assert in_time(engine.drain) is False
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_who_listens_and_raises_harms_nobody(hash_engine: Any, error: BaseException) -> None:
+    engine = hash_engine(batch_size=2)
+    ((sequence,), _) = engine.requests("ab", SHORT, "raise")
+    handle = engine.scheduler.submit(sequence, raiser(error), each_round=True)
+    handle._tell = raiser(error)
+    beside = engine.submit("cd", SHORT)
+    assert (handle.result(10).finish_reason, beside.result(10).finish_reason) == ("length", "length")
+    at_rest(engine)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("part", ["sampler", "detokenizer", "pick"])
+def test_an_error_of_one_sequence_is_that_one_s_alone(
+    hash_engine: Any, monkeypatch: pytest.MonkeyPatch, part: str, error: BaseException
+) -> None:
+    engine = hash_engine(batch_size=2, gated=True)
+    blocker = engine.submit("ef", SHORT)
+    engine.gate.halted()
+    (bad, good), _ = engine.requests(["ab", "cd"], SHORT, "raise")
+    if part == "sampler":
+        bad.sampler.emit = raiser(error)
+    if part == "detokenizer":
+        bad.detokenizer.push = raiser(error)
+    if part == "pick":
+        pick = engine.loop.pick
+        interrupt = isinstance(error, KeyboardInterrupt | SystemExit)  # these are the main thread's own
+        told = RuntimeError("a bug") if interrupt else error
+        engine.loop.pick = lambda sequence, free: raiser(told)() if sequence is bad else pick(sequence, free)
+    handles = [engine.scheduler.submit(sequence) for sequence in (bad, good)]
+    engine.gate.open()
+    assert [each.result(10).finish_reason for each in (blocker, *handles)] == ["length", "error", "length"]
+    assert handles[1].result().token_ids == expected(hash_engine, "cd", SHORT)
+    at_rest(engine)
+
+
+def test_listening_needs_no_lock(hash_engine: Any) -> None:
+    """Who is woken may wait for a thread that itself asks the engine."""
+    engine = hash_engine(batch_size=1)
+    ((sequence,), _) = engine.requests("ab", SHORT, "raise")
+    seen = list[int]()
+    handle = engine.scheduler.submit(sequence, lambda: seen.append(in_time(lambda: engine.usage.slots)), True)
+    assert handle.result(60).finish_reason == "length"
+    at_rest(engine)
+    assert set(seen) == {1}
+
+
+@pytest.mark.parametrize("call", ["close", "drain"])
+def test_closing_from_who_listens(hash_engine: Any, call: str) -> None:
+    engine = hash_engine(batch_size=1)
+    ((sequence,), _) = engine.requests("ab", LONG, "raise")
+    once = [lambda: engine.close() if call == "close" else engine.drain(0)]
+    handle = engine.scheduler.submit(sequence, lambda: once.pop()() if once and sequence.output else None, True)
+    assert handle.result(10).finish_reason == "cancelled"
+    assert engine.scheduler._worker.join(10)
+    in_time(engine.close)
+    assert engine.scheduler._freed
+
+
+def test_closing_from_many_threads_and_from_an_exclusive_section(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=2)
+    handles = [engine.submit([index], LONG) for index in range(4)]
+    threads = [threading.Thread(target=engine.close) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert {handle.result(0).finish_reason for handle in handles} <= {"cancelled", "length"}
+    for used in (True, False):
+        engine = hash_engine()
+        if used:
+            engine.generate("ab", SHORT)
+
+        def inside(engine: Any = engine) -> None:
+            with engine.scheduler.exclusive():
+                engine.close()
+
+        in_time(inside)
+        in_time(engine.close)
+        assert engine.scheduler._freed
+
+
+def test_a_stream_that_is_collected_amid_a_sweep(hash_engine: Any) -> None:
+    """A finalizer runs wherever the collector does, also with the engine's lock held by the same thread."""
+    engine = hash_engine(batch_size=1, gated=True)
+    running, stream = engine.submit("ab", SHORT), engine.stream(["cd", "ef"], LONG)
+    engine.gate.halted()
+    asking = threading.Thread(target=next, args=(stream, None))
+    asking.start()
+    while engine.usage.waiting < 2:
+        pass
+    waiting = [*engine.scheduler.waiting]
+    with engine.scheduler._lock:
+        for handle in waiting:
+            handle.cancel()
+        assert not waiting[0].done, "what holds the lock is not disturbed"
+        gc.collect()
+    engine.gate.open()
+    assert [handle.result(10).finish_reason for handle in (running, *waiting)] == ["length", "cancelled", "cancelled"]
+    asking.join(10)
+    stream.close()
+    at_rest(engine)
+
+
+def test_a_worker_that_hangs_is_told_and_holds_nobody(hash_engine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    engine = hash_engine(batch_size=2, max_waiting=1, gated=True)
+    engine.scheduler.stall_timeout, told = 0.05, threading.Event()
+    handler = logging.Handler()
+    handler.emit = lambda record: told.set()  # type: ignore[method-assign]
+    logging.getLogger("specbuild").addHandler(handler)
+    try:
+        late = engine.submit("ab", SamplingParams(max_new_tokens=100, deadline=0.5))
+        engine.gate.halted()
+        stopped, waits = engine.submit("cd", LONG), engine.submit("ef", SamplingParams(deadline=0.5))
+        assert told.wait(10)
+    finally:
+        logging.getLogger("specbuild").removeHandler(handler)
+    (record,) = [each for each in caplog.records if "no round has ended" in each.message]
+    assert (record.levelname, "step" in record.message) == ("WARNING", True), "it says where"
+    assert engine.health().state == "stuck"
+    stopped.cancel()
+    assert stopped.result(10).finish_reason == "cancelled"
+    assert [handle.result(10).finish_reason for handle in (late, waits)] == ["deadline", "deadline"]
+    left = engine.submit("ab", LONG)
+    assert in_time(engine.drain, 0.1) is False
+    assert left.result(0).finish_reason == "cancelled"
+    in_time(engine.close)
+    assert not engine.scheduler._freed, "a model is not freed under a round"
+    engine.gate.open()
+    assert engine.scheduler._worker.join(10)
+    assert engine.scheduler._freed
+    assert late.result().token_ids == [], "a result never changes"
+
+
+def test_a_tokenizer_that_hangs_holds_no_lock(hash_engine: Any) -> None:
+    engine, entered, go = hash_engine(batch_size=2), threading.Event(), threading.Event()
+    ((sequence,), _) = engine.requests("ab", SHORT, "raise")
+
+    class Slow:
+        @property
+        def text(self) -> str:
+            entered.set()
+            go.wait(60)
+            return ""
+
+        def push(self, token: int) -> bool:
+            return False
+
+        def finish(self) -> None:
+            pass
+
+    sequence.detokenizer = Slow()
+    handle = engine.scheduler.submit(sequence)
+    assert entered.wait(10)
+    beside = in_time(engine.submit, "cd", SHORT)
+    assert in_time(lambda: engine.usage.running) >= 1
+    go.set()
+    assert (handle.result(10).finish_reason, beside.result(10).finish_reason) == ("length", "length")
+
+
+def test_waits_beyond_what_threads_can_wait(hash_engine: Any) -> None:
+    engine = hash_engine()
+    assert engine.submit("ab", SHORT).result(1e18).finish_reason == "length"
+    assert in_time(engine.drain, float("inf")) is True
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_event_loop_that_is_closed_under_its_requests(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, gated=True)
+    loop, twin = asyncio.new_event_loop(), AsyncEngine(engine)
+    task = loop.create_task(twin.generate([[i] for i in range(9)], LONG))
+    while not engine.usage.to_come:
+        loop.run_until_complete(asyncio.sleep(0.001))
+    engine.gate.halted()
+    loop.close()
+    engine.gate.open()
+    assert in_time(engine.drain) in (True, False), "what nobody will submit holds up no drain"
+    assert engine.usage.to_come == 0
+    task._log_destroy_pending = False  # it never ends, and is collected now
+    del task
+    gc.collect()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_submitting_cancelling_draining_and_closing_race(hash_engine: Any, seed: int) -> None:
+    engine, handles, ready = hash_engine(batch_size=2, max_waiting=2), list[Any](), threading.Barrier(7)
+
+    def submit(number: int) -> None:
+        ready.wait(10)
+        for index in range(30):
+            try:
+                handles.append(handle := engine.submit([index % 9], SHORT))
+                if (index + number) % 3 == 0:
+                    handle.cancel()
+                if (index + number) % 7 == 0:
+                    engine.logits([1])
+            except EngineClosedError:
+                return
+
+    def end(call: Any) -> None:
+        ready.wait(10)
+        while len(handles) < 20 + 10 * seed:
+            pass
+        call()
+
+    calls: list[Any] = [(submit, number) for number in range(5)]
+    calls += [(end, engine.close), (end, lambda: engine.drain(0.01))]
+    threads = [threading.Thread(target=call, args=(given,), daemon=True) for call, given in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert {handle.result(10).finish_reason for handle in handles} <= {"length", "cancelled"}
+    assert engine.scheduler._freed

@@ -1,0 +1,103 @@
+"""A process that forks after its engine was loaded: the child is told what to do at once, and ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+SCRIPT = """
+import asyncio, os, sys, threading
+sys.path[:0] = [{support!r}]
+import hash_models
+from specbuild.runtime import AsyncEngine, SamplingParams
+from specbuild.runtime.errors import EngineClosedError
+
+engine = next(makers := hash_models.hash_engine.__wrapped__())(batch_size=2, gated=True)
+LONG, seen = SamplingParams(max_new_tokens=100), []
+stream = engine.stream("cd", LONG)
+if {used}:
+    handle = engine.submit("ab", LONG)
+    engine.gate.halted()
+
+def refused(call):
+    try:
+        call()
+    except EngineClosedError as error:
+        assert "load the bundle in each worker, after the fork" in str(error), error
+        seen.append(1)
+
+def child():
+    for call in (
+        lambda: engine.generate("ab"), lambda: next(engine.stream("ab")), lambda: engine.submit("ab"),
+        lambda: engine.logits([1]), lambda: engine.drain(), lambda: engine.usage,
+        lambda: asyncio.run(AsyncEngine(engine).generate("ab")),
+        *((lambda: handle.result(), lambda: next(iter(handle))) if {used} else ()),
+    ):
+        refused(call)
+    assert len(seen) == (9 if {used} else 7), len(seen)
+    assert engine.health().state == "closed"
+    if {used}:
+        handle.cancel()
+    with engine:
+        pass
+    asyncio.run(AsyncEngine(engine).close())
+
+with engine.scheduler._lock:  # the worst moment: amid a round, with the lock held, and that by another thread
+    forked = []
+    def fork():
+        forked.append(os.fork())
+        if not forked[0]:
+            child()
+            os._exit(0)
+    forking = threading.Thread(target=fork)
+    forking.start()
+    forking.join()
+assert os.waitstatus_to_exitcode(os.waitpid(forked[0], 0)[1]) == 0
+engine.gate.open()
+if {used}:
+    assert handle.result(20).finish_reason == "length"
+assert engine.generate("cd", LONG)[0].finish_reason == "length"
+engine.close()
+print("parent unharmed")
+"""
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_child_of_a_process_with_an_engine(used: bool) -> None:
+    """Forked on a thread: that is the child's only one then, whatever the others held."""
+    script = SCRIPT.format(support=str(TESTS / "support"), used=used)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "parent unharmed\n"), done.stderr
+
+
+REAL = """
+import gc, os, sys, time
+from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.errors import EngineClosedError
+engine = Engine.load(sys.argv[1], threads=2)
+if sys.argv[2] == "used":
+    engine.generate("import os", SamplingParams(max_new_tokens=2))
+if not (child := os.fork()):
+    try:
+        engine.generate("import os")
+    except EngineClosedError:
+        if sys.argv[2] == "dropped":
+            del engine
+            gc.collect()
+        print("child", flush=False)
+        sys.exit(7)  # by the interpreter's whole end, with atexit
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print(len(engine.generate("import os", SamplingParams(max_new_tokens=2, ignore_eos=True))[0].token_ids))
+engine.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["used", "unused", "dropped"])
+def test_a_child_ends_though_the_models_have_threads(bundle: Path, how: str) -> None:
+    command = [sys.executable, "-c", REAL, str(bundle), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "child\n2\n"), done.stderr

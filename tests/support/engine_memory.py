@@ -1,0 +1,21 @@
+"""What a process holds, when it is at rest: resident memory and threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+
+
+def memory() -> int:
+    """Resident bytes."""
+    gc.collect()
+    (line,) = [s for s in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if s.startswith("VmRSS")]
+    return int(line.split()[1]) * 1024
+
+
+def settled(before: set[threading.Thread]) -> None:
+    """Every thread that was not there before ends within ten seconds."""
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive(), thread.name
