@@ -12,6 +12,7 @@ from . import report
 from .attack import Bench
 from .campaign import Campaign
 from .classes import CLASSES
+from .watch import UnpreparedError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,7 +24,7 @@ def cases(text: str) -> list[tuple[str, int]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a campaign, or some of its cases again; the exit status is 1 where there is a finding."""
+    """Run a campaign, or some of its cases again; exits with 1 for findings, with 2 where no case could be tried."""
     parser = argparse.ArgumentParser(prog="make attack", description=main.__doc__)
     parser.add_argument("--bundle", type=Path, default=ROOT / "pycode.bundle", help="A sound, tuned bundle.")
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -47,6 +48,9 @@ def main(argv: list[str] | None = None) -> int:
                 campaign.run(given.classes.split(","), 60 * given.minutes)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
+        except UnpreparedError as error:
+            print(error, file=sys.stderr)
+            return 2
         report.show(campaign, given.json)
     return int(bool(campaign.findings))
 

@@ -19,7 +19,10 @@ FIELDS = (
     *("intermediate_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "layer_types", "sliding_window"),
 )
 OTHERS: tuple[tuple[str, Any], ...] = (
-    ("model_type", ("gpt2", "mistral", "qwen3", "gemma2", "t5", "bert", "mamba", "llava", "deepseek_v3", "mixtral", "x")),
+    (
+        "model_type",
+        ("gpt2", "mistral", "qwen3", "gemma2", "t5", "bert", "mamba", "llava", "deepseek_v3", "mixtral", "x"),
+    ),
     ("auto_map", ({"AutoModelForCausalLM": "evil.Evil"}, {"AutoConfig": "../evil.py"}, 5)),
     ("rope_scaling", ({"rope_type": "llama3"}, {"rope_type": "x"}, {"type": "linear", "factor": 0}, 5, {})),
     ("rope_parameters", ({"rope_type": "yarn", "factor": 1e308}, {"rope_theta": 0}, {"rope_theta": "x"}, [])),

@@ -17,7 +17,16 @@ from .bundle_copy import copied, manifest, put, replace
 from .mutations import mutate_bytes
 from .outcome import Fault
 
-OUTSIDE = ("../outside.bin", "/etc/passwd", "/dev/zero", "other.bin", "../draft/weights.bin", "./weights.bin", "", "a/b")
+OUTSIDE = (
+    "../outside.bin",
+    "/etc/passwd",
+    "/dev/zero",
+    "other.bin",
+    "../draft/weights.bin",
+    "./weights.bin",
+    "",
+    "a/b",
+)
 
 
 class GraphsAttack(Attack):

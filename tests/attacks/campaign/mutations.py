@@ -35,7 +35,9 @@ HOSTILE: tuple[Any, ...] = (
 def places(document: Any, here: Place = ()) -> list[Place]:
     """Every place in a document, its root first."""
     found = [here]
-    items = document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
+    items = (
+        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
+    )
     for key, each in items:
         found += places(each, (*here, key))
     return found

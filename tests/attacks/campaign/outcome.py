@@ -15,7 +15,7 @@ MAX_MESSAGE = 4000  # characters of an error's line
 _PACKAGE = {"runtime", "measure", "builder", "cli", "face"}
 
 
-class Fault(BaseException):  # noqa: N818 - no Exception, so that nothing under attack catches it
+class Fault(BaseException):
     """What a case found, of one of the kinds in `FINDINGS`."""
 
     def __init__(self, kind: str, detail: str) -> None:
@@ -45,7 +45,8 @@ class Outcome:
     @property
     def where(self) -> str:
         """The innermost line of specbuild in the trace."""
-        lines = re.findall(r'File "([^"]+)", line (\d+)', self.trace)
+        trace = self.trace[self.trace.rfind("Current thread") :] if "Current thread" in self.trace else self.trace
+        lines = re.findall(r'File "([^"]+)", line (\d+)', trace)
         ours = [(path, line) for path, line in lines if _is_ours(Path(path))]
         crash = self.kind in ("crash", "hang", "memory")  # of these the innermost call is the first
         path, line = (ours[0] if crash else ours[-1]) if ours else ("", "")

@@ -15,9 +15,34 @@ from .golden import PROMPTS
 from .mutations import HOSTILE
 from .outcome import Fault, check_error
 
-ODD = (*HOSTILE, float("nan"), float("inf"), float("-inf"), 10**5000, b"x", (), (1,), {1}, object(), str, [""], ["a"] * 9)
+ODD = (
+    *HOSTILE,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    10**5000,
+    b"x",
+    (),
+    (1,),
+    {1},
+    object(),
+    str,
+    [""],
+    ["a"] * 9,
+)
 TREES = ("auto", "auto", "chain:1", "chain:4", "chain:16", "topk:2,2", "topk:3,3", "best:1", "best:5", "best:30")
-SCHEDULES = ((), {"1-4": 8}, [[1, 4, 8]], '{"1": 2}', {"1-": 3}, [[1, 2]], "x", {"4-1": 1}, {"1-4": -1}, [[1, 10**30, 5]])
+SCHEDULES = (
+    (),
+    {"1-4": 8},
+    [[1, 4, 8]],
+    '{"1": 2}',
+    {"1-": 3},
+    [[1, 2]],
+    "x",
+    {"4-1": 1},
+    {"1-4": -1},
+    [[1, 10**30, 5]],
+)
 
 
 def hostile(rng: random.Random, kind: Any) -> dict[str, Any]:
@@ -111,5 +136,7 @@ def _tokens(result: Result) -> tuple[Any, ...]:
 
 
 def _note(place: Path, given: dict[str, Any]) -> None:
-    told = {name: "10**5000" if isinstance(value, int) and abs(value) > 10**400 else value for name, value in given.items()}
+    told = {
+        name: "10**5000" if isinstance(value, int) and abs(value) > 10**400 else value for name, value in given.items()
+    }
     (place / "parameters.txt").write_text(f"{told!r:.50000}", errors="backslashreplace")

@@ -51,7 +51,7 @@ class Process:
                 stdout=out,
                 stderr=err,
                 cwd=place,
-                preexec_fn=limited if limits else None,  # noqa: PLW1509
+                preexec_fn=limited if limits else None,
             )
         self._psutil = psutil.Process(self._process.pid)
 

@@ -22,7 +22,25 @@ LINES: tuple[Any, ...] = (
     {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "n": 2, "temperature": 1.0},
 )
 PIECES = (
-    *("a", " ", "\n", "\t", "\x00", "\x7f", "é", "e\u0301", "😀", "👨‍👩‍👧", "\u202e", "\ufeff", "\ufffd", "\uffff", "ﷺ", "中", "\u2028"),
+    *(
+        "a",
+        " ",
+        "\n",
+        "\t",
+        "\x00",
+        "\x7f",
+        "é",
+        "e\u0301",
+        "😀",
+        "👨‍👩‍👧",
+        "\u202e",
+        "\ufeff",
+        "\ufffd",
+        "\uffff",
+        "ﷺ",
+        "中",
+        "\u2028",
+    ),
     *("def ", "<|endoftext|>", "</s>", "\ud800", "\U0010ffff", "\r\n", "\u0300" * 50, "0", "   ", "{{", "\\"),
 )
 SHORT = {"max_new_tokens": 3}
@@ -48,7 +66,9 @@ def prompt(rng: random.Random, depth: int = 2) -> Any:
             message = {"role": rng.choice(("user", "", 5, None)), "content": rng.choice((text(rng), None, [], 5))}
             return rng.choice(([message], [message] * 3, Chat([message]), [{}], [message, "x"], [message | {"a": {1}}]))
         case 6:
-            return rng.choice((None, 5, 1.5, b"bytes", bytearray(b"x"), {"a": 1}, {1, 2}, object(), ..., range(3), str, ()))
+            return rng.choice(
+                (None, 5, 1.5, b"bytes", bytearray(b"x"), {"a": 1}, {1, 2}, object(), ..., range(3), str, ())
+            )
         case _:
             return [prompt(rng, depth - 1) for _ in range(rng.choice((0, 1, 2, 5)))]
 
@@ -100,5 +120,3 @@ class PromptsAttack(Attack):
 
     def close(self) -> None:
         self.engine.close()
-
-

@@ -1,4 +1,4 @@
-"""Attacks on the command: signals at any moment, no room, no memory, no permission, files that change while they load."""
+"""Attacks on the command: signals at any moment, no room, no memory, no permission, files that change meanwhile."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SignalsAttack(Attack):
             "generate": ["generate", out, "-p", "import os", "-n", "40", "--ignore-eos"],
             "distill": [
                 *("distill", str(self.target), "-o", str(place / "draft"), "--text", __file__, "--steps", "6"),
-                *("--eval-every", "3", "--save-every", "3", "--sequence-length", "16", "--batch-size", "2"),
+                *("--eval-every", "3", "--save-every", "3", "--sequence-length", "24", "--batch-size", "2"),
             ],
         }[name]
 

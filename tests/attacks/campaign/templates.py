@@ -22,13 +22,13 @@ REAL = (
     "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
     "{%- endif %}{% generation %}{{ message.content | trim }}{% endgeneration %}{% set ns.found = true %}{%- endfor %}"
     "{% if tools is not none %}{{ tools | tojson(indent=4) }}{% endif %}{{ strftime_now('%d %b %Y') }}",
-    "{% macro part(item, depth=0) %}{% if item is mapping %}{% for k, v in item|items %}{{ k }}={{ part(v, depth + 1) }}"
-    "{% endfor %}{% else %}{{ item }}{% endif %}{% endmacro %}{% for m in messages %}{{ part(m) }}{% endfor %}",
+    "{% macro part(x, depth=0) %}{% if x is mapping %}{% for k, v in x|items %}{{ k }}={{ part(v, depth + 1) }}"
+    "{% endfor %}{% else %}{{ x }}{% endif %}{% endmacro %}{% for m in messages %}{{ part(m) }}{% endfor %}",
 )
 BOMBS = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% set ns = namespace(x='a') %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x | length }}",
+    "{% set n = namespace(x='a') %}{% for a in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x | length }}",
     "{% set ns = namespace(x=[1]) %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x=9) %}{% for a in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{{ ns.x }}",
     "{{ lipsum(n=100000) }}",
@@ -58,11 +58,11 @@ BOMBS = (
     "{{ strftime_now('%Y' * 9999999) }}",
     "{{ 1.0 | round(99999999) }}{{ '%.99999999f' % 1.5 }}",
     "{{ ('a' * 30 + '!') | urlize }}{{ ('http://a.' * 99999) | urlize }}",
-    "{{ ('<' * 99999) | striptags }}{{ ('a ' * 999999) | wordwrap(1) | length }}{{ ('a ' * 9999999) | title | length }}",
+    "{{ ('<' * 99999) | striptags }}{{ ('a ' * 999999) | wordwrap(1) }}{{ ('a ' * 9999999) | title | length }}",
     "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
-    "{% set c = cycler(1, 2) %}{% for i in range(99999) %}{% for j in range(9999) %}{{ c.next() }}{% endfor %}{% endfor %}",
+    "{% set c = cycler(1) %}{% for i in range(99999) %}{% for j in range(999) %}{{ c.next() }}{% endfor %}{% endfor %}",
     "{% set j = joiner('x' * 999999) %}{% for i in range(99999) %}{{ j() }}{% endfor %}",
     "{{ dict(messages=messages) | pprint }}{{ range(99999) | map('string') | join | length }}",
     "{{ range(9999999) | random }}{{ range(99999) | map('pprint') | list | length }}",
@@ -95,7 +95,25 @@ FILTERS = (
     *("default('d')", "indent(4)", "replace('a', 'b')", "reverse", "selectattr('role')", "map(attribute='role')"),
     *("batch(2)", "slice(0)", "round(2)", "wordwrap(0)", "truncate(3)", "xmlattr", "format(1)", "dictsort", "nothing"),
 )
-FRAGMENTS = ("{{", "}}", "{%", "%}", "{#", "#}", "-%}", "{%-", "|", "(", ")", "'", "\\", "\n", "\x00", "é", "{% endfor %}")
+FRAGMENTS = (
+    "{{",
+    "}}",
+    "{%",
+    "%}",
+    "{#",
+    "#}",
+    "-%}",
+    "{%-",
+    "|",
+    "(",
+    ")",
+    "'",
+    "\\",
+    "\n",
+    "\x00",
+    "é",
+    "{% endfor %}",
+)
 
 
 def expression(rng: random.Random, depth: int) -> str:
@@ -106,9 +124,25 @@ def expression(rng: random.Random, depth: int) -> str:
     kinds = f"{one} {rng.choice(('+', '-', '*', '/', '//', '%', '**', '~', 'and', 'in', '==', '<', 'is'))} {other}"
     return rng.choice(
         (
-            *(kinds, f"({one} | {rng.choice(FILTERS)})", f"{one}[{other}]", f"{one}.{rng.choice(NAMES)}", f"[{one}, {other}]"),
-            *(f"{{{one}: {other}}}", f"({one} if {other} else {one})", f"{one}({other})", f"not {one}", f"{one}[{other}:]"),
-            *(f"range({one})", f"{one} is {rng.choice(('defined', 'mapping', 'string', 'none', 'number'))}", f"({one})"),
+            *(
+                kinds,
+                f"({one} | {rng.choice(FILTERS)})",
+                f"{one}[{other}]",
+                f"{one}.{rng.choice(NAMES)}",
+                f"[{one}, {other}]",
+            ),
+            *(
+                f"{{{one}: {other}}}",
+                f"({one} if {other} else {one})",
+                f"{one}({other})",
+                f"not {one}",
+                f"{one}[{other}:]",
+            ),
+            *(
+                f"range({one})",
+                f"{one} is {rng.choice(('defined', 'mapping', 'string', 'none', 'number'))}",
+                f"({one})",
+            ),
         )
     )
 
@@ -137,7 +171,9 @@ def program(rng: random.Random, depth: int) -> str:
 def deep(rng: random.Random) -> str:
     """Nesting that compilers stumble over."""
     count = rng.choice((30, 150, 3000))
-    opened, closed = rng.choice((("{% if 1 %}", "{% endif %}"), ("{{ " + "(" * count, ")" * count + " }}"), ("{{ [", "] }}")))
+    opened, closed = rng.choice(
+        (("{% if 1 %}", "{% endif %}"), ("{{ " + "(" * count, ")" * count + " }}"), ("{{ [", "] }}"))
+    )
     if opened == "{{ [":
         return "{{ " + "[" * count + "]" * count + " }}"
     return opened * (count if "%" in opened else 1) + rng.choice(("1", "x")) + closed * (count if "%" in closed else 1)

@@ -42,18 +42,18 @@ class TimingsAttack(Attack):
 
 
 def scaled(rng: random.Random, body: Any) -> Any:
-    """A table whose every number is another, mostly one that could have been measured."""
-    extreme = rng.random() < 0.4
+    """A table of other numbers, mostly such as could have been measured."""
+    extreme = 0.02 if rng.random() < 0.4 else 0.0
 
-    def other(value: Any) -> Any:
+    def other(value: Any, name: str = "") -> Any:
         if isinstance(value, dict):
-            return {name: other(each) for name, each in value.items()}
+            return {key: other(each, key) for key, each in value.items()}
         if isinstance(value, list):
-            return [other(each) for each in value]
-        if not isinstance(value, float):
+            return [other(each, name) for each in value]
+        if not isinstance(value, float) or name == "likely":
             return value
-        if extreme and rng.random() < 0.1:
+        if rng.random() < extreme:
             return rng.choice((0.0, 1e-300, 1e300, -1.0, 1.0, 5e-324, math.nan, math.inf))
-        return value * 10 ** rng.uniform(-3, 3) if value > 1 or rng.random() < 0.5 else rng.random()
+        return rng.random() if name in ("chance", "step", "reach", "lookup") else value * 10 ** rng.uniform(-3, 3)
 
     return other(body)

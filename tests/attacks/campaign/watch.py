@@ -35,6 +35,10 @@ class Case:
     limit: float
 
 
+class UnpreparedError(Exception):
+    """A worker could not prepare a class: the campaign is broken, or the bundle, and no case was tried."""
+
+
 class Worker:
     """One process at a time, replaced where it was ended; one case at a time."""
 
@@ -136,7 +140,7 @@ class Worker:
         code, told = process.exitcode, self.told()
         self.end()
         if not self._ready:
-            raise RuntimeError(f"a worker could not prepare {self.case}: {told}")
+            raise UnpreparedError(f"a worker could not prepare {self.case and self.case.name}:\n{told}")
         what = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
         return Outcome("crash", f"the process died of {what}", told)
 
@@ -147,7 +151,7 @@ class Worker:
         if not self._ready:
             if now - self._asked > SETUP:
                 self.end()
-                raise RuntimeError(f"a worker took more than {SETUP:.0f} s to prepare {case.name}: {self.told()}")
+                raise UnpreparedError(f"a worker took more than {SETUP:.0f} s to prepare {case.name}:\n{self.told()}")
             return None
         rss, cpu = self._used()
         grown = rss - (self._rss or rss)

@@ -61,5 +61,3 @@ def _quiet(log: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-
-
