@@ -12,10 +12,11 @@ from campaign import __main__ as command
 from campaign import watch
 from campaign.attack import Bench
 from campaign.bundle_copy import copied, manifest, put, sealed
-from campaign.campaign import Campaign
+from campaign.campaign import Campaign, Tally
 from campaign.classes import CLASSES, LIMITS
 from campaign.mutations import mutate_bytes, mutate_json, to_bytes
 from campaign.outcome import judge
+from campaign.report import Progress
 
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.speculation.timings import FILE
@@ -79,13 +80,17 @@ def test_a_campaign_goes_on_after_findings_and_says_what_it_found(tmp_path: Path
         more = ["--bundle", str(tmp_path), "--findings", str(tmp_path / "findings"), "--json", str(told)]
         return command.main([*given, *more]), json.loads(told.read_text()) if told.exists() else {}
 
-    status, told = run("--classes", f"{PLANTED}Mixed,{PLANTED}Crash", "--minutes", "0.03", "--seed", "9")
+    cases = [
+        *(f"{PLANTED}Mixed:{number}" for number in range(40)),
+        *(f"{PLANTED}Crash:{number}" for number in range(2)),
+    ]
+    status, told = run("--only", ",".join(cases[::-1]), "--seed", "9")
     mixed, crash = (told["classes"][PLANTED + name] for name in ("Mixed", "Crash"))
     assert status == 1
     assert told["seed"] == 9
-    assert mixed["cases"] == mixed["passed"] + mixed["refused"] + mixed["findings"] > 20
+    assert mixed["cases"] == mixed["passed"] + mixed["refused"] + mixed["findings"] == 40
     assert mixed["findings"] > 0 < mixed["refused"]
-    assert crash["findings"] == crash["cases"] > 0
+    assert crash["findings"] == crash["cases"] == 2
     assert len(told["findings"]) == 2  # each fault once, however often it was found
     (raw,) = [each for each in told["findings"] if each["kind"] == "raw"]
     again = raw["again"][0]
@@ -97,6 +102,9 @@ def test_a_campaign_goes_on_after_findings_and_says_what_it_found(tmp_path: Path
     sound = next(n for n in range(99) if random.Random(f"9:{PLANTED}Mixed:{n}").randrange(1000) % 3 == 0)
     assert run("--only", f"{PLANTED}Mixed:{sound}", "--seed", "9")[0] == 0
     assert run("--only", f"{PLANTED}Unprepared:0")[0] == 2
+    status, told = run("--classes", f"{PLANTED}Sound,{PLANTED}Refused", "--minutes", "0.02")
+    assert (status, told["findings"]) == (0, [])
+    assert sum(each["cases"] for each in told["classes"].values()) > 1
 
 
 def test_every_class_gets_its_share(campaign: Campaign) -> None:
@@ -130,3 +138,10 @@ def test_what_is_longer_than_a_line_is_no_refusal() -> None:
 
     assert judge(BundleError("one line")).kind == "refused"
     assert [judge(BundleError(text)).kind for text in ("", "a\nb", "x" * 5000)] == ["raw"] * 3
+
+
+def test_a_long_campaign_says_how_far_it_is(campaign: Campaign, capsys: pytest.CaptureFixture[str]) -> None:
+    campaign.tallies["races"] = Tally(passed=2000, found=1)
+    Progress(600.0)(campaign)
+    Progress(600.0, every=0.0)(campaign)
+    assert capsys.readouterr().out == "0 of 600 s: 2,001 cases, 1 findings\n"

@@ -26,6 +26,20 @@ class Mixed(Attack):
             raise ValueError(f"raw {number}")
 
 
+class Sound(Attack):
+    """Passes."""
+
+    def attempt(self, rng: random.Random, place: Path) -> None:
+        (place / "input.txt").write_text("sound")
+
+
+class Refused(Attack):
+    """Is refused."""
+
+    def attempt(self, rng: random.Random, place: Path) -> None:
+        raise PromptError("no")
+
+
 class Raw(Attack):
     """Raises what is no SpecbuildError."""
 

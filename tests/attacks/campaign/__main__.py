@@ -40,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     given.findings.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="running-", dir=given.findings) as home:
         kept = given.findings / str(seed)
-        campaign = Campaign(Bench(given.bundle.resolve(), Path(home)), seed, kept, report.write, given.workers)
+        progress = report.Progress(60 * given.minutes)
+        bench = Bench(given.bundle.resolve(), Path(home))
+        campaign = Campaign(bench, seed, kept, report.write, progress, given.workers)
         try:
             if given.only:
                 campaign.replay(given.only)

@@ -40,18 +40,20 @@ class Finding:
 
 @dataclass
 class Campaign:
-    """Cases are drawn by `seed`, class and number alone; `found` is told of each new fault."""
+    """Cases are drawn by `seed`, class and number alone; `found` is told of each new fault, `tried` of every case."""
 
     bench: Bench
     seed: int
     kept: Path  # where findings go
     found: Callable[[Finding, Campaign], None] = lambda finding, campaign: None
+    tried: Callable[[Campaign], None] = lambda campaign: None
     workers: int = 2
     tallies: dict[str, Tally] = field(default_factory=dict)
     findings: dict[str, list[Finding]] = field(default_factory=dict)  # by signature
     times: dict[str, int] = field(default_factory=dict)  # how often, by signature
     _next: dict[str, int] = field(default_factory=dict)
     _running: dict[str, int] = field(default_factory=dict)
+    _busy: list[Worker] = field(default_factory=list)
 
     def run(self, classes: Sequence[str], seconds: float) -> None:
         """Try cases of these classes, in turns, until the time is over."""
@@ -64,19 +66,23 @@ class Campaign:
         self._work(lambda: next((Case(name, number, limit(name)) for name, number in left), None))
 
     def _draw(self, classes: Sequence[str]) -> Case:
-        """The next case of the class that has had the least time; what runs now counts as its own last case did."""
+        """The next case of the class that has had the least time; what runs now counts as its own last case did.
+
+        A class is not prepared by two workers at once, of which one would wait for the other.
+        """
 
         def spent(name: str) -> float:
             tally = self.tallies.setdefault(name, Tally())
             return tally.seconds + self._running.get(name, 0) * (1 + tally.seconds / max(tally.cases, 1))
 
-        name = min(classes, key=spent)
+        prepared = [name for name in classes if name not in {worker.prepares for worker in self._busy}]
+        name = min(prepared or classes, key=spent)
         number = self._next[name] = self._next.get(name, -1) + 1
         return Case(name, number, limit(name))
 
     def _work(self, draw: Callable[[], Case | None]) -> None:
         workers = [Worker(self.bench, self.seed, self.bench.home / f"worker{n}") for n in range(self.workers)]
-        idle, busy = list(workers), list[Worker]()
+        idle, busy = list(workers), self._busy
         try:
             while True:
                 while idle and (case := draw()):
@@ -93,6 +99,7 @@ class Campaign:
                         busy.remove(worker)
                         idle.append(worker)
         finally:
+            busy.clear()
             for worker in workers:
                 worker.end()
 
@@ -102,9 +109,10 @@ class Campaign:
         tally.seconds += worker.seconds
         tally.passed += outcome.kind == PASSED
         tally.refused += outcome.kind == REFUSED
+        tally.found += outcome.found
+        self.tried(self)
         if not outcome.found:
             return
-        tally.found += 1
         signature = f"{case.name}: {outcome.signature}"
         self.times[signature] = self.times.get(signature, 0) + 1
         known = self.findings.setdefault(signature, [])

@@ -29,6 +29,7 @@ ODD = (
     str,
     [""],
     ["a"] * 9,
+    [f"stop {number}" for number in range(20_000)],
 )
 TREES = ("auto", "auto", "chain:1", "chain:4", "chain:16", "topk:2,2", "topk:3,3", "best:1", "best:5", "best:30")
 SCHEDULES = (

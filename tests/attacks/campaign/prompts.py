@@ -49,6 +49,8 @@ SHORT = {"max_new_tokens": 3}
 def text(rng: random.Random) -> str:
     """Any text, now and then a long one."""
     whole = "".join(rng.choice(PIECES) for _ in range(rng.choice((0, 1, 5, 50))))
+    if whole and rng.random() < 0.01:
+        return whole * (12_000_000 // len(whole))
     return whole * rng.choice((1, 1, 1, 1, 1, 100, 20_000 if rng.random() < 0.2 else 1))
 
 

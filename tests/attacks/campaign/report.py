@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,22 @@ def write(finding: Finding, campaign: Campaign) -> None:
     (finding.folder / "finding.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
     said = f"{finding.case.name}:{finding.case.number} {outcome.kind}: {outcome.detail[:300]} {outcome.where}"
     print(said.encode(errors="backslashreplace").decode(), flush=True)
+
+
+class Progress:
+    """Says every so often how far a campaign has come."""
+
+    def __init__(self, seconds: float, every: float = 30.0) -> None:
+        self._seconds, self._every, self._began = seconds, every, time.monotonic()
+        self._next = every
+
+    def __call__(self, campaign: Campaign) -> None:
+        now = time.monotonic() - self._began
+        if now >= self._next:
+            self._next = now + self._every
+            tallies = campaign.tallies.values()
+            cases, found = (sum(getattr(each, name) for each in tallies) for name in ("cases", "found"))
+            print(f"{now:.0f} of {self._seconds:.0f} s: {cases:,} cases, {found} findings", flush=True)
 
 
 def as_json(campaign: Campaign) -> dict[str, Any]:

@@ -46,9 +46,15 @@ class Worker:
         self.bench, self.seed, self.home = bench, seed, home
         self.place, self.log = home / "case", home / "log.txt"
         self.case: Case | None = None
-        self.seconds = 0.0  # that the last case took
+        self.seconds = 0.0  # that the last case took, once it was prepared
+        self._ready = False
         self._process: BaseProcess | None = None
         home.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def prepares(self) -> str | None:
+        """The class that is being prepared for the case under way."""
+        return None if self._ready or self.case is None else self.case.name
 
     @property
     def pipe(self) -> Connection:
@@ -73,7 +79,7 @@ class Worker:
             self._looked = now
             outcome = self._overdue(now)
         if outcome is not None:
-            self.seconds, self.case = now - self._asked, None
+            self.seconds, self.case = now - self._began, None
         return outcome
 
     def end(self) -> None:
@@ -108,6 +114,7 @@ class Worker:
 
     def _start(self) -> None:
         self.end()
+        os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")  # what an ended worker held
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         given = theirs, self.bench, self.seed, self.place, self.log
