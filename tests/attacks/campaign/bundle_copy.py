@@ -48,10 +48,10 @@ def sealed(body: dict[str, Any]) -> dict[str, Any]:
     return rest | {"digest": hashlib.sha256(text).hexdigest()}
 
 
-def put(root: Path, name: str, content: bytes, hashed: bool) -> None:
-    """Replace a file of a bundle; `hashed`: the manifest then says that it was built so."""
+def put(root: Path, name: str, content: bytes, hashed: bool, **fields: Any) -> None:
+    """Replace a file of a bundle; `hashed`: the manifest then says that it was built so, and has these `fields`."""
     replace(root / name, content)
     if hashed:
-        body = manifest(root)
+        body = manifest(root) | fields
         body["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         replace(root / MANIFEST, json.dumps(sealed(body)).encode())

@@ -6,12 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-from specbuild.runtime import Chat
+from specbuild.runtime import Chat, Engine, SamplingParams
 from specbuild.runtime.requests.tokenizer import Tokenizer
 
 from .attack import Attack, Bench
-from .bundle_copy import manifest
-from .outcome import Fault
+from .bundle_copy import copied, manifest, put
+from .outcome import Fault, check_error
 
 MAX_TEXT = 64 << 20  # characters that no chat may come to
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -116,6 +116,9 @@ FRAGMENTS = (
 )
 
 
+NAME = "chat_template.jinja"
+
+
 def expression(rng: random.Random, depth: int) -> str:
     """An expression of the grammar."""
     if depth <= 0:
@@ -212,14 +215,27 @@ class TemplatesAttack(Attack):
         self.tokenizer = bench.bundle / manifest(bench.bundle)["tokenizer"]
 
     def attempt(self, rng: random.Random, place: Path) -> None:
-        path, source = place / "chat_template.jinja", template(rng)
-        content = source.encode()
-        if rng.random() < 0.03:
-            content = rng.choice((b"\xff\xfe" + content, content + b"\xed\xa0\x80", content[::-1], b""))
-        path.write_bytes(content)
+        source = template(rng)
         chat = Chat(messages(rng), tools=rng.choice((None, None, [{"type": "function"}])))
+        if rng.random() < 0.1:
+            return self._serve(rng, place, source.encode(), chat)
+        path = place / NAME
+        path.write_text(source, encoding="utf-8")
         text = Tokenizer(self.tokenizer, path, SPECIAL).chat_text(chat)
         if len(text) > MAX_TEXT:
             raise Fault("memory", f"a chat came to {len(text)} characters")
         if source in ESCAPES and any(sign in text for sign in ("<class", "function ", "module '", "root:x", "uid=")):
             raise Fault("wrong", f"the template got out of its sandbox: {text[:100]}")
+
+    def _serve(self, rng: random.Random, place: Path, content: bytes, chat: Chat) -> None:
+        """The template in a bundle, beside a request that has nothing to do with it; now and then it is no text."""
+        if rng.random() < 0.3:
+            content = rng.choice((b"\xff\xfe" + content, content + b"\xed\xa0\x80", content[::-1], b""))
+        root = copied(self.bench.bundle, place)
+        put(root, NAME, content, hashed=True, chat_template=NAME)
+        with Engine.load(root, batch_size=2) as engine:
+            params = SamplingParams(max_new_tokens=2)
+            refused, sound = engine.generate([chat, "import os"], params, errors="return")
+            if sound.error:
+                raise Fault("wrong", f"a prompt without a chat failed: {sound.error}")
+            check_error(refused.error)
