@@ -84,9 +84,11 @@ class SignalsAttack(Attack):
         """The same command again, now and then where it takes long: it works and leaves nothing beside its output."""
         if name in ("build", "distill") and rng.random() < 0.6:
             return
-        more = ["--resume"] if name == "distill" and (place / "draft").exists() else []
-        process = Process([*self.command(name, place), *more], place)
+        more = ["--resume"] if (place / "draft.training").exists() else []
+        if name == "distill" and (place / "draft").exists():
+            more = ["--force"]  # it was done before the signal came
         (place / "stderr.txt").write_bytes(b"")
+        process = Process([*self.command(name, place), *more], place)
         process.hold(process.ended(FINISHED), (0,))
         self.tidy(place, name)
         self.whole(place, fresh=False)
@@ -107,7 +109,7 @@ class SignalsAttack(Attack):
 
     def tidy(self, place: Path, name: str) -> None:
         """Nothing is beside the output."""
-        known = {"out", "draft", "stdout.txt", "stderr.txt"}
+        known = {"out", "draft", "draft.training", "stdout.txt", "stderr.txt"}  # a training can be resumed
         left = sorted(path.name for path in place.iterdir() if path.name not in known)
         inside = sorted(path.name for path in (place / "out").glob(".*")) if (place / "out").is_dir() else []
         if left or inside:
