@@ -22,6 +22,9 @@ PATIENCE = 10.0  # seconds of computing after a signal, or six times as many wit
 TRACEBACK = re.compile(r'Traceback \(most recent call last\)|File "[^"]*", line \d+|a bug in specbuild|panicked at')
 
 
+GAVE_UP = re.compile(r"memory allocation|bad_alloc|OpenBLAS|pthread_create|Cannot allocate")  # a library, by itself
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A process that has ended: its status, negative where a signal ended it, and what it wrote."""
@@ -89,8 +92,14 @@ class Process:
     def _text(self, which: int) -> str:
         return self._files[which].read_text(encoding="utf-8", errors="replace")
 
-    def hold(self, ended: Ended, allowed: Sequence[int]) -> None:
-        """Raise Fault for a status that was not promised, a traceback, or an error of several lines."""
+    def hold(self, ended: Ended, allowed: Sequence[int], starved: bool = False) -> None:
+        """Raise Fault for a status that was not promised, a traceback, or an error that says nothing.
+
+        `starved`: there was too little memory, and a library that cannot go on may end the process in its own words.
+        """
+        gave_up = ended.status in (1, -signal.SIGABRT) and GAVE_UP.search(ended.err)
+        if starved and gave_up and "a bug in specbuild" not in ended.err:
+            return
         said = f"{self._told()}: {ended.err[-600:]!r}"
         if ended.status < 0 and ended.status not in allowed:
             raise Fault("crash", f"died of {signal.Signals(-ended.status).name}: {said}")

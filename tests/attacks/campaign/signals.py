@@ -119,13 +119,15 @@ class SignalsAttack(Attack):
         """Not enough memory, as by `ulimit -v`."""
         name = rng.choice(("tune", "generate", "generate", "build"))
         shutil.copytree(self.older, place / "out")
-        most = round(rng.uniform(*((700, 6000) if name == "build" else (500, 2500)))) * MIB
+        most = round(rng.uniform(*((300, 1800) if name == "build" else (60, 700)))) * MIB
         (place / "limit.txt").write_text(f"ulimit -v {most >> 10}\n")
         process = Process(self.command(name, place), place, [(resource.RLIMIT_AS, most)])
         (place / "limit.txt").unlink()
-        process.hold(process.ended(FINISHED), (0, 1, 2))
+        ended = process.ended(FINISHED)
+        process.hold(ended, (0, 1, 2), starved=True)
         self.whole(place, fresh=False)
-        self.tidy(place, name)
+        if ended.status >= 0:  # what aborts cannot tidy up; the next run does
+            self.tidy(place, name)
 
     def full(self, rng: random.Random, place: Path) -> None:
         """No room: a small file system that is full, or files that may not grow."""
