@@ -47,7 +47,7 @@ def campaign(tmp_path: Path) -> Campaign:
 @pytest.mark.parametrize("classes", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["fast", "slow"])
 def test_every_class_runs(classes: tuple[str, ...], bundle: Path, campaign: Campaign, tmp_path: Path) -> None:
     campaign.bench = Bench(tuned(bundle, tmp_path), tmp_path)
-    campaign.replay([(name, number) for name in classes for number in (0, 1)])
+    campaign.replay([(name, number) for number in (1, 3) for name in classes])
     assert {name: tally.cases for name, tally in campaign.tallies.items()} == dict.fromkeys(classes, 2)
     assert not campaign.findings
 
