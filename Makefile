@@ -6,7 +6,9 @@ BUNDLE ?= pycode.bundle
 PROMPT ?= def parse_arguments(argv):
 JOBS ?= 2
 
-.PHONY: demo test test-all soak lint kernels bench clean
+MINUTES ?= 10
+
+.PHONY: demo test test-all soak attack lint kernels bench clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -27,6 +29,12 @@ test-all: test
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
 soak: $(VENV)/.ready
 	$(BIN)/python scripts/soak.py --out benchmarks/results/soak.json
+
+# Hostile inputs of every kind for MINUTES, by a fresh SEED that it prints; ONLY=class:number tries a find again.
+attack: $(BUNDLE)/manifest.json
+	PYTHONPATH=tests/attacks $(BIN)/python -m campaign --bundle $(BUNDLE) --minutes $(MINUTES) \
+	  $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only '$(ONLY)') $(if $(CLASSES),--classes $(CLASSES)) \
+	  $(if $(JSON),--json $(JSON))
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

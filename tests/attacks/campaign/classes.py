@@ -1,0 +1,27 @@
+"""The classes of attack, each imported when a worker prepares it."""
+
+from __future__ import annotations
+
+import importlib
+
+from .attack import Attack, Bench
+
+CLASSES = (
+    *("manifest", "graphs", "timings", "tokenizer", "templates", "checkpoints"),
+    *("prompts", "parameters", "races", "signals"),
+)
+LIMITS = {"races": 30.0, "signals": 180.0}  # these wait for others, each no longer than 10 s; all else has 10 s
+
+
+def make(name: str, bench: Bench) -> Attack:
+    """Prepare a class: `name` is one of `CLASSES`, or `module:Class`, which tests plant."""
+    module, _, kind = name.partition(":")
+    if not kind:
+        module, kind = f"{__package__}.{name}", f"{name.capitalize()}Attack"
+    made: Attack = getattr(importlib.import_module(module), kind)(bench)
+    return made
+
+
+def limit(name: str) -> float:
+    """Seconds that a case of a class may take, without preparing it."""
+    return LIMITS.get(name, 10.0)

@@ -1,0 +1,241 @@
+"""Attacks by chat templates: programs from a grammar, bombs of time and memory, ways out, mutated real templates."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime import Chat, Engine, SamplingParams
+from specbuild.runtime.requests.tokenizer import Tokenizer
+
+from .attack import Attack, Bench
+from .bundle_copy import copied, manifest, put
+from .outcome import Fault, check_error
+
+MAX_TEXT = 64 << 20  # characters that no chat may come to
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+REAL = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+    "{{ bos_token }}{% set ns = namespace(found=false) %}{%- for message in messages if message.role != 'system' -%}"
+    "{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
+    "{%- endif %}{% generation %}{{ message.content | trim }}{% endgeneration %}{% set ns.found = true %}{%- endfor %}"
+    "{% if tools is not none %}{{ tools | tojson(indent=4) }}{% endif %}{{ strftime_now('%d %b %Y') }}",
+    "{% macro part(x, depth=0) %}{% if x is mapping %}{% for k, v in x|items %}{{ k }}={{ part(v, depth + 1) }}"
+    "{% endfor %}{% else %}{{ x }}{% endif %}{% endmacro %}{% for m in messages %}{{ part(m) }}{% endfor %}",
+)
+BOMBS = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set n = namespace(x='a') %}{% for a in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x | length }}",
+    "{% set ns = namespace(x=[1]) %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=9) %}{% for a in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{{ ns.x }}",
+    "{{ lipsum(n=100000) }}",
+    "{{ lipsum(n=1, min=10000000, max=10000001) }}",
+    "{{ 'x' * 9999999999 }}",
+    "{{ ['x'] * 9999999999 }}",
+    "{{ '%9999999999d' % 1 }}",
+    "{{ '{:>9999999999}'.format(1) }}",
+    "{{ '{:>{w}}'.format(1, w=9999999999) }}",
+    "{{ 'a' | center(9999999999) }}",
+    "{{ 'a\n' * 9999 | indent(99999999) }}",
+    "{{ 9 ** 9 ** 9 ** 9 }}",
+    "{{ 2 ** 99999999 }}",
+    "{{ 10 ** 1000000 }}",
+    "{{ 'a'.ljust(9999999999) }}",
+    "{{ 'a'.zfill(9999999999) }}",
+    "{{ ('a' * 99999).replace('a', 'b' * 99999) }}",
+    "{{ 'ab' | replace('', 'c' * 99999999) }}",
+    "{{ ('a,' * 999999).split(',') | join('b' * 99999) }}",
+    "{{ range(999999999) | list | length }}",
+    "{{ range(0, 99999999999, 99999) | sum }}",
+    "{{ 'a'.expandtabs(9) }}{{ ('\t' * 99999).expandtabs(9999999) }}",
+    "{{ messages | batch(99999999, 'x') | list | length }}",
+    "{{ messages | slice(99999999) | list | length }}",
+    "{{ messages | tojson(indent=999999999) }}",
+    "{{ [[[1]]] | tojson(indent=99999999) }}",
+    "{{ strftime_now('%Y' * 9999999) }}",
+    "{{ 1.0 | round(99999999) }}{{ '%.99999999f' % 1.5 }}",
+    "{{ ('a' * 30 + '!') | urlize }}{{ ('http://a.' * 99999) | urlize }}",
+    "{{ ('<' * 99999) | striptags }}{{ ('a ' * 999999) | wordwrap(1) }}{{ ('a ' * 9999999) | title | length }}",
+    "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    "{% set c = cycler(1) %}{% for i in range(99999) %}{% for j in range(999) %}{{ c.next() }}{% endfor %}{% endfor %}",
+    "{% set j = joiner('x' * 999999) %}{% for i in range(99999) %}{{ j() }}{% endfor %}",
+    "{{ dict(messages=messages) | pprint }}{{ range(99999) | map('string') | join | length }}",
+    "{{ range(9999999) | random }}{{ range(99999) | map('pprint') | list | length }}",
+    "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+    "{% filter indent(99999999) %}a\nb\n{% endfilter %}",
+    "{% set x %}{% for i in range(99999) %}{{ 'y' * 9999 }}{% endfor %}{% endset %}{{ x | length }}",
+)
+ESCAPES = (
+    "{{ ''.__class__.__mro__ }}",
+    "{{ (messages | attr('__class__')) }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ '{0.__class__.__init__.__globals__}'.format(joiner) }}",
+    "{{ '{0.__class__}'.format_map({'0': 1}) }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__code__ }}",
+    "{{ namespace(__class__=1) }}",
+    "{% set ns = namespace() %}{% set ns.__init__ = 1 %}",
+    "{{ dict.mro() }}{{ dict.__subclasses__() }}",
+    "{{ self._TemplateReference__context }}",
+    "{% import 'os' as os %}{% include '/etc/passwd' %}{% extends 'x' %}",
+    "{{ messages.append({'role': 'x'}) }}{{ messages.clear() }}",
+    "{{ lipsum.__globals__['os'] }}{{ range.__self__ }}",
+    "{{ (1).__format__ }}{{ messages | map(attribute='__class__') | list }}",
+    "{{ messages | map('attr', '__class__') | list }}{{ messages | sort(attribute='__class__.__mro__') }}",
+    "{{ messages | groupby('__class__') }}{{ 'x' | format(messages) }}",
+)
+NAMES = ("messages", "tools", "loop", "bos_token", "x", "ns", "undefined_name", "message", "true", "none", "self")
+FILTERS = (
+    *("trim", "length", "tojson", "list", "join(',')", "upper", "first", "last", "items", "string", "int", "e", "sort"),
+    *("default('d')", "indent(4)", "replace('a', 'b')", "reverse", "selectattr('role')", "map(attribute='role')"),
+    *("batch(2)", "slice(0)", "round(2)", "wordwrap(0)", "truncate(3)", "xmlattr", "format(1)", "dictsort", "nothing"),
+)
+FRAGMENTS = (
+    "{{",
+    "}}",
+    "{%",
+    "%}",
+    "{#",
+    "#}",
+    "-%}",
+    "{%-",
+    "|",
+    "(",
+    ")",
+    "'",
+    "\\",
+    "\n",
+    "\x00",
+    "é",
+    "{% endfor %}",
+)
+
+
+NAME = "chat_template.jinja"
+
+
+def expression(rng: random.Random, depth: int) -> str:
+    """An expression of the grammar."""
+    if depth <= 0:
+        return rng.choice((*NAMES, "1", "0", "-1", "'a'", "1.5", "[]", "{}", "'%s'", str(10 ** rng.randrange(20))))
+    one, other = expression(rng, depth - 1), expression(rng, depth - 2)
+    kinds = f"{one} {rng.choice(('+', '-', '*', '/', '//', '%', '**', '~', 'and', 'in', '==', '<', 'is'))} {other}"
+    return rng.choice(
+        (
+            *(
+                kinds,
+                f"({one} | {rng.choice(FILTERS)})",
+                f"{one}[{other}]",
+                f"{one}.{rng.choice(NAMES)}",
+                f"[{one}, {other}]",
+            ),
+            *(
+                f"{{{one}: {other}}}",
+                f"({one} if {other} else {one})",
+                f"{one}({other})",
+                f"not {one}",
+                f"{one}[{other}:]",
+            ),
+            *(
+                f"range({one})",
+                f"{one} is {rng.choice(('defined', 'mapping', 'string', 'none', 'number'))}",
+                f"({one})",
+            ),
+        )
+    )
+
+
+def program(rng: random.Random, depth: int) -> str:
+    """A template of the grammar."""
+    if depth <= 0:
+        return rng.choice(("text", "", "\n", f"{{{{ {expression(rng, 2)} }}}}"))
+    one, other, what = program(rng, depth - 1), program(rng, depth - 2), expression(rng, rng.randrange(4))
+    return rng.choice(
+        (
+            f"{one}{other}",
+            f"{{% for message in {what} %}}{one}{{% else %}}{other}{{% endfor %}}",
+            f"{{%- for x in messages recursive -%}}{one}{{{{ loop({what}) }}}}{{%- endfor -%}}",
+            f"{{% if {what} %}}{one}{{% else %}}{other}{{% endif %}}",
+            f"{{% set x = {what} %}}{one}",
+            f"{{% set ns = namespace(x={what}) %}}{{% set ns.x = {what} %}}{one}",
+            f"{{% macro f(x) %}}{one}{{% endmacro %}}{{{{ f({what}) }}}}{other}",
+            f"{{% filter {rng.choice(FILTERS)} %}}{one}{{% endfilter %}}",
+            f"{{% with x = {what} %}}{one}{{% endwith %}}{{% break %}}",
+            f"{{% call(x) f({what}) %}}{one}{{% endcall %}}",
+        )
+    )
+
+
+def deep(rng: random.Random) -> str:
+    """Nesting that compilers stumble over."""
+    count = rng.choice((30, 150, 3000))
+    opened, closed = rng.choice(
+        (("{% if 1 %}", "{% endif %}"), ("{{ " + "(" * count, ")" * count + " }}"), ("{{ [", "] }}"))
+    )
+    if opened == "{{ [":
+        return "{{ " + "[" * count + "]" * count + " }}"
+    return opened * (count if "%" in opened else 1) + rng.choice(("1", "x")) + closed * (count if "%" in closed else 1)
+
+
+def template(rng: random.Random) -> str:
+    """A template of any kind."""
+    match rng.randrange(10):
+        case 0 | 1:
+            return rng.choice(BOMBS)
+        case 2:
+            return rng.choice(ESCAPES)
+        case 3:
+            return deep(rng)
+        case 4 | 5:
+            source = rng.choice((*REAL, *BOMBS))
+            for _ in range(rng.choice((1, 2, 5))):
+                at = rng.randrange(len(source) + 1)
+                source = source[:at] + rng.choice((*FRAGMENTS, "")) + source[at + rng.choice((0, 1, 5)) :]
+            return source
+        case _:
+            return program(rng, rng.choice((2, 4, 6)))
+
+
+def messages(rng: random.Random) -> Any:
+    """A chat, mostly an ordinary one."""
+    content = rng.choice(("hello", "", "x" * 10000, "{{ 1 }}", None, 5, [{"type": "text", "text": "a"}], "\x00😀"))
+    return [{"role": rng.choice(("user", "system", "", "tool")), "content": content}] * rng.choice((1, 2, 30))
+
+
+class TemplatesAttack(Attack):
+    """Renders a chat by a hostile template."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self.tokenizer = bench.bundle / manifest(bench.bundle)["tokenizer"]
+
+    def attempt(self, rng: random.Random, place: Path) -> None:
+        source = template(rng)
+        chat = Chat(messages(rng), tools=rng.choice((None, None, [{"type": "function"}])))
+        if rng.random() < 0.1:
+            return self._serve(rng, place, source.encode(), chat)
+        path = place / NAME
+        path.write_text(source, encoding="utf-8")
+        text = Tokenizer(self.tokenizer, path, SPECIAL).chat_text(chat)
+        if len(text) > MAX_TEXT:
+            raise Fault("memory", f"a chat came to {len(text)} characters")
+        if source in ESCAPES and any(sign in text for sign in ("<class", "function ", "module '", "root:x", "uid=")):
+            raise Fault("wrong", f"the template got out of its sandbox: {text[:100]}")
+
+    def _serve(self, rng: random.Random, place: Path, content: bytes, chat: Chat) -> None:
+        """The template in a bundle, beside a request that has nothing to do with it; now and then it is no text."""
+        if rng.random() < 0.3:
+            content = rng.choice((b"\xff\xfe" + content, content + b"\xed\xa0\x80", content[::-1], b""))
+        root = copied(self.bench.bundle, place)
+        put(root, NAME, content, hashed=True, chat_template=NAME)
+        with Engine.load(root, batch_size=2) as engine:
+            params = SamplingParams(max_new_tokens=2)
+            refused, sound = engine.generate([chat, "import os"], params, errors="return")
+            if sound.error:
+                raise Fault("wrong", f"a prompt without a chat failed: {sound.error}")
+            check_error(refused.error)

@@ -1,0 +1,177 @@
+"""Attacks on `tokenizer.json`: parts of another kind, hostile patterns, vocabularies with holes."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.requests.tokenizer import Tokenizer
+
+from .attack import Attack, Bench
+from .bundle_copy import copied, manifest, put
+from .mutations import mutate_bytes, mutate_json, to_bytes
+from .outcome import check_error
+
+TEXTS = ("def main(argv):\n    return 0\n", "a" * 60 + "!", "naïve 😀 \u202e\x00 ﷺ", " " * 500, "x" * 3000)
+PATTERNS = (
+    *(
+        "(a+)+$",
+        "(a|aa)+$",
+        "(.*)*x",
+        "((a{0,9}){0,9}){0,9}b",
+        "(?<=a",
+        "[",
+        "(?R)",
+        "\\p{Foo}",
+        "(a)\\2",
+        "(?=(a+))a*b",
+    ),
+    *(
+        "",
+        "(?:)*",
+        ".*?",
+        "\\G",
+        "(?i)ſ",
+        "\\X",
+        "a{1000000}",
+        "(" * 500 + ")" * 500,
+        "^(\\w+\\s?)*$",
+        "\ud7ff",
+        "(?!)",
+    ),
+)
+NAMES = ("", "a", "\x00", "▁", "Ġ", "😀", "\ufffd", "a" * 5000)
+
+
+def pattern(rng: random.Random) -> dict[str, str]:
+    """A regular expression, mostly a bad one; or a plain text."""
+    return {rng.choice(("Regex", "Regex", "String")): rng.choice(PATTERNS)}
+
+
+def normalizer(rng: random.Random) -> Any:
+    """One of tokenizers' normalizers, or a few of them."""
+    kinds: list[Any] = [
+        {"type": "Replace", "pattern": pattern(rng), "content": rng.choice(NAMES)},
+        {"type": "Prepend", "prepend": rng.choice(NAMES)},
+        {"type": rng.choice(("NFC", "NFKD", "Lowercase", "Nmt", "StripAccents"))},
+        {"type": "Strip", "strip_left": True, "strip_right": True},
+        {"type": "Precompiled", "precompiled_charsmap": rng.choice(("", "AAAA", "////", "x"))},
+        {"type": "BertNormalizer", "clean_text": 1, "handle_chinese_chars": True, "lowercase": True},
+    ]
+    return rng.choice((*kinds, {"type": "Sequence", "normalizers": rng.sample(kinds, 3)}))
+
+
+def pre_tokenizer(rng: random.Random) -> Any:
+    """One of tokenizers' pre-tokenizers."""
+    behavior = rng.choice(("Removed", "Isolated", "MergedWithPrevious", "Contiguous", "Nothing"))
+    kinds: list[Any] = [
+        {"type": "Split", "pattern": pattern(rng), "behavior": behavior, "invert": rng.random() < 0.5},
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": rng.random() < 0.5},
+        {"type": "Metaspace", "replacement": rng.choice(("▁", "ab", "")), "prepend_scheme": "always", "split": True},
+        {"type": "Punctuation", "behavior": behavior},
+        {"type": "CharDelimiterSplit", "delimiter": rng.choice(("a", "", "ab"))},
+        {"type": "FixedLength", "length": rng.choice((0, 1, 5, -1, 2**63))},
+        {"type": rng.choice(("Whitespace", "BertPreTokenizer", "UnicodeScripts", "Digits"))},
+    ]
+    return rng.choice((*kinds, {"type": "Sequence", "pretokenizers": rng.sample(kinds, 2)}))
+
+
+def decoder(rng: random.Random) -> Any:
+    """One of tokenizers' decoders."""
+    big = rng.choice((0, 1, 5, 2**31, 2**63))
+    kinds: list[Any] = [
+        {"type": "Replace", "pattern": pattern(rng), "content": rng.choice(NAMES)},
+        {"type": "Strip", "content": rng.choice(("a", "", "ab")), "start": big, "stop": rng.choice((0, 1, big))},
+        {"type": "WordPiece", "prefix": rng.choice(NAMES), "cleanup": True},
+        {"type": "CTC", "pad_token": rng.choice(NAMES), "word_delimiter_token": rng.choice(NAMES), "cleanup": True},
+        {"type": "BPEDecoder", "suffix": rng.choice(NAMES)},
+        {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        {"type": rng.choice(("ByteLevel", "ByteFallback", "Fuse"))},
+    ]
+    return rng.choice((*kinds, {"type": "Sequence", "decoders": rng.sample(kinds, 3)}))
+
+
+def post_processor(rng: random.Random) -> Any:
+    """A template of special tokens that there may not be."""
+    id = rng.choice((0, 1, 4095, 4096, 2**32 - 1, -1))
+    token = {"<s>": {"id": rng.choice(NAMES), "ids": [id], "tokens": ["<s>"]}}
+    piece = {"SpecialToken": {"id": rng.choice(("<s>", "x")), "type_id": 0}}
+    pieces = [piece, {"Sequence": {"id": rng.choice("AB"), "type_id": rng.choice((0, 2**31))}}]
+    return {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": token}
+
+
+def vocabulary(rng: random.Random, body: dict[str, Any]) -> None:
+    """Ids past the end, twice, or missing; merges of what is no token; added tokens that are in the way."""
+    model, ids = body["model"], (4096, 5000, 2**31, 2**32 - 1, 0, 1, -1)
+    names = list(model["vocab"])
+    match rng.randrange(5):
+        case 0:
+            for name in rng.sample(names, rng.choice((1, 10, 1000))):
+                model["vocab"][name] = rng.choice(ids)
+        case 1:
+            for name in rng.sample(names, rng.choice((1, 10, 1000))):
+                del model["vocab"][name]
+        case 2:
+            model["merges"] = rng.choice(([], model["merges"] * 2, model["merges"][::-1], [["a", "zzzzz"]], ["a b c"]))
+        case 3:
+            added = {"single_word": rng.random() < 0.5, "lstrip": True, "rstrip": True, "normalized": True}
+            added |= {"id": rng.choice(ids), "content": rng.choice((*NAMES, "def")), "special": rng.random() < 0.5}
+            body["added_tokens"] = rng.choice(([added], body["added_tokens"] + [added] * rng.choice((1, 3000))))
+        case _:
+            model |= {"unk_token": rng.choice(NAMES), "byte_fallback": True, "dropout": rng.choice((0.5, 1.5, -1.0))}
+            model |= {"continuing_subword_prefix": rng.choice(NAMES), "end_of_word_suffix": rng.choice(NAMES)}
+
+
+def mutated(rng: random.Random, content: bytes) -> bytes:
+    """Another tokenizer.json."""
+    body = json.loads(content)
+    parts = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "decoder": decoder}
+    parts |= {"post_processor": post_processor}
+    match rng.randrange(8):
+        case 0:
+            return mutate_bytes(rng, content)
+        case 1:
+            return to_bytes(mutate_json(rng, body, lambda at: at[:2] != ("model", "vocab") or rng.random() < 0.01)[0])
+        case 2:
+            vocabulary(rng, body)
+        case 3:
+            short = {"max_length": rng.choice((0, 1, 2**63)), "strategy": "LongestFirst", "stride": rng.choice((0, 9))}
+            wide = {"strategy": {"Fixed": rng.choice((0, 9, 10**5))}, "direction": "Left", "pad_to_multiple_of": 0}
+            wide |= {"pad_id": rng.choice((0, 2**32 - 1)), "pad_type_id": 0, "pad_token": "x"}
+            body |= {"truncation": short | {"direction": "Right"}} if rng.random() < 0.5 else {"padding": wide}
+        case _:
+            for part in rng.sample(sorted(parts), rng.choice((1, 1, 2))):
+                body[part] = parts[part](rng)
+    return to_bytes(body)
+
+
+class TokenizerAttack(Attack):
+    """Loads a mutated tokenizer, encodes and decodes; now and then a whole engine does."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        body = manifest(bench.bundle)
+        self.name, self.vocab = body["tokenizer"], body["models"]["target"]["vocab_size"]
+        self.content = (bench.bundle / self.name).read_bytes()
+
+    def attempt(self, rng: random.Random, place: Path) -> None:
+        content, text = mutated(rng, self.content), rng.choice(TEXTS)
+        ids = [rng.randrange(self.vocab) for _ in range(rng.choice((1, 5, 40)))]
+        (place / "text.txt").write_text(repr((text, ids)))
+        if rng.random() < 0.4:
+            root = copied(self.bench.bundle, place)
+            put(root, self.name, content, hashed=True)
+            with Engine.load(root, batch_size=2) as engine:
+                params = SamplingParams(max_new_tokens=8, ignore_eos=True, stop=rng.choice(((), ("zz",))))
+                for result in engine.generate([ids, text], params, errors="return"):
+                    check_error(result.error)
+            return
+        path = place / self.name
+        path.write_bytes(content)
+        tokenizer = Tokenizer(path, None, {})
+        for count in (1, len(ids)):
+            tokenizer.decode(ids[:count])
+        tokenizer.encode(text)
