@@ -6,6 +6,7 @@ import errno
 import importlib
 import logging
 import os
+import resource
 import sys
 
 import click
@@ -15,6 +16,7 @@ from specbuild.runtime.errors import SpecbuildError
 from . import interrupts, standard_streams
 from .standard_streams import tell
 
+_STARVED = "bad_alloc", "cannot allocate memory", "failed to map segment"
 DEBUG = "SPECBUILD_DEBUG"  # set: an unexpected error shows its traceback
 _COMMANDS = {
     "distill": "Train a draft for a target.",
@@ -123,13 +125,20 @@ def _of_lost_output(error: OSError) -> tuple[int, str]:
     return 1, f"standard output cannot be written ({error.strerror or error})"
 
 
+def _starved(error: Exception) -> bool:
+    """Whether memory ran out, which libraries say in many ways while they are loaded."""
+    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    told = any(words in str(error).lower() for words in _STARVED)
+    return told or isinstance(error, MemoryError) or (limited and isinstance(error, SystemError))
+
+
 def _of_unexpected(error: Exception) -> tuple[int, str]:
     """What no command has an answer to."""
     if interrupts.interrupted(error):  # while a library was imported, which made an error of its own of it
         return 1, interrupts.STOPPED
     if isinstance(error, ModuleNotFoundError):
         return 2, f"this needs {error.name}, which is not installed: pip install 'specbuild-trt[build]'"
-    if isinstance(error, MemoryError):
+    if _starved(error):
         return 1, "out of memory: use a smaller model, or a smaller --max-seq-len or --max-batch-size"
     if isinstance(error, OSError):
         if lost := standard_streams.lost():

@@ -93,11 +93,8 @@ class OutputError(InputError):
     """An output folder that exists, cannot be written, or is full."""
 
 
-MAX_LINE = 400  # characters of another library's error
-
-
 def one_line(error: BaseException) -> str:
     """The first paragraph of another library's error on one line, cut, with its kind where that alone says little."""
     text = " ".join(str(error).split("\n\n")[0].split())
     text = text if " " in text else f"{type(error).__name__} {text}".rstrip()
-    return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"
+    return _cut(text, MAX_MESSAGE)

@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4402,
+    ("builder", ".py"): 4405,
     ("builder/distill", ".py"): 1405,
     ("builder/quantize", ".py"): 1009,
-    ("cli", ".py"): 1723,
+    ("cli", ".py"): 1729,
     ("face", ".py"): 30,
     ("measure", ".py"): 1219,
-    ("runtime", ".py"): 4586,
+    ("runtime", ".py"): 4601,
     ("runtime/backends", ".py"): 2325,
     ("runtime/decoding", ".py"): 1613,
     ("plugins", ".cu .cuh"): 2021,  # the kernels

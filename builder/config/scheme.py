@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specbuild.runtime.bundle.backend import BACKENDS, FLOATS
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError, shown
 
 BLOCKS = (128, 64, 32, 16)
 LEAST_GPU_BLOCK = 32
@@ -67,22 +67,22 @@ def parse(text: str, backend: str) -> Scheme:
     words, slash, dtype = text.partition("/")
     kind, colon, options = words.partition(":")
     if kind not in kinds:
-        raise OptionError(f"backend {backend} has no precision {kind!r}: use {', '.join(kinds)}")
+        raise OptionError(f"backend {backend} has no precision {shown(kind)}: use {', '.join(kinds)}")
     if kind in FLOATS:
         if options or slash:
-            raise OptionError(f"{text!r}: {kind} takes no options")
+            raise OptionError(f"{shown(text)}: {kind} takes no options")
         return Scheme(kind, kind)
     if slash and dtype not in dtypes:
-        raise OptionError(f"{text!r}: {backend} computes in {', '.join(dtypes)}, not in {dtype!r}")
+        raise OptionError(f"{shown(text)}: {backend} computes in {', '.join(dtypes)}, not in {dtype!r}")
     if colon and not options:
-        raise OptionError(f"{text!r}: no option follows the colon, {_HELP}")
+        raise OptionError(f"{shown(text)}: no option follows the colon, {_HELP}")
     cpu = not BACKENDS[backend].on_gpu
     scheme = _DEFAULTS[kind, cpu]
     chosen = list[str]()
     for option in options.split(",") if options else ():
         twice = next((kind for kind in _KINDS_OF_OPTIONS if option in kind and not kind.isdisjoint(chosen)), None)
         if twice or (option.isdigit() and any(each.isdigit() for each in chosen)):
-            raise OptionError(f"{text!r}: {option} contradicts an option before it: give one of them")
+            raise OptionError(f"{shown(text)}: {option} contradicts an option before it: give one of them")
         if option.isascii() and option.isdigit() and len(option) < 9:
             scheme = replace(scheme, block=int(option))
         elif option in ("channel", "tensor"):
@@ -94,16 +94,18 @@ def parse(text: str, backend: str) -> Scheme:
         elif option in ACTIVATIONS:
             scheme = replace(scheme, activations=option)
         else:
-            raise OptionError(f"{text!r}: unknown option {option!r}, {_HELP}")
+            raise OptionError(f"{shown(text)}: unknown option {shown(option)}, {_HELP}")
         chosen.append(option)
     if scheme.activations == "static" and kind == "int8":
         given = [option for option in chosen if option not in ("static", "channel", "sym", "rtn")]
         if given:
-            raise OptionError(f"{text!r}: static INT8 has a scale for each row, symmetric, rounded: drop {given[0]}")
+            raise OptionError(
+                f"{shown(text)}: static INT8 has a scale for each row, symmetric, rounded: drop {given[0]}"
+            )
         scheme = replace(scheme, block=0)
     scheme = replace(scheme, dtype=dtype or dtypes[0])
     if reason := _unsupported(scheme, cpu):
-        raise OptionError(f"{text!r}: {reason}")
+        raise OptionError(f"{shown(text)}: {reason}")
     return scheme
 
 

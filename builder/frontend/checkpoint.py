@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from specbuild.builder.strict_json import read_object
 from specbuild.runtime.errors import CheckpointError, one_line
+from specbuild.runtime.requests.tokenizer import check_merges
 
 from .attention_layout import check_interface, empty
 from .quiet import quiet
@@ -148,6 +149,8 @@ def _configuration(source: str, folder: Path) -> Any:
 def _tokenizer(source: str, folder: Path) -> PreTrainedTokenizerBase:
     """One that has been tried."""
     with refusing(f"{source} has no usable tokenizer, add its tokenizer.json"):
+        if (file := folder / "tokenizer.json").is_file():
+            check_merges(file.read_bytes())
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         len(tokenizer)
     if not tokenizer.is_fast:

@@ -157,7 +157,7 @@ def lookup_chances(texts: Seq[tuple[NDArray[np.int64], int]]) -> list[float]:
             for start, matched in matches(tokens[:end], 1):
                 tried[matched] += 1
                 won[matched] += tokens[start] == tokens[end]
-    return _monotone(list(range(LONGEST + 1)), list(won + DOUBT / 4), list(tried + DOUBT))[1]
+    return _monotone(list(range(LONGEST + 1)), (won + DOUBT / 4).tolist(), (tried + DOUBT).tolist())[1]
 
 
 def _monotone(at: list[float], won: list[float], tried: list[float]) -> tuple[list[float], list[float]]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
-from specbuild.runtime.errors import BundleError, ExecutionError, PromptError, SpecbuildError
+from specbuild.runtime.errors import BundleError, ExecutionError, PromptError, SpecbuildError, message_of, shown
 
 from .chat import Chat, ChatTemplate
 
@@ -27,7 +28,7 @@ def _call(kind: type[SpecbuildError], what: str, call: Callable[..., Any], *give
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise kind(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise kind(f"{what}: {message_of(error) or type(error).__name__}") from error
 
 
 def too_long(what: str, limit: int) -> PromptError:
@@ -36,6 +37,30 @@ def too_long(what: str, limit: int) -> PromptError:
         f"the prompt has {what}, this bundle holds {limit} with at least one of output: "
         "shorten it, or build with a larger --max-seq-len"
     )
+
+
+class _Model(msgspec.Struct):
+    continuing_subword_prefix: str | None = None
+    merges: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class _File(msgspec.Struct):
+    model: _Model
+
+
+def check_merges(content: bytes) -> None:
+    """Raise ValueError for a tokenizer.json whose merges would end the process: no one can catch that.
+
+    Of each merge's second part `tokenizers` cuts off as many bytes as the model's prefix of continued words has. In the
+    middle of a character it panics, and panics again while it says so.
+    """
+    model = msgspec.json.decode(content, type=_File).model
+    if not (prefix := model.continuing_subword_prefix):
+        return
+    for merge in msgspec.json.decode(model.merges, type=list[str | list[str]]):
+        _, _, second = merge.partition(" ") if isinstance(merge, str) else ("", "", merge[-1] if merge else "")
+        if not second.startswith(prefix):
+            raise ValueError(f"a merge has {shown(second)}, which does not begin with the prefix {shown(prefix)}")
 
 
 def _content(file: Path | bytes) -> bytes:
@@ -48,7 +73,9 @@ class Tokenizer:
     def __init__(self, tokenizer: Path | bytes, chat_template: Path | bytes | None, special: dict[str, str]) -> None:
         """`tokenizer`, `chat_template`: files, or what was read of them. Raises BundleError."""
         what = "tokenizer.json is not a tokenizer"
-        self._tokenizer = _call(BundleError, what, tokenizers.Tokenizer.from_buffer, _content(tokenizer))
+        content = _content(tokenizer)
+        _call(BundleError, what, check_merges, content)
+        self._tokenizer = _call(BundleError, what, tokenizers.Tokenizer.from_buffer, content)
         self._tokenizer.no_truncation()  # which transformers does not do either unless asked
         self._tokenizer.no_padding()
         self._template: ChatTemplate | None = None

@@ -234,6 +234,14 @@ def test_a_tokenizers_configuration(folder: Path, fields: dict[str, Any], told: 
     assert told in refusal(folder)
 
 
+def test_a_tokenizer_that_would_end_the_process(folder: Path) -> None:
+    edit(
+        folder / "tokenizer.json",
+        model={"type": "BPE", "vocab": {}, "merges": ["x \u00e9"], "continuing_subword_prefix": "a"},
+    )
+    assert "prefix 'a'" in refusal(folder)
+
+
 @pytest.mark.parametrize("fields", [{"dtype": 5}, {"dtype": "abc"}, {"eos_token_id": True}, {"eos_token_id": [[0]]}])
 def test_a_configurations_types(folder: Path, fields: dict[str, Any]) -> None:
     (folder / "generation_config.json").unlink()

@@ -18,6 +18,8 @@ ENDS: list[tuple[BaseException, int, str]] = [
     (KeyboardInterrupt(), 1, "interrupted: nothing was left behind"),
     (EOFError(), 1, "interrupted: nothing was left behind"),
     (MemoryError(), 1, "out of memory"),
+    (ImportError("libx.so: failed to map segment from shared object"), 1, "out of memory"),
+    (RuntimeError("std::bad_alloc"), 1, "out of memory"),
     (ModuleNotFoundError("x", name="torch"), 2, "this needs torch, which is not installed"),
     (OSError(errno.ENOSPC, "No space left on device", "/a/file"), 1, "/a/file: No space left on device"),
     (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 9), 2, "xxxxxxxxx: File name too long"),

@@ -51,7 +51,7 @@ import specbuild, specbuild.runtime, specbuild.runtime.errors
 loaded = {name for name in sys.modules if name.startswith("specbuild.")} | ({"numpy", "onnxruntime"} & {*sys.modules})
 assert loaded == {"specbuild.runtime", "specbuild.runtime.errors"}, loaded
 specbuild.SamplingParams
-assert "specbuild.runtime.sampling.sampler" in sys.modules
+assert "specbuild.runtime.sampling.parameters" in sys.modules
 assert "specbuild.runtime.engine" not in sys.modules"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -59,7 +59,9 @@ class Lines(Attack):
     """Refuses in two lines."""
 
     def attempt(self, rng: random.Random, place: Path) -> None:
-        raise PromptError("one\ntwo")
+        error = PromptError("planted")
+        error.args = ("one\ntwo",)
+        raise error
 
 
 class Wrong(Attack):

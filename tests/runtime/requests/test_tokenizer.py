@@ -90,6 +90,26 @@ def test_a_broken_tokenizer_is_the_bundles_error(tmp_path: Path, content: str) -
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("pairs", [True, False])
+def test_merges_that_would_end_the_process_are_refused(pair: Path, pairs: bool) -> None:
+    """`tokenizers` aborts where it cuts a prefix off a part that has another, in the middle of a character."""
+    spec = json.loads((pair / "target" / "tokenizer.json").read_text(encoding="utf-8"))
+    merges = [each.split(" ") if isinstance(each, str) else each for each in spec["model"]["merges"]]
+    spec["model"] |= {"continuing_subword_prefix": "a", "merges": merges if pairs else list(map(" ".join, merges))}
+    with pytest.raises(BundleError, match="does not begin with the prefix 'a'"):
+        Tokenizer(json.dumps(spec).encode(), None, {})
+
+
+def test_merges_with_their_prefix_are_those_of_a_tokenizer() -> None:
+    model = {
+        "type": "BPE",
+        "vocab": {"a": 0, "##b": 1, "ab": 2},
+        "merges": ["a ##b"],
+        "continuing_subword_prefix": "##",
+    }
+    assert Tokenizer(json.dumps({"model": model}).encode(), None, {}).encode("ab") == [2]
+
+
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
 def test_a_panic_of_the_library_is_an_error_of_ours(pair: Path, tmp_path: Path, part: str) -> None:
     """A pattern that tries every way to divide a row of spaces ends in a panic, which is no Exception."""
