@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4405,
+    ("builder", ".py"): 4407,
     ("builder/distill", ".py"): 1405,
     ("builder/quantize", ".py"): 1009,
     ("cli", ".py"): 1729,
