@@ -53,6 +53,7 @@ def decode(card: dict[str, str], asked: dict[str, Any], **more: Any) -> dict[str
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_what_runs_models_is_as_strict_as_the_real_ones(card: dict[str, str], tmp_path: Path) -> None:
     run(card, tmp_path, "support/card/runtimes.py")
 
