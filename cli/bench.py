@@ -20,7 +20,7 @@ from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import OptionError
 
-from .progress import quiet_option, shown, tell_later_turns
+from .progress import quiet_option, showing, tell_later_turns
 
 
 @click.command(name="bench")
@@ -84,7 +84,7 @@ def command(
         raise OptionError(f"{len(requests)} prompts never make a concurrency of {sizes[-1]}: give more, or a lower one")
     tell_later_turns(requests)
     measured: dict[int, dict[str, list[Turn]]] = {}
-    with shown("bench", quiet) as progress:
+    with showing("bench", quiet) as progress:
         for size in sizes:
             with Engine.load(bundle, drafter=drafter, batch_size=size, threads=threads, prefix_caching=False) as engine:
                 cases, done = prepare(engine, requests), itertools.count(1)

@@ -18,10 +18,10 @@ from specbuild.builder.targets import ARCHITECTURES
 from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES
 from specbuild.runtime.backends.kernels.cubins import best_architecture
 from specbuild.runtime.bundle.backend import BACKENDS, DEFAULT, RTX_ARCHITECTURES
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError, shown
 
 from . import quality
-from .progress import quiet_option, shown
+from .progress import quiet_option, showing
 from .tuned import in_words
 
 _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
@@ -44,7 +44,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     try:
         return tuple(int(part) for part in parts)
     except (TypeError, ValueError):
-        raise OptionError(f"buckets must be whole numbers, not {text!r}") from None
+        raise OptionError(f"buckets must be whole numbers, not {shown(text)}") from None
 
 
 @click.command(name="build")
@@ -187,7 +187,7 @@ def _show_plan(config: BuildConfig, as_json: bool) -> None:
 
 def _build(config: BuildConfig, quiet: bool) -> dict[str, Any]:
     """Build, and show how far that is."""
-    with shown("build", quiet) as progress:
+    with showing("build", quiet) as progress:
         progress.begin("loading torch")
         from specbuild.builder.pipeline import build, stages
 

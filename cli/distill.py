@@ -15,7 +15,7 @@ from specbuild.builder.distill import options as defaults
 from specbuild.builder.distill.options import DistillConfig
 from specbuild.runtime.errors import SpecbuildError
 
-from .progress import quiet_option, shown
+from .progress import quiet_option, showing
 
 _DEFAULTS = {name: getattr(DistillConfig(target="", output=Path("draft")), name) for name in DistillConfig.__slots__}
 
@@ -124,7 +124,7 @@ def command(quiet: bool, as_json: bool, **options: Any) -> None:
 
 def _distill(config: DistillConfig, quiet: bool) -> dict[str, Any]:
     """Train, and show how far that is."""
-    with shown("distill", quiet) as progress:
+    with showing("distill", quiet) as progress:
         progress.begin("loading torch")
         from specbuild.builder.distill.pipeline import distill
 

@@ -9,7 +9,7 @@ import click
 
 from specbuild.runtime.requests.prompt_file import read
 
-from .progress import quiet_option, shown, tell_later_turns
+from .progress import quiet_option, showing, tell_later_turns
 from .tune import MAX
 
 
@@ -53,7 +53,7 @@ def command(
     """
     requests = read(file, {})[: num_prompts or MAX] if file is not None else []
     tell_later_turns(requests)
-    with shown("pair", quiet) as progress:
+    with showing("pair", quiet) as progress:
         progress.begin("loading torch")
         from specbuild.builder.pair.measure import PairRequest, weigh
 

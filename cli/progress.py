@@ -88,7 +88,7 @@ def _in_words(seconds: float) -> str:
 
 
 @contextmanager
-def shown(
+def showing(
     command: str, quiet: bool, interval: float | None = None, clock: Clock = time.monotonic
 ) -> Iterator[Progress]:
     """A command's progress, shown while this lasts: as a bar that vanishes, or as lines; not at all if `quiet`."""

@@ -11,7 +11,7 @@ import click
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import read
 
-from .progress import quiet_option, shown, tell_later_turns
+from .progress import quiet_option, showing, tell_later_turns
 from .tuned import in_words
 
 MAX = 16  # prompts of a file
@@ -50,7 +50,7 @@ def command(
     requests = read(file, {})[: num_prompts or MAX] if file is not None else []
     tell_later_turns(requests)
     sizes = _sizes(batch_sizes) if batch_sizes is not None else ()
-    with shown("tune", quiet) as progress:
+    with showing("tune", quiet) as progress:
         asked = Tuning(requests, max_new_tokens, sizes, threads, count=num_prompts)
         report = tune(bundle, asked, progress.tell)
     if as_json:

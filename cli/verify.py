@@ -15,7 +15,7 @@ from specbuild.measure.exactness import Case, compare, plain
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.requests.prompt_file import Request, read
 
-from .progress import quiet_option, shown
+from .progress import quiet_option, showing
 
 TREES = ("auto", "chain:4", "topk:2,3", "topk:4,4", "best:16")
 PROMPTS = ("def main(argv):\n    ", "import os\n", "The weather today is", "\n", "日本語のテキスト")
@@ -52,7 +52,7 @@ def command(
     requests = read(file, defaults) if file is not None else [Request(text, own) for text in PROMPTS]
     drafters: tuple[Any, ...] = (None, "model", "ngram") if "draft" in manifest.models else ("ngram",)
     parameters, real, done = _parameters(requests, own), False, itertools.count(1)
-    with shown("verify", quiet) as progress:
+    with showing("verify", quiet) as progress:
         progress.begin("cases", len(drafters) * len(parameters) * (1 + len(TREES)) + (hf is not None))
         for drafter in drafters:
             with Engine.load(

@@ -9,7 +9,7 @@ from pathlib import Path
 from specbuild.builder.targets import split_names
 from specbuild.runtime.backends.gpu.plan import BLOCK_SIZES
 from specbuild.runtime.bundle.backend import BACKENDS, COMPILED, RTX_ARCHITECTURES, Backend
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError, shown
 
 HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
 ATTENTIONS = ("plugin", "native")
@@ -55,7 +55,7 @@ class EngineOptions:
         for each in fields(self):
             known, value = choices.get(each.name), getattr(self, each.name)
             if known and value not in (each.default, *known):
-                raise OptionError(f"unknown --{_flag(each.name)} {value!r}: use {', '.join(known)}")
+                raise OptionError(f"unknown --{_flag(each.name)} {shown(value)}: use {', '.join(known)}")
 
     @property
     def targets(self) -> tuple[str, ...]:

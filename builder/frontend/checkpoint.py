@@ -18,7 +18,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specbuild.builder.strict_json import read_object
-from specbuild.runtime.errors import CheckpointError, one_line
+from specbuild.runtime.errors import CheckpointError, one_line, shown
 from specbuild.runtime.requests.tokenizer import check_merges
 
 from .attention_layout import check_interface, empty
@@ -136,12 +136,12 @@ def _configuration(source: str, folder: Path) -> Any:
         raise CheckpointError(f"{source}/config.json cannot be used: {one_line(error)}") from None
     if config.is_encoder_decoder or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise CheckpointError(
-            f"{source} is a {config.model_type!r} model: specbuild takes decoder-only language models"
+            f"{source} is a {shown(config.model_type)} model: specbuild takes decoder-only language models"
         )
     check_interface(config)
     if config.get_text_config() is not config:
         raise CheckpointError(
-            f"{source} is a {config.model_type!r} model, of more than text: give its language model alone"
+            f"{source} is a {shown(config.model_type)} model, of more than text: give its language model alone"
         )
     return config
 
@@ -191,7 +191,7 @@ def _check_fields(where: str, config: Any, tokens: int) -> None:
         value = getattr(config, name, None)
         if not isinstance(value, int) or value < 1:
             raise CheckpointError(
-                f"{where} has {name} {value!r}: {config.model_type!r} models like this are unsupported"
+                f"{where} has {name} {shown(value)}: {shown(config.model_type)} models like this are unsupported"
             )
     if not isinstance(config.dtype, torch.dtype | None):
         raise CheckpointError(f"{where} has dtype {short(config.dtype)}: give float32, float16 or bfloat16")

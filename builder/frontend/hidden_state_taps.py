@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from specbuild.runtime.errors import CheckpointError
+from specbuild.runtime.errors import CheckpointError, shown
 
 TAPS = "eagle_aux_hidden_state_layer_ids"  # where a head's config.json names them
 
@@ -79,5 +79,5 @@ def read_taps(ids: Any, layers: int) -> list[int]:
     if not ids:
         return list(default_taps(layers))
     if not isinstance(ids, list) or not all(isinstance(place, int) for place in ids):
-        raise CheckpointError(f"{TAPS} is {ids!r}: it must be a list of layers")
+        raise CheckpointError(f"{TAPS} is {shown(ids)}: it must be a list of layers")
     return [place + (ids[0] == 1) for place in ids]

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from specbuild.measure.tuning.measure import PROMPTS
-from specbuild.runtime.errors import CheckpointError
+from specbuild.runtime.errors import CheckpointError, shown
 
 from .checkpoint import Checkpoint
 
@@ -230,7 +230,7 @@ def _mask(
         return None, target.vocab_size
     if type(mask) is not int or not 0 <= mask < draft.vocab_size:
         raise CheckpointError(
-            f"{draft.source}/config.json has pard_token {mask!r}, which is none of its {draft.vocab_size} rows: "
+            f"{draft.source}/config.json has pard_token {shown(mask)}, which is none of its {draft.vocab_size} rows: "
             "give the id of its mask token"
         )
     first = max(known) + 1

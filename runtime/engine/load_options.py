@@ -12,7 +12,7 @@ from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.drafting.model import DrafterName
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError, shown
 from specbuild.runtime.requests.result import Result
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
@@ -69,29 +69,29 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         if self.drafter not in (None, "model", "ngram"):
-            raise OptionError(f"unknown drafter {self.drafter!r}: use model or ngram")
+            raise OptionError(f"unknown drafter {shown(self.drafter)}: use model or ngram")
         if type(self.batch_size) is not int or self.batch_size < 1:
-            raise OptionError(f"batch size {self.batch_size!r}: give a whole number of at least 1")
+            raise OptionError(f"batch size {shown(self.batch_size)}: give a whole number of at least 1")
         max_threads = max(MAX_THREADS, os.cpu_count() or 1)
         for count in (self.threads, self.draft_threads):
             if count is not None and (type(count) is not int or not 1 <= count <= max_threads):
-                raise OptionError(f"threads must be 1…{max_threads}, not {count}")
+                raise OptionError(f"threads must be 1…{max_threads}, not {shown(count)}")
         if type(self.max_waiting) is not int or self.max_waiting < 1:
-            raise OptionError(f"max_waiting must be a whole number of at least 1, not {self.max_waiting!r}")
+            raise OptionError(f"max_waiting must be a whole number of at least 1, not {shown(self.max_waiting)}")
         if self.drafter == "ngram" and (self.overlap or self.draft_threads is not None):
             raise OptionError("the ngram drafter has no model: drop overlap and draft_threads")
         share = self.gpu_weights_percent
         if share is not None and (type(share) not in (int, float) or not 0 <= share <= 1):
-            raise OptionError(f"gpu_weights_percent is of 0…1, not {share!r}")
+            raise OptionError(f"gpu_weights_percent is of 0…1, not {shown(share)}")
         for name, kind, told in _KINDS:
             value = getattr(self, name)
             if type(value) is not kind and not (value is None and told.endswith("None")):
-                raise OptionError(f"{name} must be {told}, not {value!r}")
+                raise OptionError(f"{name} must be {told}, not {shown(value)}")
         stall = self.stall_timeout
         if stall is not None and (type(stall) not in (int, float) or not 0 < stall < math.inf):
-            raise OptionError(f"stall_timeout must be seconds above 0, or None, not {stall!r}")
+            raise OptionError(f"stall_timeout must be seconds above 0, or None, not {shown(stall)}")
         if self.on_finish is not None and not callable(self.on_finish):
-            raise OptionError(f"on_finish must be a function of a result, not {self.on_finish!r}")
+            raise OptionError(f"on_finish must be a function of a result, not {shown(self.on_finish)}")
 
     def check(self, bundle: Bundle) -> None:
         """Raise OptionError for what this bundle, or its backend, cannot do."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from specbuild.runtime.decoding.loop import Loop
-from specbuild.runtime.errors import EngineClosedError, QueueFullError
+from specbuild.runtime.errors import EngineClosedError, QueueFullError, shown
 from specbuild.runtime.requests.sequence import Sequence
 
 from .driver import Driver, look
@@ -108,7 +108,7 @@ class Scheduler(Driver):
         self._home.check()
         if self._failure:
             raise EngineClosedError(
-                f"the engine ended by a bug, {self._failure!r}: load the bundle again, and report it"
+                f"the engine ended by a bug, {shown(self._failure)}: load the bundle again, and report it"
             )
         if self.closed:
             raise EngineClosedError("the engine is closed: load the bundle again")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specbuild.runtime.errors import PromptError
+from specbuild.runtime.errors import PromptError, shown
 
 if TYPE_CHECKING:
     import jinja2
@@ -70,7 +70,7 @@ def _check_parts(content: Any) -> None:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
             raise PromptError(
-                f'a content part is {kind!r:.40}: this runtime reads parts {{"type": "text", "text": "…"}}'
+                f'a content part is {shown(kind)}: this runtime reads parts {{"type": "text", "text": "…"}}'
             )
         if not isinstance(part.get("text"), str):
             raise PromptError('a content part of type text has no text: give {"type": "text", "text": "…"}')

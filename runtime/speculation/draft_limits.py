@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError, shown
 
 Schedule = tuple[tuple[int, int, int], ...]  # batch sizes from, to, and the nodes that a sequence may draft
 
@@ -29,10 +29,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.max_draft_tokens is not None and not _whole(self.max_draft_tokens, 0):
-            raise OptionError(f"max_draft_tokens must be a whole number from 0 on, not {self.max_draft_tokens!r}")
+            raise OptionError(f"max_draft_tokens must be a whole number from 0 on, not {shown(self.max_draft_tokens)}")
         least = self.min_expected_speedup
         if isinstance(least, bool) or not isinstance(least, int | float) or not 1 <= least <= 1000:
-            raise OptionError(f"min_expected_speedup must be a number from 1 to 1000, not {least!r}")
+            raise OptionError(f"min_expected_speedup must be a number from 1 to 1000, not {shown(least)}")
         schedule = _schedule(self.num_speculative_tokens_per_batch_size)
         object.__setattr__(self, "num_speculative_tokens_per_batch_size", schedule)
 
@@ -55,7 +55,7 @@ def _schedule(given: Any) -> Schedule:
             raise TypeError
         triples = sorted((first, last, nodes) for first, last, nodes in given)
     except (ValueError, TypeError, RecursionError):
-        raise OptionError(f"num_speculative_tokens_per_batch_size must be like {form}, not {given!r}") from None
+        raise OptionError(f"num_speculative_tokens_per_batch_size must be like {form}, not {shown(given)}") from None
     ends = [0]
     for first, last, nodes in triples:
         if not (_whole(first, 1) and _whole(last, first) and _whole(nodes, 0)) or first <= ends[-1]:

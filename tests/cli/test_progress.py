@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specbuild.cli.progress import Progress, shown, tell_later_turns
+from specbuild.cli.progress import Progress, showing, tell_later_turns
 from specbuild.runtime import SamplingParams
 from specbuild.runtime.requests.prompt_file import Request
 
@@ -51,7 +51,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, Callable[[s
 
 def test_a_terminal_shows_what_goes_on_and_how_far_it_is(terminal: tuple[int, Callable[[str], str]]) -> None:
     there, see = terminal
-    with standard_error(there), shown("build", quiet=False) as progress:
+    with standard_error(there), showing("build", quiet=False) as progress:
         assert "0/?" in see("0:00:0"), "the end is not known yet"
         progress.begin("lowering target", 7, "stages")
         progress.update(3, note="layers 20%")
@@ -61,7 +61,7 @@ def test_a_terminal_shows_what_goes_on_and_how_far_it_is(terminal: tuple[int, Ca
 def test_noise_on_standard_error_does_not_take_the_bar_away(terminal: tuple[int, Callable[[str], str]]) -> None:
     """A compiler's is sent elsewhere while it runs; the bar has a way to the terminal of its own."""
     there, see = terminal
-    with standard_error(there), shown("build", quiet=False) as progress:
+    with standard_error(there), showing("build", quiet=False) as progress:
         with Path(os.devnull).open("w") as silence, standard_error(silence.fileno()):
             os.write(2, b"warning: unused variable")
             progress.begin("compiling sm_90")
@@ -73,7 +73,7 @@ def test_what_is_printed_to_a_file_stays_there_while_a_terminal_shows_a_bar(
     terminal: tuple[int, Callable[[str], str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     there, _ = terminal
-    with standard_error(there), shown("verify", quiet=False):
+    with standard_error(there), showing("verify", quiet=False):
         print("equal")
     assert capfd.readouterr().out == "equal\n"
 
@@ -83,7 +83,7 @@ def test_no_descriptor_and_no_thread_stays(quiet: bool, capfd: pytest.CaptureFix
     threads = threading.active_count()
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        with shown("build", quiet):
+        with showing("build", quiet):
             pass
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert threading.active_count() == threads
@@ -147,7 +147,7 @@ def test_what_is_no_terminal_gets_a_line_every_interval(capfd: pytest.CaptureFix
                 told.set()
             return 0.0
 
-    with shown("pair", quiet=False, interval=1e-3, clock=Told()) as progress:
+    with showing("pair", quiet=False, interval=1e-3, clock=Told()) as progress:
         progress.begin("texts", 6, "prompts")
         assert told.wait(10)
     lines = capfd.readouterr().err.splitlines()
@@ -157,7 +157,7 @@ def test_what_is_no_terminal_gets_a_line_every_interval(capfd: pytest.CaptureFix
 def test_a_reader_of_lines_that_goes_does_not_stop_the_command() -> None:
     ours, theirs = os.pipe()
     os.close(ours)
-    with standard_error(theirs), shown("pair", quiet=False, interval=1e-3):
+    with standard_error(theirs), showing("pair", quiet=False, interval=1e-3):
         for thread in threading.enumerate():
             if thread.name == "specbuild-progress":
                 thread.join(10)

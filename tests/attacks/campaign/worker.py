@@ -58,6 +58,6 @@ def _quiet(log: Path) -> None:
     sys.stdout = sys.stderr = open(file, "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: PTH123, SIM115
     faulthandler.enable(file)
     faulthandler.register(signal.SIGUSR1, file, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: None)  # not ignored, which its commands would inherit
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
