@@ -426,7 +426,7 @@ def test_an_early_interrupt(pair: Path, place: Path) -> None:
 @pytest.mark.slow
 def test_a_refusal_in_a_process_of_its_own(checkpoint: Path, place: Path) -> None:
     weights(set_nan)(checkpoint)
-    command = [*ENTRY, "build", "--target", str(checkpoint), "-o", str(place / "b")]
+    command = [*ENTRY, "build", "--target", str(checkpoint), "-o", str(place / "b"), "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1, done.stderr

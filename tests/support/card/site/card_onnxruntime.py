@@ -181,6 +181,8 @@ def _inner(real: Any, model: Any, options: Any) -> Any:
     if options:
         kept.log_severity_level = options.log_severity_level
         kept.graph_optimization_level = options.graph_optimization_level
+        if external := getattr(options, "external", None):
+            kept.add_external_initializers(*external)
     try:
         return real(model, kept, providers=[CPU])
     except Exception as error:
@@ -191,6 +193,13 @@ def _inner(real: Any, model: Any, options: Any) -> Any:
 def change(module: Any) -> None:
     """`onnxruntime` with the provider."""
     real, providers = module.InferenceSession, module.get_available_providers
+
+    class SessionOptions(module.SessionOptions):  # type: ignore[misc]
+        """Says what it was given, which the real ones do not."""
+
+        def add_external_initializers(self, names: list[str], values: list[Any]) -> None:
+            self.external = names, values
+            super().add_external_initializers(names, values)
 
     class InferenceSession(real):  # type: ignore[misc]
         """A session on the stand-in where its provider is asked for first, else the real one."""
@@ -204,5 +213,5 @@ def change(module: Any) -> None:
             data = str(model) if isinstance(model, Path) else model
             return CudaSession(data, sess_options, dict(each)[CUDA], [n for n, _ in each if n != CUDA], real)
 
-    module.InferenceSession = InferenceSession
+    module.InferenceSession, module.SessionOptions = InferenceSession, SessionOptions
     module.get_available_providers = lambda: [CUDA, *providers()]
