@@ -101,6 +101,7 @@ def _fields(sequence: Sequence) -> dict[str, Any]:
     return {name: getattr(p, name) for name in names} | {"speculation": "off"}
 
 
+@pytest.mark.slow(but=("draft-0.9-large-32", "draft-0.0-small-0", "target-0.9-small-32", "target-0.0-large-0"))
 @pytest.mark.parametrize("ahead", [0, 32])
 @pytest.mark.parametrize("times", [LARGE, SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
