@@ -16,9 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4407,
-    ("builder/distill", ".py"): 1405,
-    ("builder/quantize", ".py"): 1009,
+    ("builder", ".py"): 4413,
+    ("builder/distill", ".py"): 1404,
+    ("builder/quantize", ".py"): 1010,
     ("cli", ".py"): 1729,
     ("face", ".py"): 30,
     ("measure", ".py"): 1219,

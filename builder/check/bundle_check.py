@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.builder.config.quantize_options import MAX_KL
+from specbuild.builder.frontend.checkpoint import encode
 from specbuild.builder.frontend.reference import References
 from specbuild.measure.divergence import divergences
 from specbuild.measure.exactness import Case, compare, plain
@@ -40,7 +41,7 @@ PROMPTS = (
 def tokenize(tokenizer: Any, max_seq_len: int) -> tuple[list[list[int]], int]:
     """The check's prompts as token ids, cut to what the bundle holds, and how many tokens of output fit after them."""
     room = max(1, max_seq_len - NEW_TOKENS)
-    prompts = [ids for ids in (tokenizer(text)["input_ids"][:room] for text in PROMPTS) if ids]
+    prompts = [ids[:room] for ids in encode(tokenizer, PROMPTS) if ids]
     return prompts, min(NEW_TOKENS, max_seq_len - max(map(len, prompts)))
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from specbuild.builder.frontend.checkpoint import Checkpoint
+from specbuild.builder.frontend.checkpoint import Checkpoint, encode
 from specbuild.builder.quantize.texts import lines
 from specbuild.runtime.errors import OptionError
 
@@ -20,8 +20,7 @@ def read(paths: Sequence[Path], target: Checkpoint) -> list[list[int]]:
     if not texts and paths:
         raise OptionError(f"{', '.join(map(str, paths))} has no text in it: give --text files with some, or drop it")
     ends = target.eos_token_ids()
-    found = target.tokenizer(texts)["input_ids"] if texts else []
-    return [[*ids, *([] if ids[-1:] == ends[:1] else ends[:1])] for ids in found]
+    return [[*ids, *([] if ids[-1:] == ends[:1] else ends[:1])] for ids in encode(target.tokenizer, texts)]
 
 
 def _texts(path: Path, target: Checkpoint) -> Iterator[str]:

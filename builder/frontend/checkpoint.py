@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +162,13 @@ def _tokenizer(source: str, folder: Path) -> PreTrainedTokenizerBase:
     with refusing(f"{source} has a tokenizer that does not work, download it again"):
         tokenizer.decode(tokenizer(_TRIED)["input_ids"])
     return tokenizer
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of each text; raises CheckpointError where the tokenizer fails on one."""
+    with refusing("the checkpoint's tokenizer cannot read a text, download it again"):
+        found: list[list[int]] = tokenizer(list(texts))["input_ids"] if texts else []
+        return found
 
 
 def _ends(source: str, folder: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

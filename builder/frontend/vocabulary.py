@@ -25,7 +25,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from specbuild.measure.tuning.measure import PROMPTS
 from specbuild.runtime.errors import CheckpointError, shown
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, encode
 
 Kind = Literal["identical", "padded", "reordered", "intersecting"]
 Meaning = tuple[bool, bytes]  # whether it is a special token, and what it stands for
@@ -194,7 +194,7 @@ def _intersect(ours: _Tokens, theirs: _Tokens) -> dict[int, int]:
 def _check_shared(target: Checkpoint, draft: Checkpoint, shared: Sequence[int]) -> None:
     """Raises CheckpointError where too few of the target's tokens, or of a text's, can be drafted."""
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()
-    text = [token for line in lines for token in target.tokenizer(json.loads(line)["prompt"])["input_ids"]]
+    text = [token for ids in encode(target.tokenizer, [json.loads(line)["prompt"] for line in lines]) for token in ids]
     known, size = frozenset(shared), len(target.tokenizer)
     if len(known) < LEAST_SHARED * size or sum(token in known for token in text) < LEAST_COVERED * len(text):
         raise CheckpointError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def weight_files(source: str, folder: Path) -> list[Path]:
         if any("/" in name or "\\" in name or "\0" in name or name in (".", "..") for name in names):
             raise CheckpointError(f"{index} names a file outside the checkpoint: do not use it")
     files = [folder / name for name in names]
-    missing = [path.name for path in files if not path.is_file()]
+    missing = [path.name[:80] for path in files if not os.path.isfile(path)]  # noqa: PTH113  # any name is only missing
     if missing or not files:
         more = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
         lacks = ", ".join(missing[:3]) + more or "weights"

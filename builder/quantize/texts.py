@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbuild.builder.frontend.checkpoint import encode
 from specbuild.builder.strict_json import decode
 from specbuild.runtime.errors import OptionError, one_line
 
@@ -40,7 +41,7 @@ def read(path: Path | None, tokenizer: Any, length: int, size: int, seed: int) -
     path: JSON lines with `text`, `prompt`, `turns` or a chat's `messages`; other fields do not matter.
     """
     source = str(path or "ours")
-    ids = [tokenizer(line)["input_ids"] for line in lines(path or OURS, tokenizer)]
+    ids = encode(tokenizer, list(lines(path or OURS, tokenizer)))
     longest = min(length, LENGTH)
     pieces = [each[at : at + longest] for each in ids for at in range(0, len(each), longest)]
     pieces = [piece for piece in pieces if len(piece) >= min(SHORTEST, longest)]

@@ -140,4 +140,8 @@ def _note(place: Path, given: dict[str, Any]) -> None:
     told = {
         name: "10**5000" if isinstance(value, int) and abs(value) > 10**400 else value for name, value in given.items()
     }
-    (place / "parameters.txt").write_text(f"{told!r:.50000}", errors="backslashreplace")
+    try:
+        text = f"{told!r:.50000}"
+    except ValueError:  # Python prints no number of 5,000 digits
+        text = ", ".join(told)
+    (place / "parameters.txt").write_text(text, errors="backslashreplace")

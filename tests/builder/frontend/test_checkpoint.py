@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specbuild.builder.frontend.checkpoint import find, load
+from specbuild.builder.frontend.checkpoint import encode, find, load
 from specbuild.runtime.errors import CheckpointError
 
 Make = Callable[..., Path]
@@ -136,3 +136,18 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(CheckpointError, match=r"some/model.*no network"):
         find("some/model")
+
+
+def test_a_tokenizer_that_panics_is_the_checkpoints_error() -> None:
+    class PanicException(BaseException):  # pyo3's is no Exception
+        pass
+
+    def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
+        if "b" in texts:
+            raise PanicException("retry-limit-in-match over")
+        return {"input_ids": [[1]] * len(texts)}
+
+    assert encode(tokenizer, []) == []  # type: ignore[arg-type]
+    assert encode(tokenizer, ["a", "c"]) == [[1], [1]]  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="cannot read a text"):
+        encode(tokenizer, ["a", "b"])  # type: ignore[arg-type]

@@ -20,9 +20,8 @@ from specbuild.runtime.errors import OptionError
 class Bytes:
     """A tokenizer whose tokens are a text's characters, with a template for chats."""
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        assert isinstance(text, str)
-        return {"input_ids": [ord(each) for each in text]}
+    def __call__(self, texts: list[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[ord(each) for each in text] for text in texts]}
 
     def apply_chat_template(self, messages: Any, tokenize: bool) -> Any:
         assert not tokenize
