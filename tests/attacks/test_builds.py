@@ -31,7 +31,10 @@ def overwrite(target: Path) -> None:
 
 
 def shorten(target: Path) -> None:
-    (target / "model.safetensors").write_bytes((target / "model.safetensors").read_bytes()[:1000])
+    """By another file of that name: one that is cut in place while it is mapped ends the process."""
+    short = target / "short"
+    short.write_bytes((target / "model.safetensors").read_bytes()[:1000])
+    short.replace(target / "model.safetensors")
 
 
 def remove(target: Path) -> None:
