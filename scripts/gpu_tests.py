@@ -17,6 +17,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,8 +77,11 @@ def main() -> int:
     result: dict[str, Any] = {"tool": given.tool or "none", "files": [], "left": []}
     given.out.parent.mkdir(parents=True, exist_ok=True)
 
+    writing = Lock()
+
     def save() -> None:
-        given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        with writing:
+            given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     def one(file: str) -> None:
         if (left := until - time.perf_counter()) <= 0:
