@@ -107,7 +107,7 @@ def test_options_do_not_change() -> None:
             for value in (0, -1, 1.0, True, "2", None)
         ],
         *[
-            (name, value, f"threads must be 1…{MOST}, not {value}")
+            (name, value, f"threads must be 1…{MOST}, not {value!r}")
             for name in ("threads", "draft_threads")
             for value in (0, -2, MOST + 1, 2.0, True, "2")
         ],
