@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from specbuild.runtime.backends.exactness import MOST_ROWS, ExactnessClass
 from specbuild.runtime.backends.executor import ModelSpec, StepInput
 from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.backends.slot_rows import SlotRows
@@ -30,11 +31,12 @@ _ERRORS = 3  # ONNX Runtime's log severity: what it says below that is for its d
 # The build has fused already, and ONNX Runtime's own QuickGelu is slower than what it replaces.
 OPTIMIZATION = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
 _MAX_PLANS = 256
+_Shape = tuple[tuple[int, int, int], ...]  # of each lane: rows, those of them that are nodes, wanted logits
 
 
 @dataclass(slots=True)
 class _Plan:
-    """Everything bound for steps of one shape: how many nodes and wanted logits each lane has."""
+    """Everything bound for steps of one shape."""
 
     binding: Any  # onnxruntime.IOBinding
     tokens: NDArray[np.int64]
@@ -51,6 +53,7 @@ class OrtExecutor:
     buckets = None
 
     def __init__(self, graph: Path | GraphFile, spec: ModelSpec, batch_size: int, threads: int) -> None:
+        self.exactness: ExactnessClass | None = None  # that steps are padded to
         self.spec, self.batch_size, self.seconds, self._threads = spec, batch_size, 0.0, threads
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -58,34 +61,40 @@ class OrtExecutor:
         options.graph_optimization_level = OPTIMIZATION
         self._session = open_session(graph, options, ["CPUExecutionProvider"])
         check_tensors(self._session, spec, batch_size)
-        shape = batch_size, spec.max_nodes, spec.capacity
+        rows = spec.max_nodes + MOST_ROWS
         try:
+            bias = batch_size, rows, spec.capacity
             self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)
-            self._bias = {window: np.zeros(shape, dtype=np.float32) for window in spec.windows}  # zero between steps
+            self._bias = {window: np.zeros(bias, dtype=np.float32) for window in spec.windows}  # zero between steps
             self._last_row = np.zeros((batch_size, 1), dtype=np.int32)
-            self._logits = np.empty((batch_size * spec.max_nodes, spec.vocab_size), dtype=np.float32)
+            self._logits = np.empty((batch_size * rows, spec.vocab_size), dtype=np.float32)
             self._rows = SlotRows(spec, batch_size)
         except MemoryError as error:
             raise ExecutionError(f"the {spec.name} does not fit into memory ({error}): load a smaller batch") from None
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._plans: dict[_Shape, _Plan] = {}
+
+    def keep_to(self, exactness: ExactnessClass | None) -> None:
+        """Pad every step to a class from now on; None: none."""
+        self.exactness = exactness
+        self._plans.clear()
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         """Run one step; see `Executor.step`."""
         lanes = self._lanes(inputs)
-        shape = tuple([size for lane in lanes for size in (len(lane.tokens), lane.logits)])
+        shape = self._shape(lanes, inputs)
         plan = self._plans.get(shape) or self._plan(shape)
         first, touched = 0, list[NDArray[np.float32]]()
-        for lane in lanes:
-            last = first + len(lane.tokens)
+        for lane, (rows, count, _) in zip(lanes, shape, strict=True):
+            last = first + count
             plan.tokens[0, first:last] = lane.tokens
             plan.positions[0, first:last] = lane.positions
             if lane.hidden is not None:
                 plan.fed[0, first:last] = lane.hidden
             if lane.start + len(lane.tokens) > self.spec.max_positions:  # a learned table ends there
                 np.minimum(plan.positions, self.spec.max_positions - 1, out=plan.positions)
-            self._last_row[lane.slot, 0] = lane.start + len(lane.tokens) - 1
+            self._last_row[lane.slot, 0] = lane.start + rows - 1
             touched += self._hide(lane)
-            first = last
+            first += rows
         started = time.perf_counter()
         try:
             self._session.run_with_iobinding(plan.binding)
@@ -96,10 +105,9 @@ class OrtExecutor:
             for region in touched:
                 region.fill(0)
         first = 0
-        for lane in lanes if self.spec.hidden else ():
-            count = len(lane.tokens)
+        for lane, (rows, count, _) in zip(lanes, shape, strict=True) if self.spec.hidden else ():
             self._rows.hidden[lane.slot, lane.start : lane.start + count] = plan.hidden[0, first : first + count]
-            first += count
+            first += rows
         return [plan.logits[step_input.slot] for step_input in inputs]
 
     def _hide(self, lane: StepInput) -> list[NDArray[np.float32]]:
@@ -128,14 +136,28 @@ class OrtExecutor:
             lanes[step_input.slot] = step_input
         return lanes
 
-    def _plan(self, shape: tuple[int, ...]) -> _Plan:
-        """Bind a step's inputs and outputs once; `shape` is nodes and wanted logits of each lane in turn."""
-        sizes, wanted = shape[::2], shape[1::2]
+    def _shape(self, lanes: Sequence[StepInput], inputs: Sequence[StepInput]) -> _Shape:
+        """What each lane has of a step in the class; the rows past its nodes are seen by none of them."""
+        counts = [len(lane.tokens) for lane in lanes]
+        rows = counts.copy()
+        if self.exactness:
+            for step_input in inputs:
+                rows[step_input.slot] = max(rows[step_input.slot], self.exactness.sequence_rows)
+            rows[rows.index(min(rows))] += self.exactness.missing(sum(rows))
+            if any(lane.start + count > self.spec.capacity for lane, count in zip(lanes, rows, strict=True)):
+                raise ExecutionError(f"the {self.spec.name} has no rows to fill a step up: build the bundle again")
+        return tuple(zip(rows, counts, [lane.logits for lane in lanes], strict=True))
+
+    def _plan(self, shape: _Shape) -> _Plan:
+        """Bind a step's inputs and outputs once."""
+        sizes, _, wanted = zip(*shape, strict=True)
         binding, keep, ends = self._session.io_binding(), [], np.cumsum(sizes)
         tokens, positions = np.zeros((1, ends[-1]), dtype=np.int64), np.zeros((1, ends[-1]), dtype=np.int64)
-        nodes = [node for end, count in zip(ends, wanted, strict=True) for node in range(end - count, end)]
-        logits = self._logits[: len(nodes) or 1]
-        splits = np.cumsum(wanted)[:-1]
+        lasts = [end - rows + count for end, (rows, count, _) in zip(ends, shape, strict=True)]
+        nodes = [node for last, count in zip(lasts, wanted, strict=True) for node in range(last - count, last)]
+        total, splits = len(nodes), np.cumsum(wanted)[:-1]
+        nodes += [0] * max(not total, self.exactness.missing(total) if self.exactness else 0)
+        logits = self._logits[: len(nodes)]
 
         def bind(name: str, array: NDArray[Any], output: bool = False) -> None:
             keep.append(array)
@@ -144,7 +166,7 @@ class OrtExecutor:
 
         bind("input_ids", tokens)
         bind("position_ids", positions)
-        bind("logit_nodes", np.array(nodes or [0], dtype=np.int64))
+        bind("logit_nodes", np.array(nodes, dtype=np.int64))
         bind("logits", logits[None], output=True)
         fed, hidden = (np.zeros((1, ends[-1], self.spec.hidden), dtype=np.float32) for _ in range(2))
         if self.spec.reads_hidden:
@@ -164,7 +186,7 @@ class OrtExecutor:
                     bind(f"present_{kind}.{layer}.{slot}", rows, output=True)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        plan = _Plan(binding, tokens, positions, np.split(logits[: len(nodes)], splits), fed, hidden, keep)
+        plan = _Plan(binding, tokens, positions, np.split(logits[:total], splits), fed, hidden, keep)
         self._plans[shape] = plan
         return plan
 

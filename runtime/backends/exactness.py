@@ -1,0 +1,32 @@
+"""Exactness classes: the shapes of steps whose logits are bitwise those of plain decoding on one machine.
+
+Libraries have other kernels for one row of a product than for several, and sum in another order then. Where inputs are
+rounded, the last bit of such a sum becomes a logit. Within a class it does not matter how many tokens a step has, what
+else is in it, or in which steps the rows of the cache were computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExactnessClass:
+    """`rows`: all nodes of a step, and its wanted logits, are a multiple of it. `sequence_rows`: a sequence's at least.
+
+    Rows that fill a step up lie behind all nodes, which do not see them. Of a tree the nodes before its first side
+    branch are in the class.
+    """
+
+    rows: int
+    sequence_rows: int
+
+    def missing(self, rows: int) -> int:
+        """How many rows a step, or its logits, lack to be a multiple."""
+        return -rows % self.rows
+
+
+CANDIDATES = tuple(
+    ExactnessClass(*sizes) for sizes in ((1, 1), (1, 2), (2, 1), (2, 2), (4, 4), (8, 8))
+)  # cheapest first
+MOST_ROWS = CANDIDATES[-1].rows
