@@ -21,7 +21,8 @@ from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
 from .build_context import BuildContext, Detail, Progress, Stages
 from .bundle_writer import Kernels, make_manifest, memory_plans, save_kernels, save_tokenizer, write_manifest
-from .check.bundle_check import MAX_DIVERGENCE, check, inspected, rounding, unrunnable
+from .check.bundle_check import MAX_DIVERGENCE, check, inspected, unrunnable
+from .check.exactness_classes import branch_rounding, record
 from .codegen import nvrtc
 from .codegen.tensorrt import check_machine
 from .compiled_model import CompiledModel, CompiledTarget, compile_draft, compile_target, runs_quantized
@@ -113,8 +114,9 @@ def _check(context: BuildContext, manifest: Manifest, target: CompiledTarget) ->
     config, folder, references, layers = context.config, context.folder, target.references, dict[str, Any]()
     with context.stage("check"):
         missing = unrunnable(manifest) if config.descriptor.on_gpu else None
-        if runs_quantized(config, target.model.quantization):
-            bound = max(manifest.exactness_bound, 2 * rounding(folder, references.texts))  # activations are rounded too
+        if not config.descriptor.on_gpu:
+            manifest = write_manifest(folder, replace(manifest, exactness=[record(folder)]))
+            bound = max(manifest.exactness_bound, 2 * branch_rounding(folder, references.texts))
             manifest = write_manifest(folder, replace(manifest, exactness_bound=bound))
         if missing:
             exactness: dict[str, Any] = {"bound": manifest.exactness_bound, "cases": [], "not_run": missing}

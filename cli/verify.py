@@ -101,7 +101,7 @@ def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new
         params = [SamplingParams(max_new_tokens=max_new_tokens, seed=0, speculation="off")] * len(prompts)
         expected = [r.tokens[: longest - len(r.prompt)] for r in references]
         return _report(
-            engine, compare(engine, "plain decoding against Hugging Face", prompts, params, expected), as_json
+            engine, compare(engine, "plain decoding against Hugging Face", prompts, params, expected, True), as_json
         )
     texts = [reference.text[: longest - 1] for reference in references]
     rows = [kl(text_logits(model, text), engine.text_logits(text)) for text in texts]

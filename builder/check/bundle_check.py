@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +77,6 @@ def inspected(folder: Path, manifest: Manifest) -> dict[str, Any]:
     return found
 
 
-def rounding(folder: Path, texts: Sequence[Sequence[int]]) -> float:
-    """How far two ways of computing the same logits lie apart at most: a token a step, and many."""
-    with Engine.load(folder) as engine:
-        pairs = [(engine.text_logits(text), engine.text_logits(text, nodes=1)) for text in texts]
-    return max(float(np.abs(many - one).max()) for many, one in pairs)
-
-
 def check(folder: Path, references: References, max_kl: float) -> dict[str, Any]:
     """Hold the logits against Hugging Face's, decode with and without speculation, greedy and sampled.
 
@@ -100,18 +93,19 @@ def check(folder: Path, references: References, max_kl: float) -> dict[str, Any]
         if engine.manifest.precision == "fp32":
             off = [replace(greedy, speculation="off")] * len(prompts)
             hugging_face = [reference.tokens for reference in references.each]
-            cases.append(compare(engine, "plain decoding against Hugging Face", prompts, off, hugging_face))
+            cases.append(compare(engine, "plain decoding against Hugging Face", prompts, off, hugging_face, True))
         for name, params in (("greedy", greedy), ("temperature 1, top-p 0.95", sampled)):
             each = [params] * len(prompts)
             expected = plain(engine, prompts, each)
             cases.append(compare(engine, f"{name}: default tree against plain decoding", prompts, each, expected))
-        bound, precision = engine.manifest.exactness_bound, engine.manifest.precision
+        manifest, precision = engine.manifest, engine.manifest.precision
     _raise_real(cases)
     if precision == "fp32":
         raise_far(gap, logits)
     divergence = check_divergence(precision, ours, logits, max_kl)
     return {
-        "bound": bound,
+        "bound": manifest.exactness_bound,
+        "classes": [asdict(each) for each in manifest.exactness],
         "largest_logit_difference": gap,
         "kl_nats_per_token": divergence,
         "cases": [case.to_dict() for case in cases],

@@ -115,10 +115,24 @@ class EngineRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ExactnessRecord:
+    """The exactness class of the target on one machine, an executor's `identity`; `rows` is 0 where it has none.
+
+    `digest`: of a text's logits there: machines of one digest compute the same bits.
+    """
+
+    machine: Annotated[dict[Text, Text | int], Meta(max_length=64)]
+    rows: Annotated[int, Meta(ge=0, le=8)]
+    sequence_rows: Annotated[int, Meta(ge=0, le=8)]
+    digest: Text
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What a bundle holds. `buckets`: node counts, root included, ascending; the largest bounds trees and chunks.
 
-    `kernels`, `engines`: by file, and not in the JSON where there are none, so that every schema 2 reads such a bundle.
+    `kernels`, `engines`: by file. Neither they nor `exactness` are in the JSON where there are none, so that every
+    schema 2 reads such a bundle.
     """
 
     schema_version: int
@@ -139,6 +153,7 @@ class Manifest:
     files: Annotated[dict[Name, FileRecord], Meta(max_length=1 << 16)]
     kernels: Annotated[dict[Name, KernelRecord], Meta(max_length=1 << 12)] = field(default_factory=dict)
     engines: Annotated[dict[Name, EngineRecord], Meta(max_length=64)] = field(default_factory=dict)
+    exactness: Annotated[list[ExactnessRecord], Meta(max_length=64)] = field(default_factory=list)
 
     @property
     def descriptor(self) -> Backend:
@@ -148,7 +163,7 @@ class Manifest:
     def to_json(self) -> str:
         """The file's text, digest included."""
         body = asdict(self)
-        for name in ("kernels", "engines"):
+        for name in ("kernels", "engines", "exactness"):
             if not body[name]:
                 del body[name]
         for part, defaults in (("engines", _LINEAR), ("models", _PLAIN)):

@@ -24,6 +24,14 @@ class Emission:
         self.note(sequence, row, token)
         return token
 
+    def settled(self, sequence: Sequence, row: NDArray[np.float32], position: int, bound: float) -> int | None:
+        """As `choose`; None where the choice might be another if each two logits lay up to `bound` farther apart."""
+        token = sequence.sampler.choose(row, position, ())
+        if not sequence.sampler.settles(row, position, token, bound):
+            return None
+        self.note(sequence, row, token)
+        return token
+
     def note(self, sequence: Sequence, row: NDArray[np.float32], token: int) -> None:
         """Refuse a choice whose logit is not finite (ExecutionError); note its log-probability if asked."""
         if not math.isfinite(row[token]):

@@ -45,6 +45,7 @@ class HostLoop:
         self.target, self.drafter, self.tally = target, drafter, Tally()
         self.emission, self.planner, self._options = Emission(eos), Planner(options.limits), options
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
+        self.exact = options.bound is not None
         self.admission = admission or Admission(target, drafter, options.prefix_caching)
         self.pick, self.release = self.admission.pick, self.admission.release
         self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
@@ -60,21 +61,31 @@ class HostLoop:
                 logits = self.target.step(inputs)
             for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
                 with nvtx.range("accept"), alone(sequence):
-                    (self.accept if sequence.pending == 1 else self.reader.accept)(sequence, tree, rows)
+                    (self.accept if sequence.decodes else self.reader.accept)(sequence, tree, rows)
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
-        drafting = self.planner.drafting(sequences) if self.drafter else []
+        drafting = self.planner.drafting(sequences, self.target.spec.max_nodes) if self.drafter else []
         proposed = self.drafter.propose(drafting) if self.drafter and drafting else []
         drafted = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
         return [drafted.get(s.slot) or self.reader.next_chunk(s, len(sequences) == 1) for s in sequences]
 
     def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> None:
-        """Walk the tree along the target's choices, emit them, commit the path in both caches."""
-        root, drafted, path = sequence.cached, sequence.drafts and sequence.shape, list[int]()
+        """Walk the tree along the target's choices, emit them, commit the path in both caches.
 
-        def choose(node: int) -> int:
-            return self.emission.choose(sequence, logits[node], root + tree.depths[node])
+        Where steps have an exactness class, nodes of side branches are not in it. So the walk ends before a choice of
+        theirs that rounding might turn, and the next step computes again, in the class, those that were accepted.
+        """
+        root, drafted, bound = len(sequence.tokens) - 1, sequence.drafts and sequence.shape, self._options.bound
+        path, unsettled = list[int](), list[int]()
+        exact = len(tree) if bound is None else tree.trunk  # nodes in the class
+
+        def choose(node: int) -> int | None:
+            given = sequence, logits[node], root + tree.depths[node]
+            token = self.emission.choose(*given) if node < exact else self.emission.settled(*given, bound or 0.0)
+            if token is None:
+                unsettled.append(node)
+            return token
 
         began = time.perf_counter()
         for node, token in walk(tree, choose):
@@ -85,10 +96,11 @@ class HostLoop:
         walked = time.perf_counter()
         with nvtx.range("commit"):
             self.target.commit(sequence.slot, [root + node for node in path], root)
-        sequence.cached += len(path)
+        sequence.metrics.speculative_decoding.num_recomputed_tokens += root - sequence.cached
+        sequence.cached = root + sum(node < exact for node in path)
         if drafted and self.drafter:
             self.drafter.commit(sequence, path)
-            self.planner.record(sequence, len(tree) - 1, path, sequence.tokens[root + 1], max(tree.depths))
+            self.planner.record(sequence, len(tree) - 1, path, sequence.tokens[root + 1], max(tree.depths), unsettled)
         self.tally.accept += walked - began
         self.tally.commit += time.perf_counter() - walked
 

@@ -24,23 +24,32 @@ class Planner:
                 f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {max_nodes}: ask for fewer"
             )
 
-    def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
-        """Who drafts in this round, their trees' shapes within the limits."""
+    def drafting(self, sequences: Seq[Sequence], max_nodes: int) -> list[Sequence]:
+        """Who drafts in this round, their trees' shapes within the limits; `max_nodes`: of a sequence's step."""
         drafting = [sequence for sequence in sequences if sequence.drafts]
         for sequence in drafting:
-            sequence.limit_tree(self.limits, len(drafting))
+            sequence.limit_tree(self.limits, len(drafting), max_nodes)
         return [sequence for sequence in drafting if sequence.shape]
 
     @staticmethod
-    def record(sequence: Sequence, nodes: int, path: Seq[int], token: int, levels: int | None = None) -> None:
+    def record(
+        sequence: Sequence,
+        nodes: int,
+        path: Seq[int],
+        token: int,
+        levels: int | None = None,
+        unsettled: Seq[int] = (),
+    ) -> None:
         """Note what came of a round that drafted.
 
         nodes: of the tree, the root not counted; path: the accepted ones, the root first; token: the first that was
-        emitted; levels: of the tree below the root, where that is known.
+        emitted; levels: of the tree below the root, where that is known; unsettled: the accepted node, if there is one,
+        whose own choice was left to the next round.
         """
         told = sequence.metrics.speculative_decoding
         if nodes:
             told.record(nodes, len(path) - 1, levels)
+            told.num_unsettled_steps += len(unsettled)
         if sequence.policy:
             sequence.policy.record(path, token)
             told.decide(sequence.policy.now.kind)

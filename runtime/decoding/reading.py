@@ -30,6 +30,8 @@ class Reader:
 
     def next_chunk(self, sequence: Sequence, alone: bool) -> Tree:
         """The next tokens of a prompt; of one that is read, the root alone."""
+        if sequence.decodes:
+            return Tree([sequence.tokens[-1]])
         return Tree.chain(sequence.tokens[sequence.cached :][: self._lone_chunk if alone else self.chunk])
 
     def run(self, sequences: Seq[Sequence]) -> None:
@@ -64,8 +66,25 @@ class Reader:
 
 
 def step_input(sequence: Sequence, tree: Tree) -> StepInput:
-    """A tree as the executor takes it: rows from the committed ones on, logits for what will be decided."""
+    """A tree as the executor takes it: rows from the committed ones on, logits for what will be decided.
+
+    What is to be computed again comes before it, as a chain.
+    """
     start = sequence.cached
-    visible = None if tree.is_chain else tree.ancestors()
-    wanted = len(tree) if sequence.pending == 1 else int(start + len(tree) == len(sequence.tokens))
-    return StepInput(sequence.slot, start, start, tree.tokens, [start + d for d in tree.depths], visible, wanted)
+    if not sequence.decodes:
+        wanted = int(start + len(tree) == len(sequence.tokens))
+        return StepInput(sequence.slot, start, start, tree.tokens, range(start, start + len(tree)), None, wanted)
+    again = sequence.pending - 1
+    tokens, root = [*sequence.tokens[start : start + again], *tree.tokens], start + again
+    positions = [*range(start, root), *(root + depth for depth in tree.depths)]
+    visible = None if tree.is_chain else _behind(again, tree.ancestors())
+    return StepInput(sequence.slot, start, start, tokens, positions, visible, len(tree))
+
+
+def _behind(chain: int, visible: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """What nodes see where a chain of so many comes before them all."""
+    if not chain:
+        return visible
+    whole = np.tri(chain + len(visible), dtype=np.bool_)
+    whole[chain:, chain:] = visible
+    return whole

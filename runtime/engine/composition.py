@@ -58,22 +58,24 @@ def compose(bundle: Bundle, options: LoadOptions) -> Parts:
 
 def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | None]:
     """A loop over a bundle's models on this CPU, and its policy where it was tuned."""
-    from specbuild.runtime.backends.cpu.load import PROMPT_CHUNK, load_model
+    from specbuild.runtime.backends.cpu.load import PROMPT_CHUNK, keep_to_class, load_model
 
-    threads, model = options.threads or cores(), None
+    manifest, threads, model = bundle.manifest, options.threads or cores(), None
     with ExitStack() as undo:
         target = load_model(bundle, "target", options.batch_size, threads)
         undo.callback(target.close)
-        policy = _policy(bundle, options, target)
+        exactness = keep_to_class(bundle, target)
+        bound = manifest.exactness_bound if exactness else None
+        policy = _policy(bundle, options, target, exactness.sequence_rows - 1 if exactness else 0)
         if _drafts(bundle, options):
             overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
             draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
             undo.callback(draft.close)
             model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
         undo.pop_all()
-    drafter, chunk = LookupDrafter(model, looks_up=options.drafter != "model"), bundle.manifest.buckets[-1]
-    how = LoopOptions(options.limits, options.prefix_caching, max(chunk, PROMPT_CHUNK))
-    return HostLoop(target, drafter, chunk, frozenset(bundle.manifest.eos_token_ids), how), policy
+    drafter, chunk = LookupDrafter(model, looks_up=options.drafter != "model"), manifest.buckets[-1]
+    how = LoopOptions(options.limits, options.prefix_caching, max(chunk, PROMPT_CHUNK), bound)
+    return HostLoop(target, drafter, chunk, frozenset(manifest.eos_token_ids), how), policy
 
 
 def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy | None]:
@@ -121,8 +123,11 @@ def _check_tree(bundle: Bundle, tree: str, name: str) -> None:
         raise BundleError(f"{bundle.path(name)}: {str(error)[:300]}; build the bundle again") from None
 
 
-def _policy(bundle: Bundle, options: LoadOptions, target: Executor) -> Policy | None:
-    """By the bundle's timing table; None where it was never tuned. Warns of a table that is of another machine."""
+def _policy(bundle: Bundle, options: LoadOptions, target: Executor, free: int = 0) -> Policy | None:
+    """By the bundle's timing table; None where it was never tuned. Warns of a table that is of another machine.
+
+    `free`: see `Policy`.
+    """
     name = find(bundle.manifest.files)
     if name is None:
         if options.limits.min_expected_speedup > 1:
@@ -139,4 +144,4 @@ def _policy(bundle: Bundle, options: LoadOptions, target: Executor) -> Policy | 
         tuned, now = (", ".join(map(str, each.values())) for each in (timings.machine, here))
         what = "on another machine" if other else "with another thread count"
         _log.warning("%s was tuned %s (%s; here %s): run specbuild tune", bundle.folder, what, tuned, now)
-    return Policy(timings, _drafts(bundle, options), options.limits)
+    return Policy(timings, _drafts(bundle, options), options.limits, free=free)

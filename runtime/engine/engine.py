@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         """Of the options those count that say how requests are served: max_waiting, on_finish and stall_timeout."""
         self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
-        self._loop, self._validator = loop, Validator(manifest, tokenizer, loop.check, policy)
+        self._loop, self._validator = loop, Validator(manifest, tokenizer, loop.check, policy, loop.exact)
         observer = Observer(options.on_finish) if options.on_finish else None
         self.scheduler = Scheduler(loop, batch_size, options.max_waiting, clock, observer, options.stall_timeout)
 
@@ -174,6 +174,14 @@ class Engine:
     def notes(self) -> list[str]:
         """What runs otherwise than it should: steps that could not be captured in a CUDA graph, and why."""
         return self._loop.notes
+
+    @property
+    def exact(self) -> bool:
+        """Whether one seed gives one text in every bit, whatever is drafted, what else runs and what ran before.
+
+        Else a choice may be turned by rounding where its gap is below `manifest.exactness_bound`.
+        """
+        return self._loop.exact
 
     @property
     def cache_bytes(self) -> int:

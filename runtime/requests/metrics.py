@@ -9,11 +9,17 @@ from typing import Any
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counts of the rounds that drafted."""
+    """Counts of the rounds that drafted.
+
+    `num_unsettled_steps`: those that ended before a choice which rounding might have turned. `num_recomputed_tokens`:
+    accepted in a side branch, so computed once more in the next round.
+    """
 
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    num_unsettled_steps: int = 0
+    num_recomputed_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)  # [k]: rounds that accepted k drafted tokens
     depth_histogram: list[int] = field(default_factory=list)  # [d]: rounds whose tree had d levels, where that is known
     decisions: dict[str, int] = field(default_factory=dict)  # of `auto` in a tuned bundle: rounds by what was decided
@@ -36,6 +42,8 @@ class SpeculationStats:
         self.num_spec_steps += other.num_spec_steps
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_draft_tokens += other.num_accepted_draft_tokens
+        self.num_unsettled_steps += other.num_unsettled_steps
+        self.num_recomputed_tokens += other.num_recomputed_tokens
         for own, others in (
             (self.acceptance_histogram, other.acceptance_histogram),
             (self.depth_histogram, other.depth_histogram),
@@ -58,7 +66,8 @@ class SpeculationStats:
     def to_dict(self) -> dict[str, Any]:
         """vLLM's `speculative_decoding` object."""
         rates = "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"
-        counts = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "decisions"
+        counts = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
+        counts += "num_unsettled_steps", "num_recomputed_tokens", "decisions"
         return {name: getattr(self, name) for name in rates + counts}
 
 

@@ -56,13 +56,21 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens the target has not seen: 1 (the root) once the prompt is in."""
+        """Tokens the next step reads, or the next ones of a long prompt: the last one, and those whose rows are not in.
+
+        Once the prompt is in, more than one where a side branch was accepted (see `HostLoop.accept`).
+        """
         return len(self.tokens) - self.cached
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the prompt is in, but for the token whose logits are wanted."""
+        return self.pending == 1 or bool(self.output)
 
     @property
     def drafts(self) -> bool:
         """Whether the next round should draft: not while the prompt is read, not for the last token."""
-        return self.tree is not None and self.pending == 1 and len(self.tokens) + 1 < self.limit
+        return self.tree is not None and self.decodes and len(self.tokens) + 1 < self.limit
 
     def submit(self, now: float) -> None:
         """Its caller hands it over, from when its deadline counts; `now`: on the scheduler's clock."""
@@ -70,9 +78,13 @@ class Sequence:
         if self.params.deadline is not None:
             self.deadline = now + self.params.deadline
 
-    def limit_tree(self, limits: Limits, batch: int) -> None:
-        """Set the round's `shape`, beside `batch − 1` others that draft; None where nothing may be drafted."""
-        self.shape = self.tree and self.tree.within(limits.max_nodes(batch, self.tree.nodes))
+    def limit_tree(self, limits: Limits, batch: int, max_nodes: int) -> None:
+        """Set the round's `shape`, beside `batch − 1` others that draft; None where nothing may be drafted.
+
+        `max_nodes`: of its part of a step, what is read again included.
+        """
+        room = max_nodes - self.pending
+        self.shape = self.tree and self.tree.within(limits.max_nodes(batch, min(room, self.tree.nodes)))
 
     def emit(self, token: int, eos: frozenset[int]) -> None:
         """Append a token; sets `finish_reason` where the text ends with it."""

@@ -18,6 +18,7 @@ from .result import Chunk, Result
 from .sequence import Sequence
 from .tokenizer import Prompt, Tokenizer, too_long
 
+WIDEST_BOUND = 0.5  # logits that side branches may be off: where it is more, most of their choices are left open
 Prompts = Prompt | Seq[Prompt]
 Params = SamplingParams | Seq[SamplingParams] | None
 Errors = Literal["raise", "return"]
@@ -32,12 +33,14 @@ class Validator:
         tokenizer: Tokenizer,
         fits: Callable[[Sequence], None],
         policy: Policy | None = None,
+        exact: bool = False,
     ) -> None:
         """`fits`: raises OptionError for a sequence that the caches have no room for, whatever else runs.
 
-        `policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it.
+        `policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it. `exact`:
+        whether steps have an exactness class, which side branches are not in.
         """
-        self._manifest, self._tokenizer = manifest, tokenizer
+        self._manifest, self._tokenizer, self._exact = manifest, tokenizer, exact
         self._fits, self._policy = fits, policy
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
@@ -106,8 +109,10 @@ class Validator:
         if speculation == "off":
             return None
         default = self._policy.timings.widest if self._policy else self._manifest.default_tree
-        text = default if speculation == "auto" else speculation
-        return TreeSpec.parse(text).check(self._manifest.buckets[-1])
+        if speculation != "auto":
+            return TreeSpec.parse(speculation).check(self._manifest.buckets[-1])
+        tree = TreeSpec.parse(default).check(self._manifest.buckets[-1])
+        return tree.trunk if self._exact and self._manifest.exactness_bound > WIDEST_BOUND else tree
 
 
 def _prompt_list(prompts: Any) -> list[Prompt]:

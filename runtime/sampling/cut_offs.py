@@ -18,7 +18,7 @@ class CutOffs:
     """
 
     def __init__(self, logits: Logits, top_k: int, top_p: float, min_p: float) -> None:
-        self._logits, self._top_p = logits, top_p
+        self._logits, self._top_k, self._top_p = logits, top_k, top_p
         self._floor = float(logits.max()) + math.log(min_p) if min_p > 0 else -math.inf
         self._kth = self._next = -math.inf  # the k-th largest logit, and the largest one that top-k leaves out
         if 0 < top_k < logits.size:
@@ -40,6 +40,24 @@ class CutOffs:
     def drop_up_to(self, token: int, scores: Logits) -> None:
         """Set to −inf the scores of a token that top-p leaves out and of all that are no likelier, so left out too."""
         scores[self._logits <= self._logits[token]] = -np.inf
+
+    def surely(self, token: int, moved: float) -> bool | None:
+        """Whether a token is left in, wherever each two logits lie up to `moved` farther apart; None: it depends."""
+        if self._leaves(token, moved):
+            return True
+        return None if self._leaves(token, -moved) else False
+
+    def _leaves(self, token: int, moved: float) -> bool:
+        """Whether every cut-off leaves a token in whose rivals all gain as much on it, or with `moved` < 0 all lose."""
+        value = float(self._logits[token]) - moved
+        above = self._logits > value
+        above[token] = False
+        if value < self._floor or (self._kth > -math.inf and np.count_nonzero(above) >= self._top_k):
+            return False
+        if self._top_p >= 1:
+            return True
+        mass = float(self._weights[above].sum(dtype=np.float64)) * math.exp(min(moved, 700.0))
+        return mass < self._top_p * (mass + self._total - float(self._weights[above].sum(dtype=np.float64)))
 
     def slacks(self, token: int) -> list[float]:
         """Per cut-off that is on, how far inside it a token is, in logits, for top-p in mass; negative outside."""

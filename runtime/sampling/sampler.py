@@ -21,6 +21,7 @@ from .cut_offs import CutOffs
 from .parameters import SamplingParams as SamplingParams
 
 Logits = NDArray[np.float32]
+RIVALS = 64  # of a choice that are looked at one by one
 
 
 def _matcher(constraint: Constraint, vocab_size: int) -> Matcher:
@@ -173,6 +174,19 @@ class Sampler:
 
     def _cut_offs(self, processed: Logits) -> CutOffs:
         return CutOffs(processed, self.params.top_k, self.params.top_p, self.params.min_p)
+
+    def settles(self, logits: Logits, position: int, token: int, bound: float) -> bool:
+        """Whether `token`, the choice, stays it wherever each two logits lie up to `bound` farther apart."""
+        p, processed = self.params, self.processed(logits, ())
+        moved = bound * max(p.repetition_penalty, 1 / p.repetition_penalty) / (p.temperature or 1.0)
+        scores = processed + self.noise(position) if p.temperature > 0 else processed
+        rivals = np.flatnonzero(scores >= scores[token] - moved)
+        rivals = rivals[rivals != token]
+        if not self._cuts:
+            return not rivals.size
+        cut_offs = self._cut_offs(processed)
+        few = rivals.size <= RIVALS and cut_offs.surely(token, moved) is True
+        return few and all(cut_offs.surely(int(rival), moved) is False for rival in rivals)
 
     def margin(self, logits: Logits, position: int, path: Sequence[int], other: int) -> float:
         """How far the choice was from being `other`: what has to move for a rounding to turn one into the other.

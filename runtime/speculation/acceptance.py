@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator
 from .tree import Tree
 
 
-def walk(tree: Tree, choose: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+def walk(tree: Tree, choose: Callable[[int], int | None]) -> Iterator[tuple[int, int]]:
     """Yield `(node, token)`: an accepted node, the root first, and the target's choice there.
 
-    The walk goes on while a child carries the choice; the last token is the bonus token. `choose(node)` is asked
-    only at accepted nodes, and only as far as the caller goes on.
+    The walk goes on while a child carries the choice, and `choose` can tell what the choice is; the last token is the
+    bonus token. `choose(node)` is asked only at accepted nodes, and only as far as the caller goes on.
     """
     children = tree.children() if len(tree) > 1 else {}
     node: int | None = 0
     while node is not None:
         token = choose(node)
+        if token is None:
+            return
         yield node, token
         node = children.get((node, token))

@@ -61,6 +61,7 @@ class SequencePolicy:
     drafts: bool  # whether there is a model to draft with
     session: Session
     limits: Limits = NO_LIMITS
+    free: int = 0  # nodes that a step has room for beside the root, whether they are drafted or not
     model: Trust = field(init=False)
     lookup: Trust = field(init=False)
     now: Option = PLAIN
@@ -88,6 +89,8 @@ class SequencePolicy:
                 self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1), 1)
             else:
                 self.session.probing.probed(0)
+        if self.now is plain and self.free and self._continued:
+            self.now = Option("lookup", min(self.free, len(self._continued)), 1 + self._continued[0], plain.seconds)
         self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
         return self.now
 
@@ -210,7 +213,8 @@ class SequencePolicy:
     def record(self, path: Sequence[int], token: int) -> None:
         """What came of the round: the accepted nodes, the root first, and the first token that was emitted.
 
-        So it is known of the text's continuation whether it comes true, even where it was not drafted.
+        So it is known of the text's continuation whether it comes true, even where it was not drafted. A node whose
+        choice was left to the next round counts as one that did not come true: it was worth no token.
         """
         accepted, chances = len(path) - 1, [min(self.below[node], 1.0) for node in path if self.below[node]]
         if self.now.kind == "lookup":
@@ -232,9 +236,13 @@ class Policy:
         drafts: bool,
         limits: Limits = NO_LIMITS,
         clock: Callable[[], float] = time.monotonic,
+        free: int = 0,
     ) -> None:
-        """`drafts`: whether there is a model to draft with. `clock`: seconds, by which sessions are forgotten."""
-        self.timings, self.drafts, self.limits = timings, drafts, limits
+        """`drafts`: whether there is a model to draft with. `clock`: seconds, by which sessions are forgotten.
+
+        `free`: drafted nodes that cost nothing, because a step of one node is filled up.
+        """
+        self.timings, self.drafts, self.limits, self.free = timings, drafts, limits, free
         self.sessions = Sessions(clock)
 
     def for_request(self, temperature: float, session: str | None = None) -> SequencePolicy:
@@ -243,4 +251,4 @@ class Policy:
         It begins with what others of its session have learnt, or without one with what was seen of the model in all.
         """
         chances, known = self.timings.chances(temperature), self.sessions.of(session, temperature > 0)
-        return SequencePolicy(self.timings, chances, temperature, self.drafts, known, self.limits)
+        return SequencePolicy(self.timings, chances, temperature, self.drafts, known, self.limits, self.free)

@@ -68,6 +68,11 @@ class TreeSpec:
         return replace(self, nodes=nodes, depth=min(self.depth, nodes)) if nodes else None
 
     @property
+    def trunk(self) -> TreeSpec:
+        """The chain that is as deep."""
+        return TreeSpec.parse(f"chain:{self.depth}")
+
+    @property
     def fills_with_chain(self) -> bool:
         """Whether a single chain of `nodes` tokens is of this shape: chain:K and best:N."""
         return self.width == 1 or not self.text.startswith("topk")
@@ -103,6 +108,11 @@ class Tree:
     def is_chain(self) -> bool:
         """True where node i + 1 is the child of node i, so that causal order is the tree's own order."""
         return self.depths[-1] == len(self.tokens) - 1
+
+    @property
+    def trunk(self) -> int:
+        """How many nodes lie before the first side branch, the root included: each the child of the one before."""
+        return next((node for node, depth in enumerate(self.depths) if depth != node), len(self.depths))
 
     def children(self) -> dict[tuple[int, int], int]:
         """(parent, token) → node. Siblings never share a token."""

@@ -64,17 +64,30 @@ class Growth:
         return self.depth >= self.spec.depth or not self.frontier
 
     def tree(self) -> Tree:
-        """The final tree; remembers where its nodes lie in the pool."""
+        """The final tree, its likeliest branch first; remembers where its nodes lie in the pool."""
         policy, tree = self.policy, self.pool
         best = sorted(self.scores[1:], reverse=True)[: self.spec.nodes] if policy else []
-        self.kept = self.best(policy.verifies(best) if policy else None)
-        if len(self.kept) < len(self.pool):
+        self.kept = self._trunk_first(self.best(policy.verifies(best) if policy else None))
+        if self.kept != list(range(len(self.pool))):
             tree, index = Tree([self.pool.tokens[0]]), {0: 0}
             for node in self.kept[1:]:
                 index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
         if policy:
             policy.promise(tree.parents, [self.scores[node] for node in self.kept])
         return tree
+
+    def _trunk_first(self, nodes: list[int]) -> list[int]:
+        """The nodes, parents before children as they are, with the best child of each before all others."""
+        if self.spec.width == 1:
+            return nodes
+        child, trunk = dict[int, int](), [0]
+        for node in nodes[1:]:
+            other = child.setdefault(self.pool.parents[node], node)
+            if self.scores[node] > self.scores[other]:
+                child[self.pool.parents[node]] = node
+        while trunk[-1] in child:
+            trunk.append(child[trunk[-1]])
+        return trunk + [node for node in nodes if node not in trunk]
 
     def likeliest(self) -> list[int]:
         """The nodes from below the root to the final tree's likeliest leaf."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ LENGTH, CHUNK = 160, 64  # tokens of the text that is read in many ways, and of 
 READS = ((LENGTH, LENGTH), (33, LENGTH), (1, 20), (3, 20))  # nodes of a step, and how far
 STEPS = (150, 129, 128, 127, 100, 65, 64, 63, 40, 31, 17, 16, 15, 6, 2, 1)  # where steps of few nodes begin
 SIZES = (1, 2, 3, 5, 8)
+_CPUINFO = Path("/proc/cpuinfo")
+_VECTOR_UNITS = ("amx", "avx", "fma", "sse4", "asimd", "sve", "sme", "i8mm", "bf16", "fphp")
 Logits = NDArray[np.float32]
 Part = tuple[int, int, Logits]  # of a slot's logits, those after the tokens from one on
 
@@ -29,6 +32,14 @@ def find(executor: OrtExecutor) -> ExactnessClass | None:
     found = next((each for each in CANDIDATES if _holds(executor, each)), None)
     executor.keep_to(found)
     return found
+
+
+def machine_of(executor: OrtExecutor) -> dict[str, str | int]:
+    """What the class and the bits depend on: processor, vector units, threads, library."""
+    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    units = " ".join(sorted(flag for flag in flags if flag.startswith(_VECTOR_UNITS)))
+    return {**executor.identity, "vector_units": units}
 
 
 def digest(executor: OrtExecutor) -> str:

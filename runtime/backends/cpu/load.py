@@ -1,15 +1,17 @@
-"""A bundle's models on a CPU."""
+"""A bundle's models on a CPU, and the exactness class that its build found there."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
 
+from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import spec_of
 from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.bundle.bundle import Bundle
 
 from .cores import cores
+from .exactness import find, machine_of
 from .executor import OrtExecutor
 
 _log = logging.getLogger(__name__)
@@ -26,3 +28,17 @@ def load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> OrtE
     if threads > cores():
         _log.warning("%d threads on %d cores only wait for each other: give --threads %d", threads, cores(), cores())
     return OrtExecutor(GraphFile.of(bundle, graphs[str(compiled)]), spec, compiled, threads)
+
+
+def keep_to_class(bundle: Bundle, target: OrtExecutor) -> ExactnessClass | None:
+    """Pad the target's steps to the class that the build found on such a machine, else to the one that is found now."""
+    for record in bundle.manifest.exactness:
+        if record.machine == machine_of(target):
+            target.keep_to(ExactnessClass(record.rows, record.sequence_rows) if record.rows else None)
+            break
+    else:
+        find(target)
+    if not target.exactness:
+        bound = bundle.manifest.exactness_bound
+        _log.warning("steps of no shapes agree in every bit here: choices closer than %.2g may be others", bound)
+    return target.exactness

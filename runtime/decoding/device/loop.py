@@ -58,7 +58,7 @@ class DeviceLoop:
         hosted: in place of `draft`, a drafter over a model of this device whose trees the host grows. ahead: rounds
         that follow each other on the device where nothing needs the host, at most; 0: none do. Raises OptionError.
         """
-        self.target, self.tally, self.hosted = target, Tally(), hosted
+        self.target, self.tally, self.hosted, self.exact = target, Tally(), hosted, False
         self.rounds = Rounds(target, draft if drafter != "ngram" else None, kernels)
         self.emission, self.planner = Emission(eos), Planner(options.limits)
         self.reader = Reader(target, self.emission, target.model.chunk)

@@ -1,0 +1,66 @@
+"""What a bundle promises of its tokens: which steps agree in every bit on this machine, and how far others are off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from specbuild.runtime import Bundle, Engine
+from specbuild.runtime.backends.cpu.cores import cores
+from specbuild.runtime.backends.cpu.exactness import digest, find, machine_of
+from specbuild.runtime.backends.cpu.load import load_model
+from specbuild.runtime.backends.exactness import ExactnessClass
+from specbuild.runtime.backends.executor import StepInput
+from specbuild.runtime.bundle.manifest import ExactnessRecord
+from specbuild.runtime.decoding.loop import Loop
+
+HIDDEN = (1, 2, 5, 14, 30)  # rows that a side branch does not see, in front of it
+BRANCH = 4  # its nodes
+STEPS = 6  # of each text and number of rows
+
+
+def record(folder: Path) -> ExactnessRecord:
+    """The class of a bundle's target on this machine, by all its graphs."""
+    bundle, threads = Bundle.open(folder), cores()
+    sizes = sorted(map(int, bundle.manifest.models["target"].graphs))
+    found, bits = list[ExactnessClass | None](), set[str]()
+    for size in sizes:
+        executor = load_model(bundle, "target", size, threads)
+        found.append(find(executor))
+        bits.add(digest(executor))
+        machine = machine_of(executor)
+        executor.close()
+    classes = [each for each in found if each]
+    if len(classes) < len(found) or len(bits) > 1:
+        return ExactnessRecord(machine, 0, 0, "")
+    rows, least = max(each.rows for each in classes), max(each.sequence_rows for each in classes)
+    return ExactnessRecord(machine, rows, least, bits.pop())
+
+
+def branch_rounding(folder: Path, texts: Sequence[Sequence[int]]) -> float:
+    """By how much a logit of a side branch differs at most from the one of plain decoding."""
+    with Engine.load(folder, prefix_caching=False) as engine, engine.scheduler.exclusive() as loop:
+        return max(_text_rounding(loop, list(text)) for text in texts)
+
+
+def _text_rounding(loop: Loop, text: list[int]) -> float:
+    expected = loop.logits(text, len(text))
+    largest, last = 0.0, len(text) - BRANCH - 1
+    with loop.borrowed(len(text)):
+        for start in range(last, -1, -max(1, last // STEPS)):  # a step leaves nothing behind its root as it was
+            branch = range(start + 1, start + 1 + BRANCH)
+            for hidden in (count for count in HIDDEN if count + BRANCH < loop.target.spec.max_nodes):
+                got = loop.target.step([_beside(text, start, hidden)])[0]
+                largest = max(largest, float(np.abs(got - expected[branch]).max()))
+    return largest
+
+
+def _beside(text: list[int], start: int, hidden: int) -> StepInput:
+    """A root, a chain of so many other tokens, and beside it the text's own next tokens."""
+    tokens = [text[start], *(text[i % len(text)] for i in range(hidden)), *text[start + 1 : start + 1 + BRANCH]]
+    depths = [0, *range(1, hidden + 1), *range(1, BRANCH + 1)]
+    visible = np.tri(len(tokens), dtype=np.bool_)
+    visible[hidden + 1 :, 1 : hidden + 1] = False
+    return StepInput(0, start, start, tokens, [start + depth for depth in depths], visible, BRANCH)
