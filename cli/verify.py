@@ -42,7 +42,8 @@ def command(
 ) -> None:
     """Check a bundle's tokens: trees and drafters against plain decoding, plain decoding against Hugging Face.
 
-    A first difference whose deciding gap is below the bundle's bound is a near-tie; any other makes the exit status 1.
+    Any difference makes the exit status 1; on a machine where steps have no exactness class one whose deciding gap is
+    below the bundle's bound is a near-tie, and does not.
     In a precision other than fp32, Hugging Face's distributions are compared instead of its tokens. A line's n,
     logprobs and deadline do not change tokens, and are left out.
     """
@@ -59,6 +60,8 @@ def command(
                 bundle, drafter=drafter, batch_size=batch_size, threads=threads, prefix_caching=False
             ) as engine:
                 prompts = _tokenize(engine, requests)
+                if not as_json and drafter is drafters[0]:
+                    _tell_exactness(engine)
                 if hf is not None:
                     real |= _hugging_face(engine, hf, prompts, max_new_tokens, as_json)
                     hf = None
@@ -73,6 +76,16 @@ def command(
                         progress.update(next(done))
     if real:
         raise click.exceptions.Exit(1)
+
+
+def _tell_exactness(engine: Engine) -> None:
+    """What the tokens are held to."""
+    bound = engine.manifest.exactness_bound
+    click.echo(
+        f"steps have an exactness class: every token must be equal (the bound of side branches is {bound:.2g} logits)"
+        if engine.exact
+        else f"steps have no exactness class here: choices closer than {bound:.2g} may be others, as near-ties"
+    )
 
 
 def _parameters(requests: list[Request], own: SamplingParams) -> list[tuple[str, list[SamplingParams]]]:

@@ -6,6 +6,7 @@ precision's bound is a near-tie; any other is real. Where steps have an exactnes
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -44,6 +45,17 @@ class Case:
     def to_dict(self) -> dict[str, Any]:
         """For report.json."""
         return asdict(self) | {"exact": self.exact}
+
+
+def in_words(records: Iterable[Mapping[str, Any]], bound: float) -> list[str]:
+    """A bundle's exactness classes, and the bound of all other steps."""
+    lines = []
+    for each in records:
+        machine = each["machine"]
+        where = f"{machine['processor']}, {machine['threads']} threads, ONNX Runtime {machine['onnxruntime']}"
+        shapes = f"steps of {each['rows']}·n rows, {each['sequence_rows']} of a sequence at least, agree in every bit"
+        lines.append(f"{shapes if each['rows'] else 'steps of no shape agree in every bit'} ({where})")
+    return [*lines, f"other steps' logits may lie {bound:.2g} farther apart"]
 
 
 def compare(

@@ -12,8 +12,9 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.requests.validation import auto_tree
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.tree import BEST_DEPTH, TreeSpec
+from specbuild.runtime.speculation.tree import BEST_DEPTH
 
 from .chances import Record, replay
 
@@ -67,7 +68,8 @@ class Decoder:
         text, loop = self._request(prompt, speculation, temperature), self._all if policy else self._alone
         loop.pick(text, [0])  # with its pages, where it has some
         if policy:
-            text.tree, text.policy = TreeSpec.parse(policy.timings.widest), policy.for_request(temperature)
+            text.tree = auto_tree(self._engine.manifest, policy.timings.widest, self._engine.exact)
+            text.policy = policy.for_request(temperature)
         if self._ahead and speculation == AHEAD:
             loop = self._ahead
         while not (text.output or text.error):

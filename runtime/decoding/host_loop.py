@@ -43,9 +43,13 @@ class HostLoop:
     ) -> None:
         """`chunk`: tokens of a prompt in a step at most. `admission`: slots that are another loop's as well."""
         self.target, self.drafter, self.tally = target, drafter, Tally()
-        self.emission, self.planner, self._options = Emission(eos), Planner(options.limits), options
+        self.emission, self.planner, self._options = (
+            Emission(eos),
+            Planner(options.limits, target.spec.max_nodes),
+            options,
+        )
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
-        self.exact = options.bound is not None
+        self.exactness = options.exactness
         self.admission = admission or Admission(target, drafter, options.prefix_caching)
         self.pick, self.release = self.admission.pick, self.admission.release
         self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
@@ -65,7 +69,7 @@ class HostLoop:
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
-        drafting = self.planner.drafting(sequences, self.target.spec.max_nodes) if self.drafter else []
+        drafting = self.planner.drafting(sequences) if self.drafter else []
         proposed = self.drafter.propose(drafting) if self.drafter and drafting else []
         drafted = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
         return [drafted.get(s.slot) or self.reader.next_chunk(s, len(sequences) == 1) for s in sequences]
@@ -78,11 +82,11 @@ class HostLoop:
         """
         root, drafted, bound = len(sequence.tokens) - 1, sequence.drafts and sequence.shape, self._options.bound
         path, unsettled = list[int](), list[int]()
-        exact = len(tree) if bound is None else tree.trunk  # nodes in the class
+        exact = tree.trunk if self.exactness else len(tree)  # nodes in the class
 
         def choose(node: int) -> int | None:
             given = sequence, logits[node], root + tree.depths[node]
-            token = self.emission.choose(*given) if node < exact else self.emission.settled(*given, bound or 0.0)
+            token = self.emission.choose(*given) if node < exact else self.emission.settled(*given, bound)
             if token is None:
                 unsettled.append(node)
             return token

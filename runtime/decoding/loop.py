@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.metrics import RunStats, Tally
@@ -25,14 +26,15 @@ class LoopOptions:
 
     limits: what rounds may draft, whatever requests ask for. prefix_caching: what a slot's cache holds of a text is
     there for the next one that begins the same. lone_chunk: tokens of a prompt in a step where nobody else waits for
-    its end; None: as many as otherwise. bound: how much farther apart two logits may lie outside the target's
-    exactness class than in it; None: it has no class, and nothing is computed again.
+    its end; None: as many as otherwise. exactness: the class that the target's steps are filled up to, None: it has
+    none. bound: how much farther apart two logits may lie outside of it.
     """
 
     limits: Limits = NO_LIMITS
     prefix_caching: bool = True
     lone_chunk: int | None = None
-    bound: float | None = None
+    exactness: ExactnessClass | None = None
+    bound: float = 0.0
 
 
 DEFAULTS = LoopOptions()
@@ -42,7 +44,7 @@ class Loop(Protocol):
     """Decodes sequences in slots, a round at a time; from one thread at a time."""
 
     page_tokens: int | None  # that all pages of the caches hold together; None where each slot has rows of its own
-    exact: bool  # whether one seed gives one text in every bit, whatever is drafted and what else runs
+    exactness: ExactnessClass | None  # with one a seed gives one text, whatever is drafted and what else runs
 
     @property
     def stats(self) -> RunStats:

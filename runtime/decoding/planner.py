@@ -12,9 +12,10 @@ from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """The operator's limits hold whatever requests ask for."""
+    """The operator's limits hold whatever requests ask for; `max_nodes`: of a sequence's part of a step."""
 
     limits: Limits = NO_LIMITS
+    max_nodes: int = 1 << 16
 
     def check(self, sequence: Sequence) -> None:
         """Raises OptionError for a sequence that asks for a larger tree than is allowed."""
@@ -24,11 +25,11 @@ class Planner:
                 f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {max_nodes}: ask for fewer"
             )
 
-    def drafting(self, sequences: Seq[Sequence], max_nodes: int) -> list[Sequence]:
-        """Who drafts in this round, their trees' shapes within the limits; `max_nodes`: of a sequence's step."""
+    def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
+        """Who drafts in this round, their trees' shapes within the limits."""
         drafting = [sequence for sequence in sequences if sequence.drafts]
         for sequence in drafting:
-            sequence.limit_tree(self.limits, len(drafting), max_nodes)
+            sequence.limit_tree(self.limits, len(drafting), self.max_nodes)
         return [sequence for sequence in drafting if sequence.shape]
 
     @staticmethod

@@ -73,7 +73,7 @@ def step_input(sequence: Sequence, tree: Tree) -> StepInput:
     start = sequence.cached
     if not sequence.decodes:
         wanted = int(start + len(tree) == len(sequence.tokens))
-        return StepInput(sequence.slot, start, start, tree.tokens, range(start, start + len(tree)), None, wanted)
+        return StepInput(sequence.slot, start, start, tree.tokens, [*range(start, start + len(tree))], None, wanted)
     again = sequence.pending - 1
     tokens, root = [*sequence.tokens[start : start + again], *tree.tokens], start + again
     positions = [*range(start, root), *(root + depth for depth in tree.depths)]

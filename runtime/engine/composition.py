@@ -65,7 +65,6 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
         target = load_model(bundle, "target", options.batch_size, threads)
         undo.callback(target.close)
         exactness = keep_to_class(bundle, target)
-        bound = manifest.exactness_bound if exactness else None
         policy = _policy(bundle, options, target, exactness.sequence_rows - 1 if exactness else 0)
         if _drafts(bundle, options):
             overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
@@ -74,7 +73,9 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
             model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
         undo.pop_all()
     drafter, chunk = LookupDrafter(model, looks_up=options.drafter != "model"), manifest.buckets[-1]
-    how = LoopOptions(options.limits, options.prefix_caching, max(chunk, PROMPT_CHUNK), bound)
+    how = LoopOptions(
+        options.limits, options.prefix_caching, max(chunk, PROMPT_CHUNK), exactness, manifest.exactness_bound
+    )
     return HostLoop(target, drafter, chunk, frozenset(manifest.eos_token_ids), how), policy
 
 

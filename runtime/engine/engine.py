@@ -62,7 +62,10 @@ class Engine:
     ) -> None:
         """Of the options those count that say how requests are served: max_waiting, on_finish and stall_timeout."""
         self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
-        self._loop, self._validator = loop, Validator(manifest, tokenizer, loop.check, policy, loop.exact)
+        self._loop, self._validator = (
+            loop,
+            Validator(manifest, tokenizer, loop.check, policy, loop.exactness is not None),
+        )
         observer = Observer(options.on_finish) if options.on_finish else None
         self.scheduler = Scheduler(loop, batch_size, options.max_waiting, clock, observer, options.stall_timeout)
 
@@ -181,7 +184,7 @@ class Engine:
 
         Else a choice may be turned by rounding where its gap is below `manifest.exactness_bound`.
         """
-        return self._loop.exact
+        return self._loop.exactness is not None
 
     @property
     def cache_bytes(self) -> int:

@@ -66,9 +66,9 @@ class SpeculationStats:
     def to_dict(self) -> dict[str, Any]:
         """vLLM's `speculative_decoding` object."""
         rates = "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"
-        counts = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
-        counts += "num_unsettled_steps", "num_recomputed_tokens", "decisions"
-        return {name: getattr(self, name) for name in rates + counts}
+        counts = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+        settled = ("num_unsettled_steps", "num_recomputed_tokens")
+        return {name: getattr(self, name) for name in (*rates, *counts, *settled, "decisions")}
 
 
 def _count(histogram: list[int], value: int, times: int = 1) -> None:

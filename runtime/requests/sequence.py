@@ -78,7 +78,7 @@ class Sequence:
         if self.params.deadline is not None:
             self.deadline = now + self.params.deadline
 
-    def limit_tree(self, limits: Limits, batch: int, max_nodes: int) -> None:
+    def limit_tree(self, limits: Limits, batch: int, max_nodes: int = 1 << 16) -> None:
         """Set the round's `shape`, beside `batch − 1` others that draft; None where nothing may be drafted.
 
         `max_nodes`: of its part of a step, what is read again included.

@@ -111,8 +111,13 @@ class Validator:
         default = self._policy.timings.widest if self._policy else self._manifest.default_tree
         if speculation != "auto":
             return TreeSpec.parse(speculation).check(self._manifest.buckets[-1])
-        tree = TreeSpec.parse(default).check(self._manifest.buckets[-1])
-        return tree.trunk if self._exact and self._manifest.exactness_bound > WIDEST_BOUND else tree
+        return auto_tree(self._manifest, default, self._exact)
+
+
+def auto_tree(manifest: Manifest, widest: str, exact: bool) -> TreeSpec:
+    """What `auto` grows at most: a chain where few choices of side branches could be settled. Raises OptionError."""
+    tree = TreeSpec.parse(widest).check(manifest.buckets[-1])
+    return tree.trunk if exact and manifest.exactness_bound > WIDEST_BOUND else tree
 
 
 def _prompt_list(prompts: Any) -> list[Prompt]:

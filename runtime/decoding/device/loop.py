@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends import nvtx
+from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.gpu.device import Kernels
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Fault
@@ -42,6 +43,8 @@ from .state import ProcessorFlags
 class DeviceLoop:
     """A `Loop` whose rounds run where the models are; the device is its own, and closed with it."""
 
+    exactness: ExactnessClass | None = None  # kernels differ by the step's shape, and nothing is filled up to one
+
     def __init__(
         self,
         target: StandardExecutor,
@@ -58,7 +61,7 @@ class DeviceLoop:
         hosted: in place of `draft`, a drafter over a model of this device whose trees the host grows. ahead: rounds
         that follow each other on the device where nothing needs the host, at most; 0: none do. Raises OptionError.
         """
-        self.target, self.tally, self.hosted, self.exact = target, Tally(), hosted, False
+        self.target, self.tally, self.hosted = target, Tally(), hosted
         self.rounds = Rounds(target, draft if drafter != "ngram" else None, kernels)
         self.emission, self.planner = Emission(eos), Planner(options.limits)
         self.reader = Reader(target, self.emission, target.model.chunk)

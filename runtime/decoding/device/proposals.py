@@ -34,7 +34,7 @@ class Proposals:
 
     def plan(self, sequences: Seq[Sequence]) -> list[Draft]:
         """What each of them drafts; trees that the host grows are missing yet."""
-        drafting = self.planner.drafting(sequences, self.steps[-1])
+        drafting = self.planner.drafting(sequences)
         shapes = {s.slot: s.shape for s in drafting if s.shape}
         return [self._draft(s, shapes.get(s.slot), [*shapes.values()]) for s in sequences]
 

@@ -26,6 +26,8 @@ def test_counts_of_rounds() -> None:
         "num_spec_steps": 4,
         "num_draft_tokens": 15,
         "num_accepted_draft_tokens": 8,
+        "num_unsettled_steps": 0,
+        "num_recomputed_tokens": 0,
         "decisions": {},
     }
 

@@ -207,7 +207,13 @@ def test_a_tree_of_any_shape_is_a_brute_force_s(spec: TreeSpec, seed: int) -> No
     considered, kept = brute_force(model, spec)
     assert [tuple(growth.pool.path(node)) for node in range(1, len(growth.pool))] == considered
     assert paths(tree) == kept
-    assert growth.kept == sorted(growth.kept)
+    trunk = tree.trunk
+    assert growth.kept[trunk:] == sorted(growth.kept[trunk:])
+    for node in range(
+        trunk
+    ):  # no child of the trunk is likelier than the one that lies behind it, and its end has none
+        children = [growth.scores[growth.kept[n]] for n, parent in enumerate(tree.parents) if parent == node]
+        assert growth.scores[growth.kept[node + 1]] == max(children) if node + 1 < trunk else not children
     assert [growth.pool.tokens[node] for node in growth.kept] == tree.tokens
     assert [growth.pool.depths[node] for node in growth.kept] == tree.depths
 
