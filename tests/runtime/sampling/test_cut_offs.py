@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specbuild.runtime.sampling.cut_offs import CutOffs
 
@@ -55,3 +57,46 @@ def test_slacks_tell_how_far_inside_a_token_is() -> None:
     assert inside == pytest.approx([math.log(0.3 / 0.2), math.log(0.3 / 0.2)], abs=1e-5)
     assert outside == pytest.approx([math.log(0.2 / 0.3), 0.0], abs=1e-5)
     assert CutOffs(LOGITS, 0, 1.0, 0.0).slacks(2) == []
+
+
+@pytest.mark.parametrize(
+    ("cut", "token", "moved", "surely"),
+    [
+        ((2, 1.0, 0.0), 0, 0.2, True),
+        ((2, 1.0, 0.0), 1, 0.5, None),  # the third is 0.41 behind
+        ((2, 1.0, 0.0), 2, 0.2, False),
+        ((0, 1.0, 0.6), 1, 0.2, True),  # the floor is 0.22 below it
+        ((0, 1.0, 0.6), 1, 0.25, None),
+        ((0, 1.0, 0.6), 3, 0.5, False),
+        ((0, 0.65, 0.0), 1, 0.2, True),
+        ((0, 0.65, 0.0), 1, 0.5, None),  # the third may come before it, and both have more than top-p then
+        ((0, 0.65, 0.0), 2, 0.1, False),
+        ((0, 0.65, 0.0), 2, 0.5, None),
+        ((0, 1.0, 0.0), 3, 9.0, True),
+    ],
+)
+def test_what_is_sure_whatever_moves(
+    cut: tuple[int, float, float], token: int, moved: float, surely: bool | None
+) -> None:
+    assert CutOffs(LOGITS, *cut).surely(token, moved) is surely
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    cut=st.tuples(st.sampled_from([0, 1, 3, 7]), st.sampled_from([1.0, 0.9, 0.5, 0.2]), st.sampled_from([0, 0.1, 0.5])),
+    moved=st.floats(0, 3),
+)
+def test_nothing_that_is_sure_is_ever_otherwise(seed: int, cut: tuple[int, float, float], moved: float) -> None:
+    """Logits that each lie up to half of it elsewhere, at random and at the worst."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(0, 1.5, 12).astype(np.float32)
+    sure = {token: CutOffs(logits, *cut).surely(token, moved) for token in range(12)}
+    for token, leaves in sure.items():
+        others = [random.uniform(-0.5, 0.5, 12) for _ in range(4)]
+        others += [
+            np.where(np.arange(12) == token, -sign, sign * (logits > logits[token] - moved)) for sign in (0.5, -0.5)
+        ]
+        for other in others:
+            elsewhere = (logits + 0.999 * moved * other).astype(np.float32)
+            assert leaves in (None, token in left(CutOffs(elsewhere, *cut), elsewhere))
