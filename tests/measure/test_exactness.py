@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specbuild.measure.exactness import Case, compare, plain
+from specbuild.measure.exactness import Case, compare, in_words, plain
 from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.sampling.sampler import Sampler
 
@@ -60,7 +60,10 @@ def test_each_prompt_is_decoded_with_its_own_parameters(engine: Engine) -> None:
 class FakeEngine:
     """Says what it is told, whatever the prompt."""
 
-    def __init__(self, tokens: Sequence[int], logits: Sequence[float], bound: float = 1e-4) -> None:
+    def __init__(
+        self, tokens: Sequence[int], logits: Sequence[float], bound: float = 1e-4, exact: bool = False
+    ) -> None:
+        self.exact = exact
         models = {"target": SimpleNamespace(vocab_size=len(logits))}
         self.manifest = SimpleNamespace(exactness_bound=bound, models=models)
         self.tokens, self.asked, self._logits = list(tokens), list[list[int]](), logits
@@ -90,6 +93,23 @@ def test_the_gap_tells_a_near_tie_from_a_real_divergence(gap: float, real: bool)
         assert case.exact is not real
         assert engine.asked == [[0, 3, 0]]
         assert case.mean_acceptance_length == 4
+
+
+def test_where_steps_have_an_exactness_class_no_difference_is_a_near_tie() -> None:
+    engine = FakeEngine([0, 2, 0], [0.0, 1.0, 1.0, -1.0], exact=True)
+    assert not compared(engine, [0, 1, 3]).exact
+    case = compare(engine, "elsewhere", [[0, 3]], [PARAMS], [[0, 1, 3]], near_ties=True)  # type: ignore[arg-type]
+    assert case.exact, "the expected tokens were computed elsewhere"
+
+
+def test_classes_in_words() -> None:
+    machine = {"processor": "X", "threads": 2, "onnxruntime": "1.32.0", "vector_units": "avx2"}
+    records = [{"machine": machine, "rows": 1, "sequence_rows": 2}, {"machine": machine, "rows": 0, "sequence_rows": 0}]
+    first, second, bound = in_words(records, 0.25)
+    where = "(X, 2 threads, ONNX Runtime 1.32.0)"
+    assert first == f"steps of 1·n rows, 2 of a sequence at least, agree in every bit {where}"
+    assert second == f"steps of no shape agree in every bit {where}"
+    assert bound == "other steps' logits may lie 0.25 farther apart"
 
 
 def test_the_margin_is_of_the_processed_and_perturbed_logits() -> None:

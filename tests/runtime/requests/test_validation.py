@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,21 @@ def tuned(widest: str = "best:6") -> Policy:
     chances = {"likely": [-1.0, 0.0], "chance": [0.4, 0.9], "step": 0.7, "reach": [0, 0.7], "lookup": [0.0, 0.3]}
     record = {"schema": 1, "machine": {}, "widest": widest, "times": {"1": times}}
     return Policy(TimingTable.of(record | {"chances": {"greedy": chances, "sampled": chances}}, 8), drafts=True)
+
+
+@pytest.mark.parametrize(
+    ("exact", "bound", "default", "own"),
+    [(True, 0.6, "chain:5", "chain:6"), (True, 0.5, "best:5", "best:6"), (False, 0.6, "best:5", "best:6")],
+)
+def test_auto_grows_chains_where_side_branches_could_not_be_settled(
+    make: Make, manifest_of: Callable[..., Manifest], exact: bool, bound: float, default: str, own: str
+) -> None:
+    """Who asks for a tree has it."""
+    manifest = replace(manifest_of(target={"vocab_size": VOCAB}), exactness_bound=bound)
+    for policy, expected in ((None, default), (tuned(), own)):
+        validator = make(manifest=manifest, exact=exact, policy=policy)
+        (auto,), (asked,) = (validator.samples("a", SamplingParams(speculation=s)) for s in ("auto", "best:3"))
+        assert (str(auto.tree), str(asked.tree)) == (expected, "best:3")
 
 
 def test_a_policy_chooses_for_those_who_leave_it_to_the_bundle(make: Make) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -413,3 +414,42 @@ def test_less_than_the_margin_never_makes_the_other_the_choice(seed: int, params
     if sampler.choose(logits, 1, ()) != other:
         shift = np.random.default_rng(seed).uniform(-margin / 4, margin / 4, VOCAB).astype(np.float32)
         assert sampler.choose(logits + shift, 1, ()) != other
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    seed=st.integers(0, 2**32),
+    params=st.sampled_from(
+        [
+            {},
+            {"temperature": 1.0},
+            {"temperature": 0.5, "top_k": 5},
+            {"temperature": 1.3, "top_p": 0.8},
+            {"temperature": 1.0, "top_k": 8, "min_p": 0.1, "top_p": 0.9},
+            {"repetition_penalty": 1.8},
+            {"temperature": 0.7, "repetition_penalty": 0.6, "logit_bias": {3: 2.0}},
+        ]
+    ),
+    bound=st.floats(0, 2),
+)
+def test_a_settled_choice_stays_it_wherever_logits_lie_within_the_bound(
+    seed: int, params: dict[str, Any], bound: float
+) -> None:
+    """Each moves by up to half of it: at random, and the choice alone down while all others go up."""
+    logits, random = logits_of(seed), np.random.default_rng(seed)
+    sampler = Sampler(SamplingParams(**params), seed, [1, 2, 3], VOCAB)
+    token = sampler.choose(logits, 1, ())
+    if not sampler.settles(logits, 1, token, bound):
+        return
+    worst = np.where(np.arange(VOCAB) == token, -0.5, 0.5)
+    for moved in (worst, -worst, *(random.uniform(-0.5, 0.5, VOCAB) for _ in range(4))):
+        assert sampler.choose((logits + 0.999 * bound * moved).astype(np.float32), 1, ()) == token
+
+
+def test_a_choice_is_settled_where_nothing_comes_near_and_never_where_something_does() -> None:
+    logits = np.array([0.0, 1.0, 3.0, -1.0], dtype=np.float32)
+    greedy, cold = Sampler(SamplingParams(), 0, [], 4), Sampler(SamplingParams(temperature=0.5), 0, [], 4)
+    assert [greedy.settles(logits, 0, 2, bound) for bound in (0.0, 1.9, 2.1)] == [True, True, False]
+    position = next(t for t in range(50) if cold.choose(logits, t, ()) == 2)
+    gap = cold.margin(logits, position, (), max({0, 1, 3}, key=lambda x: logits[x] * 2 + cold.noise(position)[x]))
+    assert [cold.settles(logits, position, 2, share * gap / 2) for share in (0.9, 1.1)] == [True, False]

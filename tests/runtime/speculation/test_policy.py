@@ -293,3 +293,18 @@ def test_scores_are_the_logarithms_of_chances(hash_model: Any, hash_executor: An
     found = drafter._growth[0].scores[1:5]
     chances = np.interp(likely, CHANCES["likely"], CHANCES["chance"])  # type: ignore[call-overload]
     assert np.exp(found) == pytest.approx(CAUTION * chances)
+
+
+def test_a_row_that_costs_nothing_drafts_the_text_s_continuation() -> None:
+    """Where nothing would be drafted; not where the limits allow nothing, and not without a match."""
+    slow = {"verify": [[1, 1.0], [2, 3.0], [64, 90.0]], "draft": [[1, 9.0]], "plain": 0.1, "round": 0.2, "level": 0.1}
+    for free, matched, limits, expected in (
+        (0, 5, Limits(), ("plain", 0)),
+        (1, 5, Limits(), ("lookup", 1)),
+        (3, 5, Limits(), ("lookup", 3)),
+        (1, 0, Limits(), ("plain", 0)),
+        (1, 5, Limits(max_draft_tokens=0), ("plain", 0)),
+    ):
+        policy = Policy(table_of(slow), drafts=False, limits=limits, free=free).for_request(0.0)
+        option = policy.choose(1, matched, 40)
+        assert (option.kind, option.nodes) == expected

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specbuild.runtime import Bundle
 from specbuild.runtime.backends.cpu.cores import cores
-from specbuild.runtime.backends.cpu.load import load_model
+from specbuild.runtime.backends.cpu.exactness import machine_of
+from specbuild.runtime.backends.cpu.load import keep_to_class, load_model
+from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.errors import BundleError
 
 
@@ -41,3 +44,30 @@ def test_more_threads_than_cores_are_warned_of(opened: Bundle, caplog: pytest.Lo
         load_model(opened, "draft", 1, threads=cores() + 2).close()
     (record,) = caplog.records
     assert record.getMessage().startswith(f"{cores() + 2} threads on {cores()} cores")
+
+
+def test_a_target_keeps_to_the_class_that_its_build_found(opened: Bundle) -> None:
+    target = load_model(opened, "target", 1, threads=cores())
+    (record,) = opened.manifest.exactness
+    assert record.machine == machine_of(target)
+    assert keep_to_class(opened, target) == ExactnessClass(record.rows, record.sequence_rows) == target.exactness
+    other = replace(record, rows=4, sequence_rows=8)
+    bundle = replace(opened, manifest=replace(opened.manifest, exactness=[other]))
+    assert keep_to_class(bundle, target) == ExactnessClass(4, 8) == target.exactness
+
+
+def test_on_another_machine_it_is_found_again(opened: Bundle) -> None:
+    target = load_model(opened, "target", 1, threads=cores())
+    (record,) = opened.manifest.exactness
+    elsewhere = replace(record, machine=record.machine | {"vector_units": "others"}, rows=8, sequence_rows=8)
+    bundle = replace(opened, manifest=replace(opened.manifest, exactness=[elsewhere]))
+    assert keep_to_class(bundle, target) == ExactnessClass(record.rows, record.sequence_rows)
+
+
+def test_where_there_is_none_it_is_said(opened: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+    target = load_model(opened, "target", 1, threads=cores())
+    none = [replace(each, rows=0, sequence_rows=0) for each in opened.manifest.exactness]
+    with caplog.at_level(logging.WARNING, "specbuild"):
+        assert keep_to_class(replace(opened, manifest=replace(opened.manifest, exactness=none)), target) is None
+    assert target.exactness is None
+    assert "steps of no shapes agree in every bit here" in caplog.text

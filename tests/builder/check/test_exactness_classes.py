@@ -1,0 +1,46 @@
+"""What a build promises of its tokens: the class of its target here, and the bound of side branches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specbuild.builder.check import exactness_classes
+from specbuild.builder.check.exactness_classes import branch_rounding, record
+from specbuild.runtime import Bundle
+from specbuild.runtime.backends.cpu.cores import cores
+from specbuild.runtime.backends.exactness import ExactnessClass
+
+TEXTS = [list(range(5, 60)), [7, 7, 9] * 12]
+
+
+def test_a_record_is_of_all_graphs_and_what_the_manifest_has(bundle: Path) -> None:
+    found = record(bundle)
+    assert [found] == Bundle.open(bundle).manifest.exactness
+    assert (found.rows >= 1, found.sequence_rows >= 1, found.machine["threads"]) == (True, True, cores())
+
+
+@pytest.mark.parametrize("where", ["class", "bits"])
+def test_graphs_that_disagree_have_no_class(bundle: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    classes, bits = iter([ExactnessClass(1, 2), None, ExactnessClass(1, 2)]), iter("aab")
+    if where == "class":
+        monkeypatch.setattr(exactness_classes, "find", lambda executor: next(classes))
+    else:
+        monkeypatch.setattr(exactness_classes, "digest", lambda executor: next(bits))
+    found = record(bundle)
+    assert (found.rows, found.sequence_rows, found.digest) == (0, 0, "")
+
+
+def test_side_branches_of_float32_are_off_by_little_but_by_something(bundle: Path) -> None:
+    assert 0 < branch_rounding(bundle, TEXTS) < 1e-4
+
+
+def test_a_branch_is_beside_a_chain_that_it_does_not_see() -> None:
+    step = exactness_classes._beside(list(range(100, 140)), 10, 3)
+    assert step.tokens == [110, 100, 101, 102, 111, 112, 113, 114]
+    assert list(step.positions) == [10, 11, 12, 13, 11, 12, 13, 14]
+    assert step.visible is not None
+    assert np.flatnonzero(step.visible[7]).tolist() == [0, 4, 5, 6, 7]
+    assert (step.start, step.committed, step.logits) == (10, 10, 4)
