@@ -232,10 +232,10 @@ def test_auto_grows_chains_where_side_branches_could_not_be_settled(
 ) -> None:
     """Who asks for a tree has it."""
     manifest = replace(manifest_of(target={"vocab_size": VOCAB}), exactness_bound=bound)
-    for policy, expected in ((None, default), (tuned(), own)):
+    for policy, grown in ((None, default), (tuned(), own)):
         validator = make(manifest=manifest, exact=exact, policy=policy)
         (auto,), (asked,) = (validator.samples("a", SamplingParams(speculation=s)) for s in ("auto", "best:3"))
-        assert (str(auto.tree), str(asked.tree)) == (expected, "best:3")
+        assert (str(auto.tree), str(asked.tree)) == (grown, "best:3")
 
 
 def test_a_policy_chooses_for_those_who_leave_it_to_the_bundle(make: Make) -> None:
