@@ -197,7 +197,7 @@ def commands(small: Path, place: Path) -> dict[str, tuple[list[object], float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["build", "tune", "distill", "pair"])
+@pytest.mark.parametrize("name", ["build", "tune", "distill", pytest.param("pair", marks=pytest.mark.soak)])
 def test_at_random_moments(name: str, small: Path, bundle: Path, tmp_path: Path) -> None:
     rng, place, scratch = random.Random(name), tmp_path / "place", tmp_path / "scratch"
     shutil.copytree(bundle, place / "b")
