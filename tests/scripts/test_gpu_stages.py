@@ -115,9 +115,9 @@ sys.argv = ["gpu_tests.py", *sys.argv[2:]]
 sys.exit(gpu_tests.main())"""
     (tmp_path / "test_crash.py").write_text("import os\ndef test_it():\n    os.abort()\n")
     (tmp_path / "test_fine.py").write_text("def test_it():\n    pass\n")
-    (tmp_path / "test_long.py").write_text("import time\ndef test_it():\n    time.sleep(30)\n")
+    (tmp_path / "test_long.py").write_text("import time\ndef test_it():\n    time.sleep(120)\n")
     command = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / "out.json"), "--jobs", "1"]
-    done = subprocess.run([*command, "--seconds", "6"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([*command, "--seconds", "20"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     found = json.loads((tmp_path / "out.json").read_text())
     crash, fine, long = found["files"]
