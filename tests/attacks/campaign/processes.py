@@ -22,7 +22,11 @@ PATIENCE = 10.0  # seconds of computing after a signal, or six times as many wit
 TRACEBACK = re.compile(r'Traceback \(most recent call last\)|File "[^"]*", line \d+|a bug in specbuild|panicked at')
 
 LIBC_ABORT = 127  # the C library's own status where it has no memory for a thread
-GAVE_UP = re.compile(r"memory allocation|bad_alloc|OpenBLAS|pthread_create|[Cc]annot allocate")  # a library, by itself
+GAVE_UP = re.compile(  # a library, by itself
+    r"memory allocation|bad_alloc|OpenBLAS|pthread_create|cannot allocate|unable to allocate|thread creation failed"
+    r"|terminate called|error while loading shared libraries",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
