@@ -16,10 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4413,
+    ("builder", ".py"): 4710,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1010,
-    ("cli", ".py"): 1729,
+    ("cli", ".py"): 1736,
     ("face", ".py"): 30,
     ("measure", ".py"): 1219,
     ("runtime", ".py"): 4601,
