@@ -112,7 +112,7 @@ def find(source: str) -> Checkpoint:
 
 
 def _look(source: str, folder: Path) -> Checkpoint:
-    where = f"{source}/config.json"
+    where = source if _file(source) else f"{source}/config.json"
     raw = _read_files(source, folder)
     if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
         raise CheckpointError(f"{source} needs code of its own to load, which specbuild never runs")

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import tempfile
 from collections import Counter
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -82,9 +83,12 @@ def convert(source: str, path: Path, folder: Path) -> Gguf:
     shapes = Header({tensor.name: tensor.shape for tensor in header.tensors})
     _check_metadata(source, header.metadata, shapes)
     _check_room(source, folder, 4 * shapes.elements)
-    config = _configuration(source, path)
-    _save_tokenizer(source, path, folder, str(header.metadata.get("tokenizer.ggml.pre")))
-    _save_weights(source, path, folder, config, shapes)
+    with tempfile.TemporaryDirectory(dir=folder) as alone:  # transformers reads what lies beside a GGUF, too
+        link = Path(alone) / "model.gguf"
+        link.symlink_to(path.resolve())
+        config = _configuration(source, link)
+        _save_tokenizer(source, link, folder, str(header.metadata.get("tokenizer.ggml.pre")))
+        _save_weights(source, link, folder, config, shapes)
     config.save_pretrained(folder)
     ends = [header.metadata[name] for name in _ENDS if name in header.metadata]
     if ends:

@@ -44,6 +44,7 @@ def logits(bundle: Path) -> np.ndarray:
         return np.asarray(engine.text_logits(TEXT))
 
 
+@pytest.mark.slow(but=("Q8_0",))
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_a_bundle_of_a_gguf_is_that_of_its_weights(
@@ -74,6 +75,7 @@ def test_a_bundle_of_a_gguf_is_that_of_its_weights(
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_a_gguf_drafts(specbuild: Command, plain: Path, tmp_path: Path, temporary: Path) -> None:
     draft, asked = write_gguf(plain, tmp_path / "draft.gguf", "F16"), ("--target", plain, "--draft")
@@ -151,23 +153,34 @@ def test_other_commands_refuse_a_bad_gguf(
 ) -> None:
     path = write_gguf(plain, tmp_path / "bad.gguf")
     cut(path)
-    assert "is cut off within" in specbuild("pair", "--target", plain, "--draft", path).refusal()
+    assert "is cut off within" in specbuild("pair", plain, path).refusal()
     assert "is cut off within" in specbuild("verify", tiny_bundle, "--hf", path, "-n", 2).refusal()
-    distill = ("distill", "--target", path, "--data", tmp_path / "none.jsonl", "-o", tmp_path / "x")
-    assert "is cut off within" in specbuild(*distill).refusal()
+    assert "is cut off within" in specbuild("distill", path, "-o", tmp_path / "x").refusal()
     assert not list(temporary.iterdir())
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_pair_and_distill_take_a_gguf(specbuild: Command, plain: Path, tmp_path: Path, temporary: Path) -> None:
-    path, texts = write_gguf(plain, tmp_path / "model.gguf", "Q8_0"), tmp_path / "texts.jsonl"
-    texts.write_text('{"text": "import os\\n\\n\\ndef main(argv):\\n    return 0\\n"}\n' * 40, encoding="utf-8")
-    small = ("--layers", 1, "--steps", 2, "--sequence-length", 16, "--batch-size", 1)
-    outcome = specbuild("distill", "--target", path, "--data", texts, "-o", tmp_path / "draft", *small)
+    path = write_gguf(plain, tmp_path / "model.gguf", "Q8_0")
+    small = (
+        "--sequence-length",
+        24,
+        "--depth",
+        2,
+        "--generate",
+        96,
+        "--batch-size",
+        2,
+        "--steps",
+        2,
+        "--dtype",
+        "fp32",
+    )
+    outcome = specbuild("distill", path, "-o", tmp_path / "draft", *small)
     assert outcome.status == 0, outcome.err
     assert (tmp_path / "draft" / "tokenizer.json").is_file()
-    outcome = specbuild("pair", "--target", path, "--draft", tmp_path / "draft", "--num-prompts", 2, "-n", 4)
+    outcome = specbuild("pair", path, tmp_path / "draft", "--num-prompts", 1, "-n", 16)
     assert outcome.status == 0, outcome.err
     assert not list(temporary.iterdir())
 

@@ -67,6 +67,19 @@ def test_the_folder_goes_with_the_checkpoint(tiny: Path, tmp_path: Path, tempora
     assert not list(temporary.iterdir())
 
 
+def test_what_lies_beside_a_gguf_is_not_read(
+    tiny: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the file's name matter, nor whether it is given from where it lies."""
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json"):
+        (tmp_path / name).write_text('{"auto_map": {}, "model_type": "t5", "chat_template": "x", "eos_token_id": 9}')
+    write_gguf(tiny, tmp_path / "a model")
+    monkeypatch.chdir(tmp_path)
+    found = find("a model")
+    assert (found.architecture, found.tokenizer.chat_template, found.ends) == ("LlamaForCausalLM", TEMPLATE, (0,))
+    assert not [path for path in found.folder.iterdir() if path.is_dir()]
+
+
 def test_a_gguf_has_no_config_of_a_head(tiny: Path, tmp_path: Path) -> None:
     assert read_config(str(write_gguf(tiny, tmp_path / "a.gguf"))) == {}
 

@@ -33,15 +33,23 @@ def engine(bundle: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture
-def chatting(
-    make_checkpoint: Callable[..., Path], build_shared: Callable[..., Any], tmp_path: Path
-) -> Iterator[Engine]:
-    """An engine of a bundle with a chat template."""
-    folder = make_checkpoint(tmp_path / "tiny", num_hidden_layers=1)
+@pytest.fixture(scope="module")
+def templated(
+    make_checkpoint: Callable[..., Path],
+    build_shared: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A bundle with a chat template."""
+    place = tmp_path_factory.mktemp("templated")
+    folder = make_checkpoint(place / "tiny", num_hidden_layers=1)
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    build_shared(target=str(folder), output=tmp_path / "tiny.bundle", max_seq_len=96, max_batch_size=1, tune=False)
-    with Engine.load(tmp_path / "tiny.bundle", prefix_caching=False) as engine:
+    build_shared(target=str(folder), output=place / "tiny.bundle", max_seq_len=96, max_batch_size=1, tune=False)
+    return place / "tiny.bundle"
+
+
+@pytest.fixture
+def chatting(templated: Path) -> Iterator[Engine]:
+    with Engine.load(templated, prefix_caching=False) as engine:
         yield engine
 
 
