@@ -38,6 +38,7 @@ _SIZES = {  # what metadata calls what config.json has
     "vocab_size": "vocab_size",
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
     "context_length": "max_position_embeddings",
 }
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
@@ -81,12 +82,12 @@ def convert(source: str, path: Path, folder: Path) -> Gguf:
     header = read_header(path)
     kinds = _check_tensors(source, header)
     shapes = Header({tensor.name: tensor.shape for tensor in header.tensors})
-    _check_metadata(source, header.metadata, shapes)
+    own = _check_metadata(source, header.metadata, shapes)
     _check_room(source, folder, 4 * shapes.elements)
     with tempfile.TemporaryDirectory(dir=folder) as alone:  # transformers reads what lies beside a GGUF, too
         link = Path(alone) / "model.gguf"
         link.symlink_to(path.resolve())
-        config = _configuration(source, link)
+        config = _configuration(source, link, own.get("attention.key_length"))
         _save_tokenizer(source, link, folder, str(header.metadata.get("tokenizer.ggml.pre")))
         _save_weights(source, link, folder, config, shapes)
     config.save_pretrained(folder)
@@ -126,8 +127,8 @@ def _check_tensors(source: str, header: GgufHeader) -> list[str]:
     return kinds
 
 
-def _check_metadata(source: str, metadata: dict[str, Any], shapes: Header) -> None:
-    """Raises CheckpointError for sizes beyond the tensors', and for what transformers would leave out."""
+def _check_metadata(source: str, metadata: dict[str, Any], shapes: Header) -> dict[str, Any]:
+    """What is said of the model; raises CheckpointError for sizes beyond the tensors', and for what is left out."""
     family = metadata.get("general.architecture")
     if not isinstance(family, str):
         raise CheckpointError(f"{source} names no general.architecture: it is no language model's GGUF")
@@ -138,6 +139,7 @@ def _check_metadata(source: str, metadata: dict[str, Any], shapes: Header) -> No
         raise CheckpointError(
             f"{source} scales its rotary positions, which is not read from a GGUF: give its safetensors checkpoint"
         )
+    return own
 
 
 def _check_room(source: str, folder: Path, size: int) -> None:
@@ -154,7 +156,8 @@ def _check_room(source: str, folder: Path, size: int) -> None:
         )
 
 
-def _configuration(source: str, path: Path) -> PreTrainedConfig:
+def _configuration(source: str, path: Path, head_dim: int | None) -> PreTrainedConfig:
+    """head_dim: the file's, which transformers leaves out for some families."""
     try:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except Exception as error:  # transformers raises whatever a field makes it stumble over
@@ -162,6 +165,8 @@ def _configuration(source: str, path: Path) -> PreTrainedConfig:
     check_decoder(source, config)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
     config.dtype = torch.float32
+    if head_dim is not None:
+        config.head_dim = head_dim
     for name in ("quantization_config", "_model_name_or_path"):
         config.__dict__.pop(name, None)
     return config

@@ -1,4 +1,4 @@
-"""GGUF files of tiny Llamas, written as llama.cpp's converter writes them."""
+"""GGUF files of tiny Llamas and Qwens, written as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -30,7 +32,8 @@ def own_name(name: str) -> str:
     if name in plain:
         return f"{plain[name]}.weight"
     _, _, layer, inner = name.split(".", 3)
-    return f"blk.{layer}.{NAMES[inner.removesuffix('.weight')]}.weight"
+    inner, _, what = inner.rpartition(".")
+    return f"blk.{layer}.{NAMES[inner]}.{what}"
 
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -40,7 +43,7 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(checkpoint: Path, path: Path, kind: str = "F32", **changes: Any) -> Path:
-    """The checkpoint of a Llama as GGUF, its matrices in `kind`.
+    """The checkpoint of a Llama, or of what `arch` says, as GGUF, its matrices in `kind`.
 
     changes: `arch`, and metadata by its name with "__" for ".", that replaces what it would be; None leaves it out.
     """
@@ -55,7 +58,7 @@ def write_gguf(checkpoint: Path, path: Path, kind: str = "F32", **changes: Any) 
     quantized = gguf.GGMLQuantizationType[kind]
     for name, weight in load_file(checkpoint / "model.safetensors").items():
         weight = weight.astype(np.float32)
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+        if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             weight = permuted(weight, config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
         if weight.ndim == 1:
             writer.add_tensor(own_name(name), weight)
@@ -85,7 +88,7 @@ def metadata(checkpoint: Path, config: dict[str, Any]) -> dict[str, Any]:
         "llama.attention.key_length": config["head_dim"],
         "llama.attention.value_length": config["head_dim"],
         "llama.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "llama.rope.freq_base": 10000.0,
+        "llama.rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
         "llama.rope.dimension_count": config["head_dim"],
         "llama.vocab_size": config["vocab_size"],
         "tokenizer.ggml.model": "gpt2",

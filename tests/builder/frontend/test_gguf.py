@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_models import random_model
 from tiny_gguf import TEMPLATE, write_gguf
 
 from specbuild.builder.frontend.checkpoint import find, load, read_config
@@ -58,6 +60,22 @@ def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(kind: str, tiny: Pa
                 gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), quantized), quantized)
             )
         torch.testing.assert_close(got[name], weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_other_families(family: str, tiny: Path, tmp_path: Path) -> None:
+    """Biases, norms of queries and keys, and rotary positions that nothing permutes."""
+    sizes = {"vocab_size": 4096, "num_hidden_layers": 1, "head_dim": 16, "bos_token_id": 0, "eos_token_id": 0}
+    model, folder = random_model(family, **sizes), tmp_path / family
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny / name, folder / name)
+    found = find(str(write_gguf(folder, tmp_path / "a.gguf", arch=family)))
+    assert found.config.model_type == family
+    tokens = torch.tensor([[5, 300, 17, 2000]])
+    with torch.no_grad():
+        expected, got = (each(tokens).logits for each in (model, load(found, "eager")))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_folder_goes_with_the_checkpoint(tiny: Path, tmp_path: Path, temporary: Path) -> None:
@@ -120,6 +138,7 @@ BAD = {
     "heads": ({"llama__attention__head_count": HUGE}, f"num_attention_heads {HUGE}"),
     "vocabulary": ({"llama__vocab_size": HUGE}, f"vocab_size {HUGE}"),
     "positions": ({"llama__context_length": 2**32 - 1}, "max_position_embeddings"),
+    "head size": ({"llama__attention__key_length": HUGE}, f"head_dim {HUGE}"),
     "experts": ({"llama__expert_count": HUGE}, "expert_count"),
     "fewer heads": ({"llama__attention__head_count": 2}, "do not belong together|cannot be read"),
     "no size": ({"llama__embedding_length": None}, "do not belong together|cannot be"),
@@ -186,8 +205,6 @@ def test_a_file_that_changes_is_refused(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_too_little_room_is_refused(tiny: Path, tmp_path: Path, temporary: Path, monkeypatch: Any) -> None:
-    import shutil
-
     path = write_gguf(tiny, tmp_path / "a.gguf")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
     with pytest.raises(CheckpointError, match="set TMPDIR"):
