@@ -157,6 +157,7 @@ def _report(
     scales = {name: each.scales.to_dict() for name, each in models.items() if each.scales}
     accounts = {name: {"inspector": layers} for name, layers in checked.layers.items()}
     return {
+        "sources": context.source.origins,
         "seconds": context.stages.seconds,
         "expected_memory_bytes": context.source.memory_bytes,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

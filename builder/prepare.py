@@ -51,6 +51,13 @@ class Sources:
         return {"target": self.target} | ({"draft": draft} if draft else {})
 
     @property
+    def origins(self) -> dict[str, dict[str, Any]]:
+        """What each model was made from, and how a GGUF file had quantized it."""
+        ggufs = {name: model.gguf for name, model in self.models.items() if isinstance(model, Checkpoint)}
+        told = {name: gguf.to_dict() for name, gguf in ggufs.items() if gguf}
+        return {name: {"source": model.source} | told.get(name, {}) for name, model in self.models.items()}
+
+    @property
     def kind(self) -> str:
         """How the draft drafts, as the manifest has it."""
         parallel = self.vocabulary is not None and self.vocabulary.mask_token is not None
@@ -154,7 +161,7 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
         "backend": config.backend,
         "models": {
             name: {
-                "source": model.source,
+                **sources.origins[name],
                 "architecture": model.architecture,
                 "precision": config.precision_of(name),
                 "layers": sources.layouts[name].layers,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from specbuild.runtime.errors import CheckpointError
+from specbuild.runtime.errors import CheckpointError, one_line
 
 JSON_BYTES = 64 << 20  # of a file
 
@@ -51,3 +53,14 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not a JSON object: download it again")
     return content
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Make whatever tokenizers raises a CheckpointError, a panic too, which is no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise CheckpointError(f"{what}: {one_line(error)}") from None

@@ -12,15 +12,15 @@ from typing import Any
 
 import click
 
-from specbuild.measure.bench import html, report, workload
-from specbuild.measure.bench.measure import Turn, measure, prepare
+from specbuild.measure.bench import conversation, html, report, workload
+from specbuild.measure.bench.measure import Case, Turn, measure
 from specbuild.measure.bench.result import build
 from specbuild.runtime import Bundle, Engine, SamplingParams
 from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import OptionError
 
-from .progress import quiet_option, showing, tell_later_turns
+from .progress import quiet_option, showing
 
 
 @click.command(name="bench")
@@ -82,12 +82,16 @@ def command(
     requests = workload.load(prompts, dataset_path, num_prompts, seed, settings)
     if len(requests) < sizes[-1]:
         raise OptionError(f"{len(requests)} prompts never make a concurrency of {sizes[-1]}: give more, or a lower one")
-    tell_later_turns(requests)
     measured: dict[int, dict[str, list[Turn]]] = {}
+    cases: list[Case] = []
     with showing("bench", quiet) as progress:
         for size in sizes:
             with Engine.load(bundle, drafter=drafter, batch_size=size, threads=threads, prefix_caching=False) as engine:
-                cases, done = prepare(engine, requests), itertools.count(1)
+                if not cases:  # the same for every concurrency
+                    progress.begin("answers to earlier turns", conversation.answers_needed(requests), "answers")
+                    cases = conversation.converse(engine, requests, progress.update)
+                    turns = conversation.in_words(requests, engine)
+                done = itertools.count(1)
                 total = (-(-len(cases) // size) + 1) * len(contenders)
                 progress.begin(f"concurrency {size}", total, "turns")
 
@@ -95,7 +99,8 @@ def command(
                     progress.update(next(done))
 
                 measured[size] = measure(engine, contenders, cases, size, advance)
-    settings |= {"prompts": dataset_path or prompts, "num_prompts": len(requests), "seed": seed, "drafter": drafter}
+    settings |= {"prompts": dataset_path or prompts, "num_prompts": len(cases), "seed": seed, "drafter": drafter}
+    settings["turns"] = turns
     settings["threads"] = None if opened.manifest.descriptor.on_gpu else threads or cores()
     result = build(opened, shlex.join(["specbuild", *sys.argv[1:]]), settings, measured)
     text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"

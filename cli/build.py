@@ -23,6 +23,7 @@ from specbuild.runtime.errors import OptionError, shown
 
 from . import quality
 from .progress import quiet_option, showing
+from .standard_streams import tell
 from .tuned import in_words
 
 _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
@@ -58,7 +59,9 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     callback=_take_recipe,
     help="A build written down, like those in engines/; options given here go before it.",
 )
-@click.option("--target", required=True, metavar="DIR", help="The model whose output counts: a folder, or a hub id.")
+@click.option(
+    "--target", required=True, metavar="DIR", help="The model whose output counts: a folder, a GGUF file, or a hub id."
+)
 @click.option(
     "--draft",
     metavar="DIR",
@@ -163,6 +166,10 @@ def command(output: Path, dry_run: bool, quiet: bool, as_json: bool, **options: 
         _show_plan(config, as_json)
         return
     report = _build(config, quiet)
+    for name, origin in report["sources"].items():
+        if "gguf_quantization" in origin:
+            counts = ", ".join(f"{count} tensors {kind}" for kind, count in origin["gguf_tensors"].items())
+            tell(f"{name}: gguf quantization: {origin['gguf_quantization']} ({counts}), dequantized to float32")
     if as_json:
         click.echo(json.dumps({"bundle": str(output)} | report))
     else:

@@ -104,7 +104,7 @@ def command(quiet: bool, as_json: bool, **options: Any) -> None:
         kept = (
             f"{config.work} keeps what was done, --resume goes on"
             if config.work.is_dir()
-            else "nothing was left behind"
+            else "nothing half-done was left behind"
         )
         raise SpecbuildError(f"interrupted: {kept}") from None
     took = time.monotonic() - started

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-STOPPED = "interrupted: nothing was left behind"
+STOPPED = "interrupted: nothing half-done was left behind"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN = 0.25  # seconds until an interrupt that has ended nothing comes again
 

@@ -45,8 +45,8 @@ def command(
 ) -> None:
     """Say whether a draft can be used with a target, and what it is worth on this machine.
 
-    TARGET and DRAFT are checkpoints: folders, or hub ids. Both are built in a temporary folder, and prompts decoded.
-    The exit status is 0 whatever the verdict. Run it on a machine that does nothing else.
+    TARGET and DRAFT are checkpoints: folders, GGUF files, or hub ids. Both are built in a temporary folder, and
+    prompts decoded. The exit status is 0 whatever the verdict. Run it on a machine that does nothing else.
 
     \b
     specbuild pair engines/pycode/target engines/pycode/draft

@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4413,
+    ("builder", ".py"): 4718,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1010,
-    ("cli", ".py"): 1729,
+    ("cli", ".py"): 1741,
     ("face", ".py"): 30,
-    ("measure", ".py"): 1219,
-    ("runtime", ".py"): 4601,
+    ("measure", ".py"): 1297,
+    ("runtime", ".py"): 4604,
     ("runtime/backends", ".py"): 2325,
     ("runtime/decoding", ".py"): 1613,
     ("plugins", ".cu .cuh"): 2021,  # the kernels

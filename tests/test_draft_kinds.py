@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.builder.frontend.eagle3_head import find_head, load_head, save_head
 from specbuild.builder.pipeline import build
 from specbuild.runtime import Bundle, Engine, SamplingParams
+from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.errors import BundleError
 from specbuild.runtime.speculation.tree import Tree
 
@@ -138,15 +140,14 @@ def test_tokens_that_are_none_are_refused(drafted: tuple[Path, Chain], tmp_path:
     if bundle.manifest.models["draft"].tokens is None:  # it knows all tokens
         assert not bundle.path("draft_tokens.json").exists()
         return
-    file = bundle.path("draft_tokens.json")
-    good = file.read_text(encoding="utf-8")
-    try:
-        for wrong in ([0, 1], [*KNOWN[:-1], 4096], [*KNOWN[:-1], KNOWN[0]], "no list"):
-            file.write_text(json.dumps(wrong), encoding="utf-8")
-            with pytest.raises(BundleError, match="does not name 1366 of 4096 tokens"):
-                drafter_of(bundle, None, None, 64, False)  # type: ignore[arg-type]
-    finally:
-        file.write_text(good, encoding="utf-8")
+    shutil.copytree(bundle.folder, tmp_path / "b")
+    file = tmp_path / "b" / "draft_tokens.json"
+    for wrong in ([0, 1], [*KNOWN[:-1], 4096], [*KNOWN[:-1], KNOWN[0]], "no list"):
+        file.write_text(json.dumps(wrong), encoding="utf-8")
+        files = bundle.manifest.files | {file.name: file_record(file)}
+        listed = Bundle(tmp_path / "b", replace(bundle.manifest, files=files))
+        with pytest.raises(BundleError, match="does not name 1366 of 4096 tokens"):
+            drafter_of(listed, None, None, 64, False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime-cuda", "tensorrt-rtx"])

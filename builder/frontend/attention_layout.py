@@ -18,7 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specbuild.runtime.errors import CheckpointError, one_line
+from specbuild.runtime.errors import CheckpointError, one_line, shown
 
 from . import portable_rotary
 
@@ -121,6 +121,19 @@ def empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
         raise CheckpointError(f"{config.model_type!r} models cannot be exported: {reason}") from None
     set_experts(model)
     return type(model).__name__, model
+
+
+def check_decoder(source: str, config: PreTrainedConfig) -> None:
+    """Raises CheckpointError for a model that is no decoder of text alone."""
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise CheckpointError(
+            f"{source} is a {shown(config.model_type)} model: specbuild takes decoder-only language models"
+        )
+    check_interface(config)
+    if config.get_text_config() is not config:
+        raise CheckpointError(
+            f"{source} is a {shown(config.model_type)} model, of more than text: give its language model alone"
+        )
 
 
 def check_interface(config: PreTrainedConfig) -> None:

@@ -6,10 +6,12 @@ Only safetensors and JSON are read, never pickle, and no code that a checkpoint 
 from __future__ import annotations
 
 import re
+import shutil
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from specbuild.builder.strict_json import read_object
+from specbuild.builder.strict_json import read_object, refusing
 from specbuild.runtime.errors import CheckpointError, one_line, shown
 from specbuild.runtime.requests.tokenizer import check_merges
 
-from .attention_layout import check_interface, empty
+from .attention_layout import check_decoder, empty
+from .gguf import Gguf, convert
 from .quiet import quiet
 from .weights import (
     Stamp,
@@ -53,7 +56,8 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 class Checkpoint:
     """A checkpoint that passed the checks cheap enough to make before anything is loaded.
 
-    ends: the tokens that end a text. stamps: the weights' as they were looked at.
+    ends: the tokens that end a text. stamps: the weights' as they were looked at. gguf: the file that the folder was
+    made of, which goes with this object.
     """
 
     source: str
@@ -63,6 +67,7 @@ class Checkpoint:
     tokenizer: PreTrainedTokenizerBase
     ends: tuple[int, ...]
     stamps: list[Stamp]
+    gguf: Gguf | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -86,14 +91,28 @@ class Checkpoint:
 
     def sha256(self) -> str:
         """Identity of the weights, which are those that were looked at; raises CheckpointError."""
-        return sha256_files(self.weights, self.stamps)
+        return self.gguf.sha256 if self.gguf else sha256_files(self.weights, self.stamps)
 
 
 @quiet()
 def find(source: str) -> Checkpoint:
-    """Look at a checkpoint without loading it; raises CheckpointError."""
-    folder = locate(source)
-    where = f"{source}/config.json"
+    """Look at a checkpoint, or make one of a GGUF file, without loading it; raises CheckpointError."""
+    path = _file(source)
+    if path is None:
+        return _look(source, locate(source))
+    folder = Path(tempfile.mkdtemp(prefix="specbuild-gguf-"))
+    try:
+        gguf = convert(source, path, folder)
+        found = replace(_look(source, folder), gguf=gguf)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(found, shutil.rmtree, folder, ignore_errors=True)
+    return found
+
+
+def _look(source: str, folder: Path) -> Checkpoint:
+    where = source if _file(source) else f"{source}/config.json"
     raw = _read_files(source, folder)
     if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
         raise CheckpointError(f"{source} needs code of its own to load, which specbuild never runs")
@@ -134,15 +153,7 @@ def _configuration(source: str, folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever a field makes it stumble over
         raise CheckpointError(f"{source}/config.json cannot be used: {one_line(error)}") from None
-    if config.is_encoder_decoder or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise CheckpointError(
-            f"{source} is a {shown(config.model_type)} model: specbuild takes decoder-only language models"
-        )
-    check_interface(config)
-    if config.get_text_config() is not config:
-        raise CheckpointError(
-            f"{source} is a {shown(config.model_type)} model, of more than text: give its language model alone"
-        )
+    check_decoder(source, config)
     return config
 
 
@@ -181,17 +192,6 @@ def _ends(source: str, folder: Path, config: Any, tokenizer: PreTrainedTokenizer
     return found
 
 
-@contextmanager
-def refusing(what: str) -> Iterator[None]:
-    """Make whatever tokenizers raises a CheckpointError, a panic too, which is no Exception."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:
-        raise CheckpointError(f"{what}: {one_line(error)}") from None
-
-
 def _check_fields(where: str, config: Any, tokens: int) -> None:
     """What a build reads of the configuration must be there and make sense."""
     for name in ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"):
@@ -212,7 +212,16 @@ def _check_fields(where: str, config: Any, tokens: int) -> None:
 @quiet()
 def read_config(source: str) -> dict[str, Any]:
     """A checkpoint's config.json as it is, empty where there is none; raises CheckpointError."""
-    return read_object(locate(source) / "config.json")
+    return {} if _file(source) else read_object(locate(source) / "config.json")
+
+
+def _file(source: str) -> Path | None:
+    """What a checkpoint is read from where it is no folder and no hub id."""
+    try:
+        path = Path(source).expanduser()
+        return path if path.exists() and not path.is_dir() else None
+    except (OSError, RuntimeError):  # too long a name; a user that does not exist
+        return None
 
 
 def locate(source: str) -> Path:

@@ -203,12 +203,12 @@ def _should_fold(node: ir.Node) -> bool | None:
 
 @contextmanager
 def _explained(model: PreTrainedModel) -> Iterator[None]:
-    """The exporter's errors in one line; our own, which it wraps, as they were."""
+    """The exporter's errors in one line; our own, and memory that ran out, which it wraps, as they were."""
     try:
         yield
     except Exception as error:  # torch.export raises many unrelated types
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, CheckpointError):
+        while cause is not None and not isinstance(cause, CheckpointError | MemoryError):
             cause = cause.__cause__ or cause.__context__
         if cause is not None:
             raise cause from None

@@ -14,7 +14,7 @@ from typing import Any
 from specbuild.runtime.errors import OptionError
 
 from .measure import BASELINE
-from .report import tables
+from .report import notes, tables
 from .result import LATENCIES, PARTS
 from .statistics import PERCENTILES
 
@@ -62,7 +62,9 @@ def render(result: Mapping[str, Any]) -> str:
 
 def _facts(result: Mapping[str, Any]) -> str:
     machine, bundle, settings = (result[name] for name in ("machine", "bundle", "settings"))
-    told = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items() if value is not None)
+    told = ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in settings.items() if name != "turns" and value is not None
+    )
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores; {machine['platform']}",
         ", ".join(f"{name} {value}" for name, value in {"Python": machine["python"], **machine["versions"]}.items()),
@@ -74,7 +76,7 @@ def _facts(result: Mapping[str, Any]) -> str:
         "“off” is plain decoding, to which speedups are ratios; “auto” is the bundle's default tree, in a tuned bundle "
         "what promises most in each round. All took turns on the same prompts, in one run."
     )
-    body = "<br>".join(escape(line) for line in lines)
+    body = "<br>".join(escape(line) for line in [*lines, *notes(result)])
     return f'<p><code>{escape(result["command"])}</code></p><p>{body}</p><p class="note">{escape(note)}</p>'
 
 

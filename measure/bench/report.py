@@ -29,12 +29,27 @@ def show(result: Mapping[str, Any]) -> None:
         for row in rows:
             table.add_row(*row)
         console.print(table)
+    for note in notes(result):
+        console.print(note, markup=False, highlight=False)
+
+
+def notes(result: Mapping[str, Any]) -> list[str]:
+    """What a reader of the tables must know: how turns became prompts, and which prompts measure nothing."""
+    turns, runs = result["settings"].get("turns"), result["runs"]
+    found = [f"turns: {turns}"] if turns else []
+    ended, completed = max((run["ended_after_one_token"], run["completed"]) for run in runs)
+    if ended:
+        found.append(f"{ended} of {completed} prompts ended after one token: a speedup on them means nothing")
+    return found
 
 
 def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, header and rows of each table, the first two columns concurrency and contender."""
     header = ["concurrency", "speculation"]
-    speeds = ("output tokens/s, speedup with 95% interval", [*header, "tokens/s", "wall", "decode", "same text"])
+    speeds = (
+        "output tokens/s, speedup with 95% interval",
+        [*header, "tokens/s", "wall", "decode", "same text", "one token"],
+    )
     times = ("latency in ms, p50 / p99", [*header, *(name.upper() for name in LATENCIES)])
     rounds = ("a round in ms", [*header, *PARTS, "total", "tokens"])
     lengths = ["acceptance length", "macro mean"]
@@ -45,7 +60,9 @@ def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[st
         name, each = [str(run["concurrency"]), run["speculation"]], run["round"]
         ratios = [_ratio(run["wall_speedup"]), _ratio(run["decode_speedup"])]
         equal = f"{run['outputs_equal_to_baseline']} of {run['completed']}"
-        rows[speeds[0]].append([*name, f"{run['output_throughput']:.1f}", *ratios, equal])
+        rows[speeds[0]].append(
+            [*name, f"{run['output_throughput']:.1f}", *ratios, equal, str(run["ended_after_one_token"])]
+        )
         rows[times[0]].append([*name, *(_latency(run, latency) for latency in LATENCIES)])
         rows[rounds[0]].append([*name, *(f"{each[f'{p}_ms']:.3f}" for p in (*PARTS, "total")), f"{each['tokens']:.2f}"])
         if run["speculative_decoding"]:

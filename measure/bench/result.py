@@ -79,6 +79,7 @@ def _run(
         **tree,
         "completed": len(samples),
         "total_output_tokens": tokens,
+        "ended_after_one_token": sum(len(sample.tokens) == 1 for sample in samples),
         "outputs_equal_to_baseline": sum(a.tokens == b.tokens for a, b in zip(samples, plain, strict=True)),
         "duration": seconds,
         "output_throughput": tokens / seconds,

@@ -30,13 +30,18 @@ _BESIDE = {  # fields that only one of the sources has
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt, its parameters, how many of its later turns are not run, its category, and `where` it was."""
+    """A prompt, its parameters, the turns of which it is the first, its category, and `where` it was."""
 
     prompt: Prompt
     params: SamplingParams
-    later_turns: int = 0
+    turns: tuple[str, ...] = ()
     category: str | None = None
     where: str = field(default="", compare=False)  # FILE:LINE
+
+    @property
+    def later_turns(self) -> int:
+        """How many turns come after the prompt."""
+        return len(self.turns[1:])
 
 
 def read(path: str, defaults: dict[str, Any]) -> list[Request]:
@@ -87,25 +92,25 @@ def _request(line: bytes, defaults: dict[str, Any]) -> Request:
     unknown = sorted(set(fields) - known)
     if unknown:
         raise PromptError(f"unknown field {shown(unknown[0])}: use {', '.join(sorted(known))}")
-    prompt, later_turns = _prompt(sources[0], fields)
+    prompt, turns = _prompt(sources[0], fields)
     sampling = {name: fields[name] for name in SamplingParams.names() & set(fields)}
     category = fields.get("category")
     if not isinstance(category, str | None):
         raise PromptError(f"category must be a string, not {shown(category)}")
-    return Request(prompt, SamplingParams(**defaults | renamed(sampling)), later_turns, category)
+    return Request(prompt, SamplingParams(**defaults | renamed(sampling)), turns, category)
 
 
-def _prompt(source: str, fields: dict[str, Any]) -> tuple[Prompt, int]:
+def _prompt(source: str, fields: dict[str, Any]) -> tuple[Prompt, tuple[str, ...]]:
     value = fields[source]
     if source == "prompt":
         if not isinstance(value, str):
             raise PromptError(f"prompt must be a string, not {shown(value)}")
-        return value, 0
+        return value, ()
     if source == "turns":
         if not isinstance(value, list) or not value or not all(isinstance(turn, str) for turn in value):
             raise PromptError("turns must be a list of strings, at least one")
-        return value[0], len(value) - 1
+        return value[0], tuple(value)
     variables = fields.get("chat_template_kwargs", {})
     if not isinstance(variables, dict):
         raise PromptError(f"chat_template_kwargs must be an object, not {shown(variables)}")
-    return Chat(value, fields.get("tools"), variables=variables), 0
+    return Chat(value, fields.get("tools"), variables=variables), ()

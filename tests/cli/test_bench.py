@@ -15,8 +15,8 @@ Command = Callable[..., Any]
 QUICK = ("--num-prompts", 2, "-n", 6)
 LATENCIES = [f"{mark}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for mark in ("mean", "p50", "p95", "p99")]
 RUN = [
-    *("concurrency", "speculation", "tree", "nodes", "completed", "total_output_tokens", "outputs_equal_to_baseline"),
-    *("duration", "output_throughput", "wall_speedup", "decode_speedup", *LATENCIES),
+    *("concurrency", "speculation", "tree", "nodes", "completed", "total_output_tokens", "ended_after_one_token"),
+    *("outputs_equal_to_baseline", "duration", "output_throughput", "wall_speedup", "decode_speedup", *LATENCIES),
     *("speculative_decoding", "round", "categories"),
 ]
 DRAFTED = [
@@ -58,24 +58,24 @@ def test_one_run_and_all_its_outputs(specbuild: Command, bundle: Path, tmp_path:
     asked = ["--prompts", "spec_bench", "--dataset-path", path, "-n", 6, "--ignore-eos", "--concurrency", "2,1"]
     outputs = ["-o", tmp_path / "result.json", "--html", tmp_path / "report.html"]
     outcome = specbuild("bench", bundle, *asked, "--trees", "topk:2,2,chain:3", "--json", *outputs)
-    assert (outcome.status, outcome.err.strip()) == (
-        0,
-        "specbuild: only the first of each line's turns is run; 3 later turns are not",
-    )
+    assert (outcome.status, outcome.err) == (0, "")
     result = json.loads(outcome.out)
     assert (tmp_path / "result.json").read_text(encoding="utf-8") == outcome.out
     assert sorted(each.name for each in tmp_path.iterdir()) == ["question.jsonl", "report.html", "result.json"]
 
     assert list(result) == ["schema_version", "command", "machine", "bundle", "settings", "runs"]
     assert list(result["machine"]) == ["cpu", "cores", "platform", "python", "versions"]
-    assert result["settings"]["num_prompts"] == 3
+    assert result["settings"]["num_prompts"] == 6
+    turns = "all, as text, after a blank line; earlier answers are plain decoding's, for every contender"
+    assert result["settings"]["turns"] == turns
     names = ["off", "auto", "topk:2,2", "chain:3"]
     assert [(run["concurrency"], run["speculation"]) for run in result["runs"]] == [
         (c, n) for c in (1, 2) for n in names
     ]
     for run in result["runs"]:
         assert list(run) == RUN
-        assert (run["completed"], run["total_output_tokens"], run["outputs_equal_to_baseline"]) == (3, 18, 3)
+        assert (run["completed"], run["total_output_tokens"], run["outputs_equal_to_baseline"]) == (6, 36, 6)
+        assert run["ended_after_one_token"] == 0
         assert run["p50_itl_ms"] <= run["p95_itl_ms"] <= run["p99_itl_ms"]
         assert list(run["categories"]) == ["os <b>", "re & io"]
         assert (run["speculative_decoding"] is None) == (run["speculation"] == "off")
@@ -94,7 +94,14 @@ def test_one_run_and_all_its_outputs(specbuild: Command, bundle: Path, tmp_path:
     assert not {"script", "link", "img", "b"} & set(page.tags)
     assert all(target.startswith("#") for target in page.targets)
     assert "http" not in (tmp_path / "report.html").read_text(encoding="utf-8")
-    for shown in ("os <b>", "Speedup by tree size", "conditional acceptance rate", "E2EL, ms", result["command"]):
+    for shown in (
+        "os <b>",
+        "Speedup by tree size",
+        "conditional acceptance rate",
+        "E2EL, ms",
+        result["command"],
+        turns,
+    ):
         assert shown in page.text
 
 
@@ -107,6 +114,15 @@ def test_tables_without_a_draft(specbuild: Command, tiny_bundle: Path, tmp_path:
         assert shown in outcome.out
     assert "by category" not in outcome.out
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_questions_go_through_the_chat_template(specbuild: Command, tiny_bundle: Path, tmp_path: Path) -> None:
+    asked = ["--prompts", "spec_bench", "--dataset-path", questions(tmp_path, "os", "re"), "-n", 1]
+    outcome = specbuild("bench", tiny_bundle, *asked)
+    assert (outcome.status, outcome.err) == (0, "")
+    said = " ".join(outcome.out.split())
+    assert "turns: all, as user messages of the chat template; earlier answers are plain decoding's" in said
+    assert "4 of 4 prompts ended after one token: a speedup on them means nothing" in said
 
 
 def test_an_interrupt_leaves_nothing(

@@ -407,7 +407,7 @@ def test_an_interrupted_build_leaves_nothing(pair: Path, tiny_bundle: Path, plac
     finally:
         process.kill()
     assert (process.returncode, out) == (1, "")
-    assert [line for line in err.splitlines() if line] == ["specbuild: interrupted: nothing was left behind"]
+    assert [line for line in err.splitlines() if line] == ["specbuild: interrupted: nothing half-done was left behind"]
     assert snapshot(place) == before
 
 

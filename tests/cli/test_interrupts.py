@@ -74,7 +74,7 @@ from specbuild.cli import interrupts
 interrupts.exit_at_once()
 signal.raise_signal(signal.SIGTERM)
 """)
-    assert (done.returncode, done.stderr) == (1, "specbuild: interrupted: nothing was left behind\n")
+    assert (done.returncode, done.stderr) == (1, "specbuild: interrupted: nothing half-done was left behind\n")
 
 
 def test_other_errors_of_destructors_are_shown_as_ever() -> None:

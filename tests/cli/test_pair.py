@@ -68,7 +68,7 @@ def test_nothing_is_left_of_a_failure(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measure, "build", build)
-    assert "interrupted: nothing was left behind" in specbuild("pair", tiny, tiny).refusal(1)
+    assert "interrupted: nothing half-done was left behind" in specbuild("pair", tiny, tiny).refusal(1)
     assert list(scratch.iterdir()) == []
 
 

@@ -167,7 +167,7 @@ def test_a_reader_of_lines_that_goes_does_not_stop_the_command() -> None:
 
 def test_turns_that_are_not_run_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     def requests(*later: int) -> list[Request]:
-        return [Request("x", SamplingParams(), turns) for turns in later]
+        return [Request("x", SamplingParams(), ("x",) * (1 + turns)) for turns in later]
 
     tell_later_turns(requests(0, 2, 1))
     found = capsys.readouterr()

@@ -21,8 +21,12 @@ COMMAND = str(Path(sys.executable).with_name("specbuild"))
 PATIENCE = 10.0  # seconds of computing after a signal, or six times as many without any
 TRACEBACK = re.compile(r'Traceback \(most recent call last\)|File "[^"]*", line \d+|a bug in specbuild|panicked at')
 
-
-GAVE_UP = re.compile(r"memory allocation|bad_alloc|OpenBLAS|pthread_create|Cannot allocate")  # a library, by itself
+LIBC_ABORT = 127  # the C library's own status where it has no memory for a thread
+GAVE_UP = re.compile(  # a library, by itself
+    r"memory allocation|bad_alloc|OpenBLAS|pthread_create|cannot allocate|unable to allocate|thread creation failed"
+    r"|terminate called|error while loading shared libraries",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Process:
 
         `starved`: there was too little memory, and a library that cannot go on may end the process in its own words.
         """
-        gave_up = ended.status in (1, -signal.SIGABRT) and GAVE_UP.search(ended.err)
+        gave_up = ended.status in (1, LIBC_ABORT, -signal.SIGABRT) and GAVE_UP.search(ended.err)
         if starved and gave_up and "a bug in specbuild" not in ended.err:
             return
         said = f"{self._told()}: {ended.err[-600:]!r}"

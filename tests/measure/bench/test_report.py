@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.measure.bench.report import check, show, tables
+from specbuild.measure.bench.report import check, notes, show, tables
 from specbuild.runtime.errors import OutputError
 
 
@@ -59,7 +59,22 @@ def test_a_table_without_rows_is_left_out(result: Any, capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()
     assert [line.strip() for line in lines if line.strip() in titles] == titles
     (row,) = (line.split() for line in lines if "2 of 2" in line)
-    assert row == ["1", "off", "0.7", "1.00×", "1.00×", "2", "of", "2"]
+    assert row == ["1", "off", "0.7", "1.00×", "1.00×", "2", "of", "2", "1"]
+
+
+def test_prompts_that_ended_after_one_token_are_counted(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["one token"] for row in cells(result, "output tokens/s")] == ["1", "1"]
+    assert notes(result) == ["1 of 2 prompts ended after one token: a speedup on them means nothing"]
+    show(result)
+    assert notes(result)[0] in capsys.readouterr().out
+    for run in result["runs"]:
+        run["ended_after_one_token"] = 0
+    assert notes(result) == []
+
+
+def test_how_turns_became_prompts_is_told(result: Any) -> None:
+    result["settings"]["turns"] = "all, as text"
+    assert notes(result)[0] == "turns: all, as text"
 
 
 def test_where_a_file_cannot_go(tmp_path: Path) -> None:

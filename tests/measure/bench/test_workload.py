@@ -55,9 +55,9 @@ def test_spec_bench(tmp_path: Path) -> None:
     question = {"question_id": 81, "category": "writing", "turns": ["one", "two"]}
     path = write(tmp_path, question, question | {"category": "math"})
     found = load("spec_bench", path, None, 0, DEFAULTS)
-    assert [(each.prompt, each.category, each.later_turns) for each in found] == [
-        ("one", "writing", 1),
-        ("one", "math", 1),
+    assert [(each.prompt, each.category, each.turns) for each in found] == [
+        ("one", "writing", ("one", "two")),
+        ("one", "math", ("one", "two")),
     ]
     assert load(path, None, None, 0, DEFAULTS) == found
     with pytest.raises(OptionError, match=r"fetch its question\.jsonl .* --dataset-path"):

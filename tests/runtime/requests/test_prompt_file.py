@@ -35,7 +35,7 @@ def test_the_kinds_of_line(tmp_path: Path) -> None:
     params = SamplingParams(**DEFAULTS)
     assert read(path, DEFAULTS) == [
         Request("a\u2028b", params),
-        Request("one", params, 2, "c"),
+        Request("one", params, ("one", "two", "three"), "c"),
         Request(Chat(messages), params),
         Request(Chat(messages, [{"name": "f"}], variables={"enable_thinking": False}), params),
     ]

@@ -1,0 +1,146 @@
+"""What the header of a GGUF file says, read with a bound on every count, before any library believes one of them.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+from specbuild.runtime.errors import CheckpointError, shown
+
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+MAX_BYTES = 512 << 20  # of the header
+MAX_ENTRIES = 1 << 16  # of metadata, and tensors
+MAX_VALUES = 1 << 22  # in all arrays of the metadata together
+MAX_NAME, MAX_DIMS = 1 << 16, 4
+ALIGNMENT = "general.alignment"
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # scalars' types
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor's name, dimensions (the innermost first), type's number, and place after the header."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """The metadata, of arrays their lengths alone; the tensors; where their data begins, and the file's size."""
+
+    metadata: dict[str, Any]
+    tensors: list[Tensor]
+    data: int
+    size: int
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A regular file; raises CheckpointError. A FIFO is not waited for."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CheckpointError(f"{path} is not a regular file: give the folder of a checkpoint, or a GGUF file")
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): give another file") from None
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Raises CheckpointError for what is no GGUF, is cut off, or has absurd counts."""
+    with opened(path) as file:
+        return _Reader(str(path), file).header()
+
+
+class _Reader:
+    """Reads a header from its beginning, never further than the file or `MAX_BYTES`."""
+
+    def __init__(self, name: str, file: IO[bytes]) -> None:
+        self.name, self.file, self.size = name, file, os.fstat(file.fileno()).st_size
+        self.place, self.values = 0, 0
+
+    def header(self) -> GgufHeader:
+        if self.size < len(MAGIC) or self.take(len(MAGIC)) != MAGIC:
+            raise CheckpointError(
+                f"{self.name} is a file, and no GGUF: give the folder of a checkpoint, or a GGUF file"
+            )
+        (version,) = self.unpack("I")
+        if version not in VERSIONS:
+            raise CheckpointError(f"{self.name} is GGUF of version {version}, not 2 or 3: convert it again")
+        tensors, entries = self.unpack("QQ")
+        for count, what in ((tensors, "tensors"), (entries, "entries of metadata")):
+            if count > MAX_ENTRIES:
+                raise CheckpointError(f"{self.name} says it has {count} {what}: more than {MAX_ENTRIES}, do not use it")
+        metadata = dict[str, Any]()
+        for _ in range(entries):
+            key = self.text(MAX_NAME)
+            metadata[key] = self.value(*self.unpack("I"))
+        found = [self.tensor() for _ in range(tensors)]
+        alignment = metadata.get(ALIGNMENT, 32)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise CheckpointError(f"{self.name} has {ALIGNMENT} {shown(alignment)}, no power of two: convert it again")
+        return GgufHeader(metadata, found, -(-self.place // alignment) * alignment, self.size)
+
+    def tensor(self) -> Tensor:
+        name = self.text(MAX_NAME)
+        (dims,) = self.unpack("I")
+        shape = self.unpack(f"{dims}Q") if 1 <= dims <= MAX_DIMS else ()
+        if not 0 < prod(shape) < 1 << 63 or not shape:
+            raise CheckpointError(f"{self.name} has tensor {shown(name)} of no possible shape: download it again")
+        return Tensor(name, shape, *self.unpack("IQ"))
+
+    def value(self, kind: int) -> Any:
+        """A scalar or a text; of an array its length."""
+        if kind in _FORMATS:
+            return self.unpack(_FORMATS[kind])[0]
+        if kind == _STRING:
+            return self.text(MAX_BYTES)
+        if kind != _ARRAY:
+            raise CheckpointError(f"{self.name} has metadata of an unknown type {kind}: it is damaged")
+        inner, count = self.unpack("IQ")
+        self.values += count
+        if self.values > MAX_VALUES or inner not in (*_FORMATS, _STRING):
+            what = f"a list of {count} values" if inner != _ARRAY else "lists in lists"
+            raise CheckpointError(f"{self.name} has {what} in its metadata: not supported")
+        if inner == _STRING:
+            for _ in range(count):
+                self.take(*self.unpack("Q"))
+        else:
+            self.take(count * struct.calcsize(_FORMATS[inner]))
+        return count
+
+    def text(self, limit: int) -> str:
+        (length,) = self.unpack("Q")
+        if length > limit:
+            raise CheckpointError(f"{self.name} has a name of {length} bytes: it is damaged, download it again")
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError:
+            raise CheckpointError(
+                f"{self.name} has a text that is no UTF-8: it is damaged, download it again"
+            ) from None
+
+    def unpack(self, layout: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{layout}", self.take(struct.calcsize(f"<{layout}")))
+
+    def take(self, count: int) -> bytes:
+        self.place += count
+        if self.place > MAX_BYTES < self.size:
+            raise CheckpointError(f"{self.name} has a header of more than {MAX_BYTES >> 20} MiB: do not use it")
+        found = self.file.read(count) if self.place <= self.size else b""
+        if len(found) < count:
+            raise CheckpointError(f"{self.name} is cut off within its header: download it again")
+        return found

@@ -1,0 +1,221 @@
+"""GGUF files as checkpoints: the weights that they hold, what is refused, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import random_model
+from tiny_gguf import TEMPLATE, write_gguf
+
+from specbuild.builder.frontend.checkpoint import find, load, read_config
+from specbuild.runtime.errors import CheckpointError
+
+TEXT = "def f(x):\n    return 'Größe'  # 12\n"
+
+
+@pytest.fixture(scope="module")
+def tiny(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, whose rows are whole blocks of 32."""
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", intermediate_size=64)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made, empty."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary"
+
+
+def weights(source: Path) -> dict[str, torch.Tensor]:
+    return dict(load(find(str(source)), "sdpa").state_dict())
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
+def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(kind: str, tiny: Path, tmp_path: Path) -> None:
+    path = write_gguf(tiny, tmp_path / "a.gguf", kind)
+    found, original = find(str(path)), find(str(tiny))
+    assert (found.source, found.architecture, found.max_positions) == (str(path), "LlamaForCausalLM", 128)
+    assert found.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found.gguf is not None
+    assert found.gguf.quantization == kind
+    assert sum(found.gguf.tensors.values()) == len(load_file(tiny / "model.safetensors"))
+    assert found.tokenizer(TEXT)["input_ids"] == original.tokenizer(TEXT)["input_ids"]
+    assert found.tokenizer.chat_template == TEMPLATE
+    got, quantized = dict(load(found, "sdpa").state_dict()), gguf.GGMLQuantizationType[kind]
+    for name, weight in weights(tiny).items():
+        if weight.ndim == 2:
+            weight = torch.from_numpy(
+                gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), quantized), quantized)
+            )
+        torch.testing.assert_close(got[name], weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_other_families(family: str, tiny: Path, tmp_path: Path) -> None:
+    """Biases, norms of queries and keys, and rotary positions that nothing permutes."""
+    sizes = {"vocab_size": 4096, "num_hidden_layers": 1, "head_dim": 16, "bos_token_id": 0, "eos_token_id": 0}
+    model, folder = random_model(family, **sizes), tmp_path / family
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny / name, folder / name)
+    found = find(str(write_gguf(folder, tmp_path / "a.gguf", arch=family)))
+    assert found.config.model_type == family
+    tokens = torch.tensor([[5, 300, 17, 2000]])
+    with torch.no_grad():
+        expected, got = (each(tokens).logits for each in (model, load(found, "eager")))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_folder_goes_with_the_checkpoint(tiny: Path, tmp_path: Path, temporary: Path) -> None:
+    found = find(str(write_gguf(tiny, tmp_path / "a.gguf")))
+    assert list(temporary.iterdir()) == [found.folder]
+    del found
+    assert not list(temporary.iterdir())
+
+
+def test_what_lies_beside_a_gguf_is_not_read(
+    tiny: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the file's name matter, nor whether it is given from where it lies."""
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json"):
+        (tmp_path / name).write_text('{"auto_map": {}, "model_type": "t5", "chat_template": "x", "eos_token_id": 9}')
+    write_gguf(tiny, tmp_path / "a model")
+    monkeypatch.chdir(tmp_path)
+    found = find("a model")
+    assert (found.architecture, found.tokenizer.chat_template, found.ends) == ("LlamaForCausalLM", TEMPLATE, (0,))
+    assert not [path for path in found.folder.iterdir() if path.is_dir()]
+
+
+def test_a_gguf_has_no_config_of_a_head(tiny: Path, tmp_path: Path) -> None:
+    assert read_config(str(write_gguf(tiny, tmp_path / "a.gguf"))) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "ends"),
+    [({}, [0]), ({"tokenizer__ggml__eot_token_id": 7}, [0, 7]), ({"tokenizer__ggml__eot_token_id": 0}, [0])],
+)
+def test_texts_end_by_eos_and_by_the_end_of_a_turn(
+    changes: dict[str, Any], ends: list[int], tiny: Path, tmp_path: Path
+) -> None:
+    assert find(str(write_gguf(tiny, tmp_path / "a.gguf", **changes))).eos_token_ids() == ends
+
+
+def test_digits_are_cut_apart_where_the_file_says_so(tiny: Path, tmp_path: Path) -> None:
+    """As SmolLM2's own tokenizer does: the spaces before a digit are one token, and "  4" is not " " and " 4"."""
+    plain, digits = (
+        find(str(write_gguf(tiny, tmp_path / f"{pre}.gguf", tokenizer__ggml__pre=pre))).tokenizer
+        for pre in ("gpt-2", "smollm")
+    )
+    assert digits.tokenize("a  42") != plain.tokenize("a  42")
+    assert digits.tokenize("a  42")[1:] == ["ĠĠ", "4", "2"]
+    assert digits("def f(x):")["input_ids"] == plain("def f(x):")["input_ids"]
+
+
+def test_a_tied_head_stays_one(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    tied = make_checkpoint(tmp_path / "tied", num_hidden_layers=1, intermediate_size=64, tie_word_embeddings=True)
+    model = load(find(str(write_gguf(tied, tmp_path / "a.gguf"))), "sdpa")
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+HUGE = 10**9
+BAD = {
+    "family": ({"arch": "rwkv7"}, "rwkv7"),
+    "encoder": ({"arch": "t5encoder"}, "cannot be used|decoder-only"),
+    "layers": ({"llama__block_count": HUGE}, f"num_hidden_layers {HUGE}"),
+    "width": ({"llama__embedding_length": HUGE}, f"hidden_size {HUGE}"),
+    "heads": ({"llama__attention__head_count": HUGE}, f"num_attention_heads {HUGE}"),
+    "vocabulary": ({"llama__vocab_size": HUGE}, f"vocab_size {HUGE}"),
+    "positions": ({"llama__context_length": 2**32 - 1}, "max_position_embeddings"),
+    "head size": ({"llama__attention__key_length": HUGE}, f"head_dim {HUGE}"),
+    "experts": ({"llama__expert_count": HUGE}, "expert_count"),
+    "fewer heads": ({"llama__attention__head_count": 2}, "do not belong together|cannot be read"),
+    "no size": ({"llama__embedding_length": None}, "do not belong together|cannot be"),
+    "a text for a size": ({"llama__block_count": "two"}, "num_hidden_layers 'two'"),
+    "scaled positions": ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions"),
+    "no tokens": ({"tokenizer__ggml__tokens": None}, "no usable tokenizer"),
+    "no merges": ({"tokenizer__ggml__merges": None}, "no usable tokenizer"),
+    "another tokenizer": ({"tokenizer__ggml__model": "rwkv"}, "no usable tokenizer"),
+    "merges of no tokens": ({"tokenizer__ggml__merges": ["qq zz"]}, "no usable tokenizer"),
+    "merges that are none": ({"tokenizer__ggml__merges": ["q"]}, "no usable tokenizer"),
+    "end": ({"tokenizer__ggml__eos_token_id": HUGE}, "no usable tokenizer|is no token"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_refused(case: str, tiny: Path, tmp_path: Path, temporary: Path) -> None:
+    changes, expected = BAD[case]
+    path = write_gguf(tiny, tmp_path / "a.gguf", **changes)
+    with pytest.raises(CheckpointError, match=expected) as error:
+        find(str(path))
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("share", [0.999, 0.5, 0.3])
+def test_a_cut_file_is_refused(share: float, tiny: Path, tmp_path: Path, temporary: Path) -> None:
+    path = write_gguf(tiny, tmp_path / "a.gguf")
+    os.truncate(path, int(path.stat().st_size * share))
+    with pytest.raises(CheckpointError, match="cut off within"):
+        find(str(path))
+    assert not list(temporary.iterdir())
+
+
+def test_a_tensor_too_many_is_refused(tiny: Path, tmp_path: Path, temporary: Path) -> None:
+    other, path = tmp_path / "more", tmp_path / "a.gguf"
+    other.mkdir()
+    for file in tiny.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    more = load_file(other / "model.safetensors")
+    more["model.layers.7.mlp.up_proj.weight"] = torch.ones(64, 32)
+    save_file(more, other / "model.safetensors")
+    with pytest.raises(CheckpointError, match="2048 numbers that transformers does not read"):
+        find(str(write_gguf(other, path)))
+    assert not list(temporary.iterdir())
+
+
+def test_damaged_numbers_are_refused(tiny: Path, tmp_path: Path) -> None:
+    path = write_gguf(tiny, tmp_path / "a.gguf")
+    content = np.fromfile(path, np.uint8)
+    content[-256:] = 255  # NaN
+    content.tofile(path)
+    found = find(str(path))
+    with pytest.raises(CheckpointError, match="NaN or infinite"):
+        load(found, "sdpa")
+
+
+def test_a_file_that_changes_is_refused(tiny: Path, tmp_path: Path) -> None:
+    path = write_gguf(tiny, tmp_path / "a.gguf")
+    found = find(str(path))
+    os.utime(path, (1, 1))
+    with pytest.raises(CheckpointError, match="was changed while it was read"):
+        found.sha256()
+
+
+def test_too_little_room_is_refused(tiny: Path, tmp_path: Path, temporary: Path, monkeypatch: Any) -> None:
+    path = write_gguf(tiny, tmp_path / "a.gguf")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
+    with pytest.raises(CheckpointError, match="set TMPDIR"):
+        find(str(path))
+    assert not list(temporary.iterdir())
+
+
+def test_what_is_no_gguf_and_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\x08" + bytes(40))
+    with pytest.raises(CheckpointError, match="is a file, and no GGUF"):
+        find(str(tmp_path / "model.safetensors"))
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        find(str(tmp_path / "pipe.gguf"))

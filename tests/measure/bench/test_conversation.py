@@ -1,0 +1,125 @@
+"""Questions of several turns: what each turn's prompt holds, and that it is the same for every contender."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbuild.measure.bench.conversation import answers_needed, converse, in_words
+from specbuild.measure.bench.measure import Case, prepare
+from specbuild.runtime import Chat, Engine, SamplingParams
+from specbuild.runtime.errors import ExecutionError, PromptError
+from specbuild.runtime.requests.prompt_file import Request
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TURNS = ("import os", "import re", "def main():")
+PARAMS = SamplingParams(max_new_tokens=5, seed=0)
+
+
+def question(*turns: str, params: SamplingParams = PARAMS, where: str = "f:1") -> Request:
+    return Request(turns[0], params, turns, "writing", where)
+
+
+@pytest.fixture
+def engine(bundle: Path) -> Iterator[Engine]:
+    with Engine.load(bundle, prefix_caching=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def templated(
+    make_checkpoint: Callable[..., Path],
+    build_shared: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A bundle with a chat template."""
+    place = tmp_path_factory.mktemp("templated")
+    folder = make_checkpoint(place / "tiny", num_hidden_layers=1)
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    build_shared(target=str(folder), output=place / "tiny.bundle", max_seq_len=96, max_batch_size=1, tune=False)
+    return place / "tiny.bundle"
+
+
+@pytest.fixture
+def chatting(templated: Path) -> Iterator[Engine]:
+    with Engine.load(templated, prefix_caching=False) as engine:
+        yield engine
+
+
+def texts(engine: Engine, cases: list[Case]) -> list[str]:
+    return [engine.tokenizer.decode(case.tokens) for case in cases]
+
+
+def answer(engine: Engine, prompt: Any) -> str:
+    (result,) = engine.generate([prompt], replace(PARAMS, speculation="off"))
+    return result.text
+
+
+def test_without_a_template_the_text_goes_on(engine: Engine) -> None:
+    told = list[int]()
+    cases = converse(engine, [question(*TURNS)], told.append)
+    first = TURNS[0]
+    second = f"{first}{answer(engine, first)}\n\n{TURNS[1]}"
+    third = f"{second}{answer(engine, second)}\n\n{TURNS[2]}"
+    assert texts(engine, cases) == [first, second, third]
+    assert [(case.params, case.category) for case in cases] == [(PARAMS, "writing")] * 3
+    assert told == [1, answers_needed([question(*TURNS)])] == [1, 2]
+
+
+def test_with_a_template_turns_are_a_user_s_messages(chatting: Engine) -> None:
+    cases, messages = converse(chatting, [question(*TURNS), question("x")]), []
+    for turn, case in zip(TURNS, cases, strict=False):
+        messages.append({"role": "user", "content": turn})
+        (expected,) = prepare(chatting, [Request(Chat(messages), PARAMS)])
+        assert case.tokens == expected.tokens
+        messages.append({"role": "assistant", "content": answer(chatting, Chat(messages))})
+    assert len(cases) == 4
+    assert texts(chatting, cases)[3] == "<user>x\n<assistant>"
+
+
+def test_what_has_no_turns_stays_as_it_is(chatting: Engine) -> None:
+    raw = Request("import os", PARAMS)
+    assert converse(chatting, [raw]) == prepare(chatting, [raw])
+    assert in_words([raw], chatting) is None
+
+
+def test_answers_end_where_the_text_ends(chatting: Engine) -> None:
+    """`--ignore-eos` makes what is measured longer, not what was said before."""
+    ending = replace(PARAMS, ignore_eos=True, logit_bias={chatting.manifest.eos_token_ids[0]: 100.0})
+    _, second = converse(chatting, [question("import os", "x", params=ending)])
+    assert texts(chatting, [second]) == ["<user>import os\n<assistant>\n<user>x\n<assistant>"]
+    assert second.params == ending
+
+
+def test_turns_are_in_the_order_of_their_questions(engine: Engine) -> None:
+    cases = converse(engine, [question("import os", "x"), question("y"), question("import re", "z")])
+    ends = [text.rpartition("\n\n")[2] for text in texts(engine, cases)]
+    assert ends == ["import os", "x", "y", "import re", "z"]
+
+
+def test_a_turn_that_does_not_fit_is_named(engine: Engine) -> None:
+    with pytest.raises(PromptError, match=r"^f:1, turn 2: "):
+        converse(engine, [question("import os", "x " * 5000)])
+    with pytest.raises(PromptError, match=r"^f:1: the prompt is empty"):
+        converse(engine, [question("")])
+
+
+def test_an_answer_that_fails_is_raised(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.scheduler._loop, "draft", lambda _sequences: 1 / 0)
+    with pytest.raises(ExecutionError, match=r"^f:1: .*ZeroDivisionError"):
+        converse(engine, [question("import os", "x")])
+
+
+def test_how_it_was_done_is_told(engine: Engine, chatting: Engine) -> None:
+    assert in_words([question("x")], engine) == "all, as text, after a blank line"
+    assert in_words([question("x")], chatting) == "all, as user messages of the chat template"
+    told = in_words([question("x", "y")], chatting)
+    assert told is not None
+    assert told.endswith("; earlier answers are plain decoding's, for every contender")
