@@ -16,15 +16,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4718,
+    ("builder", ".py"): 4766,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1010,
-    ("cli", ".py"): 1741,
+    ("cli", ".py"): 1756,
     ("face", ".py"): 30,
-    ("measure", ".py"): 1297,
-    ("runtime", ".py"): 4604,
-    ("runtime/backends", ".py"): 2325,
-    ("runtime/decoding", ".py"): 1613,
+    ("measure", ".py"): 1315,
+    ("runtime", ".py"): 4684,
+    ("runtime/backends", ".py"): 2427,
+    ("runtime/decoding", ".py"): 1659,
     ("plugins", ".cu .cuh"): 2021,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
 }

@@ -72,8 +72,8 @@ class DeviceLoop:
             if table
             else Admission(target, drafts, options.prefix_caching)
         )
-        self.pick = self.admission.pick
-        self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
+        self.pick, self.cached_tokens = self.admission.pick, self.admission.cached_tokens
+        self.page_tokens = self.admission.page_tokens
         self.proposals = Proposals(
             self.planner,
             self.room,
@@ -241,9 +241,9 @@ class DeviceLoop:
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
-        largest, size = self.target.model.buckets[-1], nodes or self.reader.chunk
+        size = nodes or self.reader.chunk
         with self.borrowed(len(tokens)):
-            return self.reader.logits(tokens, count, size if count == 1 else min(size, largest))
+            return self.reader.logits(tokens, count, size if count == 1 else min(size, self.target.model.buckets[-1]))
 
     @contextmanager
     def borrowed(self, tokens: int) -> Iterator[None]:
