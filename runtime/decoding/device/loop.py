@@ -265,9 +265,8 @@ class DeviceLoop:
 
     def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:
         """See `Loop.fresh_drafter`."""
-        if self.hosted:
-            return self.hosted.again(overlap)
-        return ModelDrafter(self.rounds.grower.executor, self.reader.chunk) if self.rounds.grower else None
+        alone = ModelDrafter(self.rounds.grower.executor, self.reader.chunk) if self.rounds.grower else None
+        return self.hosted.again(overlap) if self.hosted else alone
 
     @property
     def draft_executor(self) -> StandardExecutor | None:
