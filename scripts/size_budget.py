@@ -20,11 +20,11 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1010,
     ("cli", ".py"): 1756,
-    ("face", ".py"): 30,
+    ("face", ".py"): 38,
     ("measure", ".py"): 1315,
     ("runtime", ".py"): 4684,
     ("runtime/backends", ".py"): 2427,
-    ("runtime/decoding", ".py"): 1659,
+    ("runtime/decoding", ".py"): 1658,
     ("plugins", ".cu .cuh"): 2021,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
 }

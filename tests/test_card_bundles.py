@@ -29,7 +29,12 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(scope="module", params=sorted(BUNDLES))
+RTX = "tensorrt-rtx"  # of no card that is lent: the soak runs it
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.soak] * (name == RTX)) for name in sorted(BUNDLES)]
+)
 def built(request: pytest.FixtureRequest, card_bundle: Callable[[str], Path]) -> Path:
     """The reference pair's bundle for a backend, with cubins for the stand-in; built and checked on it."""
     return card_bundle(request.param)
@@ -62,7 +67,7 @@ def test_what_runs_models_is_as_strict_as_the_real_ones(card: dict[str, str], tm
 def test_tokens_are_the_cpu_s(card: dict[str, str], built: Path, asked: dict[str, Any]) -> None:
     """Greedy and sampled, plain and by trees, whoever leads the rounds; and nothing is left on the device."""
     found = decode(card, asked, bundle=str(built), ways=WAYS)
-    rtx = "tensorrt-rtx" in built.parent.name
+    rtx = RTX in built.parent.name
     for way, result in zip(WAYS, found["ways"], strict=True):
         assert [case["exact"] for case in result["cases"]] == [True] * len(TREES), (way, result["cases"])
         assert rtx or not any(case["differ"] for case in result["cases"]), (way, result["cases"])
@@ -77,7 +82,8 @@ def test_tokens_are_the_cpu_s(card: dict[str, str], built: Path, asked: dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("built", ["tensorrt-rtx"], indirect=True)
+@pytest.mark.soak
+@pytest.mark.parametrize("built", [RTX], indirect=True)
 def test_what_was_compiled_is_kept(card: dict[str, str], built: Path, asked: dict[str, Any], tmp_path: Path) -> None:
     """A build leaves nothing but the bundle; its first load compiles each shape once, a second one nothing."""
     copy = Path(shutil.copytree(built, tmp_path / "copy.bundle"))

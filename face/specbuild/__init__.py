@@ -5,40 +5,44 @@
     with Engine.load("pycode.bundle") as engine:
         print(engine.generate("def main(", SamplingParams(max_new_tokens=64))[0].text)
 
-The names are Engine, AsyncEngine, SamplingParams, Chat, Limits, __version__ and the errors. Whatever is no error is
-imported when it is first used, so that `import specbuild` costs next to nothing. `specbuild.runtime` has the types
-around them.
+The names are Engine, AsyncEngine, SamplingParams, Chat, Limits, __version__ and the errors. Each is imported when it is
+first used, so that `import specbuild` costs next to nothing. `specbuild.runtime` has the types around them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from specbuild import runtime
-from specbuild.runtime.errors import BundleError as BundleError
-from specbuild.runtime.errors import CheckpointError as CheckpointError
-from specbuild.runtime.errors import EngineClosedError as EngineClosedError
-from specbuild.runtime.errors import ExecutionError as ExecutionError
-from specbuild.runtime.errors import InputError as InputError
-from specbuild.runtime.errors import OptionError as OptionError
-from specbuild.runtime.errors import OutputError as OutputError
-from specbuild.runtime.errors import PromptError as PromptError
-from specbuild.runtime.errors import QueueFullError as QueueFullError
-from specbuild.runtime.errors import SpecbuildError as SpecbuildError
-
+TYPE_CHECKING = (
+    False  # as type checkers know it: `typing` itself would be imported while Ctrl-C still shows a traceback
+)
 if TYPE_CHECKING:
+    from typing import Any
+
     from specbuild.runtime import AsyncEngine as AsyncEngine
     from specbuild.runtime import Chat as Chat
     from specbuild.runtime import Engine as Engine
     from specbuild.runtime import Limits as Limits
     from specbuild.runtime import SamplingParams as SamplingParams
+    from specbuild.runtime.errors import BundleError as BundleError
+    from specbuild.runtime.errors import CheckpointError as CheckpointError
+    from specbuild.runtime.errors import EngineClosedError as EngineClosedError
+    from specbuild.runtime.errors import ExecutionError as ExecutionError
+    from specbuild.runtime.errors import InputError as InputError
+    from specbuild.runtime.errors import OptionError as OptionError
+    from specbuild.runtime.errors import OutputError as OutputError
+    from specbuild.runtime.errors import PromptError as PromptError
+    from specbuild.runtime.errors import QueueFullError as QueueFullError
+    from specbuild.runtime.errors import SpecbuildError as SpecbuildError
 
     __version__: str
 
-_LAZY = ("AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams", "__version__")
+_ERRORS = (
+    *("BundleError", "CheckpointError", "EngineClosedError", "ExecutionError", "InputError", "OptionError"),
+    *("OutputError", "PromptError", "QueueFullError", "SpecbuildError"),
+)
+_LAZY = ("AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams", "__version__", *_ERRORS)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":  # noqa: UP037
     """A name that is imported when it is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -46,7 +50,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("specbuild-trt")
-    return getattr(runtime, name)
+    from specbuild import runtime
+    from specbuild.runtime import errors
+
+    return getattr(errors if name in _ERRORS else runtime, name)
 
 
 def __dir__() -> list[str]:

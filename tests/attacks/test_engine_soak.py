@@ -13,6 +13,7 @@ from engine_memory import memory, settled
 from specbuild.runtime import Engine, Handle, SamplingParams
 
 CANCELLED = 0.3
+WARM_UP = 1000  # requests, after which as many plans of steps are kept as ever will be: about 12 MB a model
 BOUND = 16e6  # bytes that resident memory may grow by between the warm-up's end and the last request
 
 
@@ -37,7 +38,7 @@ def serve(engine: Engine, count: int, prompts: list[str], rng: random.Random) ->
 def test_many_requests_leave_nothing_behind(bundle: Path, prompts: list[str], count: int) -> None:
     before, rng = set(threading.enumerate()), random.Random(1)
     with Engine.load(bundle, batch_size=4, max_waiting=8) as engine:
-        serve(engine, min(count, 300), prompts, rng)
+        serve(engine, min(count, WARM_UP), prompts, rng)
         start = memory()
         reasons = serve(engine, count, prompts, rng)
         grown = memory() - start

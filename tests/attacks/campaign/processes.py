@@ -109,7 +109,7 @@ class Process:
             raise Fault("crash", f"died of {signal.Signals(-ended.status).name}: {said}")
         if ended.status not in allowed:
             raise Fault("raw", f"ended with {ended.status}, not {', '.join(map(str, allowed))}: {said}")
-        if TRACEBACK.search(ended.err):
+        if ended.status >= 0 and TRACEBACK.search(ended.err):
             raise Fault("raw", f"printed a traceback: {said}")
         errors = [line for line in ended.err.splitlines() if line.startswith("specbuild: ")]
         if ended.status in (1, 2) and not errors:
