@@ -1,6 +1,6 @@
 """One seed, one text: hold every way of decoding a bundle against plain decoding alone, and write what differed.
 
-python scripts/exactness_sweep.py BUNDLE --prompts FILE --out FILE [--num-prompts 64] [--max-new-tokens 64] [--batch-sizes 1,4]
+python scripts/exactness_sweep.py BUNDLE --prompts FILE --out FILE [--num-prompts 64] [--max-new-tokens 64]
 
 Expected is plain decoding of one sequence at a time, with no prefix cache. A run decodes the prompts with other
 threads, batches, trees, drafters, prefix caches or in another order. What is in the output already is not run again,
@@ -29,7 +29,7 @@ WAYS = (("off", None), ("auto", None), ("chain:4", None), ("best:16", None), ("a
 
 @dataclass(frozen=True)
 class Run:
-    """A way of decoding. `drafter`: None is both; `again`: how often all prompts are asked, each time in another order."""
+    """A way of decoding. `drafter`: None is both. `again`: how often all are asked, each time in another order."""
 
     temperature: float
     threads: int
@@ -46,11 +46,10 @@ class Run:
 
 def runs(threads: list[int], batch_sizes: list[int], drafts: bool) -> Iterator[Run]:
     """Every one, those of one engine one after another."""
-    for number, size, (speculation, drafter), prefixes in itertools.product(threads, batch_sizes, WAYS, (False, True)):
+    ways = WAYS if drafts else [way for way in WAYS if way[1] is None]
+    for number, size, (speculation, drafter), prefixes in itertools.product(threads, batch_sizes, ways, (False, True)):
         for temperature in TEMPERATURES:
-            yield Run(
-                temperature, number, size, speculation, drafter if drafts else None, prefixes, 2 if prefixes else 1
-            )
+            yield Run(temperature, number, size, speculation, drafter, prefixes, 2 if prefixes else 1)
 
 
 def decode(bundle: Path, prompts: list[Any], run: Run, new_tokens: int) -> tuple[list[list[list[int]]], dict[str, int]]:
@@ -108,7 +107,7 @@ def main() -> int:
         differing = sum(one != want for one, want in pairs)
         result["runs"][run.key()] = {"texts": len(pairs), "tokens": sum(map(len, itertools.chain(*texts))), **told}
         result["runs"][run.key()]["differing"] = differing
-        write(options.out, json.dumps(result, indent=2) + "\n")
+        write(options.out, (json.dumps(result, indent=2) + "\n").encode())
         print(f"{differing} of {len(pairs)} differ: {run.key()}", flush=True)
     return int(any(each["differing"] for each in result["runs"].values()))
 
