@@ -23,7 +23,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("face", ".py"): 38,
     ("measure", ".py"): 1297,
     ("runtime", ".py"): 4604,
-    ("runtime/backends", ".py"): 2325,
+    ("runtime/backends", ".py"): 2327,
     ("runtime/decoding", ".py"): 1613,
     ("plugins", ".cu .cuh"): 2021,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
