@@ -23,7 +23,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("face", ".py"): 38,
     ("measure", ".py"): 1315,
     ("runtime", ".py"): 4684,
-    ("runtime/backends", ".py"): 2427,
+    ("runtime/backends", ".py"): 2429,
     ("runtime/decoding", ".py"): 1658,
     ("plugins", ".cu .cuh"): 2021,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin

@@ -95,6 +95,8 @@ def open_session(graph: GraphFile | Path, options: Any, providers: list[Any]) ->
             options.add_external_initializers(names, values)
         options.add_session_config_entry("session.load_model_format", "ONNX")
         session = onnxruntime.InferenceSession(graph.data, options, providers=providers)
+        for each in (*session.get_inputs(), *session.get_outputs()):
+            _ = each.name, each.shape  # raises for a name that is no UTF-8
     except BundleError:
         raise
     except Exception as error:  # ONNX Runtime raises many unrelated types

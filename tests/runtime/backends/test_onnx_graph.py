@@ -78,3 +78,19 @@ def test_damaged_bytes_are_a_value_error_or_a_model() -> None:
             external_tensors(bytes(damaged[: rng.integers(len(data) + 1)]))
         except ValueError:
             continue
+
+
+@pytest.mark.parametrize("name", [b"result", b"columns"])
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path, name: bytes) -> None:
+    """Of a tensor or of a dimension. Found by `make attack`, seed 3432447406, graphs:659."""
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["columns"])
+    result = helper.make_tensor_value_info("result", TensorProto.FLOAT, ["columns"])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["result"])], "g", [given], [result])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    data = model.SerializeToString()
+    assert name in data
+    path = tmp_path / "model.onnx"
+    path.write_bytes(data.replace(name, b"\xe5" + name[1:]))
+    with pytest.raises(BundleError, match=r"does not load in ONNX Runtime .*can't decode byte 0xe5") as caught:
+        open_session(path, onnxruntime.SessionOptions(), ["CPUExecutionProvider"])
+    assert "\n" not in str(caught.value)
