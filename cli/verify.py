@@ -60,12 +60,12 @@ def command(
                 bundle, drafter=drafter, batch_size=batch_size, threads=threads, prefix_caching=False
             ) as engine:
                 prompts = _tokenize(engine, requests)
-                if not as_json and drafter is drafters[0]:
-                    _tell_exactness(engine)
                 if hf is not None:
                     real |= _hugging_face(engine, hf, prompts, max_new_tokens, as_json)
                     hf = None
                     progress.update(next(done))
+                if not as_json and drafter is drafters[0]:
+                    _tell_exactness(engine)
                 for name, params in parameters:
                     expected = plain(engine, prompts, params)
                     progress.update(next(done))

@@ -53,7 +53,7 @@ def in_words(records: Iterable[Mapping[str, Any]], bound: float) -> list[str]:
     for each in records:
         machine = each["machine"]
         where = f"{machine['processor']}, {machine['threads']} threads, ONNX Runtime {machine['onnxruntime']}"
-        shapes = f"steps of {each['rows']}·n rows, {each['sequence_rows']} of a sequence at least, agree in every bit"
+        shapes = f"steps of {each['rows']}·n rows, {each['sequence_rows']}·n of each sequence, agree in every bit"
         lines.append(f"{shapes if each['rows'] else 'steps of no shape agree in every bit'} ({where})")
     return [*lines, f"other steps' logits may lie {bound:.2g} farther apart"]
 

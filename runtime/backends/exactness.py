@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ExactnessClass:
-    """`rows`: all nodes of a step, and its wanted logits, are a multiple of it. `sequence_rows`: a sequence's at least.
+    """`rows`: all nodes of a step, and its wanted logits, are a multiple of it. `sequence_rows`: each sequence's are.
 
     Rows that fill a step up lie behind all nodes, which do not see them. Of a tree the nodes before its first side
     branch are in the class.
@@ -21,12 +21,6 @@ class ExactnessClass:
     rows: int
     sequence_rows: int
 
-    def missing(self, rows: int) -> int:
-        """How many rows a step, or its logits, lack to be a multiple."""
-        return -rows % self.rows
 
-
-CANDIDATES = tuple(
-    ExactnessClass(*sizes) for sizes in ((1, 1), (1, 2), (2, 1), (2, 2), (4, 4), (8, 8))
-)  # cheapest first
+CANDIDATES = tuple(ExactnessClass(*sizes) for sizes in ((1, 1), (1, 2), (2, 2), (4, 4), (8, 8)))  # cheapest first
 MOST_ROWS = CANDIDATES[-1].rows

@@ -21,7 +21,8 @@ RUN = [
 ]
 DRAFTED = [
     *("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_draft_tokens"),
-    *("num_accepted_draft_tokens", "decisions", "macro_mean_acceptance_length", "acceptance_rate_per_position"),
+    *("num_accepted_draft_tokens", "num_unsettled_steps", "num_recomputed_tokens", "decisions"),
+    *("macro_mean_acceptance_length", "acceptance_rate_per_position"),
     "conditional_acceptance_rate",
 ]
 

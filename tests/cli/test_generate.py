@@ -31,6 +31,8 @@ STATISTICS = [
     "num_spec_steps",
     "num_draft_tokens",
     "num_accepted_draft_tokens",
+    "num_unsettled_steps",
+    "num_recomputed_tokens",
     "decisions",
 ]
 SAMPLED = ["--temperature", 1, "-n", 12]

@@ -107,7 +107,7 @@ def test_classes_in_words() -> None:
     records = [{"machine": machine, "rows": 1, "sequence_rows": 2}, {"machine": machine, "rows": 0, "sequence_rows": 0}]
     first, second, bound = in_words(records, 0.25)
     where = "(X, 2 threads, ONNX Runtime 1.32.0)"
-    assert first == f"steps of 1·n rows, 2 of a sequence at least, agree in every bit {where}"
+    assert first == f"steps of 1·n rows, 2·n of each sequence, agree in every bit {where}"
     assert second == f"steps of no shape agree in every bit {where}"
     assert bound == "other steps' logits may lie 0.25 farther apart"
 

@@ -92,12 +92,21 @@ def grow_both(
             assert a["tree_counts"][b] == 0
             assert (a["tree_parents"][b] == -1).all()
             continue
-        tree, count = growth.tree(), len(growth.kept)
-        assert made.tree(b) == tree
-        assert a["tree_nodes"][b].tolist() == growth.kept + [-1] * (made.sizes["nodes"] - count)
-        rows = [growth.rows[node] for node in growth.kept[1:]]
+        growth.tree()
+        kept, count = sorted(growth.kept), len(growth.kept)  # the host puts the likeliest branch first
+        assert made.tree(b) == in_levels(growth.pool, kept)
+        assert a["tree_nodes"][b].tolist() == kept + [-1] * (made.sizes["nodes"] - count)
+        rows = [growth.rows[node] for node in kept[1:]]
         assert a["node_rows"][b, :count].tolist() == [0, *(row + 1 if row >= 0 else -1 for row in rows)]
     assert not made.arrays["fault"].any()
+
+
+def in_levels(pool: Tree, nodes: Sequence[int]) -> Tree:
+    """The tree of some nodes of a pool, in the pool's order."""
+    tree, index = Tree([pool.tokens[0]]), {0: 0}
+    for node in nodes[1:]:
+        index[node] = tree.add(pool.tokens[node], index[pool.parents[node]])
+    return tree
 
 
 @pytest.mark.parametrize("text", TREES)

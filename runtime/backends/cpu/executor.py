@@ -142,8 +142,8 @@ class OrtExecutor:
         rows = counts.copy()
         if self.exactness:
             for step_input in inputs:
-                rows[step_input.slot] = max(rows[step_input.slot], self.exactness.sequence_rows)
-            rows[rows.index(min(rows))] += self.exactness.missing(sum(rows))
+                rows[step_input.slot] += -rows[step_input.slot] % self.exactness.sequence_rows
+            rows[rows.index(min(rows))] += -sum(rows) % self.exactness.rows
             if any(lane.start + count > self.spec.capacity for lane, count in zip(lanes, rows, strict=True)):
                 raise ExecutionError(f"the {self.spec.name} has no rows to fill a step up: build the bundle again")
         return tuple(zip(rows, counts, [lane.logits for lane in lanes], strict=True))
@@ -156,7 +156,7 @@ class OrtExecutor:
         lasts = [end - rows + count for end, (rows, count, _) in zip(ends, shape, strict=True)]
         nodes = [node for last, count in zip(lasts, wanted, strict=True) for node in range(last - count, last)]
         total, splits = len(nodes), np.cumsum(wanted)[:-1]
-        nodes += [0] * max(not total, self.exactness.missing(total) if self.exactness else 0)
+        nodes += [0] * max(not total, -total % self.exactness.rows if self.exactness else 0)
         logits = self._logits[: len(nodes)]
 
         def bind(name: str, array: NDArray[Any], output: bool = False) -> None:

@@ -1,0 +1,60 @@
+"""One seed, one text: whatever is asked for beside it, whatever was asked before, in every precision."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbuild.runtime import Engine, SamplingParams
+
+TREES = ("off", "auto", "chain:1", "chain:4", "topk:2,3", "topk:4,4", "best:8", "best:16")
+NEW_TOKENS = 32
+
+
+@pytest.fixture(scope="module", params=["fp32", "int8"])
+def exact(
+    request: pytest.FixtureRequest, bundle: Path, pair: Path, once: Any, build_shared: Callable[..., Any]
+) -> Path:
+    if request.param == "fp32":
+        return bundle
+    models = {name: str(pair / name) for name in ("target", "draft")}
+    built: Path = once("int8.bundle", lambda path: build_shared(**models, output=path, precision="int8", tune=False))
+    return built
+
+
+def asked(index: int, speculation: str | None = None) -> tuple[int, SamplingParams]:
+    """The number of a prompt, and its parameters: the same but for what drafts."""
+    rng = random.Random(index)
+    how: dict[str, Any] = rng.choice([{}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9, "top_k": 50}])
+    tree = speculation or rng.choice(TREES)
+    return rng.randrange(1 << 30), SamplingParams(NEW_TOKENS, seed=index, speculation=tree, **how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [48, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_no_text_differs(exact: Path, prompts: list[str], count: int) -> None:
+    """Batches of four with trees mixed and prefixes cached, against plain decoding alone."""
+    numbers = list(range(count))
+    alone, mixed = ([asked(index, speculation) for index in numbers] for speculation in ("off", None))
+    with Engine.load(exact, prefix_caching=False) as engine:
+        assert engine.exact
+        expected = [
+            r.token_ids for r in engine.generate([prompts[n % len(prompts)] for n, _ in alone], [p for _, p in alone])
+        ]
+    random.Random(count).shuffle(numbers)
+    with Engine.load(exact, batch_size=4) as engine:
+        each = [mixed[index] for index in numbers]
+        results = engine.generate([prompts[n % len(prompts)] for n, _ in each], [params for _, params in each])
+    differing = [i for i, result in zip(numbers, results, strict=True) if result.token_ids != expected[i]]
+    told = [result.metrics.speculative_decoding for result in results if result.metrics]
+    rounds, unsettled, again = (
+        sum(getattr(each, name) for each in told)
+        for name in ("num_spec_steps", "num_unsettled_steps", "num_recomputed_tokens")
+    )
+    print(f"{count} texts, {rounds} rounds that drafted, {unsettled} unsettled, {again} tokens recomputed: {differing}")
+    assert not differing
+    assert again, "side branches were accepted"
