@@ -30,8 +30,8 @@ def asked(index: int, speculation: str | None = None) -> tuple[int, SamplingPara
     """The number of a prompt, and its parameters: the same but for what drafts."""
     rng = random.Random(index)
     how: dict[str, Any] = rng.choice([{}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9, "top_k": 50}])
-    tree = speculation or rng.choice(TREES)
-    return rng.randrange(1 << 30), SamplingParams(NEW_TOKENS, seed=index, speculation=tree, **how)
+    number, tree = rng.randrange(1 << 30), rng.choice(TREES)
+    return number, SamplingParams(NEW_TOKENS, seed=index, speculation=speculation or tree, **how)
 
 
 @pytest.mark.slow
