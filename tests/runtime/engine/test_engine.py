@@ -80,7 +80,7 @@ def replayed(engine: Engine, tokens: list[list[int]]) -> Any:
     """The engine, but that it generates what it did before."""
 
     class Replay:
-        manifest, logits = engine.manifest, engine.logits
+        manifest, logits, exact = engine.manifest, engine.logits, engine.exact
 
         def generate(self, prompts: Any, params: Any) -> list[Result]:
             metrics = engine.generate("x", SamplingParams(max_new_tokens=1))[0].metrics
