@@ -20,7 +20,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1010,
     ("cli", ".py"): 1741,
-    ("face", ".py"): 38,
+    ("face", ".py"): 36,
     ("measure", ".py"): 1297,
     ("runtime", ".py"): 4604,
     ("runtime/backends", ".py"): 2327,
