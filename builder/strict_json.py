@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -16,17 +16,28 @@ from specbuild.runtime.errors import CheckpointError, one_line
 JSON_BYTES = 64 << 20  # of a file
 
 
+class NotRegularError(OSError):
+    """A FIFO, device, socket or folder where a file was to be read."""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A regular file, to be read; raises NotRegularError, and OSError. A FIFO is not waited for."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise NotRegularError(0, "not a regular file")
+        yield file
+
+
 def read_text(path: Path, limit: int = JSON_BYTES) -> str:
     """A file's text; raises OSError for what cannot be opened or is no regular file, else ValueError.
 
     A FIFO is opened without waiting for whoever would write to it.
     """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(0, "not a regular file")
-        if about.st_size > limit:
-            raise ValueError(f"{about.st_size >> 20} MiB, more than {limit >> 20}")
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise ValueError(f"{size >> 20} MiB, more than {limit >> 20}")
         return file.read(limit).decode()
 
 

@@ -20,10 +20,10 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1010,
     ("cli", ".py"): 1756,
-    ("face", ".py"): 38,
+    ("face", ".py"): 36,
     ("measure", ".py"): 1315,
     ("runtime", ".py"): 4684,
-    ("runtime/backends", ".py"): 2429,
+    ("runtime/backends", ".py"): 2425,
     ("runtime/decoding", ".py"): 1658,
     ("plugins", ".cu .cuh"): 2021,  # the kernels
     ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin

@@ -99,11 +99,11 @@ def find(source: str) -> Checkpoint:
     """Look at a checkpoint, or make one of a GGUF file, without loading it; raises CheckpointError."""
     path = _file(source)
     if path is None:
-        return _look(source, locate(source))
+        return _look(source, locate(source), f"{source}/config.json")
     folder = Path(tempfile.mkdtemp(prefix="specbuild-gguf-"))
     try:
         gguf = convert(source, path, folder)
-        found = replace(_look(source, folder), gguf=gguf)
+        found = replace(_look(source, folder, source), gguf=gguf)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -111,8 +111,8 @@ def find(source: str) -> Checkpoint:
     return found
 
 
-def _look(source: str, folder: Path) -> Checkpoint:
-    where = source if _file(source) else f"{source}/config.json"
+def _look(source: str, folder: Path, where: str) -> Checkpoint:
+    """Look at a folder; `where`: what is wrong with a configuration is said of."""
     raw = _read_files(source, folder)
     if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
         raise CheckpointError(f"{source} needs code of its own to load, which specbuild never runs")

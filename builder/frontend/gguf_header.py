@@ -6,15 +6,13 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import os
-import stat
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import IO, Any
 
+from specbuild.builder.strict_json import NotRegularError, opened
 from specbuild.runtime.errors import CheckpointError, shown
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -47,22 +45,17 @@ class GgufHeader:
     size: int
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A regular file; raises CheckpointError. A FIFO is not waited for."""
+def read_header(path: Path) -> GgufHeader:
+    """Raises CheckpointError for what is no regular file, no GGUF, is cut off, or has absurd counts."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise CheckpointError(f"{path} is not a regular file: give the folder of a checkpoint, or a GGUF file")
-            yield file
+        with opened(path) as file:
+            return _Reader(str(path), file).header()
+    except NotRegularError:
+        raise CheckpointError(
+            f"{path} is not a regular file: give the folder of a checkpoint, or a GGUF file"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}): give another file") from None
-
-
-def read_header(path: Path) -> GgufHeader:
-    """Raises CheckpointError for what is no GGUF, is cut off, or has absurd counts."""
-    with opened(path) as file:
-        return _Reader(str(path), file).header()
 
 
 class _Reader:

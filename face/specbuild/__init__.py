@@ -11,9 +11,8 @@ first used, so that `import specbuild` costs next to nothing. `specbuild.runtime
 
 from __future__ import annotations
 
-TYPE_CHECKING = (
-    False  # as type checkers know it: `typing` itself would be imported while Ctrl-C still shows a traceback
-)
+# As type checkers know it: to import `typing` takes milliseconds, in which Ctrl-C would still show a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -42,7 +41,7 @@ _ERRORS = (
 _LAZY = ("AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams", "__version__", *_ERRORS)
 
 
-def __getattr__(name: str) -> "Any":  # noqa: UP037
+def __getattr__(name: str) -> Any:
     """A name that is imported when it is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"hidden": 32, "layers": 2, "intermediate": 48, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab": 4096}
 ALL = {"hidden": 96, "layers": 5, "intermediate": 80, "heads": 12, "kv_heads": 3, "head_dim": 16, "vocab": 4100}
 
@@ -26,12 +23,8 @@ GATE = "model.layers.0.mlp.gate_proj.weight"  # of an added layer
 
 
 @pytest.fixture(scope="module")
-def script() -> Any:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        return importlib.import_module("inflate_checkpoint")
-    finally:
-        sys.path.pop(0)
+def script(import_script: Callable[[str], Any]) -> Any:
+    return import_script("inflate_checkpoint")
 
 
 @pytest.fixture(scope="module")

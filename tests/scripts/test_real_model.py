@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +13,10 @@ from tiny_gguf import TEMPLATE, write_gguf
 
 from specbuild.builder.frontend.checkpoint import find
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
-def script() -> Any:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        return importlib.import_module("real_model")
-    finally:
-        sys.path.pop(0)
+def script(import_script: Callable[[str], Any]) -> Any:
+    return import_script("real_model")
 
 
 @pytest.fixture
