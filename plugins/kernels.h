@@ -157,6 +157,7 @@ typedef struct specbuild_walk {
   int32_t *pair;                   /* [B, 2], become the token before the bonus token, and that; null: not wanted */
   int32_t *fault;                  /* [B]; null: not reported. roots and pair stay where the path is empty */
   int32_t batch, nodes, vocab;     /* vocab: of the history */
+  int32_t trunk;                   /* 1: the walk ends where the path leaves the nodes 0, 1, 2, …; 0: at a leaf */
 } specbuild_walk;
 
 int specbuild_walk_tree(const specbuild_walk *p, void *stream);

@@ -68,7 +68,7 @@ class Decoder:
         text, loop = self._request(prompt, speculation, temperature), self._all if policy else self._alone
         loop.pick(text, [0])  # with its pages, where it has some
         if policy:
-            text.tree = auto_tree(self._engine.manifest, policy.timings.widest, self._engine.exact)
+            text.tree = auto_tree(self._engine.manifest, policy.timings.widest, loop.bound)
             text.policy = policy.for_request(temperature)
         if self._ahead and speculation == AHEAD:
             loop = self._ahead

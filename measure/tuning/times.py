@@ -26,7 +26,7 @@ def steps_of(loop: Loop, largest: int, longest: int) -> Steps:
     wanted: Iterable[int] = SIZES if loop.target.batch_size == 1 else FEW
     if buckets := loop.target.buckets:  # a step takes as long for all the nodes that it is padded from
         wanted = (size for bucket in buckets for size in (bucket, bucket + 1))
-    sizes = sorted({min(size, largest) for size in wanted})
+    sizes = sorted({1, *(min(size, largest) for size in wanted)})
     return Steps(loop, [(name, n) for n in sizes for name in ("target", "draft")], min(CONTEXT, longest // 2))
 
 

@@ -37,6 +37,7 @@ __device__ __forceinline__ void walk(const specbuild_walk &p) {
     const unsigned low = __ballot_sync(kAllLanes, parents[0] == node && tokens[0] == choice);
     const unsigned high = __ballot_sync(kAllLanes, parents[1] == node && tokens[1] == choice);
     node = high ? 63 - __clz(int(high)) : 31 - __clz(int(low));  // −1 where no child carries the choice
+    if (p.trunk && node != length) node = -1;  // the choice is emitted, and the next round's root
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

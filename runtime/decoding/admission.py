@@ -17,8 +17,14 @@ class Admission:
 
     page_tokens: int | None = None  # that all pages hold together; None: each slot has rows of its own
 
-    def __init__(self, target: Executor, drafts: KeepsRows | None, prefix_caching: bool = True) -> None:
-        """`prefix_caching`: what a slot's cache holds of a text is there for the next one that begins the same."""
+    def __init__(
+        self, target: Executor, drafts: KeepsRows | None, prefix_caching: bool = True, generated: bool = True
+    ) -> None:
+        """`prefix_caching`: what a slot's cache holds of a text is there for the next one that begins the same.
+
+        `generated`: what was decoded as well as what was read, whose bits need not be the same.
+        """
+        self._generated = generated
         self._target, self._drafts, self._prefix_caching = target, drafts, prefix_caching
         self._last: list[Sequence | None] = [None] * target.batch_size  # who was in each slot last
 
@@ -90,7 +96,9 @@ class Admission:
     def kept(self, slot: int) -> int:
         """Rows of a slot's cache that are of use to anybody."""
         last = self._last[slot]
-        return last.cached if last and self._prefix_caching and not last.error else 0
+        if not last or not self._prefix_caching or last.error:
+            return 0
+        return last.cached if self._generated else min(last.cached, last.metrics.num_prompt_tokens)
 
     def cached_tokens(self) -> tuple[int, ...]:
         """By slot, what `kept` says; from any thread."""

@@ -50,6 +50,7 @@ class HostLoop:
         )
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
         self.exactness = options.exactness
+        self.bound = options.bound if options.exactness else 0.0
         self.admission = admission or Admission(target, drafter, options.prefix_caching)
         self.pick, self.release = self.admission.pick, self.admission.release
         self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
@@ -80,7 +81,7 @@ class HostLoop:
         Where steps have an exactness class, nodes of side branches are not in it. So the walk ends before a choice of
         theirs that rounding might turn, and the next step computes again, in the class, those that were accepted.
         """
-        root, drafted, bound = len(sequence.tokens) - 1, sequence.drafts and sequence.shape, self._options.bound
+        root, drafted, bound = len(sequence.tokens) - 1, sequence.drafts and sequence.shape, self.bound
         path, unsettled = list[int](), list[int]()
         exact = tree.trunk if self.exactness else len(tree)  # nodes in the class
 

@@ -27,7 +27,7 @@ class LoopOptions:
     limits: what rounds may draft, whatever requests ask for. prefix_caching: what a slot's cache holds of a text is
     there for the next one that begins the same. lone_chunk: tokens of a prompt in a step where nobody else waits for
     its end; None: as many as otherwise. exactness: the class that the target's steps are filled up to, None: it has
-    none. bound: how much farther apart two logits may lie outside of it.
+    none. bound: how much farther apart two logits may lie outside of it; a device accepts nothing that is.
     """
 
     limits: Limits = NO_LIMITS
@@ -45,6 +45,7 @@ class Loop(Protocol):
 
     page_tokens: int | None  # that all pages of the caches hold together; None where each slot has rows of its own
     exactness: ExactnessClass | None  # with one a seed gives one text, whatever is drafted and what else runs
+    bound: float  # logits that a choice in a side branch must be apart to be made there; 0: all are made
 
     @property
     def stats(self) -> RunStats:

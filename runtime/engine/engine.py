@@ -62,10 +62,7 @@ class Engine:
     ) -> None:
         """Of the options those count that say how requests are served: max_waiting, on_finish and stall_timeout."""
         self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
-        self._loop, self._validator = (
-            loop,
-            Validator(manifest, tokenizer, loop.check, policy, loop.exactness is not None),
-        )
+        self._loop, self._validator = loop, Validator(manifest, tokenizer, loop.check, policy, loop.bound)
         observer = Observer(options.on_finish) if options.on_finish else None
         self.scheduler = Scheduler(loop, batch_size, options.max_waiting, clock, observer, options.stall_timeout)
 

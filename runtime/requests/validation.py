@@ -33,14 +33,14 @@ class Validator:
         tokenizer: Tokenizer,
         fits: Callable[[Sequence], None],
         policy: Policy | None = None,
-        exact: bool = False,
+        bound: float = 0.0,
     ) -> None:
         """`fits`: raises OptionError for a sequence that the caches have no room for, whatever else runs.
 
-        `policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it. `exact`:
-        whether steps have an exactness class, which side branches are not in.
+        `policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it. `bound`:
+        see `Loop`.
         """
-        self._manifest, self._tokenizer, self._exact = manifest, tokenizer, exact
+        self._manifest, self._tokenizer, self._bound = manifest, tokenizer, bound
         self._fits, self._policy = fits, policy
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
@@ -111,13 +111,16 @@ class Validator:
         default = self._policy.timings.widest if self._policy else self._manifest.default_tree
         if speculation != "auto":
             return TreeSpec.parse(speculation).check(self._manifest.buckets[-1])
-        return auto_tree(self._manifest, default, self._exact)
+        return auto_tree(self._manifest, default, self._bound)
 
 
-def auto_tree(manifest: Manifest, widest: str, exact: bool) -> TreeSpec:
-    """What `auto` grows at most: a chain where few choices of side branches could be settled. Raises OptionError."""
+def auto_tree(manifest: Manifest, widest: str, bound: float) -> TreeSpec:
+    """What `auto` grows at most: a chain where few choices of side branches could be settled. Raises OptionError.
+
+    `bound`: see `Loop`.
+    """
     tree = TreeSpec.parse(widest).check(manifest.buckets[-1])
-    return tree.trunk if exact and manifest.exactness_bound > WIDEST_BOUND else tree
+    return tree.trunk if bound > WIDEST_BOUND else tree
 
 
 def _prompt_list(prompts: Any) -> list[Prompt]:

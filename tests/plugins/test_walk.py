@@ -72,6 +72,27 @@ def test_a_chain_needs_no_parents(kernels: HostKernels) -> None:
     assert out["emitted"][:, 63].tolist() == [64, -1]
 
 
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), nodes=st.integers(1, 64), batch=st.integers(1, 4))
+def test_the_walk_may_keep_to_the_trunk(kernels: HostKernels, seed: int, nodes: int, batch: int) -> None:
+    """It ends with the choice that leaves it, be that a node's token or not."""
+    rng = np.random.default_rng(seed)
+    trees = [oracles.random_tree(rng, int(rng.integers(1, nodes + 1)), 5) for _ in range(batch)]
+    tokens, parents, counts = tree_arrays(trees, nodes)
+    choices = ints(rng.integers(0, 5, (batch, nodes)))
+    for b, tree in enumerate(trees):
+        for node in reversed(range(1, len(tree))):  # the first child is the likeliest
+            if rng.random() < 0.9:
+                choices[b, tree.parents[node]] = tree.tokens[node]
+    out = walk(kernels, tokens, parents, choices, counts=counts, trunk=1)
+    for b, tree in enumerate(trees):
+        path = [node for node, _ in acceptance.walk(tree, lambda node, b=b: int(choices[b, node]))]
+        kept = [node for at, node in enumerate(path) if at == node]
+        assert out["path"][b].tolist() == [*kept, *[-1] * (nodes - len(kept))]
+        assert out["emitted"][b].tolist() == [*choices[b, kept].tolist(), *[-1] * (nodes - len(kept))]
+        assert out["roots"][b] == choices[b, kept[-1]]
+
+
 def test_the_next_round_may_start_elsewhere(kernels: HostKernels) -> None:
     tokens, choices = ints([[5, 6, 7], [5, 6, 7]]), ints([[6, 9, 1], [8, 1, 1]])
     out = walk(kernels, tokens, None, choices)

@@ -12,7 +12,7 @@ from tiny_models import VOCAB, executor
 from specbuild.runtime import RequestMetrics, TreeSpec
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.device.loop import DeviceLoop
-from specbuild.runtime.decoding.loop import Loop
+from specbuild.runtime.decoding.loop import DEFAULTS, Loop, LoopOptions
 from specbuild.runtime.requests.detokenizer import Detokenizer
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
@@ -92,9 +92,10 @@ class Made:
         drafter: Any = "model",
         eos: frozenset[int] = frozenset(),
         rounds: int = 0,
+        options: LoopOptions = DEFAULTS,
     ) -> None:
         """`rounds`: that follow each other on the device at most."""
         self.device = HostDevice()
         self.target, *drafts = [executor(name, self.device, folder, batch_size) for name in names]
         draft, queue = drafts[0] if drafts else None, HostQueue(host, self.device)
-        self.loop = DeviceLoop(self.target, draft, queue, eos, drafter, ahead=rounds)
+        self.loop = DeviceLoop(self.target, draft, queue, eos, drafter, options=options, ahead=rounds)

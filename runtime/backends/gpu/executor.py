@@ -3,24 +3,27 @@
 A step computes the smallest bucket that holds its largest input, for all slots: one without any computes padding
 into the rows past its last one. A chunk of a prompt longer than any bucket is a step of its slot alone, padded to
 one of the few lengths that the model has.
+
+Kept to an exactness class, a step has always the same shape: the class's nodes of every slot, and where texts are read
+a length that follows from the place of its tokens, wherever reading began.
 """
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.slot_rows import SlotRows
 from specbuild.runtime.errors import ExecutionError
 
 from .device import MAX_NODES, Device, Model, Step, Tensor, TreeInputs, slot_parts
+from .pieces import pieces
 
 
 class StandardExecutor:
@@ -31,6 +34,7 @@ class StandardExecutor:
         self.device, self.model, self.stream = device, model, stream
         self.spec, self.batch_size, self.seconds = model.spec, model.batch_size, 0.0
         self.identity, self.buckets = device.identity, model.buckets
+        self.exactness: ExactnessClass | None = None
         nodes = max(self.batch_size * model.buckets[-1], model.chunk)
         self._tokens, self._positions = device.pinned((nodes,), np.int32), device.pinned((nodes,), np.int32)
         self._write_rows = device.pinned((self.batch_size,), np.int32)
@@ -44,9 +48,15 @@ class StandardExecutor:
         self._masks = {window: device.pinned((nodes * self.spec.capacity,), np.bool_) for window in model.masks}
         self._logits = device.pinned((self.batch_size, self.spec.vocab_size), np.float32)
 
+    def keep_to(self, exactness: ExactnessClass | None) -> None:
+        """From now on steps have the class's one shape, or none in particular. Raises ExecutionError."""
+        self.exactness, self.buckets = None, self.model.buckets
+        if exactness:
+            self.exactness, self.buckets = exactness, (self.bucket(exactness.sequence_rows),)
+
     def bucket(self, nodes: int) -> int:
         """The smallest bucket of at least so many nodes; raises ExecutionError."""
-        for bucket in self.model.buckets:
+        for bucket in self.buckets:
             if bucket >= nodes:
                 return bucket
         raise ExecutionError(f"{nodes} nodes do not fit a step of the {self.spec.name}")
@@ -58,14 +68,13 @@ class StandardExecutor:
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         """Run one step; see `Executor.step`. An input longer than any bucket gets one row of logits at most."""
-        largest = self.model.buckets[-1]
         for step_input in inputs:
             self._check(step_input)
         logits = np.split(self._reserve(sum(s.logits for s in inputs)), np.cumsum([s.logits for s in inputs]))
-        short = [pair for pair in zip(inputs, logits, strict=False) if len(pair[0].tokens) <= largest]
+        short = [pair for pair in zip(inputs, logits, strict=False) if not self._reads(pair[0])]
         for step_input, wanted in zip(inputs, logits, strict=False):
-            if len(step_input.tokens) > largest:
-                for piece, nodes in self._pieces(step_input):
+            if self._reads(step_input):
+                for piece, nodes in pieces(step_input, self.model, self.exactness is not None):
                     count = len(piece.tokens)
                     self._stage({0: piece}, 1, nodes)
                     self.model.prefill(piece.slot, nodes, count - 1, self.stream)
@@ -80,30 +89,9 @@ class StandardExecutor:
             self.keep([(s.slot, s.start, range(s.slot * nodes, s.slot * nodes + len(s.tokens))) for s, _ in short])
         return logits[: len(inputs)]
 
-    def _pieces(self, step_input: StepInput) -> Iterator[tuple[StepInput, int]]:
-        """A prompt's chunk with the nodes of its step; several, without padding, where the rows of one do not fit."""
-        lengths, at, count = self.model.lengths, 0, len(step_input.tokens)
-        while at < count:
-            left, start = count - at, step_input.start + at
-            nodes = lengths[bisect_left(lengths, left)]
-            if self.model.tree is None and start + nodes > self.spec.capacity:  # TreeAttention writes no padding
-                if left < lengths[0]:
-                    raise ExecutionError(f"{left} nodes from row {start} on do not fit the {self.spec.name}'s padding")
-                nodes = lengths[bisect_right(lengths, left) - 1]
-            end = min(at + nodes, count)
-            yield (
-                replace(
-                    step_input,
-                    start=start,
-                    committed=start if at else step_input.committed,
-                    tokens=step_input.tokens[at:end],
-                    positions=step_input.positions[at:end],
-                    logits=step_input.logits if end == count else 0,
-                    hidden=None if step_input.hidden is None else step_input.hidden[at:end],
-                ),
-                nodes,
-            )
-            at = end
+    def _reads(self, step_input: StepInput) -> bool:
+        """Whether an input is a chunk of a text, in steps of its own."""
+        return len(step_input.tokens) > self.buckets[-1] or (self.exactness is not None and step_input.logits < 2)
 
     def fetch(self, rows: Sequence[int]) -> NDArray[np.float32]:
         """Rows of the last step's logits `[B · nodes, V]`, the caller's until the next step."""
@@ -147,7 +135,7 @@ class StandardExecutor:
 
     def _check(self, step_input: StepInput) -> None:
         """Raise ExecutionError for an input that does not fit or is not this model's, and note where it ends."""
-        self._rows.write(step_input, self.model.chunk if step_input.logits < 2 else self.model.buckets[-1])
+        self._rows.write(step_input, self.model.chunk if step_input.logits < 2 else self.buckets[-1])
         beyond = step_input.start + len(step_input.tokens) - step_input.committed
         if self.model.tree and beyond > self.max_rows and step_input.logits > 1:
             raise ExecutionError(f"the tree has more than {self.max_rows} nodes: ask for a smaller one")

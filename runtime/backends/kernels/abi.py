@@ -90,7 +90,7 @@ class Walk(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("tokens", "parents", "choices", "counts", "history")),
         *((name, c_void_p) for name in ("path", "length", "emitted", "roots", "pair", "fault")),
-        *((name, c_int32) for name in ("batch", "nodes", "vocab")),
+        *((name, c_int32) for name in ("batch", "nodes", "vocab", "trunk")),
     ]
 
 

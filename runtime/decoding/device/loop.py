@@ -8,6 +8,7 @@ models on the device. Which of these a round does, and how large a tree the devi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.gpu.device import Kernels
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Fault
@@ -43,8 +43,6 @@ from .state import ProcessorFlags
 class DeviceLoop:
     """A `Loop` whose rounds run where the models are; the device is its own, and closed with it."""
 
-    exactness: ExactnessClass | None = None  # kernels differ by the step's shape, and nothing is filled up to one
-
     def __init__(
         self,
         target: StandardExecutor,
@@ -61,23 +59,25 @@ class DeviceLoop:
         hosted: in place of `draft`, a drafter over a model of this device whose trees the host grows. ahead: rounds
         that follow each other on the device where nothing needs the host, at most; 0: none do. Raises OptionError.
         """
-        self.target, self.tally, self.hosted = target, Tally(), hosted
-        self.rounds = Rounds(target, draft if drafter != "ngram" else None, kernels)
+        self.target, self.tally, self.hosted, self.exactness = target, Tally(), hosted, options.exactness
+        self.target.keep_to(self.exactness)
+        self.bound = math.inf if self.exactness else 0.0
+        self.rounds = Rounds(target, draft if drafter != "ngram" else None, kernels, trunk=bool(self.exactness))
         self.emission, self.planner = Emission(eos), Planner(options.limits)
         self.reader = Reader(target, self.emission, target.model.chunk)
         self.room, table = Room(target, self.draft_executor), target.model.pages
         drafts = self.rounds.grower or hosted
-        self.admission = (
-            PagedAdmission(target, drafts, table, self.room.needed, options.prefix_caching)
+        keeps = options.prefix_caching, self.exactness is None  # texts are read in steps of another shape
+        self.admission = admission = (
+            PagedAdmission(target, drafts, table, self.room.needed, *keeps)
             if table
-            else Admission(target, drafts, options.prefix_caching)
+            else Admission(target, drafts, *keeps)
         )
-        self.pick, self.cached_tokens = self.admission.pick, self.admission.cached_tokens
-        self.page_tokens = self.admission.page_tokens
+        self.pick, self.cached_tokens, self.page_tokens = admission.pick, admission.cached_tokens, admission.page_tokens
         self.proposals = Proposals(
             self.planner,
             self.room,
-            target.model.buckets,
+            target.buckets,
             self.draft_executor is not None,
             drafter != "model",
             hosted,
@@ -243,7 +243,7 @@ class DeviceLoop:
         """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
         size = nodes or self.reader.chunk
         with self.borrowed(len(tokens)):
-            return self.reader.logits(tokens, count, size if count == 1 else min(size, self.target.model.buckets[-1]))
+            return self.reader.logits(tokens, count, size if count == 1 else min(size, self.target.buckets[-1]))
 
     @contextmanager
     def borrowed(self, tokens: int) -> Iterator[None]:

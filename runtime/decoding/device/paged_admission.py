@@ -27,9 +27,10 @@ class PagedAdmission(Admission):
         table: PageTable,
         needed: Callable[[Sequence], int],
         prefix_caching: bool = True,
+        generated: bool = True,
     ) -> None:
         """`needed`: rows that a sequence may ever write."""
-        super().__init__(target, drafts, prefix_caching)
+        super().__init__(target, drafts, prefix_caching, generated)
         self._paged, self._table, self._needed = target, table, needed
         self.page_tokens = table.pages.count * table.pages.rows
 

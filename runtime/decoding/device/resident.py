@@ -52,7 +52,7 @@ class Flights:
         if (machine := platform.machine()) not in _ORDERED:
             raise OptionError(f"a resident loop needs an x86_64 host, this is {machine}: load without `resident`")
         self._rounds, self._room, self.ahead, self._target = rounds, room, ahead, rounds.target
-        device, entry = rounds.device, self._target.batch_size * (self._target.model.buckets[-1] + 2)
+        device, entry = rounds.device, self._target.batch_size * (self._target.buckets[-1] + 2)
         self._flight: _Flight | None = None
         self._ring = device.pinned((ahead * entry,), np.int32)
         self._published, self._stop = device.pinned((1,), np.uint64), device.pinned((1,), np.uint32)
@@ -66,7 +66,7 @@ class Flights:
     def _publishes(self) -> bool:
         """Whether `publish` can be launched; it has run once then, as what is captured must have."""
         try:
-            self._publish(self._target.model.buckets[0], 0)
+            self._publish(self._target.buckets[0], 0)
             self._target.wait()
         except SpecbuildError as error:
             self._rounds.device.uncaptured.append(one_line(error))

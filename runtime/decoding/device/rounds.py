@@ -42,14 +42,19 @@ class Draft:
 class Rounds:
     """A round's memory, its graphs, and the order of its kernels; all but the choice of what to draft."""
 
-    def __init__(self, target: StandardExecutor, draft: StandardExecutor | None, kernels: Kernels) -> None:
-        """`draft`: a model whose trees the device grows. Raises BundleError."""
-        self.target, self.device, self.kernels = target, target.device, kernels
-        batch, vocab, max_nodes = target.batch_size, target.spec.vocab_size, min(target.model.buckets[-1], MAX_NODES)
+    def __init__(
+        self, target: StandardExecutor, draft: StandardExecutor | None, kernels: Kernels, trunk: bool = False
+    ) -> None:
+        """`draft`: a model whose trees the device grows. `trunk`: of a tree nothing but its trunk is accepted.
+
+        A choice that leaves the trunk is emitted, and its token is the next round's root. Raises BundleError.
+        """
+        self.target, self.device, self.kernels, self._trunk = target, target.device, kernels, trunk
+        batch, vocab, max_nodes = target.batch_size, target.spec.vocab_size, min(target.buckets[-1], MAX_NODES)
         self.slots = Slots(self.device, batch, vocab)
         self.grower = TreeGrower(draft, kernels, self.slots, max_nodes) if draft else None
         self.graphs, empty = Graphs(target), self.device.empty
-        self.blocks = {n: round_block(target, n) for n in target.model.buckets}  # a round's, by its most nodes
+        self.blocks = {n: round_block(target, n) for n in target.buckets}  # a round's, by its most nodes
         self._choices, self._tickets = empty((batch, max_nodes), np.int32), empty((batch, max_nodes), np.uint32)
         largest = Choose(batch=batch, nodes=max_nodes, vocab=vocab, best=1)
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
@@ -134,7 +139,7 @@ class Rounds:
         )
         out = {name: at[name] for name in ("tokens", "path", "length", "emitted")}
         out |= {"roots": slots["roots"], "pair": slots["pair"], "choices": self._choices}
-        history = {"history": self.slots.history(asked), "vocab": target.spec.vocab_size}
+        history = {"history": self.slots.history(asked), "vocab": target.spec.vocab_size, "trunk": int(self._trunk)}
         launch(self.kernels, "walk_tree", stream, **size, **tree, **out, **history)
 
     def _commit(self, block: Block, size: dict[str, int]) -> None:

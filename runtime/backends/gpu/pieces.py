@@ -1,0 +1,57 @@
+"""The steps in which a chunk of a text is read, one slot at a time, each of one of the lengths that a model has."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+
+from specbuild.runtime.backends.executor import StepInput
+from specbuild.runtime.errors import ExecutionError
+
+from .device import Model
+
+
+def pieces(step_input: StepInput, model: Model, by_row: bool) -> Iterator[tuple[StepInput, int]]:
+    """A chunk's pieces with the nodes of their steps: one, or several where the rows of one step do not fit.
+
+    by_row: the row of a token alone says how long its step is, wherever reading began. Raises ExecutionError.
+    """
+    at, count = 0, len(step_input.tokens)
+    while at < count:
+        start, left = step_input.start + at, count - at
+        nodes, taken = _by_row(model, start, left) if by_row else _shortest(model, start, left)
+        end = at + taken
+        yield (
+            replace(
+                step_input,
+                start=start,
+                committed=start if at else step_input.committed,
+                tokens=step_input.tokens[at:end],
+                positions=step_input.positions[at:end],
+                logits=step_input.logits if end == count else 0,
+                hidden=None if step_input.hidden is None else step_input.hidden[at:end],
+            ),
+            nodes,
+        )
+        at = end
+
+
+def _shortest(model: Model, start: int, left: int) -> tuple[int, int]:
+    """The nodes of the shortest step for the tokens that are left, and how many of them it reads."""
+    lengths = model.lengths
+    nodes = lengths[bisect_left(lengths, left)]
+    if model.tree is None and start + nodes > model.spec.capacity:  # TreeAttention writes no padding
+        if left < lengths[0]:
+            raise ExecutionError(f"{left} nodes from row {start} on do not fit the {model.spec.name}'s padding")
+        nodes = lengths[bisect_right(lengths, left) - 1]
+    return nodes, min(nodes, left)
+
+
+def _by_row(model: Model, start: int, left: int) -> tuple[int, int]:
+    """As `_shortest`: the first rows are read in a short step, the last ones in several, the others in long ones."""
+    short, long = model.buckets[-1], model.lengths[-1]
+    last = model.spec.capacity - long + 1  # from where on a long step would not fit
+    if short <= start < last:
+        return long, min(long, last - start, left)
+    return short, min(short - start if start < short else short, left)
