@@ -51,7 +51,8 @@ def _text_rounding(loop: Loop, text: list[int]) -> float:
     with loop.borrowed(len(text)):
         for start in range(last, -1, -max(1, last // STEPS)):  # a step leaves nothing behind its root as it was
             branch = range(start + 1, start + 1 + BRANCH)
-            for hidden in (count for count in HIDDEN if count + BRANCH < loop.target.spec.max_nodes):
+            room = min(loop.target.spec.max_nodes, loop.target.spec.capacity - start) - 1 - BRANCH
+            for hidden in (count for count in HIDDEN if count <= room):
                 got = loop.target.step([_beside(text, start, hidden)])[0]
                 largest = max(largest, float(np.abs(got - expected[branch]).max()))
     return largest

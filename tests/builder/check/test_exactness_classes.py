@@ -37,6 +37,13 @@ def test_side_branches_of_float32_are_off_by_little_but_by_something(bundle: Pat
     assert 0 < branch_rounding(bundle, TEXTS) < 1e-4
 
 
+def test_a_text_may_end_where_the_cache_does(bundle: Path) -> None:
+    """No branch lies beyond it."""
+    rows = Bundle.open(bundle).manifest.models["target"].capacity
+    text = [5 + i % 50 for i in range(rows - 10)]
+    assert 0 < branch_rounding(bundle, [text]) < 1e-3
+
+
 def test_a_branch_is_beside_a_chain_that_it_does_not_see() -> None:
     step = exactness_classes._beside(list(range(100, 140)), 10, 3)
     assert step.tokens == [110, 100, 101, 102, 111, 112, 113, 114]
