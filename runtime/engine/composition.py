@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specbuild.runtime.backends.cpu.cores import cores
+from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import MANIFEST
@@ -65,7 +66,7 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
         target = load_model(bundle, "target", options.batch_size, threads)
         undo.callback(target.close)
         exactness = keep_to_class(bundle, target)
-        policy = _policy(bundle, options, target, exactness.sequence_rows - 1 if exactness else 0)
+        policy = _policy(bundle, options, target, _free(exactness))
         if _drafts(bundle, options):
             overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
             draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
@@ -81,6 +82,7 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
 
 def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy | None]:
     """A loop over a bundle's models on the first GPU, and its policy; on any error nothing stays there."""
+    from specbuild.runtime.backends.gpu.exactness import find
     from specbuild.runtime.backends.gpu.load import Placement, loaded
     from specbuild.runtime.backends.kernels.cubins import find_kernels
     from specbuild.runtime.decoding.device.loop import DeviceLoop
@@ -89,7 +91,8 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
     names = ["target", *(["draft"] if _drafts(bundle, options) else [])]
     placement = Placement(names, options.batch_size, options.gpu_weights_percent, options.kv_cache_tokens)
     with loaded(bundle, placement, find_kernels) as models:
-        hosted, draft = None, models.draft
+        hosted, draft, most = None, models.draft, options.limits.max_draft_tokens
+        exactness = find(models.target, bundle.manifest.buckets[-1] if most is None else 1 + most)
         if draft and bundle.manifest.models["draft"].kind != "model":
             hosted = drafter_of(bundle, draft, models.target, draft.model.buckets[-1], overlap=False)
         loop = DeviceLoop(
@@ -99,10 +102,15 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
             frozenset(bundle.manifest.eos_token_ids),
             drafter=options.drafter,
             hosted=hosted,
-            options=LoopOptions(options.limits, options.prefix_caching),
+            options=LoopOptions(options.limits, options.prefix_caching, exactness=exactness),
             ahead=AHEAD if options.resident else 0,
         )
-        return loop, _policy(bundle, options, models.target)
+        return loop, _policy(bundle, options, models.target, _free(exactness))
+
+
+def _free(exactness: ExactnessClass | None) -> int:
+    """Nodes of each sequence that a step has room for beside the root."""
+    return exactness.sequence_rows - 1 if exactness else 0
 
 
 def _drafts(bundle: Bundle, options: LoadOptions) -> bool:

@@ -156,6 +156,19 @@ def test_several_that_enter_find_each_others_rows(slots_of: Callable[..., Slots]
     assert [slots.rows(slot)[0] for slot in (0, 1)] == [TEXT[:2], TEXT[:2]]
 
 
+def test_what_was_read_alone_may_be_kept(slots_of: Callable[..., Slots]) -> None:
+    """Not what was decoded in steps of other bits."""
+    slots = slots_of()
+    slots.admission = Admission(slots.target, slots.drafter, generated=False)
+    first = slots.read(TEXT[:5], 0)
+    first.emit(TEXT[5], frozenset())
+    first.cached = 6
+    assert slots.admission.kept(0) == 5
+    assert slots.admission.common(slots.ask([*TEXT[:6], 3]), 0) == 5
+    first.cached = 3
+    assert slots.admission.kept(0) == 3
+
+
 def test_without_prefix_caching_nothing_is_kept(slots_of: Callable[..., Slots]) -> None:
     slots = slots_of(prefix_caching=False)
     slots.read(TEXT, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,16 +223,16 @@ def tuned(widest: str = "best:6") -> Policy:
 
 
 @pytest.mark.parametrize(
-    ("exact", "bound", "default", "own"),
-    [(True, 0.6, "chain:5", "chain:6"), (True, 0.5, "best:5", "best:6"), (False, 0.6, "best:5", "best:6")],
+    ("bound", "default", "own"),
+    [(0.6, "chain:5", "chain:6"), (math.inf, "chain:5", "chain:6"), (0.5, "best:5", "best:6"), (0, "best:5", "best:6")],
 )
 def test_auto_grows_chains_where_side_branches_could_not_be_settled(
-    make: Make, manifest_of: Callable[..., Manifest], exact: bool, bound: float, default: str, own: str
+    make: Make, manifest_of: Callable[..., Manifest], bound: float, default: str, own: str
 ) -> None:
     """Who asks for a tree has it."""
-    manifest = replace(manifest_of(target={"vocab_size": VOCAB}), exactness_bound=bound)
+    manifest = manifest_of(target={"vocab_size": VOCAB})
     for policy, grown in ((None, default), (tuned(), own)):
-        validator = make(manifest=manifest, exact=exact, policy=policy)
+        validator = make(manifest=manifest, bound=bound, policy=policy)
         (auto,), (asked,) = (validator.samples("a", SamplingParams(speculation=s)) for s in ("auto", "best:3"))
         assert (str(auto.tree), str(asked.tree)) == (grown, "best:3")
 

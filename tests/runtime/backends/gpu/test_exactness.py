@@ -1,0 +1,37 @@
+"""A device's exactness class: one shape for all steps, where that is enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from host_device import HostDevice
+from shaped_model import ShapedModel, executor
+
+from specbuild.runtime.backends.exactness import ExactnessClass
+from specbuild.runtime.backends.gpu.exactness import find
+
+
+@pytest.mark.parametrize(("nodes", "step"), [(1, 1), (2, 2), (5, 8), (16, 16)])
+def test_one_shape_is_a_class(nodes: int, step: int) -> None:
+    made = executor("target", HostDevice(), 2, planted=0.2)
+    assert find(made, nodes) == made.exactness == ExactnessClass(2 * step, step)
+    assert list(made.buckets) == [step]
+
+
+@pytest.mark.parametrize("where", ["steps", "texts"])
+def test_what_depends_on_more_has_none(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On where a step begins, be it one of several nodes or of a text."""
+    write = ShapedModel._rows
+
+    def rows(self: ShapedModel, cache: Any, first: int, tokens: Any, positions: Any, mask: Any) -> Any:
+        made = write(self, cache, first, tokens, positions, mask)
+        return made + 0.1 * (first % 3) * ((len(tokens) == 8) == (where == "steps"))
+
+    monkeypatch.setattr(ShapedModel, "_rows", rows)
+    made = executor("target", HostDevice(), 2, planted=0.0)
+    assert find(made, 8) is made.exactness is None
+    assert made.buckets == made.model.buckets
+    assert "do not agree" in caplog.text

@@ -1,0 +1,34 @@
+"""Steps agree or they do not: a device's model of one shape, and one whose steps depend on what is in them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from host_device import HostDevice
+from shaped_model import executor
+from tiny_models import CAPACITY, VOCAB
+
+from specbuild.runtime.backends.agreement import CHUNK, agree, read, texts
+from specbuild.runtime.backends.exactness import ExactnessClass
+
+
+@pytest.mark.parametrize(("planted", "kept", "found"), [(0.0, False, True), (0.1, False, False), (0.1, True, True)])
+def test_shapes_matter_where_kernels_differ_by_them(planted: float, kept: bool, found: bool) -> None:
+    made = executor("target", HostDevice(), 2, planted)
+    made.keep_to(ExactnessClass(16, 8) if kept else None)
+    assert agree(made, 2, 8, every=4) is found
+
+
+def test_texts_are_always_the_same_and_fit_the_cache() -> None:
+    made = executor("target", HostDevice(), 2, 0.0)
+    several = texts(made)
+    assert several == texts(made)
+    assert [len(text) for text in several] == [CAPACITY - CHUNK] * 2
+    assert several[0] != several[1]
+
+
+def test_a_text_is_read_in_steps() -> None:
+    made = executor("target", HostDevice(), 2, 0.0)
+    logits = read(made, 1, texts(made)[1], 16)
+    assert logits.shape == (CAPACITY - CHUNK, VOCAB)
+    assert np.array_equal(logits, read(made, 1, texts(made)[1], 8))
