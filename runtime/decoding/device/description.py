@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import ModelSpec, spec_of
 from specbuild.runtime.backends.gpu.device import PageTable, Place, Step, Tensor, TreeInputs
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
@@ -240,7 +241,9 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Processor
     capacity = manifest.models["target"].capacity
     table = PageTable(recorder, Pages(batch_size, capacity, rows, count)) if rows else None
     executors = {name: _executor(manifest, name, recorder, batch_size, table) for name in names}
-    rounds = Rounds(executors["target"], executors.get("draft"), _Kernels(recorder))
+    largest = manifest.buckets[-1]
+    executors["target"].keep_to(ExactnessClass(batch_size * largest, largest))  # as an engine without limits does
+    rounds = Rounds(executors["target"], executors.get("draft"), _Kernels(recorder), trunk=True)
     flights = Flights(rounds, Room(executors["target"], executors.get("draft")))
     nodes = executors["target"].bucket(1 + spec.nodes if spec else 1)
     extent = Extent.of([spec], executors["draft"], nodes) if spec else None

@@ -103,7 +103,7 @@ class Flights:
         ):  # the host is asked
             return
         nodes, grown = self._rounds.bucket(plan), all(draft.spec for draft in plan)
-        rounds = self._count(plan, nodes) if grown or nodes == 1 else 0
+        rounds = self._count(plan, nodes) if grown or all(draft.nodes == 1 for draft in plan) else 0
         if rounds < 2:
             return
         stream, asked = self._target.stream, ProcessorFlags.of([draft.sequence.params for draft in plan])
@@ -173,7 +173,7 @@ class Flights:
             grower.grow(extent, asked, block)
             self._rounds.device.after(stream, grower.executor.stream)
         else:
-            self._rounds.device.copy(block.at["tokens"], self._rounds.slots.at["roots"], stream)
+            self._rounds.device.copy_rows(block.at["tokens"], self._rounds.slots.at["roots"], stream)
         self._rounds.advance(nodes, asked)
         self._publish(nodes, handle)
 

@@ -35,8 +35,8 @@ def test_a_description_is_of_what_runs(bundle: Path, attention: str) -> None:
     nodes, edges = found["body"]["nodes"], found["body"]["edges"]
     copies = 2 if attention == "native" else 2 + 3 * 3 + 2  # what TreeAttention takes; the target's tree has no offset
     assert found["counts"] == {"child": 4, "kernel": 15, "memcpy": copies}
-    assert (found["nodes"], found["condition"], found["tree"]) == (8, "while", "topk:2,3")
-    assert [node["nodes"] for node in nodes if node["kind"] == "child"] == [2, 2, 2, 8]
+    assert (found["nodes"], found["condition"], found["tree"]) == (64, "while", "topk:2,3")
+    assert [node["nodes"] for node in nodes if node["kind"] == "child"] == [2, 2, 2, 64]
     names = [node["kernel"] for node in nodes if node["kind"] == "kernel"]
     level = ["tree_mask_BOOL", "choose_F32", "grow_level"]
     verify = ["tree_mask_BOOL", "choose_F32", "walk_tree", "commit_path", "publish"]

@@ -57,6 +57,7 @@ def decode(host: KernelLibrary, tree: str, options: LoopOptions, order: int | No
         texts.append([[*each.tokens, 1] for each in wanted])
         asked += wanted
     assert not any(each.error for each in asked)
+    assert bool(device.turns) == bool(ahead)  # of rounds that follow each other
     accepted = sum(each.metrics.speculative_decoding.num_accepted_draft_tokens for each in asked)
     return [each.output for each in asked], accepted
 
@@ -67,6 +68,7 @@ def expected(host: KernelLibrary) -> dict[int, Texts]:
     return {nodes: decode(host, "off", kept_to(nodes, False), None)[0] for nodes in (8, BUCKETS[-1])}
 
 
+@pytest.mark.slow(but=("off-8", "chain:4-8"))
 @pytest.mark.parametrize("nodes", [8, BUCKETS[-1]])
 @pytest.mark.parametrize("tree", ["off", "chain:1", "chain:4", "topk:2,3", "best:7"])
 def test_no_text_differs(host: KernelLibrary, expected: dict[int, Texts], tree: str, nodes: int) -> None:
@@ -79,11 +81,12 @@ def test_no_text_differs(host: KernelLibrary, expected: dict[int, Texts], tree: 
 
 @pytest.mark.parametrize(
     "how",
-    [{"ahead": 8}, {"drafts": False, "drafter": None}, {"drafter": None}],
-    ids=["resident", "lookup", "both drafters"],
+    [{"ahead": 8}, {"ahead": 8, "tree": "off"}, {"drafts": False, "drafter": None}, {"drafter": None}],
+    ids=["resident", "resident without drafts", "lookup", "both drafters"],
 )
 def test_whoever_drafts(host: KernelLibrary, expected: dict[int, Texts], how: dict[str, Any]) -> None:
-    assert decode(host, "best:7", kept_to(8), 0, **how)[0] == expected[8]
+    how = {"tree": "chain:3"} | how
+    assert decode(host, options=kept_to(8), order=0, **how)[0] == expected[8]
 
 
 def test_what_was_planted_turns_texts(host: KernelLibrary, expected: dict[int, Texts]) -> None:
