@@ -22,11 +22,11 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 1756,
     ("face", ".py"): 36,
     ("measure", ".py"): 1315,
-    ("runtime", ".py"): 4684,
-    ("runtime/backends", ".py"): 2425,
-    ("runtime/decoding", ".py"): 1658,
-    ("plugins", ".cu .cuh"): 2021,  # the kernels
-    ("plugins", ".h .cpp"): 682,  # their C interface, and the plugin
+    ("runtime", ".py"): 4686,
+    ("runtime/backends", ".py"): 2483,
+    ("runtime/decoding", ".py"): 1672,
+    ("plugins", ".cu .cuh"): 2022,  # the kernels
+    ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
