@@ -23,7 +23,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("face", ".py"): 36,
     ("measure", ".py"): 1315,
     ("runtime", ".py"): 4686,
-    ("runtime/backends", ".py"): 2483,
+    ("runtime/backends", ".py"): 2503,
     ("runtime/decoding", ".py"): 1672,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin

@@ -18,21 +18,24 @@ Logits = NDArray[np.float32]
 Part = tuple[int, int, Logits]  # of a slot's logits, those after the tokens from one on
 
 
-def agree(executor: Executor, least: int = 0, most: int = LENGTH, every: int = 1) -> bool:
+def agree(
+    executor: Executor, least: int = 0, most: int = LENGTH, every: int = 1, several: Sequence[list[int]] | None = None
+) -> bool:
     """Whether all steps do that have at most `most` nodes, and want the logits of `least` of them at least.
 
-    Its slots must be free, and hold nothing that counts afterwards. `every`: of the places in the texts.
+    Its slots must be free, and hold nothing that counts afterwards. `every`: of the places in the texts; `several`:
+    these, one for each slot.
     """
-    several = texts(executor)
+    several = several or texts(executor)
     expected = [read(executor, slot, text, min(CHUNK, most)) for slot, text in enumerate(several)]
     others = chain(_steps(executor, several, (least, most), every), _reads(executor, several[0], (least, most)))
     return all(np.array_equal(got, expected[slot][first : first + len(got)]) for slot, first, got in others)
 
 
-def texts(executor: Executor) -> list[list[int]]:
+def texts(executor: Executor, longest: int = LENGTH) -> list[list[int]]:
     """A text of arbitrary tokens for each slot, always the same."""
     spec, random = executor.spec, np.random.default_rng(20)
-    length = min(LENGTH, spec.capacity - CHUNK, spec.max_positions)
+    length = min(longest, spec.capacity - CHUNK, spec.max_positions)
     return [random.integers(0, spec.vocab_size, length).tolist() for _ in range(executor.batch_size)]
 
 
@@ -52,7 +55,7 @@ def _reads(executor: Executor, text: Sequence[int], nodes: tuple[int, int]) -> I
 def _steps(executor: Executor, several: Sequence[Sequence[int]], nodes: tuple[int, int], every: int) -> Iterator[Part]:
     """Steps of few nodes in some slots, from the last on: a step leaves nothing behind its nodes as it was."""
     random, sizes = np.random.default_rng(21), [size for size in SIZES if nodes[0] <= size <= nodes[1]]
-    for start in [start for start in STEPS if start + nodes[0] <= len(several[0])][::every]:
+    for start in [start for start in STEPS if start + max(nodes[0], 1) <= len(several[0])][::every]:
         for _ in sizes:
             for slot in range(len(several)):
                 executor.commit(slot, (), start)

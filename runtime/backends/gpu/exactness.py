@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.agreement import agree, texts
+from specbuild.runtime.backends.agreement import LENGTH, agree, texts
 from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import StepInput
 
@@ -25,16 +27,35 @@ def find(executor: StandardExecutor, nodes: int) -> ExactnessClass | None:
     step = executor.bucket(nodes)
     found = ExactnessClass(executor.batch_size * step, step)
     executor.keep_to(found)
-    if (step == 1 or agree(executor, 2, step, FEW)) and _texts_agree(executor):
-        return found
+    with _texts(executor) as several:
+        if (step == 1 or agree(executor, 2, step, FEW, several)) and _read_alike(executor, several[0]):
+            return found
     executor.keep_to(None)
     _log.warning("steps of one shape do not agree in every bit here: near-ties may be decided otherwise")
     return None
 
 
-def _texts_agree(executor: StandardExecutor) -> bool:
+@contextmanager
+def _texts(executor: StandardExecutor) -> Iterator[list[list[int]]]:
+    """A text for each slot, for which the slots have pages meanwhile."""
+    table, slots = executor.model.pages, range(executor.batch_size)
+    if table is None:
+        yield texts(executor)
+        return
+    several = texts(executor, min(LENGTH, table.pages.count // len(slots) * table.pages.rows))
+    for slot in slots:
+        table.pages.take(slot, slot, 0, len(several[slot]))
+    table.update(executor.stream)
+    try:
+        yield several
+    finally:
+        for slot in slots:
+            table.pages.release(slot, 0)
+        table.update(executor.stream)
+
+
+def _read_alike(executor: StandardExecutor, text: list[int]) -> bool:
     """Whether a text's last logits are the same, read at once and in pieces."""
-    text = texts(executor)[0]
     pieces = (len(text), 7, executor.model.buckets[-1] + 3)
     return len({_last(executor, text, min(size, executor.model.chunk)).tobytes() for size in pieces}) == 1
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from host_device import HostDevice
 from shaped_model import executor
 from tiny_models import CAPACITY, VOCAB
 
-from specbuild.runtime.backends.agreement import CHUNK, agree, read, texts
+from specbuild.runtime.backends.agreement import CHUNK, STEPS, agree, read, texts
 from specbuild.runtime.backends.exactness import ExactnessClass
+from specbuild.runtime.backends.executor import StepInput
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
 
 
 @pytest.mark.parametrize(("planted", "kept", "found"), [(0.0, False, True), (0.1, False, False), (0.1, True, True)])
@@ -25,6 +30,20 @@ def test_texts_are_always_the_same_and_fit_the_cache() -> None:
     assert several == texts(made)
     assert [len(text) for text in several] == [CAPACITY - CHUNK] * 2
     assert several[0] != several[1]
+
+
+def test_a_text_may_end_where_steps_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step is of nothing."""
+    made, step = executor("target", HostDevice(), 1, 0.0), StandardExecutor.step
+    seen = list[int]()
+
+    def noted(self: StandardExecutor, inputs: Sequence[StepInput]) -> Any:
+        seen.extend(len(each.tokens) for each in inputs)
+        return step(self, inputs)
+
+    monkeypatch.setattr(StandardExecutor, "step", noted)
+    assert agree(made, 0, 8, several=[list(range(STEPS[-4]))])
+    assert min(seen) >= 1
 
 
 def test_a_text_is_read_in_steps() -> None:

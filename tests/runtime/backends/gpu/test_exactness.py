@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import plugin_executors
 import pytest
 from host_device import HostDevice
 from shaped_model import ShapedModel, executor
 
 from specbuild.runtime.backends.exactness import ExactnessClass
+from specbuild.runtime.backends.gpu.device import PageTable
 from specbuild.runtime.backends.gpu.exactness import find
+from specbuild.runtime.backends.gpu.pages import Pages
 
 
 @pytest.mark.parametrize(("nodes", "step"), [(1, 1), (2, 2), (5, 8), (16, 16)])
@@ -17,6 +20,17 @@ def test_one_shape_is_a_class(nodes: int, step: int) -> None:
     made = executor("target", HostDevice(), 2, planted=0.2)
     assert find(made, nodes) == made.exactness == ExactnessClass(2 * step, step)
     assert list(made.buckets) == [step]
+
+
+@pytest.mark.parametrize("count", [4, 30])
+def test_pages_are_taken_and_given_back(count: int) -> None:
+    """As many as there are; the texts are shorter where they are few."""
+    device = HostDevice()
+    pages = Pages(2, plugin_executors.CAPACITY, 16, count)
+    made = plugin_executors.made("target", device, 2, "fp16", pages=PageTable(device, pages))
+    assert find(made, 4) == ExactnessClass(8, 4)
+    assert pages.of == [[], []]
+    assert not made.model.pages.stale
 
 
 @pytest.mark.parametrize("where", ["steps", "texts"])
