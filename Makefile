@@ -7,8 +7,11 @@ PROMPT ?= def parse_arguments(argv):
 JOBS ?= 2
 
 MINUTES ?= 10
+EXACTNESS := $(foreach precision,fp32 int8 int4,benchmarks/results/exactness-$(precision).json)
 
-.PHONY: demo test test-all soak attack lint kernels bench clean
+.SECONDARY:
+
+.PHONY: demo test test-all soak exactness attack lint kernels bench clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -27,8 +30,21 @@ test-all: test
 	$(PYTEST) --tier slow
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
-soak: $(VENV)/.ready
+soak: exactness
 	$(BIN)/python scripts/soak.py --out benchmarks/results/soak.json
+
+# A real model in every precision, every way of decoding against plain decoding alone: hours, and goes on if stopped.
+exactness: $(EXACTNESS)
+
+benchmarks/results/exactness-%.json: build/smollm2-%.bundle/manifest.json
+	$(BIN)/python scripts/exactness_sweep.py $(<D) --prompts tests/data/chats.jsonl --prompts tests/data/prompts.jsonl \
+	  --out build/exactness-$*.json && mv build/exactness-$*.json $@
+
+build/smollm2-%.bundle/manifest.json: build/smollm2/config.json
+	$(BIN)/specbuild build --target $(<D) --precision $* --max-kl 2 --max-seq-len 1024 --output $(@D) --force
+
+build/smollm2/config.json: | $(VENV)/.ready
+	$(BIN)/python scripts/real_model.py $(@D)
 
 # Hostile inputs of every kind for MINUTES, by a fresh SEED that it prints; ONLY=class:number tries a find again.
 attack: $(BUNDLE)/manifest.json

@@ -73,6 +73,7 @@ def test_memory_without_end_is_found(campaign: Campaign, monkeypatch: pytest.Mon
     assert "memory: more than # MiB" in signature
 
 
+@pytest.mark.slow
 def test_a_campaign_goes_on_after_findings_and_says_what_it_found(tmp_path: Path) -> None:
     """One status for findings, one for none, one where nothing could be tried; and the same findings again."""
 

@@ -44,7 +44,7 @@ def logits(bundle: Path) -> np.ndarray:
         return np.asarray(engine.text_logits(TEXT))
 
 
-@pytest.mark.slow(but=("Q8_0",))
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_a_bundle_of_a_gguf_is_that_of_its_weights(

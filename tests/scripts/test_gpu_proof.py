@@ -171,6 +171,7 @@ def test_a_flavour_that_ends_its_process_is_reported(code: str, fails: str, reas
     assert ("imports" in seen) == (fails != "imports")
 
 
+@pytest.mark.slow
 def test_engines_smoke(bundle: Path, tmp_path: Path) -> None:
     """The end-to-end benchmark on a CPU bundle; its own tokens are what is expected."""
     done = run(sys.executable, "benchmarks/engines.py", bundle, "--cpu-bundle", bundle, "--out", tmp_path, "--smoke")

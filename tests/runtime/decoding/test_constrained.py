@@ -76,7 +76,7 @@ def critical(degrees: int) -> float:
     return degrees * (1 - 2 / (9 * degrees) + QUANTILE * (2 / (9 * degrees)) ** 0.5) ** 3
 
 
-@pytest.mark.slow(only=("best:8",))
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["topk:2,3", "best:8"])
 def test_the_distribution_is_the_model_s_among_what_is_allowed(
     hash_model: Any, hash_executor: Any, request_of: Any, tree: str

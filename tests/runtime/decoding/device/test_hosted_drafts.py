@@ -196,6 +196,7 @@ def test_rounds_do_not_follow_each_other(loops: Loops, expected: list[list[int]]
     assert loop.notes == ["rounds do not follow each other: the host grows this draft's trees"]
 
 
+@pytest.mark.slow
 def test_memory_is_told(loops: Loops, tmp_path: Path) -> None:
     loop, _ = loops(standard, "eagle3")
     assert loop.draft_executor is not None

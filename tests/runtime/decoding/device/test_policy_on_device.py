@@ -176,7 +176,7 @@ def test_a_larger_tree_than_is_allowed_is_refused(host: KernelLibrary, folder: P
         made.loop.check(request_of(prompt_of(1, 4), speculation="chain:5"))
 
 
-@pytest.mark.slow(only=("0",))
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 32])
 def test_the_text_s_own_continuation_competes(host: KernelLibrary, folder: Path, ahead: int) -> None:
     """In a loop of the text it is drafted for nothing, also in mid-flight."""
