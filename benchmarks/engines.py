@@ -125,14 +125,15 @@ def exactness(
     for batch in (scale.batches[0], scale.batches[-1]):
         with open_engine(bundle, batch, "model") as engine:
             found["bound"] = engine.manifest.exactness_bound
-            if "its own" not in expected:
-                expected["its own"] = {name: plain(engine, texts, each) for name, each in asked.items()}
+            found.setdefault("classes", {})[batch] = engine.exact and asdict(engine._loop.exactness)
+            expected["its own"] = {name: plain(engine, texts, each) for name, each in asked.items()}
             for whose, tokens in expected.items():
                 cases = found["against"].setdefault(whose, [])
                 for name, each in asked.items():
                     for tree in ("off", *scale.trees):
                         params = [replace(one, speculation=tree) for one in each]
-                        case = compare(engine, f"{tree}, {name}, batch {batch}", texts, params, tokens[name])
+                        elsewhere = whose != "its own"
+                        case = compare(engine, f"{tree}, {name}, batch {batch}", texts, params, tokens[name], elsewhere)
                         cases.append(case.to_dict())
                         found["exact"][whose] = all(case["exact"] for case in cases)
                         save()
