@@ -102,7 +102,7 @@ def main() -> int:
     result: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
     result |= {"precision": manifest.precision, "bound": manifest.exactness_bound, "prompts": len(listed)}
     result |= {"classes": [asdict(each) for each in manifest.exactness], "max_new_tokens": options.max_new_tokens}
-    result |= {"versions": {name: version(name) for name in ("specbuild-trt", "onnxruntime")}}
+    result |= {"versions": {name: version(name) for name in ("specbuild-trt", "onnxruntime")}, "command": sys.argv}
     expected: dict[int, list[Texts]] = {}
     for run in runs(options.threads or [cores(), 1], "draft" in manifest.models):
         if run.key() in result["runs"]:
