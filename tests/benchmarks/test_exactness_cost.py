@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from benchmarks import exactness_cost
-
 from specbuild.runtime import Bundle
 
 
