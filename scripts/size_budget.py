@@ -25,6 +25,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("runtime", ".py"): 4686,
     ("runtime/backends", ".py"): 2503,
     ("runtime/decoding", ".py"): 1672,
+    ("serve", ".py"): 1500,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }
