@@ -63,6 +63,7 @@ class Engine:
         """Of the options those count that say how requests are served: max_waiting, on_finish and stall_timeout."""
         self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
         self._loop, self._validator = loop, Validator(manifest, tokenizer, loop.check, policy, loop.bound)
+        self.timings = policy.timings if policy else None  # None: the bundle was never tuned
         observer = Observer(options.on_finish) if options.on_finish else None
         self.scheduler = Scheduler(loop, batch_size, options.max_waiting, clock, observer, options.stall_timeout)
 
