@@ -20,6 +20,7 @@ _DEFINED = {
     "engine.handle": ("Handle",),
     "engine.health": ("Health", "Usage"),
     "engine.load_options": ("LoadOptions",),
+    "engine.receipt": ("Receipt", "Replay"),
     "errors": ("SpecbuildError",),
     "requests.chat": ("Chat",),
     "requests.metrics": ("RequestMetrics", "RunStats", "SpeculationStats"),

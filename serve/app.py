@@ -62,8 +62,8 @@ class Service:
 
 def make_app(service: Service, log: RequestLog) -> ASGIApp:
     """The ASGI application; `log` is told every request."""
-    about = {"title": "specbuild", "version": version("specbuild-trt")}
-    app = FastAPI(**about, root_path=service.options.root_path, docs_url=None, redoc_url=None)
+    root, own = service.options.root_path, version("specbuild-trt")
+    app = FastAPI(title="specbuild", version=own, root_path=root, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(_api(service))
     app.include_router(_operations(service))
@@ -113,7 +113,7 @@ def _api(service: Service) -> APIRouter:
             begin = body.add_generation_prompt
             asked = body.prompt if body.messages is None else chat_of(body.messages, body.chat_template_kwargs, begin)
             tokens = engine.encode(asked or "")
-            texts = [engine.token_text(token) for token in tokens] if body.return_token_strs else None
+            texts = [engine.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
             told = {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
             return {**told, "token_strs": texts}
 
@@ -208,7 +208,7 @@ def _tell(told: dict[str, Any], generation: Generation) -> None:
 def _operations(service: Service) -> APIRouter:
     """What supervisors, scrapers and people call."""
     router = APIRouter(responses={status: _FAULTS[status] for status in (401, 405, 500)})
-    health = {200: {"model": dict[str, Any]}, 503: {"model": dict[str, Any]}}
+    health: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any]}, 503: {"model": dict[str, Any]}}
 
     @router.get("/health/live", responses=health)
     async def live() -> Response:

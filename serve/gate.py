@@ -38,7 +38,7 @@ class RequestLog(Protocol):
 
 
 class Gate:
-    """Wraps an app. A request's `state` has `request_id`, `tenant` (None: nobody has a key), and `told`, its log line."""
+    """Wraps an app. A request's state has `request_id`, `tenant` (None: no keys), and `told`, its log line."""
 
     def __init__(
         self, app: ASGIApp, log: RequestLog, api_keys: Sequence[str] = (), send_seconds: float = limits.SEND_SECONDS
@@ -127,7 +127,7 @@ class _Answer:
 
 def _open(scope: Scope) -> bool:
     """Whether a path needs no key."""
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path == _OPEN or path.startswith(f"{_OPEN}/")
 
 

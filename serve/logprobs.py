@@ -36,7 +36,7 @@ def completion(
     """Of tokens whose first begins at character `offset` of the text."""
     told: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, each in zip(tokens, given, strict=True):
-        told["tokens"].append(engine.token_text(token))
+        told["tokens"].append(engine.tokenizer.token_text(token))
         told["token_logprobs"].append(max(each.logprob, _LOWEST) if each else None)
         told["top_logprobs"].append(_best(engine, each) if each else None)
         told["text_offset"].append(offset)
@@ -46,9 +46,9 @@ def completion(
 
 def _best(engine: Engine, each: TokenLogprobs) -> dict[str, float]:
     """By text; where two tokens have one text, the likelier one's."""
-    best = {engine.token_text(each.token_id): max(each.logprob, _LOWEST)}
+    best = {engine.tokenizer.token_text(each.token_id): max(each.logprob, _LOWEST)}
     for token, logprob in each.top:
-        text = engine.token_text(token)
+        text = engine.tokenizer.token_text(token)
         best[text] = max(best.get(text, _LOWEST), logprob)
     return best
 
@@ -57,7 +57,7 @@ def chat(engine: Engine, given: Sequence[TokenLogprobs]) -> ChatLogprobs:
     """Of a message's tokens."""
 
     def one(token: int, logprob: float) -> TopLogprob:
-        text, data = engine.token_text(token), engine.token_bytes(token)
+        text, data = engine.tokenizer.token_text(token), engine.tokenizer.token_bytes(token)
         return {"token": text, "logprob": max(logprob, _LOWEST), "bytes": list(data)}
 
     return {

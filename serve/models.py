@@ -68,10 +68,10 @@ def names_of(bundles: list[str], served: tuple[str, ...]) -> list[tuple[tuple[st
         path = Path(folder if equals else each)
         names = served or (name if equals else path.resolve().name.removesuffix(".bundle"),)
         named.append((names, path))
-    names = [name for each, _ in named for name in each]
-    for name in names:
+    every = [name for each, _ in named for name in each]
+    for name in every:
         if not 0 < len(name) <= LABEL_CHARACTERS or not name.isprintable():
             raise OptionError(f"a model's name has 1…{LABEL_CHARACTERS} printable characters, not {name[:80]!r}")
-    if len({*names}) < len(names):
-        raise OptionError(f"two models have one name ({', '.join(names)}): give each as NAME=BUNDLE")
+    if len({*every}) < len(every):
+        raise OptionError(f"two models have one name ({', '.join(every)}): give each as NAME=BUNDLE")
     return named

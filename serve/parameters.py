@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbuild.runtime import Bundle, SamplingParams
+from specbuild.runtime.bundle.manifest import GENERATION_CONFIG
 from specbuild.runtime.errors import BundleError, OptionError
 
 from .errors import ApiError
 from .fields import ChatRequest, CompletionRequest, Sampling
 
-GENERATION_CONFIG = "generation_config.json"
 COMPLETION_TOKENS = 16  # OpenAI's default
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 _SAME = (  # fields that SamplingParams has by the same name
@@ -38,7 +38,7 @@ def defaults_of(bundle: Bundle) -> dict[str, Any]:
         return dict(DEFAULTS)
     try:
         told = json.loads(bundle.read(GENERATION_CONFIG, _MAX_JSON))
-        given = {name: told[name] for name in DEFAULTS if told.get(name) is not None}
+        given = {name: told[name] for name in SamplingParams.OF_CHECKPOINTS if told.get(name) is not None}
         SamplingParams(**given)
     except (ValueError, AttributeError, OptionError) as error:
         raise BundleError(f"{bundle.path(GENERATION_CONFIG)} is unusable ({error}): build the bundle again") from None

@@ -24,6 +24,7 @@ from .backend import Backend, find_backend
 SCHEMA_VERSION = 3
 OLDEST_READABLE = 2  # whose timing table has another name
 MANIFEST, REPORT = "manifest.json", "report.json"
+GENERATION_CONFIG = "generation_config.json"  # the checkpoint's own sampling parameters, where it has any
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say
 _PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None}  # nor a model's
 KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True)}  # whether masked, a head

@@ -33,6 +33,7 @@ from .handle import Handle
 from .health import Health, Usage
 from .load_options import LoadKeywords, LoadOptions
 from .observer import Observer
+from .receipt import Receipt, Replay, bundle_sha256, class_of, sha256
 from .scheduler import Scheduler
 from .window import Window
 
@@ -62,7 +63,10 @@ class Engine:
     ) -> None:
         """Of the options those count that say how requests are served: max_waiting, on_finish and stall_timeout."""
         self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
-        self._loop, self._validator = loop, Validator(manifest, tokenizer, loop.check, policy, loop.bound)
+        self._loop, self._validator = (
+            loop,
+            Validator(manifest, tokenizer, loop.check, policy, loop.bound, options.max_model_len),
+        )
         self.timings = policy.timings if policy else None  # None: the bundle was never tuned
         observer = Observer(options.on_finish) if options.on_finish else None
         self.scheduler = Scheduler(loop, batch_size, options.max_waiting, clock, observer, options.stall_timeout)
@@ -141,6 +145,41 @@ class Engine:
         tokens = self._validator.check(list(token_ids))
         with self.scheduler.exclusive() as loop:
             return loop.logits(tokens, len(tokens) if count is None else count, nodes)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a text at most, prompt and output."""
+        return self._validator.max_model_len
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt that `generate` takes; raises PromptError."""
+        return self._validator.check(self._validator.encode(prompt))
+
+    def decode(self, token_ids: Seq[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens)
+
+    def receipt(self, prompt: Seq[int], params: SamplingParams, result: Result) -> Receipt:
+        """What proves the tokens of a result of this engine, by the prompt's tokens; raises OptionError."""
+        return Receipt.of(self.manifest, self._loop.exactness, prompt, params, result)
+
+    def replay(self, receipt: Receipt, prompt: Prompt, any_class: bool = False) -> Replay:
+        """Decode a receipt's text again, plainly and with speculation.
+
+        Raises OptionError for a receipt of another bundle, prompt, or exactness class, unless `any_class`.
+        """
+        tokens, exactness = self.encode(prompt), class_of(self._loop.exactness)
+        if receipt.bundle != bundle_sha256(self.manifest):
+            raise OptionError(f"the receipt is of another bundle, {receipt.bundle[:12]}: give that one")
+        if receipt.prompt != sha256(tokens):
+            raise OptionError("the receipt is of another prompt, or of another chat template: give that one")
+        if receipt.exactness != exactness and not any_class:
+            raise OptionError(
+                "the receipt is of another exactness class, so bits may differ here: replay it on the machine that "
+                "wrote it, or allow any class"
+            )
+        plain, speculated = self.generate([tokens, tokens], [receipt.params("off"), receipt.params("auto")])
+        return Replay(plain, speculated, receipt.proves(plain.token_ids) and receipt.proves(speculated.token_ids))
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
         """What `generate` and `stream` would run, and the chunks of what cannot; see `Validator.requests`."""
