@@ -82,8 +82,8 @@ class Admission:
         if self._max_tokens is not None and self.tokens and self.tokens + tokens > self._max_tokens:
             told = f"{self.tokens} tokens of prompts wait, of at most {self._max_tokens}: try again later"
             raise ApiError(429, told, code="queued_tokens", retry_after=self.wait(ticket.samples))
-        ticket.tokens = tokens
         self.tokens += tokens
+        ticket.tokens = tokens
 
     def wait(self, samples: int) -> int:
         """Seconds until so many more samples should find room, from what requests took lately."""
