@@ -124,7 +124,8 @@ def command(
     specbuild serve pycode.bundle --port 8000
     """
     interrupts.exit_at_once()
-    limits = Limits(*(given.pop(name) for name in _LIMITS))
+    draft_tokens, speedup, schedule = (given.pop(name) for name in _LIMITS)
+    limits = Limits(draft_tokens, speedup, schedule or ())
     loads = {name: given.pop(name) for name in _LOADS}
     load = LoadOptions(
         **loads,

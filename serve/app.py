@@ -35,8 +35,9 @@ from .parameters import Caller
 
 _TOKENIZING = 2  # threads
 _FAULTS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 500, 503, 504)
+    status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)
 }
+_KINDS = ("str", "int")  # names of a field's kinds in pydantic's paths
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
@@ -272,11 +273,16 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """The first field that is wrong."""
+    """A field that is wrong."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:])[:200]
+    first = max(
+        error.errors(), key=lambda each: len(each["loc"])
+    )  # the innermost, where a field may be of several kinds
+    path = [str(part) for part in first["loc"][1:]]
+    where = ".".join(part for part in path if "[" not in part and part not in _KINDS)[:200]
     if first["type"] == "json_invalid":
         return ApiError(400, "the body is not JSON: send an object").response()
+    if not where and "json" not in request.headers.get("content-type", ""):
+        return ApiError(400, "the body is not JSON by its header: send Content-Type: application/json").response()
     told = f"{where}: {first['msg']}" if where else f"the body: {first['msg']}"
     return ApiError(400, told[:500], param=where or None).response()

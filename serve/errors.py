@@ -19,8 +19,8 @@ KINDS = {
     408: "timeout_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "service_unavailable_error",
-    504: "timeout_error",
 }
 RETRY = 1  # seconds, where nothing better is known
 

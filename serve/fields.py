@@ -82,7 +82,7 @@ class Sampling(Body):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
     cache_salt: Label | None = None
-    deadline: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    deadline: Annotated[float, Field(ge=0.001, le=1e9)] | None = None
     return_token_ids: bool | None = None
     speculation: Annotated[str, Field(min_length=1, max_length=32)] | None = None
     disable_spec_decode: bool | None = None

@@ -75,17 +75,21 @@ class Gate:
                 await api_error(error).response()(scope, receive, answer)
         finally:
             self.requests -= 1
-            self._log.ended(
-                request_id=scope["state"]["request_id"],
-                method=scope["method"],
-                path=scope["path"],
-                status=answer.status or 499,
-                seconds=time.perf_counter() - began,
-                **told,
-            )
+            if not (_open(scope) and answer.status == 200):  # probes come every second
+                self._log.ended(
+                    request_id=scope["state"]["request_id"],
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=answer.status or 499,
+                    seconds=time.perf_counter() - began,
+                    **told,
+                )
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, answer: _Answer) -> None:
         try:
+            if sum(len(name) + len(value) for name, value in scope["headers"]) > limits.HEADER_BYTES:
+                told = f"the request's headers have more than {limits.HEADER_BYTES} bytes: send less"
+                raise ApiError(431, told, code="headers_too_large")
             if not _open(scope):
                 scope["state"]["tenant"] = self._tenant(headers)
             body = await _body(headers, receive)

@@ -103,7 +103,7 @@ def checked(result: Result) -> Result:
     if result.finish_reason == "cancelled":
         raise ApiError(503, "the server was stopped before this was done: send it to another one", code="draining")
     if result.finish_reason == "deadline" and not result.token_ids:
-        raise ApiError(504, "time ran out before the first token: try later, or allow more", code="deadline")
+        raise ApiError(408, "time ran out before the first token: try later, or allow more", code="deadline")
     return result
 
 

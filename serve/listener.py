@@ -67,13 +67,12 @@ def _remove_stale(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "in use")
 
 
-def close(listening: socket.socket) -> None:
-    """Close it, and remove a Unix socket's file."""
-    name = listening.getsockname() if listening.family == socket.AF_UNIX and listening.fileno() >= 0 else ""
+def close(listening: socket.socket, options: ServeOptions) -> None:
+    """Close it, and remove a Unix socket's file; again does nothing."""
     listening.close()
-    if name:
+    if options.uds and options.uds.is_socket():
         with contextlib.suppress(OSError):
-            Path(name).unlink()
+            options.uds.unlink()
 
 
 def url(listening: socket.socket, options: ServeOptions) -> str:

@@ -46,7 +46,7 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog)
                 log.event("info", told, model=model.name)
             return asyncio.run(_Life(service, log, listening).run())
     finally:
-        listener.close(listening)
+        listener.close(listening, options)
 
 
 def _load(named: Named, options: ServeOptions, load: LoadOptions, closing: contextlib.ExitStack) -> Service:
@@ -154,7 +154,7 @@ class _Life:
             self._stopping.set()
             return
         self._log.event("warning", f"stopped at once by a second {signal.Signals(number).name}")
-        listener.close(self._listening)
+        listener.close(self._listening, self._service.options)
         os._exit(1)
 
     async def _drain(self) -> None:

@@ -35,7 +35,7 @@ def _call(kind: type[SpecbuildError], what: str, call: Callable[..., Any], *give
 def too_long(what: str, limit: int) -> PromptError:
     """The error of a prompt that does not fit."""
     return PromptError(
-        f"the prompt has {what}, this bundle holds {limit} with at least one of output: "
+        f"the prompt has {what}, this model takes {limit} with at least one of output: "
         "shorten it, or build with a larger --max-seq-len"
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from serving import CHAT_TEMPLATE, Log
 
 from specbuild.runtime import AsyncEngine, Bundle, Engine
 from specbuild.serve.admission import Admission
@@ -17,24 +18,6 @@ from specbuild.serve.metrics import Metrics
 from specbuild.serve.models import Models, ServedModel
 from specbuild.serve.options import ServeOptions
 from specbuild.serve.parameters import defaults_of
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ prefix | default('def ') }}{% endif %}"
-)
-
-
-class Log:
-    """What a server would write."""
-
-    def __init__(self) -> None:
-        self.lines: list[dict[str, Any]] = []
-
-    def ended(self, **told: Any) -> None:
-        self.lines.append(told)
-
-    def event(self, level: str, message: str, **told: Any) -> None:
-        self.lines.append({"level": level, "message": message, **told})
 
 
 @pytest.fixture(scope="module")

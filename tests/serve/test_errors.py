@@ -41,7 +41,7 @@ def test_status_and_shape(error: Exception, status: int, kind: str) -> None:
 
 
 def test_a_prompt_that_is_too_long_has_openais_code() -> None:
-    error = PromptError("the prompt has 600 tokens, this bundle holds 512 with at least one of output: shorten it")
+    error = PromptError("the prompt has 600 tokens, this model takes 512 with at least one of output: shorten it")
     assert api_error(error).code == "context_length_exceeded"
 
 

@@ -13,13 +13,14 @@ from specbuild.serve.options import ServeOptions
 
 
 def test_a_port_that_is_taken() -> None:
-    first = listener.listen(ServeOptions(port=0))
+    options = ServeOptions(port=0)
+    first = listener.listen(options)
     port = first.getsockname()[1]
     assert listener.url(first, ServeOptions()) == f"http://127.0.0.1:{port}"
     with pytest.raises(OptionError, match="another process listens"):
         listener.listen(ServeOptions(port=port))
-    listener.close(first)
-    listener.close(listener.listen(ServeOptions(port=port)))
+    listener.close(first, options)
+    listener.close(listener.listen(ServeOptions(port=port)), options)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1", "a" * 300])
@@ -36,7 +37,9 @@ def test_a_unix_socket_comes_and_goes(tmp_path: Path) -> None:
         listener.listen(options)
     first.close()  # as a process that is killed does
     assert (tmp_path / "s").exists()
-    listener.close(listener.listen(options))
+    last = listener.listen(options)
+    last.close()  # as the server has done by then
+    listener.close(last, options)
     assert not (tmp_path / "s").exists()
 
 
@@ -51,4 +54,4 @@ def test_a_silent_client_is_dropped_by_the_system() -> None:
     listening = listener.listen(ServeOptions(port=0))
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
-    listener.close(listening)
+    listener.close(listening, ServeOptions())
