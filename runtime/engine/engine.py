@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ from .handle import Handle
 from .health import Health, Usage
 from .load_options import LoadKeywords, LoadOptions
 from .observer import Observer
+from .receipt import Origin, Receipt, ReceiptClass
+from .replay import Replay, replay
 from .scheduler import Scheduler
 from .window import Window
 
@@ -122,6 +125,30 @@ class Engine:
             handle.cancel()
             raise
         return handle
+
+    def receipt(self, prompt_token_ids: Seq[int], params: SamplingParams, result: Result) -> Receipt:
+        """What a result of this engine was made from and by, so that it can be decoded again.
+
+        `params`: as they were given. Raises OptionError for parameters with a constraint, for a result of a prompt of
+        another length, and for one that was refused before it ran.
+        """
+        return Receipt.of(self._origin, prompt_token_ids, params, result)
+
+    def replay(self, receipt: Receipt, prompt: Prompt, *, any_class: bool = False) -> Replay:
+        """Decode a receipt's text again, by plain decoding and by the bundle's speculation, and compare.
+
+        Raises BundleError for another bundle, PromptError for another prompt, and OptionError for another exactness
+        class, which `any_class` tries all the same; EngineClosedError, and what goes wrong while it is decoded.
+        """
+        receipt.check_origin(self._origin, any_class)
+        tokens = self._validator.check(self.tokenizer.encode(prompt, self.manifest.max_seq_len))
+        return replay(self.submit, self._origin, receipt, tokens)
+
+    @cached_property
+    def _origin(self) -> Origin:
+        found = self._loop.exactness
+        here = ReceiptClass(found.rows, found.sequence_rows, found.digest) if found else None
+        return Origin(self.manifest.digest, here)
 
     def logits(self, token_ids: Seq[int]) -> NDArray[np.float32]:
         """The target's logits after a text, `float32[V]`: for measuring, not for decoding.
