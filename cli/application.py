@@ -26,6 +26,7 @@ _COMMANDS = {
     "generate": "Generate text from a bundle.",
     "chat": "Chat with a bundle.",
     "serve": "Serve bundles by OpenAI's API.",
+    "replay": "Decode a receipt's text again, and say whether its tokens are the same.",
     "verify": "Check a bundle's tokens against plain decoding and Hugging Face.",
     "tune": "Measure what rounds take here, so that `auto` drafts what pays.",
     "profile": "Measure each step against the device's roofline, and where a round's time goes.",
