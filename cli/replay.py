@@ -3,96 +3,131 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from specbuild.runtime import Chat, Engine, Receipt
-from specbuild.runtime.errors import OptionError, PromptError
-from specbuild.runtime.requests.tokenizer import Prompt
+from specbuild.runtime import Bundle, Chat, Engine, Limits, Prompt, Receipt, Replay
+from specbuild.runtime.checked_json import JSON_BYTES, decode
+from specbuild.runtime.errors import BundleError, InputError, OptionError, PromptError, shown
+from specbuild.runtime.requests.prompt_file import read
 
-_MAX_FILE = 64 << 20  # bytes
+from .generate import command as generate
+
+_GENERATES = {option.name: option for option in generate.params}
+_CHAT = {"messages", "tools", "chat_template_kwargs", "add_generation_prompt"}
 
 
 @click.command(name="replay")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("receipt", type=click.Path(path_type=Path), metavar="RECEIPT.json")
-@click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
+@click.argument("file", metavar="RECEIPT.json", type=click.Path(path_type=Path))
+@click.option("-p", "--prompt", "text", metavar="TEXT", help="The prompt, a text.")
 @click.option(
-    "--request", "file", type=click.Path(path_type=Path), metavar="FILE.json", help="The request that was sent."
+    "--prompts", metavar="FILE.jsonl", help="A prompt file that has the prompt, as for generate; - for stdin."
 )
-@click.option("--choice", type=int, default=0, show_default=True, help="Of a response, whose receipt is meant.")
-@click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
-@click.option("--any-class", is_flag=True, help="Try a receipt of another exactness class too.")
+@click.option("--messages", metavar="FILE.json", type=click.Path(path_type=Path), help="The prompt, a chat's messages.")
+@click.option(
+    "--any-class", is_flag=True, help="Try it in another exactness class, where a near-tie may fall otherwise."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(
     bundle: Path,
-    receipt: Path,
-    prompt: str | None,
-    file: Path | None,
-    choice: int,
-    threads: int | None,
+    file: Path,
+    text: str | None,
+    prompts: str | None,
+    messages: Path | None,
     any_class: bool,
     as_json: bool,
+    batch_size: int,
+    threads: int | None,
+    max_draft_tokens: int | None,
 ) -> None:
-    """Prove a text: decode it again, plainly and with speculation, and hold its tokens against its receipt.
+    """Decode a receipt's text again, by plain decoding and by speculation, and say whether its tokens are the same.
 
-    RECEIPT.json is a receipt, or a whole response of `specbuild serve` that has one.
+    If they are not, the exit status is 1; a receipt of another bundle, prompt or exactness class is refused with 2. On
+    another machine, or with other threads, the class may be another.
 
     \b
-    specbuild replay pycode.bundle response.json -p 'def main('
+    specbuild replay pycode.bundle receipt.json -p 'def main('
     """
-    if (prompt is None) == (file is None):
-        raise OptionError("give the prompt with -p TEXT, or the request that was sent with --request FILE")
-    told = Receipt.parse(_receipt(_read(receipt), choice))
-    asked = _prompt(_read(file), choice) if file else prompt or ""
-    with Engine.load(bundle, threads=threads) as engine:
-        replay = engine.replay(told, asked, any_class)
-    if as_json:
-        texts = {"plain": replay.plain.to_dict(), "speculated": replay.speculated.to_dict()}
-        click.echo(json.dumps({"proven": replay.proven, **texts}, ensure_ascii=False))
-    elif replay.proven:
-        click.echo(f"proven: {told.count} tokens, plainly and with speculation")
-    if not replay.proven:
-        if not as_json:
-            click.echo(f"specbuild: the tokens differ from the receipt's {told.count}", err=True)
+    if sum(each is not None for each in (text, prompts, messages)) != 1:
+        raise OptionError("give the prompt by one of --prompt, --prompts and --messages")
+    receipt = Receipt.from_dict(_read(file, OptionError))
+    if Bundle.open(bundle).manifest.digest != receipt.bundle:  # before its models are loaded
+        raise BundleError(f"the receipt is of another bundle than {bundle}: give the one that made it")
+    candidates: list[Prompt]
+    if messages is not None:
+        candidates = [_chat(messages)]
+    else:
+        candidates = [request.prompt for request in read(prompts, {})] if prompts is not None else [text or ""]
+    with Engine.load(
+        bundle,
+        batch_size=batch_size,
+        threads=threads,
+        prefix_caching=False,  # so that each way reads the prompt itself
+        limits=Limits(max_draft_tokens),
+    ) as engine:
+        found = engine.replay(receipt, _the_prompt(engine, receipt, candidates), any_class=any_class)
+    click.echo(json.dumps(found.to_dict()) if as_json else in_words(found))
+    if not found.proven:
         raise click.exceptions.Exit(1)
 
 
-def _read(file: Path) -> Any:
+command.params[-1:-1] = [_GENERATES[name] for name in ("batch_size", "threads", "max_draft_tokens")]
+
+
+def in_words(found: Replay) -> str:
+    """Whether a receipt's tokens came again, on one line."""
+    receipt, told = found.receipt, found.to_dict()
+    tokens = f"{'the' if receipt.whole else 'the first'} {receipt.num_output_tokens} tokens"
+    where = "" if found.same_class else ", in another exactness class"
+    if found.proven:
+        return f"proven: plain decoding and speculation give {tokens}{where}"
+    others = " and ".join(
+        name for way, name in (("plain", "plain decoding"), ("speculation", "speculation")) if not told[way]
+    )
+    return f"DIFFERENT: {others} did not give {tokens}{where} (of specbuild {receipt.specbuild_version})"
+
+
+def _read(path: Path, kind: type[InputError]) -> Any:
+    """The value of a JSON file; raises an error of `kind`."""
     try:
-        with file.open("rb") as source:
-            return json.loads(source.read(_MAX_FILE))
-    except (OSError, ValueError, RecursionError) as error:
-        raise OptionError(f"{file} cannot be read as JSON ({getattr(error, 'strerror', None) or error})") from None
+        with path.open("rb") as file:
+            data = file.read(JSON_BYTES + 1)
+        if len(data) > JSON_BYTES:
+            raise ValueError(f"more than {JSON_BYTES >> 20} MiB")
+        return decode(data)
+    except OSError as error:
+        raise kind(f"{path} cannot be read ({error.strerror or error}): give a file of JSON") from None
+    except ValueError as error:
+        raise kind(f"{path} cannot be read as JSON ({error}): give a file of JSON") from None
 
 
-def _receipt(told: Any, choice: int) -> Any:
-    """A receipt, or that of a response's choice."""
-    if not isinstance(told, dict) or "choices" not in told:
-        return told
-    choices = told["choices"]
-    own = [each for each in choices if isinstance(each, dict) and each.get("index") == choice]
-    if not own or "receipt" not in own[0]:
-        raise OptionError(f'choice {choice} has no receipt: ask for one with "receipt": true')
-    return own[0]["receipt"]
+def _chat(path: Path) -> Chat:
+    """The chat of a file: its messages, or an object with them and what stands beside them in a prompt file."""
+    body = _read(path, PromptError)
+    given = body if isinstance(body, dict) else {"messages": body}
+    if unknown := sorted(given.keys() - _CHAT):
+        raise PromptError(f"{path} has an unknown field {shown(unknown[0])}: use {', '.join(sorted(_CHAT))}")
+    return Chat(
+        given.get("messages", []),
+        given.get("tools"),
+        given.get("add_generation_prompt", True),
+        given.get("chat_template_kwargs") or {},
+    )
 
 
-def _prompt(request: Any, choice: int) -> Prompt:
-    """The prompt that a choice of a request goes on from."""
-    given = request if isinstance(request, dict) else {}
-    if "messages" in given:
-        begin = given.get("add_generation_prompt")
-        return Chat(
-            given["messages"],
-            add_generation_prompt=True if begin is None else begin,
-            variables=given.get("chat_template_kwargs") or {},
-        )
-    prompt = given.get("prompt")
-    if isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt):
-        number = choice // (given.get("n") or 1)
-        prompt = prompt[number] if 0 <= number < len(prompt) else None
-    if not isinstance(prompt, str | list):
-        raise PromptError("the request has no prompt and no messages: give the body that was sent")
-    return prompt
+def _the_prompt(engine: Engine, receipt: Receipt, candidates: Sequence[Prompt]) -> Prompt:
+    """The receipt's among several prompts; raises PromptError where it is none of them. One alone is not looked at."""
+    if len(candidates) == 1:
+        return candidates[0]
+    for each in candidates:
+        try:
+            tokens = engine.tokenizer.encode(each, engine.manifest.max_seq_len)
+        except PromptError:
+            continue  # nothing can have been made from it
+        if receipt.has_prompt(tokens):
+            return each
+    raise PromptError(f"none of the {len(candidates)} prompts is the receipt's: give the one it was made from")

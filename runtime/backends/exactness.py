@@ -15,7 +15,8 @@ class ExactnessClass:
     """`rows`: all nodes of a step, and its wanted logits, are a multiple of it. `sequence_rows`: each sequence's are.
 
     Rows that fill a step up lie behind all nodes, which do not see them. Of a tree the nodes before its first side
-    branch are in the class. `digest`: of the bits that the class computes of a text, where they are known.
+    branch are in the class. `digest`: the sha256 of a text's logits in it, "" until they are computed: engines of one
+    class and one digest compute the same bits.
     """
 
     rows: int

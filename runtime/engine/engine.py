@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,8 @@ from .handle import Handle
 from .health import Health, Usage
 from .load_options import LoadKeywords, LoadOptions
 from .observer import Observer
-from .receipt import Receipt, Replay, bundle_sha256, class_of, sha256
+from .receipt import Origin, Receipt, ReceiptClass
+from .replay import Replay, replay
 from .scheduler import Scheduler
 from .window import Window
 
@@ -159,27 +161,28 @@ class Engine:
         """The text of tokens."""
         return self.tokenizer.decode(token_ids, skip_special_tokens)
 
-    def receipt(self, prompt: Seq[int], params: SamplingParams, result: Result) -> Receipt:
-        """What proves the tokens of a result of this engine, by the prompt's tokens; raises OptionError."""
-        return Receipt.of(self.manifest, self._loop.exactness, prompt, params, result)
+    def receipt(self, prompt_token_ids: Seq[int], params: SamplingParams, result: Result) -> Receipt:
+        """What a result of this engine was made from and by, so that it can be decoded again.
 
-    def replay(self, receipt: Receipt, prompt: Prompt, any_class: bool = False) -> Replay:
-        """Decode a receipt's text again, plainly and with speculation.
-
-        Raises OptionError for a receipt of another bundle, prompt, or exactness class, unless `any_class`.
+        `params`: as they were given. Raises OptionError for parameters with a constraint, for a result of a prompt of
+        another length, and for one that was refused before it ran.
         """
-        tokens, exactness = self.encode(prompt), class_of(self._loop.exactness)
-        if receipt.bundle != bundle_sha256(self.manifest):
-            raise OptionError(f"the receipt is of another bundle, {receipt.bundle[:12]}: give that one")
-        if receipt.prompt != sha256(tokens):
-            raise OptionError("the receipt is of another prompt, or of another chat template: give that one")
-        if receipt.exactness != exactness and not any_class:
-            raise OptionError(
-                "the receipt is of another exactness class, so bits may differ here: replay it on the machine that "
-                "wrote it, or allow any class"
-            )
-        plain, speculated = self.generate([tokens, tokens], [receipt.params("off"), receipt.params("auto")])
-        return Replay(plain, speculated, receipt.proves(plain.token_ids) and receipt.proves(speculated.token_ids))
+        return Receipt.of(self._origin, prompt_token_ids, params, result)
+
+    def replay(self, receipt: Receipt, prompt: Prompt, *, any_class: bool = False) -> Replay:
+        """Decode a receipt's text again, by plain decoding and by the bundle's speculation, and compare.
+
+        Raises BundleError for another bundle, PromptError for another prompt, and OptionError for another exactness
+        class, which `any_class` tries all the same; EngineClosedError, and what goes wrong while it is decoded.
+        """
+        receipt.check_origin(self._origin, any_class)
+        return replay(self.submit, self._origin, receipt, self.encode(prompt))
+
+    @cached_property
+    def _origin(self) -> Origin:
+        found = self._loop.exactness
+        here = ReceiptClass(found.rows, found.sequence_rows, found.digest) if found else None
+        return Origin(self.manifest.digest, here)
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
         """What `generate` and `stream` would run, and the chunks of what cannot; see `Validator.requests`."""

@@ -1,138 +1,199 @@
-"""Receipts: what a text was made of, so that anybody with the bundle and the prompt can prove its tokens."""
+"""Receipts: what a text was made from and by, with hashes of its tokens, so that anybody can decode it again."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from specbuild.runtime.backends.exactness import ExactnessClass
-from specbuild.runtime.bundle.manifest import REPORT, Manifest
 from specbuild.runtime.checked_json import Text, checked
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.errors import BundleError, OptionError, PromptError, shown
 from specbuild.runtime.requests.result import Result
 from specbuild.runtime.sampling.parameters import SamplingParams
-from specbuild.runtime.speculation import timings
 
-SCHEMA = 1
-_DECIDING = (  # parameters that tokens depend on, beside the seed
-    *("max_new_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("frequency_penalty", "presence_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos"),
-    "skip_special_tokens",
-)
-_MEASURED = (REPORT, timings.FILE, timings.OLD_FILE)  # files of a bundle that no token depends on
-_Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
+_APART = frozenset({"seed"})  # a sample's own, which the receipt has beside the parameters
+_SAME_TEXT = frozenset({"n", "logprobs", "deadline", "priority", "session", "cache_salt", "speculation"})
+_UNWRITTEN = frozenset({"constraint"})  # which is a program
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptClass:
+    """An engine's exactness class, and the sha256 of a text's logits in it; see `ExactnessClass`."""
+
+    rows: Rows
+    sequence_rows: Rows
+    digest: Sha256
+
+
+class Origin(NamedTuple):
+    """What an engine's receipts have in common: the bundle's digest, and the class, None where it has none."""
+
+    bundle: str
+    exactness: ReceiptClass | None
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """`bundle`, `parameters_sha256`, `prompt`, `tokens`: sha256, the latter two of token ids as JSON.
+    """What one sample of one prompt was made from and by; validated when made, raises OptionError.
 
-    `exactness`: the class and what it computes of a text of its own: machines that have all of it in common compute the
-    same bits; None where steps have no class. `tokens` are all that there were, `count` of them, and end by
-    `finish_reason`.
+    specbuild_version: of the runtime that decoded it.
+    bundle: the digest of its manifest.
+    exactness: the class of the engine's steps, None where it had none, and a near-tie may fall otherwise.
+    seed: the sample's own.
+    parameters: those of `SamplingParams` that a text depends on, whole numbers without a fraction.
+    parameters_sha256, prompt_sha256, output_sha256: of these parameters, of the prompt's token ids and of the output's;
+    each of JSON in UTF-8, with sorted keys and without spaces.
+    num_output_tokens: how many they are.
+    finish_reason: the result's. "deadline", "cancelled" and "error" cut a text off: then its first tokens are proven.
     """
 
-    schema: int
-    specbuild: Text
-    bundle: _Sha256
-    exactness: dict[Text, Text | int] | None
-    seed: Annotated[int, Meta(ge=0)]
-    parameters: dict[Text, Any]
-    parameters_sha256: _Sha256
-    prompt: _Sha256
-    tokens: _Sha256
-    count: Annotated[int, Meta(ge=0, le=1 << 31)]
-    finish_reason: Text
+    specbuild_version: Text
+    bundle: Sha256
+    exactness: ReceiptClass | None
+    seed: int
+    parameters: dict[str, Any]
+    parameters_sha256: Sha256
+    prompt_sha256: Sha256
+    output_sha256: Sha256
+    num_output_tokens: Annotated[int, Meta(ge=0, le=1 << 31)]
+    finish_reason: Literal["stop", "length", "cancelled", "deadline", "error"]
+
+    def __post_init__(self) -> None:
+        known = {each.name for each in fields(SamplingParams)} - _APART - _SAME_TEXT - _UNWRITTEN
+        if unknown := sorted(map(str, self.parameters.keys() - known)):
+            raise OptionError(f"the receipt has an unknown parameter, {shown(unknown[0])}: update specbuild")
+        if self.num_output_tokens > self.params().max_new_tokens:
+            raise OptionError("the receipt has more tokens than its max_new_tokens: it was changed, ask for it again")
+        object.__setattr__(self, "parameters", _plain(self.parameters))
+        if sha256(self.parameters) != self.parameters_sha256:
+            raise OptionError("the receipt's parameters are not those of its hash: it was changed, ask for it again")
 
     @classmethod
-    def of(
-        cls,
-        manifest: Manifest,
-        exactness: ExactnessClass | None,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        result: Result,
-    ) -> Receipt:
-        """A result's; raises OptionError for one that no parameters tell: it had a constraint, or never ran."""
-        if params.constraint is not None or result.metrics is None:
-            raise OptionError("there is no receipt of a text with a constraint, or of a request that never ran")
-        parameters = {name: _plain(getattr(params, name)) for name in _DECIDING}
+    def of(cls, origin: Origin, prompt: Sequence[int], params: SamplingParams, result: Result) -> Receipt:
+        """The receipt of a result; see `Engine.receipt`."""
+        metrics = result.metrics
+        if metrics is None:
+            raise OptionError("a request that was refused before it ran has no receipt")
+        if params.constraint is not None:
+            raise OptionError("a receipt cannot say what a constraint is: ask for none, or for no constraint")
+        if (given := len(prompt)) != (read := metrics.num_prompt_tokens):
+            raise OptionError(f"the result is of a prompt of {read} tokens, not {given}: give the prompt's token ids")
+        parameters = _parameters(params)
         return cls(
-            schema=SCHEMA,
-            specbuild=version("specbuild-trt"),
-            bundle=bundle_sha256(manifest),
-            exactness=class_of(exactness),
-            seed=result.metrics.seed,
+            specbuild_version=_version(),
+            bundle=origin.bundle,
+            exactness=origin.exactness,
+            seed=metrics.seed,
             parameters=parameters,
             parameters_sha256=sha256(parameters),
-            prompt=sha256(list(prompt)),
-            tokens=sha256(result.token_ids),
-            count=len(result.token_ids),
-            finish_reason=result.finish_reason,
+            prompt_sha256=sha256([*map(int, prompt)]),
+            output_sha256=sha256(result.token_ids),
+            num_output_tokens=len(result.token_ids),
+            finish_reason=result.finish_reason,  # type: ignore[arg-type]
         )
-
-    @classmethod
-    def parse(cls, told: Any) -> Receipt:
-        """From JSON; raises OptionError for what is no receipt, or was changed."""
-        try:
-            receipt = checked(told, cls)
-        except ValueError as error:
-            raise OptionError(f"this is no receipt ({str(error)[:200]}): give what a response has as receipt") from None
-        if receipt.schema != SCHEMA:
-            raise OptionError(f"the receipt is of schema {receipt.schema}, this reads {SCHEMA}: update specbuild")
-        if receipt.parameters.keys() != {*_DECIDING} or sha256(receipt.parameters) != receipt.parameters_sha256:
-            raise OptionError("the receipt's parameters were changed, their digest differs: give it as it was sent")
-        receipt.params()
-        return receipt
-
-    def params(self, speculation: str = "off") -> SamplingParams:
-        """The parameters that give this text again; raises OptionError."""
-        return SamplingParams(**self.parameters, seed=self.seed % 2**64, speculation=speculation)
-
-    def proves(self, token_ids: Sequence[int]) -> bool:
-        """Whether tokens of the same parameters, without a deadline, are those of this receipt.
-
-        What was cut short by time, by its caller or by an error has the first of them.
-        """
-        whole = self.finish_reason in ("stop", "length")
-        return sha256(list(token_ids if whole else token_ids[: self.count])) == self.tokens
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, body: Any) -> Receipt:
+        """A receipt from JSON's values; raises OptionError for what is none, or was changed."""
+        try:
+            return checked(body, cls)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise OptionError(f"this is no receipt ({str(error)[:300]}): give what a result's receipt says") from None
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """A receipt's text, decoded again: `plain`, and `speculated` as `auto` does."""
+    def params(self, speculation: str = "off") -> SamplingParams:
+        """The parameters of a request that decodes the sample again; raises OptionError."""
+        return SamplingParams(**self.parameters, seed=self.seed, speculation=speculation)
 
-    plain: Result
-    speculated: Result
-    proven: bool
+    @property
+    def whole(self) -> bool:
+        """Whether the text ended by itself, so that its end is proven too."""
+        return self.finish_reason in ("stop", "length")
 
+    def check_origin(self, origin: Origin, any_class: bool = False) -> None:
+        """Raise BundleError for another bundle, and OptionError for another class unless any may be tried."""
+        if origin.bundle != self.bundle:
+            raise BundleError(
+                f"the receipt is of another bundle, {self.bundle[:12]}…, and this is {origin.bundle[:12]}…: "
+                "give the bundle that made it"
+            )
+        if any_class:
+            return
+        if self.exactness is None:
+            raise OptionError(
+                "the receipt is of an engine without an exactness class, where rounding may turn a near-tie: "
+                "--any-class (any_class) tries it all the same"
+            )
+        if origin.exactness != self.exactness:
+            raise OptionError(
+                f"the receipt is of {_told(self.exactness)}, this engine of {_told(origin.exactness)}: load it with "
+                "the threads and batch size it was made with, or try all the same with --any-class (any_class)"
+            )
 
-def bundle_sha256(manifest: Manifest) -> str:
-    """Identity of a bundle's models and tokenizer; tuning and reports do not change it."""
-    return sha256({name: file.sha256 for name, file in manifest.files.items() if name not in _MEASURED})
+    def has_prompt(self, tokens: Sequence[int]) -> bool:
+        """Whether these are the prompt's token ids."""
+        return sha256(tokens) == self.prompt_sha256
 
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raise PromptError for another prompt."""
+        if not self.has_prompt(tokens):
+            raise PromptError("the receipt is of another prompt, its token ids differ: give the one it was made from")
 
-def class_of(exactness: ExactnessClass | None) -> dict[str, str | int] | None:
-    """A class as receipts have it."""
-    return None if exactness is None else asdict(exactness)
+    def agrees(self, result: Result) -> bool:
+        """Whether a result has the receipt's tokens, and ends where the receipt's does if that ended by itself.
+
+        A "length" that an engine of shorter texts came to earlier than this one is its first tokens.
+        """
+        count = self.num_output_tokens
+        if sha256(result.token_ids[:count]) != self.output_sha256 or len(result.token_ids) < count:
+            return False
+        ended = len(result.token_ids) == count and result.finish_reason == self.finish_reason
+        cut = len(result.token_ids) > count and count < self.params().max_new_tokens
+        return ended or not self.whole or (self.finish_reason == "length" and cut)
 
 
 def sha256(value: Any) -> str:
-    """Of a value as canonical JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    """The sha256 of a value's JSON with sorted keys and without spaces, in hexadecimal; raises OptionError."""
+    try:
+        text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise OptionError(f"a receipt cannot say what is no JSON: {error}") from None
+
+
+def _parameters(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that a sample's text depends on, but for its seed."""
+    left_out = _APART | _SAME_TEXT | _UNWRITTEN
+    return {each.name: _plain(getattr(params, each.name)) for each in fields(params) if each.name not in left_out}
 
 
 def _plain(value: Any) -> Any:
+    """A value as JSON has it, numbers alike however they were written: 1.0 is 1."""
     if isinstance(value, Mapping):
-        return {str(key): each for key, each in value.items()}
-    return list(value) if isinstance(value, tuple) else int(value) if type(value).__name__ == "_Default" else value
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _told(found: ReceiptClass | None) -> str:
+    return f"class {found.rows}/{found.sequence_rows}, {found.digest[:12]}…" if found else "no exactness class"
+
+
+@cache
+def _version() -> str:
+    from importlib.metadata import version  # slow to import, and needed by receipts alone
+
+    return version("specbuild-trt")
