@@ -25,7 +25,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("runtime", ".py"): 5037,
     ("runtime/backends", ".py"): 2514,
     ("runtime/decoding", ".py"): 1672,
-    ("serve", ".py"): 1597,
+    ("serve", ".py"): 1675,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

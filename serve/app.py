@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -21,44 +18,20 @@ from starlette.types import ASGIApp
 from specbuild.runtime import SpecbuildError
 
 from . import responses
+from .answer import Service, answer
 from .chat import ChatFormat, chat_of
 from .completions import CompletionFormat, prompts_of
 from .errors import ApiError, ErrorBody, api_error, json_response
-from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, Sampling, TokenizeRequest, check_known
-from .formats import Format
+from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, check_known
 from .gate import Gate, RequestLog
-from .generation import ClientGoneError, EventStream, Generation, unless_gone
-from .metrics import Metrics
-from .models import Models, ServedModel
-from .options import ServeOptions
-from .parameters import Caller
+from .generation import ClientGoneError
+from .models import ServedModel
 
-_TOKENIZING = 2  # threads
 _FAULTS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)
 }
 _KINDS = ("str", "int")  # names of a field's kinds in pydantic's paths
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What the routes need."""
-
-    models: Models
-    options: ServeOptions
-    metrics: Metrics
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
-
-    def drain(self) -> None:
-        """Take nothing new; readiness is false from now on."""
-        for model in self.models.all:
-            model.admission.draining = True
-
-    @property
-    def requests(self) -> int:
-        """Under way in all models."""
-        return sum(model.admission.requests for model in self.models.all)
 
 
 def make_app(service: Service, log: RequestLog) -> ASGIApp:
@@ -96,11 +69,11 @@ def _api(service: Service) -> APIRouter:
 
     @router.post("/v1/completions", responses={200: {"model": responses.Completion, "content": _STREAM}})
     async def create_completion(request: Request, body: CompletionRequest) -> Response:
-        return await _generate(service, request, body, "cmpl", CompletionFormat, len(prompts_of(body)))
+        return await answer(service, request, body, CompletionFormat, len(prompts_of(body)))
 
     @router.post("/v1/chat/completions", responses={200: {"model": responses.ChatCompletion, "content": _STREAM}})
     async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
-        return await _generate(service, request, body, "chatcmpl", ChatFormat, 1)
+        return await answer(service, request, body, ChatFormat, 1)
 
     @router.post("/tokenize", response_model=responses.Tokenized)
     async def tokenize(request: Request, body: TokenizeRequest) -> Response:
@@ -146,64 +119,6 @@ def _card(model: ServedModel, name: str) -> responses.ModelCard:
 
 async def _in_pool(service: Service, work: Callable[[], Any]) -> Any:
     return await asyncio.get_running_loop().run_in_executor(service.pool, work)
-
-
-async def _generate(
-    service: Service, request: Request, body: Sampling, prefix: str, kind: type[Format], count: int
-) -> Response:
-    """Answer a request for texts, streamed or not; raises ApiError, SpecbuildErrors and ClientGoneError."""
-    options, state = service.options, request.state
-    if options.extra_fields == "refuse":
-        check_known(body)
-    if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-    state.request_id = body.request_id or state.request_id
-    served = service.models.pick(body.model)
-    state.told.update(model=served.name, user=body.user)
-    caller = Caller(None if options.share_prefix_cache else state.tenant, options.request_timeout)
-    waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
-    pool = None if waits else service.pool
-    generation = Generation(served, body, caller, count, pool, service.metrics)
-    form = kind(generation, f"{prefix}-{state.request_id}", options.spec_metrics, options.return_token_ids)
-    try:
-        if not body.stream:
-            return json_response(await unless_gone(request.receive, form.response()))
-        events = form.events()
-        first = await unless_gone(request.receive, anext(events))
-        return EventStream(_with(first, events, partial(_tell, state.told, generation)))
-    except Exception as error:
-        told = api_error(error)
-        if told.code:
-            service.metrics.rejected(served.name, told.code)
-        raise
-    finally:
-        _tell(state.told, generation)
-
-
-async def _with(first: bytes, rest: Any, done: Callable[[], None]) -> Any:
-    """An event that was awaited already, and those after it."""
-    try:
-        async with aclosing(rest):
-            yield first
-            async for event in rest:
-                yield event
-    finally:
-        done()
-
-
-def _tell(told: dict[str, Any], generation: Generation) -> None:
-    """What the log says of a request's texts."""
-    results = list(generation.results.values())
-    told["prompt_tokens"] = sum(map(len, generation.prompts))
-    told["output_tokens"] = sum(len(result.token_ids) for result in results)
-    told["finish_reason"] = ",".join(sorted({result.finish_reason for result in results})) or None
-    own = [result.metrics for result in results if result.metrics]
-    if own:
-        stats = [each.speculative_decoding for each in own]
-        told["ttft"] = min((each.ttft for each in own if each.first_token is not None), default=None)
-        told["queue_time"] = max(each.queue_time for each in own)
-        told["draft_tokens"] = sum(each.num_draft_tokens for each in stats)
-        told["accepted_tokens"] = sum(each.num_accepted_draft_tokens for each in stats)
 
 
 def _operations(service: Service) -> APIRouter:

@@ -36,6 +36,7 @@ class ChatFormat(Format):
     """`chat.completion` objects, and chunks of them."""
 
     whole, part = "chat.completion", "chat.completion.chunk"
+    prefix, operation = "chatcmpl", "chat"
 
     def tokenize(self, engine: Engine) -> list[list[int]]:
         """See `Format.tokenize`."""

@@ -30,7 +30,8 @@ def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
 class CompletionFormat(Format):
     """`text_completion` objects."""
 
-    whole = part = "text_completion"
+    whole = part = operation = "text_completion"
+    prefix = "cmpl"
 
     def __init__(self, generation: Generation, *given: Any) -> None:
         super().__init__(generation, *given)

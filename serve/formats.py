@@ -28,6 +28,8 @@ class Format(ABC):
 
     whole: str  # OpenAI's name of a response, and of a chunk of one
     part: str
+    prefix: str  # of an id
+    operation: str  # OpenTelemetry's name
 
     def __init__(self, generation: Generation, request_id: str, spec_metrics: SpecMetrics, token_ids: bool) -> None:
         """`token_ids`: whether the server sends token ids to those who say nothing about it."""

@@ -20,7 +20,8 @@ from specbuild.runtime import AsyncEngine, Bundle, Engine, LoadOptions, Result
 
 from . import limits, listener
 from .admission import Admission
-from .app import Service, make_app
+from .answer import Service
+from .app import make_app
 from .logs import RequestLog
 from .metrics import Metrics
 from .models import Models, ServedModel

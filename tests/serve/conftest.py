@@ -13,7 +13,8 @@ from serving import CHAT_TEMPLATE, Log
 
 from specbuild.runtime import AsyncEngine, Bundle, Engine
 from specbuild.serve.admission import Admission
-from specbuild.serve.app import Service, make_app
+from specbuild.serve.answer import Service
+from specbuild.serve.app import make_app
 from specbuild.serve.metrics import Metrics
 from specbuild.serve.models import Models, ServedModel
 from specbuild.serve.options import ServeOptions
