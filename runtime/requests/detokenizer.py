@@ -26,7 +26,8 @@ class Detokenizer:
         skip_special_tokens: bool = True,
     ) -> None:
         """`min_tokens`: how many come before a stop string counts."""
-        self._tokenizer, self._skip_special, self._unwatched = tokenizer, skip_special_tokens, min_tokens
+        self._tokenizer, self._unwatched = tokenizer, min_tokens
+        self._how = {} if skip_special_tokens else {"skip_special_tokens": False}
         self._automaton, self._state = automaton(tuple(stop)) if stop else None, 0
         self.stop_reason: str | None = None  # the stop string that ended the text
         self._ids = list(prompt[-_CONTEXT:])
@@ -58,7 +59,7 @@ class Detokenizer:
         return False
 
     def _decoded(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(self._ids[start:end], self._skip_special)
+        return self._tokenizer.decode(self._ids[start:end], **self._how)
 
     def finish(self) -> None:
         """The output has ended: nothing is held back any longer."""
