@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
@@ -70,8 +71,12 @@ class ApiError(Exception):
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON response in ASCII, whatever a client put into the names that it repeats."""
-    return Response(json.dumps(body), status, headers, media_type="application/json")
+    """A JSON response; in ASCII where a client has put half a surrogate pair into a name that it repeats."""
+    try:
+        text = msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        text = json.dumps(body).encode()
+    return Response(text, status, headers, media_type="application/json")
 
 
 def api_error(error: BaseException) -> ApiError:
