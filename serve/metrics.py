@@ -42,6 +42,9 @@ class Metrics:
         self._unsettled = self._counter("unsettled_steps", "Rounds that ended before a near-tie.", prefix=OURS)
         self._again = self._counter("recomputed_tokens", "Tokens of side branches, computed once more.", prefix=OURS)
         self._decisions = self._counter("decisions", "Rounds of `auto`, by what was decided.", "decision", prefix=OURS)
+        self._promised = self._counter(
+            "promised_speedup_sum", "What these rounds promised over plain decoding, by the timing table.", prefix=OURS
+        )
         self._ttft = self._histogram("time_to_first_token_seconds", "From submission.", _FIRST)
         self._gaps = self._histogram("inter_token_latency_seconds", "Between two tokens of a stream.", _TOKEN)
         self._tpot = self._histogram("request_time_per_output_token_seconds", "Mean of a sample.", _TOKEN)
@@ -88,6 +91,7 @@ class Metrics:
         self._accepted.labels(model).inc(stats.num_accepted_draft_tokens)
         self._unsettled.labels(model).inc(stats.num_unsettled_steps)
         self._again.labels(model).inc(stats.num_recomputed_tokens)
+        self._promised.labels(model).inc(stats.promised)
         for decision, times in stats.decisions.items():
             self._decisions.labels(model, decision).inc(times)
         for accepted, rounds in enumerate(stats.acceptance_histogram):

@@ -26,7 +26,7 @@ def result(reason: str = "stop", **own: Any) -> Result:
     stats = SpeculationStats()
     for accepted in (0, 2, 3):
         stats.record(4, accepted)
-    stats.decide("model")
+    stats.decide("model", 1.75)
     stats.num_unsettled_steps, stats.num_recomputed_tokens = 1, 2
     told: dict[str, Any] = {"submitted": 1.0, "started": 1.5, "first_token": 1.75, "finished": 2.75}
     metrics = RequestMetrics(10, 1, "auto", num_output_tokens=5, num_cached_tokens=4, speculative_decoding=stats)
@@ -63,6 +63,7 @@ def test_what_a_sample_counts(prefix: str) -> None:
         name, _, label = name.partition(" ")
         assert found[prefix + name, label] == pytest.approx(value), name
     assert found["specbuild:decisions_total", "model"] == 2
+    assert found["specbuild:promised_speedup_sum_total", ""] == 3.5
     assert (found["specbuild:unsettled_steps_total", ""], found["specbuild:recomputed_tokens_total", ""]) == (2, 4)
 
 

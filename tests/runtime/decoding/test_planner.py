@@ -136,6 +136,7 @@ def test_a_policy_is_told_of_every_round_that_it_decided(
     told = sequence.metrics.speculative_decoding
     assert policy.told == [(path, 7), (path, 8)]
     assert told.decisions == {policy.now.kind: 2}
+    assert told.promised == 2 * policy.promised
     assert (told.num_spec_steps, told.num_draft_tokens) == (2 * steps, 2 * nodes)
     policy.now = SimpleNamespace(kind="lookup")
     Planner.record(sequence, 1, [0], 9)
