@@ -22,10 +22,10 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2003,
     ("face", ".py"): 36,
     ("measure", ".py"): 1315,
-    ("runtime", ".py"): 5037,
+    ("runtime", ".py"): 5044,
     ("runtime/backends", ".py"): 2514,
     ("runtime/decoding", ".py"): 1672,
-    ("serve", ".py"): 1675,
+    ("serve", ".py"): 1684,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }
