@@ -26,6 +26,8 @@ def ask(request_of: Any, tree: str = "best:8", slot: int = 0, length: int = 3, *
 class Policy:
     """What a sequence's policy is told."""
 
+    promised = 1.5
+
     def __init__(self, kind: str) -> None:
         self.now, self.told = SimpleNamespace(kind=kind), list[tuple[list[int], int]]()
 
