@@ -28,6 +28,7 @@ _CHAT = {"messages", "tools", "chat_template_kwargs", "add_generation_prompt"}
     "--prompts", metavar="FILE.jsonl", help="A prompt file that has the prompt, as for generate; - for stdin."
 )
 @click.option("--messages", metavar="FILE.json", type=click.Path(path_type=Path), help="The prompt, a chat's messages.")
+@click.option("--choice", type=int, default=0, show_default=True, help="Of a response, whose receipt is meant.")
 @click.option(
     "--any-class", is_flag=True, help="Try it in another exactness class, where a near-tie may fall otherwise."
 )
@@ -38,6 +39,7 @@ def command(
     text: str | None,
     prompts: str | None,
     messages: Path | None,
+    choice: int,
     any_class: bool,
     as_json: bool,
     batch_size: int,
@@ -47,14 +49,15 @@ def command(
     """Decode a receipt's text again, by plain decoding and by speculation, and say whether its tokens are the same.
 
     If they are not, the exit status is 1; a receipt of another bundle, prompt or exactness class is refused with 2. On
-    another machine, or with other threads, the class may be another.
+    another machine, or with other threads, the class may be another. RECEIPT.json may be a whole response of `specbuild
+    serve`, too.
 
     \b
     specbuild replay pycode.bundle receipt.json -p 'def main('
     """
     if sum(each is not None for each in (text, prompts, messages)) != 1:
         raise OptionError("give the prompt by one of --prompt, --prompts and --messages")
-    receipt = Receipt.from_dict(_read(file, OptionError))
+    receipt = Receipt.from_dict(_of_choice(_read(file, OptionError), choice))
     if Bundle.open(bundle).manifest.digest != receipt.bundle:  # before its models are loaded
         raise BundleError(f"the receipt is of another bundle than {bundle}: give the one that made it")
     candidates: list[Prompt]
@@ -103,6 +106,16 @@ def _read(path: Path, kind: type[InputError]) -> Any:
         raise kind(f"{path} cannot be read ({error.strerror or error}): give a file of JSON") from None
     except ValueError as error:
         raise kind(f"{path} cannot be read as JSON ({error}): give a file of JSON") from None
+
+
+def _of_choice(body: Any, choice: int) -> Any:
+    """A receipt as it is, or that of a response's choice; raises OptionError where that has none."""
+    if not isinstance(body, dict) or not isinstance(body.get("choices"), list):
+        return body
+    for each in body["choices"]:
+        if isinstance(each, dict) and each.get("index") == choice and "receipt" in each:
+            return each["receipt"]
+    raise OptionError(f'choice {choice} of the response has no receipt: ask with "receipt": true')
 
 
 def _chat(path: Path) -> Chat:

@@ -67,6 +67,15 @@ def test_what_came_again_is_proven(specbuild: Specbuild, bundle: Path, written: 
     assert (outcome.status, json.loads(outcome.out)) == (0, told | {"num_output_tokens": 12})
 
 
+def test_a_response_has_one_for_each_choice(
+    specbuild: Specbuild, bundle: Path, receipt: dict[str, Any], tmp_path: Path
+) -> None:
+    response = tmp_path / "response.json"
+    response.write_text(json.dumps({"choices": [{"index": 1, "receipt": receipt}, {"index": 0}]}))
+    assert specbuild("replay", bundle, response, "-p", TEXT, "--choice", 1).status == 0
+    assert "choice 0 of the response has no receipt" in specbuild("replay", bundle, response, "-p", TEXT).refusal()
+
+
 def test_what_was_cut_off_is_proven_as_far_as_it_came(specbuild: Specbuild, bundle: Path, written: Any) -> None:
     outcome = specbuild("replay", bundle, written(receipt_of(bundle, TEXT, deadline=1e-9)), "-p", TEXT)
     assert (outcome.status, outcome.out.split(": ")[0]) == (0, "proven")
@@ -155,7 +164,7 @@ def test_refused(specbuild: Specbuild, bundle: Path, written: Any, arguments: li
         (b"[" * 100_000, "cannot be read as JSON"),
         (b"{}", "this is no receipt"),
         (b"[1]", "this is no receipt"),
-        (b'{"choices": []}', "this is no receipt"),
+        (b'{"choices": []}', "has no receipt"),
     ],
 )
 def test_what_is_no_receipt(specbuild: Specbuild, bundle: Path, tmp_path: Path, content: bytes, words: str) -> None:
