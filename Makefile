@@ -11,12 +11,16 @@ EXACTNESS := $(foreach precision,fp32 int8 int4,benchmarks/results/exactness-$(p
 
 .SECONDARY:
 
-.PHONY: demo test test-all soak exactness attack lint kernels bench clean
+.PHONY: demo serve-demo test test-all soak exactness attack lint kernels bench clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
 	@echo
 	$(BIN)/specbuild generate $(BUNDLE) --prompt '$(PROMPT)' --max-new-tokens 96 --stats
+
+# Starts a server on the reference bundle, streams a text into the terminal, and stops it.
+serve-demo: $(BUNDLE)/manifest.json
+	BIN=$(BIN) sh scripts/serve_demo.sh $(BUNDLE) '$(PROMPT)'
 
 # Each process has a file at a time; more of them than cores are slower.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.bundle import file_record
-from specbuild.runtime.bundle.manifest import MANIFEST, SCHEMA_VERSION, KernelRecord, Manifest
+from specbuild.runtime.bundle.manifest import GENERATION_CONFIG, MANIFEST, SCHEMA_VERSION, KernelRecord, Manifest
 
 from .build_context import BuildContext
 from .codegen import nvrtc
@@ -54,6 +55,12 @@ def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str | No
         return None
     (folder / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     return CHAT_TEMPLATE
+
+
+def save_sampling(folder: Path, sampling: Mapping[str, float]) -> None:
+    """generation_config.json, with the checkpoint's own sampling parameters, where it has any."""
+    if sampling:
+        (folder / GENERATION_CONFIG).write_text(json.dumps(dict(sampling)) + "\n", encoding="utf-8")
 
 
 def make_manifest(

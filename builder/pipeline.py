@@ -20,7 +20,15 @@ from specbuild.runtime.bundle.manifest import REPORT, Manifest
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
 from .build_context import BuildContext, Detail, Progress, Stages
-from .bundle_writer import Kernels, make_manifest, memory_plans, save_kernels, save_tokenizer, write_manifest
+from .bundle_writer import (
+    Kernels,
+    make_manifest,
+    memory_plans,
+    save_kernels,
+    save_sampling,
+    save_tokenizer,
+    write_manifest,
+)
 from .check.bundle_check import MAX_DIVERGENCE, check, inspected, unrunnable
 from .check.exactness_classes import branch_rounding, record
 from .codegen import nvrtc
@@ -77,6 +85,7 @@ def _run(context: BuildContext) -> dict[str, Any]:
     if "draft" in source.models:
         models["draft"] = compile_draft(context, given, target)
     template = save_tokenizer(context.folder, source.target.tokenizer)
+    save_sampling(context.folder, source.target.sampling)
     bound = max(config.descriptor.bound, target.graph.bound)
     manifest = make_manifest(context, models, kernels, bound, template)
     checked = _check(context, write_manifest(context.folder, manifest), target)

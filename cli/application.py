@@ -25,6 +25,8 @@ _COMMANDS = {
     "inspect": "Show what a bundle holds.",
     "generate": "Generate text from a bundle.",
     "chat": "Chat with a bundle.",
+    "serve": "Serve bundles by OpenAI's API.",
+    "replay": "Prove a text that a server gave, by its receipt.",
     "verify": "Check a bundle's tokens against plain decoding and Hugging Face.",
     "tune": "Measure what rounds take here, so that `auto` drafts what pays.",
     "profile": "Measure each step against the device's roofline, and where a round's time goes.",

@@ -20,6 +20,8 @@ _DEFINED = {
     "engine.handle": ("Handle",),
     "engine.health": ("Health", "Usage"),
     "engine.load_options": ("LoadOptions",),
+    "engine.receipt": ("Receipt",),
+    "engine.replay": ("Replay",),
     "errors": ("SpecbuildError",),
     "requests.chat": ("Chat",),
     "requests.metrics": ("RequestMetrics", "RunStats", "SpeculationStats"),

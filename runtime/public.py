@@ -8,6 +8,8 @@ from .engine.handle import Handle as Handle
 from .engine.health import Health as Health
 from .engine.health import Usage as Usage
 from .engine.load_options import LoadOptions as LoadOptions
+from .engine.receipt import Receipt as Receipt
+from .engine.replay import Replay as Replay
 from .errors import SpecbuildError as SpecbuildError
 from .requests.chat import Chat as Chat
 from .requests.metrics import RequestMetrics as RequestMetrics

@@ -16,15 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4767,
+    ("builder", ".py"): 4790,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1010,
-    ("cli", ".py"): 1756,
+    ("cli", ".py"): 2003,
     ("face", ".py"): 36,
     ("measure", ".py"): 1315,
-    ("runtime", ".py"): 4686,
-    ("runtime/backends", ".py"): 2503,
+    ("runtime", ".py"): 5044,
+    ("runtime/backends", ".py"): 2514,
     ("runtime/decoding", ".py"): 1672,
+    ("serve", ".py"): 1684,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

@@ -10,8 +10,8 @@ import shutil
 import stat
 import tempfile
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specbuild.builder.strict_json import read_object, refusing
-from specbuild.runtime.errors import CheckpointError, one_line, shown
+from specbuild.runtime.errors import CheckpointError, OptionError, one_line, shown
 from specbuild.runtime.requests.tokenizer import check_merges
+from specbuild.runtime.sampling.parameters import SamplingParams
 
 from .attention_layout import check_decoder, empty
 from .gguf import Gguf, convert
@@ -56,8 +57,8 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 class Checkpoint:
     """A checkpoint that passed the checks cheap enough to make before anything is loaded.
 
-    ends: the tokens that end a text. stamps: the weights' as they were looked at. gguf: the file that the folder was
-    made of, which goes with this object.
+    ends: the tokens that end a text. sampling: the parameters that generation_config.json sets. stamps: the weights' as
+    they were looked at. gguf: the file that the folder was made of, which goes with this object.
     """
 
     source: str
@@ -67,6 +68,7 @@ class Checkpoint:
     tokenizer: PreTrainedTokenizerBase
     ends: tuple[int, ...]
     stamps: list[Stamp]
+    sampling: Mapping[str, float] = field(default_factory=dict)
     gguf: Gguf | None = None
 
     @property
@@ -124,7 +126,7 @@ def _look(source: str, folder: Path, where: str) -> Checkpoint:
     _check_fields(where, config, len(tokenizer))
     ends = _ends(source, folder, config, tokenizer)
     check_model(source, empty(config)[1], header)
-    return Checkpoint(source, folder, config, weights, tokenizer, ends, stamps)
+    return Checkpoint(source, folder, config, weights, tokenizer, ends, stamps, _sampling(source, folder))
 
 
 def _read_files(source: str, folder: Path) -> dict[str, Any]:
@@ -190,6 +192,17 @@ def _ends(source: str, folder: Path, config: Any, tokenizer: PreTrainedTokenizer
     if not all(type(token) is int and 0 <= token < config.vocab_size for token in found):
         raise CheckpointError(f"{source} has an eos_token_id that is no token: {short(ids)}")
     return found
+
+
+def _sampling(source: str, folder: Path) -> dict[str, float]:
+    """Raises CheckpointError for values that no request could ask for."""
+    told = read_object(folder / "generation_config.json")
+    given = {name: told[name] for name in SamplingParams.OF_CHECKPOINTS if told.get(name) is not None}
+    try:
+        SamplingParams(**given)
+    except OptionError as error:
+        raise CheckpointError(f"{source}/generation_config.json cannot be used ({error}): mend it") from None
+    return given
 
 
 def _check_fields(where: str, config: Any, tokens: int) -> None:

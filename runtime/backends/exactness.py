@@ -7,7 +7,7 @@ else is in it, or in which steps the rows of the cache were computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,13 @@ class ExactnessClass:
     """`rows`: all nodes of a step, and its wanted logits, are a multiple of it. `sequence_rows`: each sequence's are.
 
     Rows that fill a step up lie behind all nodes, which do not see them. Of a tree the nodes before its first side
-    branch are in the class.
+    branch are in the class. `digest`: the sha256 of a text's logits in it, "" until they are computed: engines of one
+    class and one digest compute the same bits.
     """
 
     rows: int
     sequence_rows: int
+    digest: str = field(default="", compare=False)
 
 
 CANDIDATES = tuple(ExactnessClass(*sizes) for sizes in ((1, 1), (1, 2), (2, 2), (4, 4), (8, 8)))  # cheapest first

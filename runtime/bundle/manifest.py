@@ -24,6 +24,7 @@ from .backend import Backend, find_backend
 SCHEMA_VERSION = 3
 OLDEST_READABLE = 2  # whose timing table has another name
 MANIFEST, REPORT = "manifest.json", "report.json"
+GENERATION_CONFIG = "generation_config.json"  # the checkpoint's own sampling parameters, where it has any
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say
 _PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None}  # nor a model's
 KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True)}  # whether masked, a head
@@ -160,8 +161,17 @@ class Manifest:
         """The backend's; raises BundleError where this version has none of that name."""
         return find_backend(self.backend)
 
+    @property
+    def digest(self) -> str:
+        """The sha256 of all that the manifest says, as its file has it: a bundle of other files has another."""
+        return _digest(self._body())
+
     def to_json(self) -> str:
         """The file's text, digest included."""
+        body = self._body()
+        return json.dumps(body | {"digest": _digest(body)}, indent=2, ensure_ascii=False) + "\n"
+
+    def _body(self) -> dict[str, Any]:
         body = asdict(self)
         for name in ("kernels", "engines", "exactness"):
             if not body[name]:
@@ -169,7 +179,7 @@ class Manifest:
         for part, defaults in (("engines", _LINEAR), ("models", _PLAIN)):
             for name, record in body.get(part, {}).items():
                 body[part][name] = dict(item for item in record.items() if item not in defaults.items())
-        return json.dumps(body | {"digest": _digest(body)}, indent=2, ensure_ascii=False) + "\n"
+        return body
 
 
 def _digest(body: Mapping[str, Any]) -> str:

@@ -66,7 +66,7 @@ class Admission:
     def common(self, sequence: Sequence, slot: int) -> int:
         """How many rows of a slot's cache a sequence can use; not its last token's, whose logits are wanted."""
         last, limit = self._last[slot], min(self.kept(slot), len(sequence.tokens) - 1)
-        if not last or not limit:
+        if not last or not limit or last.params.cache_salt != sequence.params.cache_salt:
             return 0
         differing = np.flatnonzero(last.history[:limit] != sequence.history[:limit])
         return int(differing[0]) if len(differing) else limit

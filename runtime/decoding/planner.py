@@ -53,4 +53,4 @@ class Planner:
             told.num_unsettled_steps += len(unsettled)
         if sequence.policy:
             sequence.policy.record(path, token)
-            told.decide(sequence.policy.now.kind)
+            told.decide(sequence.policy.now.kind, sequence.policy.promised)

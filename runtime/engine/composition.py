@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specbuild.runtime.backends.cpu.cores import cores
@@ -17,7 +17,7 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import Loop, LoopOptions
 from specbuild.runtime.drafting.factory import drafter_of
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
-from specbuild.runtime.errors import BundleError, OptionError
+from specbuild.runtime.errors import BundleError, OptionError, PromptError
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import TimingTable, find
@@ -52,7 +52,7 @@ def compose(bundle: Bundle, options: LoadOptions) -> Parts:
     with bundle.verified(), ExitStack() as undo:
         loop, policy = (gpu_loop if manifest.descriptor.on_gpu else cpu_loop)(bundle, options)
         undo.callback(loop.close)
-        tokenizer = _tokenizer(bundle)
+        tokenizer = _tokenizer(bundle, options.chat_template)
         undo.pop_all()
     return Parts(tokenizer, loop, policy)
 
@@ -73,10 +73,14 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
             undo.callback(draft.close)
             model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
         undo.pop_all()
-    drafter, chunk = LookupDrafter(model, looks_up=options.drafter != "model"), manifest.buckets[-1]
-    how = LoopOptions(
-        options.limits, options.prefix_caching, max(chunk, PROMPT_CHUNK), exactness, manifest.exactness_bound
-    )
+    drafter = LookupDrafter(model, looks_up=options.drafter != "model")
+    chunk, lone_chunk, limits = manifest.buckets[-1], max(manifest.buckets[-1], PROMPT_CHUNK), options.limits
+    if options.max_num_batched_tokens is not None:
+        each = options.max_num_batched_tokens // options.batch_size
+        chunk, lone_chunk = min(chunk, each), min(lone_chunk, options.max_num_batched_tokens)
+        asked = limits.max_draft_tokens
+        limits = replace(limits, max_draft_tokens=each - 1 if asked is None else min(each - 1, asked))
+    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness, manifest.exactness_bound)
     return HostLoop(target, drafter, chunk, frozenset(manifest.eos_token_ids), how), policy
 
 
@@ -118,10 +122,18 @@ def _drafts(bundle: Bundle, options: LoadOptions) -> bool:
     return options.drafter != "ngram" and "draft" in bundle.manifest.models
 
 
-def _tokenizer(bundle: Bundle) -> Tokenizer:
+def _tokenizer(bundle: Bundle, chat_template: str | None) -> Tokenizer:
+    """With another chat template than the bundle's where one is given; raises OptionError where that is none."""
     manifest = bundle.manifest
     template = bundle.read(manifest.chat_template, TEMPLATE_BYTES) if manifest.chat_template else None
-    return Tokenizer(bundle.read(manifest.tokenizer, TOKENIZER_BYTES), template, manifest.special_tokens)
+    given = template if chat_template is None else chat_template.encode(errors="surrogatepass")
+    tokenizer = Tokenizer(bundle.read(manifest.tokenizer, TOKENIZER_BYTES), given, manifest.special_tokens)
+    if chat_template is not None:
+        try:
+            tokenizer.check_template()
+        except PromptError as error:
+            raise OptionError(str(error).replace("the bundle's", "the given", 1).partition(": give")[0]) from None
+    return tokenizer
 
 
 def _check_tree(bundle: Bundle, tree: str, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,11 @@ from .worker import Worker
 _LONG = 3600.0  # seconds that a wait takes at most: clocks of threads end somewhere
 _LOOK = 1.0  # seconds between two looks at a worker that is stuck
 _log = logging.getLogger("specbuild")
+
+
+def by_priority(handle: Handle) -> int:
+    """Lower goes first."""
+    return handle.sequence.params.priority
 
 
 class Driver:
@@ -183,9 +189,10 @@ class Driver:
         """Whoever stands in line enters the queue as far as there is room; whoever waits gets a free slot, in turn."""
         while True:
             while self.overflow and len(self.waiting) < self.max_waiting:
-                self.waiting.append(self.overflow.popleft())
-                self.waiting[-1].queued = True
-                self._woken.append(self.waiting[-1])
+                handle = self.overflow.popleft()
+                insort(self.waiting, handle, key=by_priority)
+                handle.queued = True
+                self._woken.append(handle)
             if not (self.waiting and self.free) or self._exclusive:
                 return
             handle, slot = self.waiting[0], None

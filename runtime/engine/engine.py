@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ from .handle import Handle
 from .health import Health, Usage
 from .load_options import LoadKeywords, LoadOptions
 from .observer import Observer
+from .receipt import Origin, Receipt, ReceiptClass
+from .replay import Replay, replay
 from .scheduler import Scheduler
 from .window import Window
 
@@ -62,7 +65,11 @@ class Engine:
     ) -> None:
         """Of the options those count that say how requests are served: max_waiting, on_finish and stall_timeout."""
         self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
-        self._loop, self._validator = loop, Validator(manifest, tokenizer, loop.check, policy, loop.bound)
+        self._loop, self._validator = (
+            loop,
+            Validator(manifest, tokenizer, loop.check, policy, loop.bound, options.max_model_len),
+        )
+        self.timings = policy.timings if policy else None  # None: the bundle was never tuned
         observer = Observer(options.on_finish) if options.on_finish else None
         self.scheduler = Scheduler(loop, batch_size, options.max_waiting, clock, observer, options.stall_timeout)
 
@@ -140,6 +147,42 @@ class Engine:
         tokens = self._validator.check(list(token_ids))
         with self.scheduler.exclusive() as loop:
             return loop.logits(tokens, len(tokens) if count is None else count, nodes)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a text at most, prompt and output."""
+        return self._validator.max_model_len
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt that `generate` takes; raises PromptError."""
+        return self._validator.check(self._validator.encode(prompt))
+
+    def decode(self, token_ids: Seq[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens)
+
+    def receipt(self, prompt_token_ids: Seq[int], params: SamplingParams, result: Result) -> Receipt:
+        """What a result of this engine was made from and by, so that it can be decoded again.
+
+        `params`: as they were given. Raises OptionError for parameters with a constraint, for a result of a prompt of
+        another length, and for one that was refused before it ran.
+        """
+        return Receipt.of(self._origin, prompt_token_ids, params, result)
+
+    def replay(self, receipt: Receipt, prompt: Prompt, *, any_class: bool = False) -> Replay:
+        """Decode a receipt's text again, by plain decoding and by the bundle's speculation, and compare.
+
+        Raises BundleError for another bundle, PromptError for another prompt, and OptionError for another exactness
+        class, which `any_class` tries all the same; EngineClosedError, and what goes wrong while it is decoded.
+        """
+        receipt.check_origin(self._origin, any_class)
+        return replay(self.submit, self._origin, receipt, self.encode(prompt))
+
+    @cached_property
+    def _origin(self) -> Origin:
+        found = self._loop.exactness
+        here = ReceiptClass(found.rows, found.sequence_rows, found.digest) if found else None
+        return Origin(self.manifest.digest, here)
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
         """What `generate` and `stream` would run, and the chunks of what cannot; see `Validator.requests`."""

@@ -25,6 +25,7 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("overlap", bool, "true, false or None"),
     ("kv_cache_tokens", int, "a whole number or None"),
     ("limits", Limits, "Limits"),
+    ("chat_template", str, "a text or None"),
 )
 
 
@@ -43,10 +44,14 @@ class LoadOptions:
     stall_timeout: seconds after which a round counts as stuck: `Engine.health` says so, a warning is logged, requests
     that are cancelled or past their deadlines end without it, and `close` waits for it no longer. None: never.
 
+    max_model_len: tokens of a text at most, prompt and output; what the bundle was built for by default.
+    chat_template: a template's text, in place of the bundle's.
+
     Some are for bundles of some backends alone:
 
     threads: of the target, all cores by default.
     draft_threads: of the draft, one by default.
+    max_num_batched_tokens: of a step at most, at least two for each sequence; no text depends on it.
     overlap: a draft of kind "model" drafts on while the target verifies; None: where tuning found that it pays.
     resident: rounds follow each other on the GPU without the host (docs/device-loop.md).
     gpu_weights_percent: 0 … 1 of the target's weights are on the GPU, where its engine streams the others.
@@ -66,6 +71,9 @@ class LoadOptions:
     overlap: bool | None = None
     on_finish: Callable[[Result], object] | None = None
     stall_timeout: float | None = STALL_TIMEOUT
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         if self.drafter not in (None, "model", "ngram"):
@@ -80,6 +88,15 @@ class LoadOptions:
             raise OptionError(f"max_waiting must be a whole number of at least 1, not {shown(self.max_waiting)}")
         if self.drafter == "ngram" and (self.overlap or self.draft_threads is not None):
             raise OptionError("the ngram drafter has no model: drop overlap and draft_threads")
+        for name in ("max_model_len", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 2):
+                raise OptionError(f"{name} must be a whole number of at least 2, not {shown(value)}")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 2 * self.batch_size:
+            raise OptionError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}: give at least 2 for each of "
+                f"{self.batch_size} sequences"
+            )
         share = self.gpu_weights_percent
         if share is not None and (type(share) not in (int, float) or not 0 <= share <= 1):
             raise OptionError(f"gpu_weights_percent is of 0…1, not {shown(share)}")
@@ -118,6 +135,11 @@ class LoadOptions:
                 f"batch size {self.batch_size} is not in 1…{manifest.max_batch_size}, what {bundle.folder} was built "
                 "for: build it with --max-batch-size"
             )
+        if self.max_model_len is not None and self.max_model_len > manifest.max_seq_len:
+            raise OptionError(
+                f"max_model_len {self.max_model_len} is more than {manifest.max_seq_len}, what {bundle.folder} was "
+                "built for: build it with --max-seq-len"
+            )
         memory_plan.pages(manifest, self.batch_size, self.kv_cache_tokens)
 
 
@@ -137,3 +159,6 @@ class LoadKeywords(TypedDict, total=False):
     overlap: bool | None
     on_finish: Callable[[Result], object] | None
     stall_timeout: float | None
+    max_model_len: int | None
+    max_num_batched_tokens: int | None
+    chat_template: str | None

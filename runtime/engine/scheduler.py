@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.errors import EngineClosedError, QueueFullError, shown
 from specbuild.runtime.requests.sequence import Sequence
 
-from .driver import Driver, look
+from .driver import Driver, by_priority, look
 from .handle import Handle
 from .health import Health, Usage, health_of
 from .observer import Observer
@@ -23,9 +24,9 @@ from .worker import Worker
 class Scheduler(Driver):
     """Takes sequences from any thread; every one of them gets a result.
 
-    In `waiting` are at most `max_waiting`, first come, first served. A caller who waits for room stands in `overflow`
-    with one sequence. `clock`: seconds, for deadlines and metrics. `observer` is told every result. `stall_timeout`:
-    see `LoadOptions`.
+    In `waiting` are at most `max_waiting`, by priority, then first come, first served. A caller who waits for room
+    stands in `overflow` with one sequence. `clock`: seconds, for deadlines and metrics. `observer` is told every
+    result. `stall_timeout`: see `LoadOptions`.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Scheduler(Driver):
                     f"the queue holds {self.max_waiting} requests and is full: try later, or load with more max_waiting"
                 )
             self._worker = self._worker or Worker(self, self.stall_timeout and look(self.stall_timeout))
-            self.overflow.append(handle)
+            insort(self.overflow, handle, key=by_priority)
             self._admit()
             self._notify()
         return handle

@@ -139,13 +139,17 @@ class ChatTemplate:
         self._compiled: _Compiled | PromptError | None = None
         self._lock = threading.Lock()
 
-    def render(self, chat: Chat) -> str:
-        """The text of a chat; raises PromptError where the template is none, or refuses the messages."""
+    def check(self) -> _Compiled:
+        """What the template compiles to; raises PromptError where it is none."""
         with self._lock:
             self._compiled = self._compiled or _compile(self._source)
         if isinstance(self._compiled, PromptError):
             raise PromptError(str(self._compiled))
-        template, reads_tools, reads_parts = self._compiled
+        return self._compiled
+
+    def render(self, chat: Chat) -> str:
+        """The text of a chat; raises PromptError where the template is none, or refuses the messages."""
+        template, reads_tools, reads_parts = self.check()
         if chat.tools and not reads_tools:
             raise PromptError("the model's chat template does not read tools: leave them out, or use another model")
         given = {

@@ -17,8 +17,17 @@ class Detokenizer:
     there is no stop string to watch for, tokens are decoded when the text is asked for, several at once.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """`min_tokens`: how many come before a stop string counts."""
+        self._tokenizer, self._unwatched = tokenizer, min_tokens
+        self._how = {} if skip_special_tokens else {"skip_special_tokens": False}
         self._automaton, self._state = automaton(tuple(stop)) if stop else None, 0
         self.stop_reason: str | None = None  # the stop string that ended the text
         self._ids = list(prompt[-_CONTEXT:])
@@ -29,6 +38,7 @@ class Detokenizer:
     def push(self, token: int) -> bool:
         """Take one token; True where a stop string is complete, the text then ends before it."""
         self._ids.append(token)
+        self._unwatched -= 1
         return self._automaton is not None and self._decode()
 
     @property
@@ -40,20 +50,23 @@ class Detokenizer:
 
     def _decode(self) -> bool:
         """Decode up to the last token that ends a character; True where a stop string is complete."""
-        before = self._tokenizer.decode(self._ids[self._start : self._read]) if self._read < len(self._ids) else ""
+        before = self._decoded(self._start, self._read) if self._read < len(self._ids) else ""
         for end in range(len(self._ids), self._read, -1):
-            after = self._tokenizer.decode(self._ids[self._start : end])
+            after = self._decoded(self._start, end)
             if not after.endswith("\ufffd"):
                 self._start, self._read = self._read, end
                 return self._grow(after[len(before) :])
         return False
 
+    def _decoded(self, start: int, end: int) -> str:
+        return self._tokenizer.decode(self._ids[start:end], **self._how)
+
     def finish(self) -> None:
         """The output has ended: nothing is held back any longer."""
         if self.stop_reason:
             return
-        before = self._tokenizer.decode(self._ids[self._start : self._read])
-        tail = self._tokenizer.decode(self._ids[self._start :])[len(before) :]
+        before = self._decoded(self._start, self._read)
+        tail = self._decoded(self._start, len(self._ids))[len(before) :]
         self._start = self._read = len(self._ids)
         if not self._grow(tail):
             self._text = self._whole
@@ -61,7 +74,7 @@ class Detokenizer:
     def _grow(self, piece: str) -> bool:
         end = len(self._whole)
         self._whole += piece
-        if not self._automaton:
+        if not self._automaton or self._unwatched >= 0:
             self._text = self._whole
             return False
         self._state, match = self._automaton.read(self._state, piece)

@@ -23,6 +23,7 @@ class SpeculationStats:
     acceptance_histogram: list[int] = field(default_factory=list)  # [k]: rounds that accepted k drafted tokens
     depth_histogram: list[int] = field(default_factory=list)  # [d]: rounds whose tree had d levels, where that is known
     decisions: dict[str, int] = field(default_factory=dict)  # of `auto` in a tuned bundle: rounds by what was decided
+    promised: float = 0.0  # the sum of what these rounds promised over plain decoding, by the timing table
 
     def record(self, drafted: int, accepted: int, depth: int | None = None) -> None:
         """Count one round; `depth`: levels of its tree below the root."""
@@ -33,9 +34,10 @@ class SpeculationStats:
         if depth is not None:
             _count(self.depth_histogram, depth)
 
-    def decide(self, kind: str) -> None:
-        """Count what the policy decided for a round."""
+    def decide(self, kind: str, promised: float = 1.0) -> None:
+        """Count what the policy decided for a round, and what that promised over plain decoding."""
         self.decisions[kind] = self.decisions.get(kind, 0) + 1
+        self.promised += promised
 
     def merge(self, other: SpeculationStats) -> None:
         """Add another request's counts."""
@@ -50,6 +52,7 @@ class SpeculationStats:
         ):
             for value, times in enumerate(others):
                 _count(own, value, times)
+        self.promised += other.promised
         for kind, times in other.decisions.items():
             self.decisions[kind] = self.decisions.get(kind, 0) + times
 

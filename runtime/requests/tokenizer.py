@@ -11,6 +11,7 @@ import tokenizers
 
 from specbuild.runtime.errors import BundleError, ExecutionError, PromptError, SpecbuildError, message_of, shown
 
+from .byte_tokens import bytes_of
 from .chat import Chat, ChatTemplate
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]] | Chat
@@ -34,7 +35,7 @@ def _call(kind: type[SpecbuildError], what: str, call: Callable[..., Any], *give
 def too_long(what: str, limit: int) -> PromptError:
     """The error of a prompt that does not fit."""
     return PromptError(
-        f"the prompt has {what}, this bundle holds {limit} with at least one of output: "
+        f"the prompt has {what}, this model takes {limit} with at least one of output: "
         "shorten it, or build with a larger --max-seq-len"
     )
 
@@ -141,10 +142,30 @@ class Tokenizer:
             raise PromptError("the prompt has messages, but this model has no chat template: give it as text")
         return self._template.render(chat)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones left out."""
+    def check_template(self) -> None:
+        """Raise PromptError where the chat template is none."""
+        if self._template:
+            self._template.check()
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens, special ones left out unless told otherwise."""
         what = "the bundle's tokenizer cannot make a text of these tokens"
-        return str(_call(ExecutionError, what, self._tokenizer.decode, list(ids), skip_special_tokens=True))
+        return str(
+            _call(ExecutionError, what, self._tokenizer.decode, list(ids), skip_special_tokens=skip_special_tokens)
+        )
+
+    def token_text(self, token: int) -> str:
+        """One token's text, with the space that it begins a word by; U+FFFD where it is part of a character."""
+        piece = self._tokenizer.id_to_token(token) or ""
+        text = self.decode([token], skip_special_tokens=False)
+        return f" {text}" if piece.startswith("\u2581") and not text.startswith(" ") else text
+
+    def token_bytes(self, token: int) -> bytes:
+        """One token's bytes in UTF-8, of part of a character too where its name tells them."""
+        text = self.token_text(token)
+        if "\ufffd" not in text:
+            return text.encode()
+        return bytes_of(self._tokenizer.id_to_token(token) or "") or text.encode()
 
     @property
     def vocab_size(self) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any, Literal
 
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import OptionError, PromptError, SpecbuildError, shown
+from specbuild.runtime.sampling.min_tokens import MinTokens
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed
 from specbuild.runtime.speculation.policy import Policy, SequencePolicy
 from specbuild.runtime.speculation.tree import TreeSpec
@@ -34,12 +36,14 @@ class Validator:
         fits: Callable[[Sequence], None],
         policy: Policy | None = None,
         bound: float = 0.0,
+        max_model_len: int | None = None,
     ) -> None:
         """`fits`: raises OptionError for a sequence that the caches have no room for, whatever else runs.
 
         `policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it. `bound`:
-        see `Loop`.
+        see `Loop`. `max_model_len`: see `LoadOptions`.
         """
+        self.max_model_len = max_model_len or manifest.max_seq_len
         self._manifest, self._tokenizer, self._bound = manifest, tokenizer, bound
         self._fits, self._policy = fits, policy
 
@@ -65,7 +69,8 @@ class Validator:
 
     def samples(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> list[Sequence]:
         """The n sequences of one prompt; raises PromptError and OptionError."""
-        tokens = self.check(self._tokenizer.encode(prompt, self._manifest.max_seq_len))
+        tokens = self.check(self.encode(prompt))
+        params = self._with_min_tokens(params)
         tree = self._tree(params.speculation)
         first = fresh_seed() if params.seed is None else params.seed
         sequences = [
@@ -75,9 +80,11 @@ class Validator:
                 params=params,
                 sampler=Sampler(params, seed, tokens, self._manifest.models["target"].vocab_size),
                 tree=tree,
-                detokenizer=Detokenizer(self._tokenizer, tokens, params.stop),
+                detokenizer=Detokenizer(
+                    self._tokenizer, tokens, params.stop, params.min_tokens, params.skip_special_tokens
+                ),
                 metrics=RequestMetrics(len(tokens), seed, self._named(params.speculation, tree)),
-                limit=min(len(tokens) + params.max_new_tokens, self._manifest.max_seq_len),
+                limit=min(len(tokens) + params.max_new_tokens, self.max_model_len),
                 sample=sample,
                 policy=self._policy_of(params),
             )
@@ -86,12 +93,23 @@ class Validator:
         self._fits(sequences[0])
         return sequences
 
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt, which may be refused before all of it is read; raises PromptError."""
+        return self._tokenizer.encode(prompt, self.max_model_len)
+
+    def _with_min_tokens(self, params: SamplingParams) -> SamplingParams:
+        """A least length is a constraint."""
+        if not params.min_tokens:
+            return params
+        ends = [*params.stop_token_ids, *([] if params.ignore_eos else self._manifest.eos_token_ids)]
+        return replace(params, constraint=MinTokens(params.min_tokens, ends, params.constraint))
+
     def _named(self, speculation: str, tree: TreeSpec | None) -> str:
         return "auto" if self._policy and speculation == "auto" else str(tree or "off")
 
     def check(self, tokens: list[int]) -> list[int]:
         """The tokens of a prompt that fits the bundle; raises PromptError."""
-        vocab_size, longest = self._manifest.models["target"].vocab_size, self._manifest.max_seq_len
+        vocab_size, longest = self._manifest.models["target"].vocab_size, self.max_model_len
         if not tokens:
             raise PromptError("the prompt is empty: give at least one token")
         if len(tokens) >= longest:

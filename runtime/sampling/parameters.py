@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from .constraint import Constraint
 
 MAX_SAMPLES = 1024  # of one prompt
 MAX_LOGPROBS = 20  # tokens reported besides the emitted one, as in OpenAI's API
-MAX_SESSION = 256  # characters of a session's name
+MAX_LABEL = 256  # characters of a session's name, or of a salt
 MAX_STOPS = 64  # stop strings, and as many token ids
 MAX_STOP_CHARACTERS = 4096  # of all stop strings together
 MAX_TREE = 32  # characters of a tree's name
@@ -38,9 +38,12 @@ class SamplingParams:
     speculation is "auto" (the bundle's default tree), "off", or a tree. n: samples of the prompt; sample i is what
     `seed + i` (mod 2⁶⁴) alone gives. logprobs: None, or how many of the best tokens (0…20) to report besides the
     emitted one. deadline: seconds from submission after which the request ends with what it has. session: a name, of at
-    most 256 characters; requests of one session share what "auto" learns of their drafts in a tuned bundle. constraint:
-    what the texts may be; a token that it does not allow has no score, before the cut-offs. max_tokens: another name
-    for max_new_tokens.
+    most 256 characters; requests of one session share what "auto" learns of their drafts in a tuned bundle. min_tokens:
+    so many tokens come before any that ends the text, and before a stop string counts. skip_special_tokens: the text
+    leaves special tokens out. priority: of what waits for a slot, lower goes first; among equals, who came first.
+    cache_salt: at most 256 characters; requests of one salt share cached prompts with no others. constraint: what the
+    texts may be; a token that it does not allow has no score, before the cut-offs. max_tokens: another name for
+    max_new_tokens.
     """
 
     max_new_tokens: int = _Default(128)
@@ -56,13 +59,18 @@ class SamplingParams:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
     speculation: str = "auto"
     n: int = 1
     logprobs: int | None = None
     deadline: float | None = None
     session: str | None = None
+    priority: int = 0
+    cache_salt: str | None = None
     constraint: Constraint | None = None
     max_tokens: InitVar[int | None] = None
+    OF_CHECKPOINTS: ClassVar = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # that may set defaults
 
     def __post_init__(self, max_tokens: int | None) -> None:
         if max_tokens is not None:
@@ -83,20 +91,24 @@ class SamplingParams:
             stop_token_ids=_stop_token_ids(self.stop_token_ids),
             speculation=_speculation(self.speculation),
             n=_integer("n", self.n, 1, MAX_SAMPLES),
-            session=_session(self.session),
+            session=_label("session", self.session),
+            cache_salt=_label("cache_salt", self.cache_salt),
+            min_tokens=_integer("min_tokens", self.min_tokens, 0),
+            priority=_integer("priority", self.priority, -_INT32),
         )
         if 0 < self.temperature < 0.01:
             raise OptionError(f"temperature {self.temperature} is too small to divide by: use 0 for greedy, or ≥ 0.01")
-        if not isinstance(self.ignore_eos, bool):
-            raise OptionError(f"ignore_eos must be true or false, not {shown(self.ignore_eos)}")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} must be true or false, not {shown(getattr(self, name))}")
+        if self.min_tokens > self.max_new_tokens:
+            raise OptionError(f"min_tokens is {self.min_tokens}, more than max_new_tokens, {self.max_new_tokens}")
         if self.seed is not None:
             self._keep(seed=_integer("seed", self.seed, 0, 2**64 - 1))
         if self.logprobs is not None:
             self._keep(logprobs=_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
         if self.deadline is not None:
             self._keep(deadline=_number("deadline", self.deadline, 0, 10**9, open_low=True))
-        if self.n > 1 and self.temperature == 0:
-            raise OptionError(f"n is {self.n} at temperature 0, where all samples are equal: use n 1, or a temperature")
         if self.constraint is not None and not _has_matcher(self.constraint):
             raise OptionError(f"constraint must have a method matcher(vocab_size), not be {shown(self.constraint)}")
 
@@ -197,11 +209,11 @@ def _speculation(value: Any) -> str:
     return text
 
 
-def _session(value: Any) -> str | None:
+def _label(name: str, value: Any) -> str | None:
     if value is None:
         return None
-    if not issubclass(type(value), str) or not 0 < str.__len__(value) <= MAX_SESSION:
-        raise OptionError(f"session must be a string of 1…{MAX_SESSION} characters, not {shown(value)}")
+    if not issubclass(type(value), str) or not 0 < str.__len__(value) <= MAX_LABEL:
+        raise OptionError(f"{name} must be a string of 1…{MAX_LABEL} characters, not {shown(value)}")
     return str.__str__(value)
 
 

@@ -94,6 +94,11 @@ class SequencePolicy:
         self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
         return self.now
 
+    @property
+    def promised(self) -> float:
+        """What the round promises over plain decoding: tokens a second, as a ratio."""
+        return 1.0 if self.now is PLAIN else self.now.rate * self._times.alone
+
     def _continuation(self, matched: int, count: int) -> list[float]:
         """The chance of each token after those before it: the match grows with each."""
         known = self.chances.lookup

@@ -105,7 +105,7 @@ def test_a_long_prompt_is_refused_before_it_is_tokenized(chatting: Tokenizer, te
         said = refusal(chatting.encode, text, LIMIT)
     finally:
         del chatting._encoding
-    assert f"{len(text)} characters, this bundle holds {LIMIT}" in said
+    assert f"{len(text)} characters, this model takes {LIMIT}" in said
     assert sum(read_of_it) <= 10 * module._PIECE
     assert max(read_of_it, default=0) <= module._PIECE
 

@@ -20,6 +20,7 @@ from specbuild.builder.bundle_writer import (
     make_manifest,
     memory_plans,
     save_kernels,
+    save_sampling,
     save_tokenizer,
     write_manifest,
 )
@@ -135,6 +136,13 @@ def test_of_several_chat_templates_the_default_is_kept(
     assert save_tokenizer(tmp_path, tokenizer) == ("chat_template.jinja" if written else None)
     file = tmp_path / "chat_template.jinja"
     assert (file.read_text(encoding="utf-8") if file.exists() else None) == written
+
+
+def test_a_checkpoints_sampling_parameters_are_kept(tmp_path: Path) -> None:
+    save_sampling(tmp_path, {})
+    assert not list(tmp_path.iterdir())
+    save_sampling(tmp_path, {"temperature": 0.6, "top_k": 50})
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == {"temperature": 0.6, "top_k": 50}
 
 
 def test_memory_is_planned_by_batch_and_length(bundle: Path) -> None:

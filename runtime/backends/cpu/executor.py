@@ -59,6 +59,7 @@ class OrtExecutor:
         options.intra_op_num_threads = threads
         options.log_severity_level = _ERRORS
         options.graph_optimization_level = OPTIMIZATION
+        options.enable_mem_pattern = False  # it keeps one for every shape that it ever saw
         self._session = open_session(graph, options, ["CPUExecutionProvider"])
         check_tensors(self._session, spec, batch_size)
         rows = spec.max_nodes + MOST_ROWS

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.agreement import LENGTH, agree, texts
+from specbuild.runtime.backends.agreement import LENGTH, agree, read, texts
 from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import StepInput
 
@@ -29,7 +31,8 @@ def find(executor: StandardExecutor, nodes: int) -> ExactnessClass | None:
     executor.keep_to(found)
     with _texts(executor) as several:
         if (step == 1 or agree(executor, 2, step, FEW, several)) and _read_alike(executor, several[0]):
-            return found
+            executor.keep_to(replace(found, digest=_digest(executor, several[0], step)))
+            return executor.exactness
     executor.keep_to(None)
     _log.warning("steps of one shape do not agree in every bit here: near-ties may be decided otherwise")
     return None
@@ -58,6 +61,12 @@ def _read_alike(executor: StandardExecutor, text: list[int]) -> bool:
     """Whether a text's last logits are the same, read at once and in pieces."""
     pieces = (len(text), 7, executor.model.buckets[-1] + 3)
     return len({_last(executor, text, min(size, executor.model.chunk)).tobytes() for size in pieces}) == 1
+
+
+def _digest(executor: StandardExecutor, text: list[int], step: int) -> str:
+    """The sha256 of logits, in hexadecimal: after a text that is read, and in a few steps of `step` nodes."""
+    read_at_once = _last(executor, text, executor.model.chunk)
+    return hashlib.sha256(read_at_once.tobytes() + read(executor, 0, text[: FEW * step], step).tobytes()).hexdigest()
 
 
 def _last(executor: StandardExecutor, text: list[int], size: int) -> NDArray[np.float32]:

@@ -76,6 +76,15 @@ def test_eos_of_the_tokenizer_is_the_last_resort(folder: Path) -> None:
     assert find(str(folder)).eos_token_ids() == [0]
 
 
+def test_sampling_parameters_of_generation_config(folder: Path) -> None:
+    told = {"temperature": 0.6, "top_k": 50, "top_p": None, "do_sample": True, "max_length": 20}
+    (folder / "generation_config.json").write_text(json.dumps(told))
+    assert find(str(folder)).sampling == {"temperature": 0.6, "top_k": 50}
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": -1}))
+    with pytest.raises(CheckpointError, match=r"generation_config.json cannot be used .*temperature"):
+        find(str(folder))
+
+
 def test_16_bit_weights_load_in_float32(folder: Path) -> None:
     path = folder / "model.safetensors"
     half = {name: weight.to(torch.bfloat16) for name, weight in load_file(path).items()}

@@ -234,6 +234,12 @@ def test_what_was_written_is_read_back(small: Path) -> None:
     ]
 
 
+def test_the_digest_is_the_files(small: Path) -> None:
+    manifest = read(small)
+    assert manifest.digest == json.loads((small / MANIFEST).read_text(encoding="utf-8"))["digest"]
+    assert dataclasses.replace(manifest, precision="int8").digest != manifest.digest
+
+
 def test_an_order_of_fields_is_not_part_of_what_is_said(small: Path) -> None:
     manifest = read(small)
 

@@ -26,6 +26,8 @@ def ask(request_of: Any, tree: str = "best:8", slot: int = 0, length: int = 3, *
 class Policy:
     """What a sequence's policy is told."""
 
+    promised = 1.5
+
     def __init__(self, kind: str) -> None:
         self.now, self.told = SimpleNamespace(kind=kind), list[tuple[list[int], int]]()
 
@@ -136,6 +138,7 @@ def test_a_policy_is_told_of_every_round_that_it_decided(
     told = sequence.metrics.speculative_decoding
     assert policy.told == [(path, 7), (path, 8)]
     assert told.decisions == {policy.now.kind: 2}
+    assert told.promised == 2 * policy.promised
     assert (told.num_spec_steps, told.num_draft_tokens) == (2 * steps, 2 * nodes)
     policy.now = SimpleNamespace(kind="lookup")
     Planner.record(sequence, 1, [0], 9)

@@ -32,6 +32,7 @@ SAID: dict[str, Any] = {  # options that not every backend has, said
     "overlap": True,
     "resident": True,
     "gpu_weights_percent": 0.0,
+    "max_num_batched_tokens": 8,
 }
 WHO = {name: [each for each, backend in BACKENDS.items() if name in backend.load_options] for name in SAID}
 OTHERS: dict[str, Any] = {  # every other option, otherwise than by default
@@ -42,6 +43,8 @@ OTHERS: dict[str, Any] = {  # every other option, otherwise than by default
     "limits": Limits(max_draft_tokens=2),
     "on_finish": print,
     "stall_timeout": 5.0,
+    "max_model_len": 16,
+    "chat_template": "{{ messages }}",
 }
 
 
@@ -82,7 +85,8 @@ def test_nothing_has_to_be_said() -> None:
     assert found == {
         **dict.fromkeys(["drafter", "threads", "draft_threads", "gpu_weights_percent", "kv_cache_tokens"]),
         **{"batch_size": 1, "max_waiting": MAX_WAITING, "resident": False, "prefix_caching": True},
-        **{"overlap": None, "on_finish": None, "stall_timeout": 60.0},
+        **dict.fromkeys(["max_model_len", "max_num_batched_tokens", "chat_template", "overlap", "on_finish"]),
+        "stall_timeout": 60.0,
     }
 
 
@@ -133,6 +137,12 @@ def test_options_do_not_change() -> None:
             ("stall_timeout", value, f"stall_timeout must be seconds above 0, or None, not {value!r}")
             for value in (0, -1.0, math.inf, math.nan, "5", True)
         ],
+        *[
+            (name, value, f"{name} must be a whole number of at least 2, not {value!r}")
+            for name in ("max_model_len", "max_num_batched_tokens")
+            for value in (0, 1, -4, 8.0, True, "8")
+        ],
+        *[("chat_template", value, f"chat_template must be a text or None, not {value!r}") for value in (5, b"x")],
     ],
 )
 def test_what_cannot_be_meant_is_refused_when_it_is_made(name: str, value: Any, message: str) -> None:

@@ -63,6 +63,10 @@ def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
         "logprobs": 0,
         "deadline": 1.5,
         "session": "a user's",
+        "cache_salt": "a tenant's",
+        "priority": -1,
+        "min_tokens": 1,
+        "skip_special_tokens": False,
     }
     requests = read(write(tmp_path, {"prompt": "p", name: values[name]}, {"prompt": "p"}), DEFAULTS)
     assert requests[0].params == SamplingParams(**DEFAULTS | renamed({name: values[name]}))

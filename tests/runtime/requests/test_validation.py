@@ -95,9 +95,9 @@ def test_one_prompt_is_a_list_of_one(make: Make, chat_tokenizer: Tokenizer, prom
         ([[5, 10**30]], "the prompt has a token id outside the vocabulary of 4096"),
         (
             [[5] * 64],
-            "the prompt has 64 tokens, this bundle holds 64 with at least one of output: shorten it, or build",
+            "the prompt has 64 tokens, this model takes 64 with at least one of output: shorten it, or build",
         ),
-        ([[-1] * 65], "the prompt has 65 tokens, this bundle holds 64"),
+        ([[-1] * 65], "the prompt has 65 tokens, this model takes 64"),
         (None, "a prompt is a text, a list of token ids, or a list of messages, not NoneType"),
         (5.0, "a prompt is a text, a list of token ids, or a list of messages, not float"),
         ({"role": "user"}, "a prompt is a text, a list of token ids, or a list of messages, not dict"),

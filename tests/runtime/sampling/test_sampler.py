@@ -42,11 +42,15 @@ BAD: dict[str, list[object]] = {
     "stop_token_ids": [5, None, "7", [-1], [1.0], [True], ["7"], [2**31], [1] * 65, {7}],
     "max_tokens": [0, -1, 1.0, True, "8", NAN, 2**31],
     "ignore_eos": [1, 0, "true", None],
-    "n": [0, -1, 2, 1025, 1.0, True, "1", None, NAN],  # 2: at temperature 0
+    "n": [0, -1, 1025, 1.0, True, "1", None, NAN],
     "logprobs": [-1, 21, 1.0, True, "1", NAN],
     "deadline": [0, -1, NAN, INF, True, "1", 10**400],
     "constraint": ["json", {"regex": "a"}, 3, object()],
     "session": ["", "x" * 257, 5, True, b"a", ["a"], NAN],
+    "cache_salt": ["", "x" * 257, 5, True, b"a", ["a"], NAN],
+    "priority": [1.0, True, "1", None, NAN, 2**31, -(2**31) - 1],
+    "min_tokens": [-1, 1.0, True, "1", None, NAN, 129],  # 129: more than max_new_tokens
+    "skip_special_tokens": [1, 0, "true", None],
     "speculation": ["", "on", "chain", "chain:0", "topk:2", "best:-1", None, 5, True, ["auto"]],
 }
 
@@ -65,11 +69,15 @@ GOOD: dict[str, list[object]] = {
     "stop_token_ids": [(), [], [0], (5, 7), [2**31 - 1]],
     "max_tokens": [1, 64],
     "ignore_eos": [True, False],
-    "n": [1],
+    "n": [1, 2, 1024],
     "logprobs": [None, 0, 20],
     "deadline": [None, 1e-6, 1, 10**9],
     "constraint": [None, OneOf(((1,),), 2)],
     "session": [None, "a", "é\n", "x" * 256],
+    "cache_salt": [None, "a", "x" * 256],
+    "priority": [0, -5, 2**31 - 1],
+    "min_tokens": [0, 1, 128],
+    "skip_special_tokens": [True, False],
     "speculation": ["auto", "off", "chain:4", "topk:2,3", "best:16"],
 }
 
@@ -94,12 +102,6 @@ def test_a_good_value_is_taken(name: str, value: object) -> None:
     assert kept == (
         value if name not in ("stop", "stop_token_ids") else (value,) if isinstance(value, str) else tuple(value)
     )  # type: ignore[arg-type]
-
-
-def test_several_samples_need_a_temperature() -> None:
-    assert SamplingParams(n=1024, temperature=0.5).n == 1024
-    with pytest.raises(OptionError, match="n must be"):
-        SamplingParams(n=1025, temperature=0.5)
 
 
 def test_every_parameter_is_covered_here_and_named() -> None:

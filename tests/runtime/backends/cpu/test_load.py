@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from specbuild.runtime import Bundle
+from specbuild.runtime.backends.cpu import load as cpu_load
 from specbuild.runtime.backends.cpu.cores import cores
-from specbuild.runtime.backends.cpu.exactness import machine_of
+from specbuild.runtime.backends.cpu.exactness import digest, machine_of
+from specbuild.runtime.backends.cpu.executor import OrtExecutor
 from specbuild.runtime.backends.cpu.load import keep_to_class, load_model
 from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.errors import BundleError
@@ -54,6 +56,23 @@ def test_a_target_keeps_to_the_class_that_its_build_found(opened: Bundle) -> Non
     other = replace(record, rows=4, sequence_rows=8)
     bundle = replace(opened, manifest=replace(opened.manifest, exactness=[other]))
     assert keep_to_class(bundle, target) == ExactnessClass(4, 8) == target.exactness
+
+
+def test_the_digest_is_the_builds_or_is_made_once(opened: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receipt names it: on a machine of the build's it costs nothing, elsewhere it is computed while loading."""
+    target = load_model(opened, "target", 1, threads=cores())
+    (record,) = opened.manifest.exactness
+    asked, compute = list[OrtExecutor](), digest
+    monkeypatch.setattr(cpu_load, "digest", lambda executor: asked.append(executor) or compute(executor))
+    known = keep_to_class(opened, target)
+    assert known
+    assert (known.digest, asked) == (record.digest, [])
+    for others in ([replace(record, machine={"processor": "another"})], [replace(record, digest="")]):
+        found = keep_to_class(replace(opened, manifest=replace(opened.manifest, exactness=others)), target)
+        assert found is target.exactness
+        assert found
+        assert found.digest == record.digest
+    assert asked == [target, target]
 
 
 def test_on_another_machine_it_is_found_again(opened: Bundle) -> None:

@@ -22,6 +22,18 @@ def test_one_shape_is_a_class(nodes: int, step: int) -> None:
     assert list(made.buckets) == [step]
 
 
+def test_a_class_has_a_digest_of_its_bits() -> None:
+    """Equal for equal models, another where a model computes otherwise or steps have another shape."""
+    classes = [
+        find(executor("target", HostDevice(), 2, planted=planted), nodes)
+        for planted, nodes in ((0.2, 8), (0.2, 8), (0.3, 8), (0.2, 2))
+    ]
+    first, same, other, shape = (found.digest if found else "" for found in classes)
+    assert len(first) == 64
+    assert first == same
+    assert len({first, other, shape}) == 3
+
+
 @pytest.mark.parametrize("count", [4, 30])
 def test_pages_are_taken_and_given_back(count: int) -> None:
     """As many as there are; the texts are shorter where they are few."""

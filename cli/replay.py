@@ -1,0 +1,146 @@
+"""`specbuild replay`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specbuild.runtime import Bundle, Chat, Engine, Limits, Prompt, Receipt, Replay
+from specbuild.runtime.checked_json import JSON_BYTES, decode
+from specbuild.runtime.errors import BundleError, InputError, OptionError, PromptError, shown
+from specbuild.runtime.requests.prompt_file import read
+
+from .generate import command as generate
+
+_GENERATES = {option.name: option for option in generate.params}
+_CHAT = {"messages", "tools", "chat_template_kwargs", "add_generation_prompt"}
+
+
+@click.command(name="replay")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("file", metavar="RECEIPT.json", type=click.Path(path_type=Path))
+@click.option("-p", "--prompt", "text", metavar="TEXT", help="The prompt, a text.")
+@click.option(
+    "--prompts", metavar="FILE.jsonl", help="A prompt file that has the prompt, as for generate; - for stdin."
+)
+@click.option("--messages", metavar="FILE.json", type=click.Path(path_type=Path), help="The prompt, a chat's messages.")
+@click.option("--choice", type=int, default=0, show_default=True, help="Of a response, whose receipt is meant.")
+@click.option(
+    "--any-class", is_flag=True, help="Try it in another exactness class, where a near-tie may fall otherwise."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def command(
+    bundle: Path,
+    file: Path,
+    text: str | None,
+    prompts: str | None,
+    messages: Path | None,
+    choice: int,
+    any_class: bool,
+    as_json: bool,
+    batch_size: int,
+    threads: int | None,
+    max_draft_tokens: int | None,
+) -> None:
+    """Decode a receipt's text again, by plain decoding and by speculation, and say whether its tokens are the same.
+
+    If they are not, the exit status is 1; a receipt of another bundle, prompt or exactness class is refused with 2. On
+    another machine, or with other threads, the class may be another. RECEIPT.json may be a whole response of `specbuild
+    serve`, too.
+
+    \b
+    specbuild replay pycode.bundle receipt.json -p 'def main('
+    """
+    if sum(each is not None for each in (text, prompts, messages)) != 1:
+        raise OptionError("give the prompt by one of --prompt, --prompts and --messages")
+    receipt = Receipt.from_dict(_of_choice(_read(file, OptionError), choice))
+    if Bundle.open(bundle).manifest.digest != receipt.bundle:  # before its models are loaded
+        raise BundleError(f"the receipt is of another bundle than {bundle}: give the one that made it")
+    candidates: list[Prompt]
+    if messages is not None:
+        candidates = [_chat(messages)]
+    else:
+        candidates = [request.prompt for request in read(prompts, {})] if prompts is not None else [text or ""]
+    with Engine.load(
+        bundle,
+        batch_size=batch_size,
+        threads=threads,
+        prefix_caching=False,  # so that each way reads the prompt itself
+        limits=Limits(max_draft_tokens),
+    ) as engine:
+        found = engine.replay(receipt, _the_prompt(engine, receipt, candidates), any_class=any_class)
+    click.echo(json.dumps(found.to_dict()) if as_json else in_words(found))
+    if not found.proven:
+        raise click.exceptions.Exit(1)
+
+
+command.params[-1:-1] = [_GENERATES[name] for name in ("batch_size", "threads", "max_draft_tokens")]
+
+
+def in_words(found: Replay) -> str:
+    """Whether a receipt's tokens came again, on one line."""
+    receipt, told = found.receipt, found.to_dict()
+    tokens = f"{'the' if receipt.whole else 'the first'} {receipt.num_output_tokens} tokens"
+    where = "" if found.same_class else ", in another exactness class"
+    if found.proven:
+        return f"proven: plain decoding and speculation give {tokens}{where}"
+    others = " and ".join(
+        name for way, name in (("plain", "plain decoding"), ("speculation", "speculation")) if not told[way]
+    )
+    return f"DIFFERENT: {others} did not give {tokens}{where} (of specbuild {receipt.specbuild_version})"
+
+
+def _read(path: Path, kind: type[InputError]) -> Any:
+    """The value of a JSON file; raises an error of `kind`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(JSON_BYTES + 1)
+        if len(data) > JSON_BYTES:
+            raise ValueError(f"more than {JSON_BYTES >> 20} MiB")
+        return decode(data)
+    except OSError as error:
+        raise kind(f"{path} cannot be read ({error.strerror or error}): give a file of JSON") from None
+    except ValueError as error:
+        raise kind(f"{path} cannot be read as JSON ({error}): give a file of JSON") from None
+
+
+def _of_choice(body: Any, choice: int) -> Any:
+    """A receipt as it is, or that of a response's choice; raises OptionError where that has none."""
+    if not isinstance(body, dict) or not isinstance(body.get("choices"), list):
+        return body
+    for each in body["choices"]:
+        if isinstance(each, dict) and each.get("index") == choice and "receipt" in each:
+            return each["receipt"]
+    raise OptionError(f'choice {choice} of the response has no receipt: ask with "receipt": true')
+
+
+def _chat(path: Path) -> Chat:
+    """The chat of a file: its messages, or an object with them and what stands beside them in a prompt file."""
+    body = _read(path, PromptError)
+    given = body if isinstance(body, dict) else {"messages": body}
+    if unknown := sorted(given.keys() - _CHAT):
+        raise PromptError(f"{path} has an unknown field {shown(unknown[0])}: use {', '.join(sorted(_CHAT))}")
+    return Chat(
+        given.get("messages", []),
+        given.get("tools"),
+        given.get("add_generation_prompt", True),
+        given.get("chat_template_kwargs") or {},
+    )
+
+
+def _the_prompt(engine: Engine, receipt: Receipt, candidates: Sequence[Prompt]) -> Prompt:
+    """The receipt's among several prompts; raises PromptError where it is none of them. One alone is not looked at."""
+    if len(candidates) == 1:
+        return candidates[0]
+    for each in candidates:
+        try:
+            tokens = engine.tokenizer.encode(each, engine.manifest.max_seq_len)
+        except PromptError:
+            continue  # nothing can have been made from it
+        if receipt.has_prompt(tokens):
+            return each
+    raise PromptError(f"none of the {len(candidates)} prompts is the receipt's: give the one it was made from")

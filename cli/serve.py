@@ -1,0 +1,173 @@
+"""`specbuild serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specbuild.runtime import Limits, LoadOptions
+from specbuild.runtime.errors import OptionError
+
+from . import generate, interrupts
+
+API_KEYS = "SPECBUILD_API_KEY"  # several are separated by commas
+_MAX_CONFIG = 1 << 20  # bytes
+_LIMITS = ("max_draft_tokens", "min_expected_speedup", "schedule")
+_LOADS = ("drafter", "threads", "prefix_caching", "kv_cache_tokens", "resident", "gpu_weights_percent")
+_GENERATES = {option.name: option for option in generate.command.params}
+
+
+def _from_file(context: click.Context, _parameter: click.Parameter, file: Path | None) -> None:
+    """Make a file's options the defaults of what the command line leaves open; raises OptionError."""
+    if file is None:
+        return
+    import yaml
+
+    try:
+        with file.open("rb") as source:
+            given = yaml.safe_load(source.read(_MAX_CONFIG + 1)[:_MAX_CONFIG])
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        told = " ".join(str(getattr(error, "problem", None) or getattr(error, "strerror", None) or error).split())
+        raise OptionError(f"{file} cannot be read as YAML ({told[:200]}): give options by their flags' names") from None
+    if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+        raise OptionError(f"{file} is no table of options: write `port: 8000`, one option to a line")
+    context.default_map = {**(context.default_map or {}), **dict(_renamed(context, file, given))}
+
+
+def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
+    """A file's options by click's names, those in it that may be repeated as lists."""
+    flags = {
+        flag.removeprefix("--"): each
+        for each in context.command.params
+        if isinstance(each, click.Option)
+        for flag in (*each.opts, *each.secondary_opts)
+    }
+    for name, value in given.items():
+        option = flags.get(name.replace("_", "-"))
+        if option is None or option.name in ("config", "help"):
+            raise OptionError(f"{file} has {name[:80]!r}, which is no option of serve: see specbuild serve --help")
+        if isinstance(value, dict | list) and not option.multiple:
+            value = json.dumps(value)
+        elif option.multiple and not isinstance(value, list):
+            value = [value]
+        yield option.name, value
+
+
+@click.command(name="serve")
+@click.argument("bundles", nargs=-1, required=True, metavar="[NAME=]BUNDLE…")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_from_file,
+    help="A YAML file of these options, by their names; the command line goes before it.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at; 0.0.0.0 is all.")
+@click.option("--port", type=int, default=8000, show_default=True, help="0 is any that is free.")
+@click.option("--uds", type=click.Path(path_type=Path), metavar="FILE", help="Listen at a Unix socket instead.")
+@click.option(
+    "--served-model-name", multiple=True, metavar="NAME", help="The bundle's name in requests; may be repeated."
+)
+@click.option("--api-key", multiple=True, help=f"Needed for all but health; may be repeated, or {API_KEYS}=A,B.")
+@click.option("--ssl-certfile", type=click.Path(path_type=Path), metavar="FILE", help="For TLS.")
+@click.option("--ssl-keyfile", type=click.Path(path_type=Path), metavar="FILE", help="For TLS.")
+@click.option("--allowed-origins", metavar="JSON", help='Web pages that may call: ["https://example.com"] or ["*"].')
+@click.option("--root-path", default="", metavar="PATH", help="Where a proxy serves this, such as /llm.")
+@click.option("--max-num-seqs", type=int, help="Sequences that share a step; what the bundle was built for by default.")
+@click.option("--max-num-batched-tokens", type=int, metavar="N", help="Tokens of a step at most.")
+@click.option("--max-model-len", type=int, metavar="N", help="Tokens of a text at most, the bundle's by default.")
+@click.option("--max-waiting", type=int, default=256, show_default=True, help="Samples that wait for a slot at most.")
+@click.option("--max-queued-tokens", type=int, metavar="N", help="Tokens of prompts that wait at most.")
+@click.option(
+    "--shutdown-timeout", type=float, default=30.0, show_default=True, help="Seconds that a drain takes at most."
+)
+@click.option("--request-timeout", type=float, metavar="SECONDS", help="Of a request, its time in the queue included.")
+@click.option("--chat-template", type=click.Path(path_type=Path), metavar="FILE", help="Instead of the bundle's.")
+@click.option("--return-token-ids", is_flag=True, help="Responses have token ids, unless a request says otherwise.")
+@click.option(
+    "--per-request-spec-decode-metrics",
+    "spec_metrics",
+    type=click.Choice(["none", "summary", "detailed"]),
+    default="summary",
+    show_default=True,
+    help="What each response says of its speculation.",
+)
+@click.option("--metrics-prefix", type=click.Choice(["specbuild:", "vllm:"]), default="specbuild:", show_default=True)
+@click.option("--log-requests", is_flag=True, help="The log has prompts and texts too.")
+@click.option(
+    "--extra-fields",
+    type=click.Choice(["refuse", "ignore"]),
+    default="refuse",
+    show_default=True,
+    help="What becomes of fields that nothing here reads.",
+)
+@click.option("--share-prefix-cache", is_flag=True, help="Callers of different API keys share cached prompts.")
+def command(
+    bundles: tuple[str, ...],
+    served_model_name: tuple[str, ...],
+    api_key: tuple[str, ...],
+    allowed_origins: str | None,
+    max_num_batched_tokens: int | None,
+    max_model_len: int | None,
+    chat_template: Path | None,
+    **given: Any,
+) -> None:
+    """Serve bundles by OpenAI's API: chats, completions, metrics, health.
+
+    \b
+    specbuild serve pycode.bundle --port 8000
+    """
+    interrupts.exit_at_once()
+    draft_tokens, speedup, schedule = (given.pop(name) for name in _LIMITS)
+    limits = Limits(draft_tokens, speedup, schedule or ())
+    loads = {name: given.pop(name) for name in _LOADS}
+    load = LoadOptions(
+        **loads,
+        limits=limits,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        chat_template=_template(chat_template),
+    )
+    from specbuild.serve import logs, server
+    from specbuild.serve.models import names_of
+    from specbuild.serve.options import ServeOptions
+
+    options = ServeOptions(**given, api_keys=_keys(api_key), allowed_origins=_origins(allowed_origins))
+    log = logs.RequestLog(sys.stderr, options.log_requests)
+    logs.install(log)
+    status = server.run(names_of(list(bundles), served_model_name), options, load, log)
+    raise click.exceptions.Exit(status)
+
+
+command.params += [_GENERATES[name] for name in (*_LIMITS, *_LOADS)]
+
+
+def _keys(given: tuple[str, ...]) -> tuple[str, ...]:
+    return given or tuple(key.strip() for key in os.environ.get(API_KEYS, "").split(",") if key.strip())
+
+
+def _origins(given: str | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    try:
+        origins = json.loads(given)
+    except ValueError:
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(each, str) for each in origins):
+        raise OptionError(f'--allowed-origins is a list in JSON, such as ["https://example.com"], not {given[:80]}')
+    return tuple(origins)
+
+
+def _template(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise OptionError(f"{file} cannot be read as a chat template: {getattr(error, 'strerror', error)}") from None

@@ -1,0 +1,199 @@
+"""Receipts: what a text was made from and by, with hashes of its tokens, so that anybody can decode it again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta
+
+from specbuild.runtime.checked_json import Text, checked
+from specbuild.runtime.errors import BundleError, OptionError, PromptError, shown
+from specbuild.runtime.requests.result import Result
+from specbuild.runtime.sampling.parameters import SamplingParams
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
+_APART = frozenset({"seed"})  # a sample's own, which the receipt has beside the parameters
+_SAME_TEXT = frozenset({"n", "logprobs", "deadline", "priority", "session", "cache_salt", "speculation"})
+_UNWRITTEN = frozenset({"constraint"})  # which is a program
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptClass:
+    """An engine's exactness class, and the sha256 of a text's logits in it; see `ExactnessClass`."""
+
+    rows: Rows
+    sequence_rows: Rows
+    digest: Sha256
+
+
+class Origin(NamedTuple):
+    """What an engine's receipts have in common: the bundle's digest, and the class, None where it has none."""
+
+    bundle: str
+    exactness: ReceiptClass | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What one sample of one prompt was made from and by; validated when made, raises OptionError.
+
+    specbuild_version: of the runtime that decoded it.
+    bundle: the digest of its manifest.
+    exactness: the class of the engine's steps, None where it had none, and a near-tie may fall otherwise.
+    seed: the sample's own.
+    parameters: those of `SamplingParams` that a text depends on, whole numbers without a fraction.
+    parameters_sha256, prompt_sha256, output_sha256: of these parameters, of the prompt's token ids and of the output's;
+    each of JSON in UTF-8, with sorted keys and without spaces.
+    num_output_tokens: how many they are.
+    finish_reason: the result's. "deadline", "cancelled" and "error" cut a text off: then its first tokens are proven.
+    """
+
+    specbuild_version: Text
+    bundle: Sha256
+    exactness: ReceiptClass | None
+    seed: int
+    parameters: dict[str, Any]
+    parameters_sha256: Sha256
+    prompt_sha256: Sha256
+    output_sha256: Sha256
+    num_output_tokens: Annotated[int, Meta(ge=0, le=1 << 31)]
+    finish_reason: Literal["stop", "length", "cancelled", "deadline", "error"]
+
+    def __post_init__(self) -> None:
+        known = {each.name for each in fields(SamplingParams)} - _APART - _SAME_TEXT - _UNWRITTEN
+        if unknown := sorted(map(str, self.parameters.keys() - known)):
+            raise OptionError(f"the receipt has an unknown parameter, {shown(unknown[0])}: update specbuild")
+        if self.num_output_tokens > self.params().max_new_tokens:
+            raise OptionError("the receipt has more tokens than its max_new_tokens: it was changed, ask for it again")
+        object.__setattr__(self, "parameters", _plain(self.parameters))
+        if sha256(self.parameters) != self.parameters_sha256:
+            raise OptionError("the receipt's parameters are not those of its hash: it was changed, ask for it again")
+
+    @classmethod
+    def of(cls, origin: Origin, prompt: Sequence[int], params: SamplingParams, result: Result) -> Receipt:
+        """The receipt of a result; see `Engine.receipt`."""
+        metrics = result.metrics
+        if metrics is None:
+            raise OptionError("a request that was refused before it ran has no receipt")
+        if params.constraint is not None:
+            raise OptionError("a receipt cannot say what a constraint is: ask for none, or for no constraint")
+        if (given := len(prompt)) != (read := metrics.num_prompt_tokens):
+            raise OptionError(f"the result is of a prompt of {read} tokens, not {given}: give the prompt's token ids")
+        parameters = _parameters(params)
+        return cls(
+            specbuild_version=_version(),
+            bundle=origin.bundle,
+            exactness=origin.exactness,
+            seed=metrics.seed,
+            parameters=parameters,
+            parameters_sha256=sha256(parameters),
+            prompt_sha256=sha256([*map(int, prompt)]),
+            output_sha256=sha256(result.token_ids),
+            num_output_tokens=len(result.token_ids),
+            finish_reason=result.finish_reason,  # type: ignore[arg-type]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, body: Any) -> Receipt:
+        """A receipt from JSON's values; raises OptionError for what is none, or was changed."""
+        try:
+            return checked(body, cls)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise OptionError(f"this is no receipt ({str(error)[:300]}): give what a result's receipt says") from None
+
+    def params(self, speculation: str = "off") -> SamplingParams:
+        """The parameters of a request that decodes the sample again; raises OptionError."""
+        return SamplingParams(**self.parameters, seed=self.seed, speculation=speculation)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the text ended by itself, so that its end is proven too."""
+        return self.finish_reason in ("stop", "length")
+
+    def check_origin(self, origin: Origin, any_class: bool = False) -> None:
+        """Raise BundleError for another bundle, and OptionError for another class unless any may be tried."""
+        if origin.bundle != self.bundle:
+            raise BundleError(
+                f"the receipt is of another bundle, {self.bundle[:12]}…, and this is {origin.bundle[:12]}…: "
+                "give the bundle that made it"
+            )
+        if any_class:
+            return
+        if self.exactness is None:
+            raise OptionError(
+                "the receipt is of an engine without an exactness class, where rounding may turn a near-tie: "
+                "--any-class (any_class) tries it all the same"
+            )
+        if origin.exactness != self.exactness:
+            raise OptionError(
+                f"the receipt is of {_told(self.exactness)}, this engine of {_told(origin.exactness)}: load it with "
+                "the threads and batch size it was made with, or try all the same with --any-class (any_class)"
+            )
+
+    def has_prompt(self, tokens: Sequence[int]) -> bool:
+        """Whether these are the prompt's token ids."""
+        return sha256(tokens) == self.prompt_sha256
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raise PromptError for another prompt."""
+        if not self.has_prompt(tokens):
+            raise PromptError("the receipt is of another prompt, its token ids differ: give the one it was made from")
+
+    def agrees(self, result: Result) -> bool:
+        """Whether a result has the receipt's tokens, and ends where the receipt's does if that ended by itself.
+
+        A "length" that an engine of shorter texts came to earlier than this one is its first tokens.
+        """
+        count = self.num_output_tokens
+        if sha256(result.token_ids[:count]) != self.output_sha256 or len(result.token_ids) < count:
+            return False
+        ended = len(result.token_ids) == count and result.finish_reason == self.finish_reason
+        cut = len(result.token_ids) > count and count < self.params().max_new_tokens
+        return ended or not self.whole or (self.finish_reason == "length" and cut)
+
+
+def sha256(value: Any) -> str:
+    """The sha256 of a value's JSON with sorted keys and without spaces, in hexadecimal; raises OptionError."""
+    try:
+        text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise OptionError(f"a receipt cannot say what is no JSON: {error}") from None
+
+
+def _parameters(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that a sample's text depends on, but for its seed."""
+    left_out = _APART | _SAME_TEXT | _UNWRITTEN
+    return {each.name: _plain(getattr(params, each.name)) for each in fields(params) if each.name not in left_out}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, numbers alike however they were written: 1.0 is 1."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _told(found: ReceiptClass | None) -> str:
+    return f"class {found.rows}/{found.sequence_rows}, {found.digest[:12]}…" if found else "no exactness class"
+
+
+@cache
+def _version() -> str:
+    from importlib.metadata import version  # slow to import, and needed by receipts alone
+
+    return version("specbuild-trt")

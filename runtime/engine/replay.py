@@ -1,0 +1,80 @@
+"""Replays: a receipt's text is decoded again, in two ways, and compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbuild.runtime.errors import EngineClosedError, OptionError
+from specbuild.runtime.requests.result import Result
+from specbuild.runtime.sampling.parameters import SamplingParams
+
+from .handle import Handle
+from .receipt import Origin, Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What came of a receipt's text when it was decoded again.
+
+    plain, speculative: the results of plain decoding and of the bundle's own speculation, up to a round past the
+    receipt's last token. same_class: whether this engine has the receipt's exactness class.
+    """
+
+    receipt: Receipt
+    plain: Result
+    speculative: Result
+    same_class: bool
+
+    @property
+    def proven(self) -> bool:
+        """Whether both ways give the receipt's tokens."""
+        return self.receipt.agrees(self.plain) and self.receipt.agrees(self.speculative)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `specbuild replay --json` prints it; `whole`: whether the text's end is proven, too."""
+        return {
+            "proven": self.proven,
+            "plain": self.receipt.agrees(self.plain),
+            "speculation": self.receipt.agrees(self.speculative),
+            "num_output_tokens": self.receipt.num_output_tokens,
+            "whole": self.receipt.whole,
+            "same_class": self.same_class,
+        }
+
+
+def replay(
+    submit: Callable[[Sequence[int], SamplingParams], Handle], origin: Origin, receipt: Receipt, prompt: Sequence[int]
+) -> Replay:
+    """Decode a receipt's text again from its prompt's token ids; see `Engine.replay`, which has checked the origin."""
+    receipt.check_prompt(prompt)
+    plain, speculative = (
+        _decoded(submit(prompt, receipt.params(speculation)), receipt.num_output_tokens)
+        for speculation in ("off", "auto")
+    )
+    return Replay(receipt, plain, speculative, receipt.exactness is not None and receipt.exactness == origin.exactness)
+
+
+def _decoded(handle: Handle, count: int) -> Result:
+    """The result of a request that is cancelled once it has more than `count` tokens; raises what kept it from them."""
+    emitted = 0
+    try:
+        for chunk in handle:
+            emitted += len(chunk.token_ids)
+            if emitted > count:
+                break
+    finally:
+        handle.cancel()
+    result = handle.result()
+    if len(result.token_ids) < count:
+        if result.error:
+            raise result.error
+        if result.finish_reason == "cancelled":
+            raise EngineClosedError("the engine was closed before the text was decoded again: load the bundle again")
+        if result.finish_reason == "length":
+            ended = len(result.token_ids)
+            raise OptionError(
+                f"this engine ends the text after {ended} tokens, the receipt has {count}: allow longer ones"
+            )
+    return result

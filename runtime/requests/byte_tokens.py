@@ -1,0 +1,26 @@
+"""The bytes behind a token's name, in the two ways that tokenizers write bytes which are no whole character."""
+
+from __future__ import annotations
+
+import re
+
+_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2's byte-level alphabet: a printable character for each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _alphabet()
+
+
+def bytes_of(name: str) -> bytes | None:
+    """The bytes that a token's name stands for; None where it stands for something else."""
+    if found := _FALLBACK.fullmatch(name):
+        return bytes([int(found[1], 16)])
+    if name and all(character in _BYTES for character in name):
+        return bytes(_BYTES[character] for character in name)
+    return None

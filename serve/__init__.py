@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server around engines; `app.make_app` makes it, `server.run` runs it."""

@@ -1,0 +1,111 @@
+"""A request for texts, from its fields to its response, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from .errors import ApiError, api_error, json_response
+from .fields import CompletionRequest, Sampling, check_known
+from .formats import Format
+from .generation import EventStream, Generation, unless_gone
+from .metrics import Metrics
+from .models import Models
+from .options import ServeOptions
+from .parameters import Caller
+from .traces import Trace, Traces
+
+_TOKENIZING = 2  # threads
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the routes need."""
+
+    models: Models
+    options: ServeOptions
+    metrics: Metrics
+    traces: Traces = field(default_factory=Traces)
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
+
+    def drain(self) -> None:
+        """Take nothing new; readiness is false from now on."""
+        for model in self.models.all:
+            model.admission.draining = True
+
+    @property
+    def requests(self) -> int:
+        """Under way in all models."""
+        return sum(model.admission.requests for model in self.models.all)
+
+
+async def answer(service: Service, request: Request, body: Sampling, kind: type[Format], count: int) -> Response:
+    """Answer a request for texts, streamed or not; raises ApiError, SpecbuildErrors and ClientGoneError."""
+    options, state = service.options, request.state
+    if options.extra_fields == "refuse":
+        check_known(body)
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+    state.request_id = body.request_id or state.request_id
+    served = service.models.pick(body.model)
+    state.told.update(model=served.name, user=body.user)
+    caller = Caller(None if options.share_prefix_cache else state.tenant, options.request_timeout)
+    waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
+    generation = Generation(served, body, caller, count, None if waits else service.pool, service.metrics)
+    form = kind(generation, f"{kind.prefix}-{state.request_id}", options.spec_metrics, options.return_token_ids)
+    trace = service.traces.begin(kind.operation, served.name, request.headers)
+    done = partial(_done, service, state.told, generation, trace)
+    try:
+        if body.stream:
+            events = form.events()
+            first = await unless_gone(request.receive, anext(events))
+            return EventStream(_with(first, events, done))
+        response = json_response(await unless_gone(request.receive, form.response()))
+    except Exception as error:
+        done(api_error(error))
+        raise
+    done()
+    return response
+
+
+async def _with(first: bytes, rest: Any, done: Callable[[], None]) -> Any:
+    """An event that was awaited already, and those after it."""
+    try:
+        async with aclosing(rest):
+            yield first
+            async for event in rest:
+                yield event
+    finally:
+        done()
+
+
+def _done(
+    service: Service, told: dict[str, Any], generation: Generation, trace: Trace | None, error: ApiError | None = None
+) -> None:
+    """A request has ended: what the log says of it, and whoever traces it."""
+    if error and error.code:
+        service.metrics.rejected(generation.served.name, error.code)
+    results = list(generation.results.values())
+    told["prompt_tokens"] = sum(map(len, generation.prompts))
+    told["output_tokens"] = sum(len(result.token_ids) for result in results)
+    told["finish_reason"] = ",".join(sorted({result.finish_reason for result in results})) or None
+    own = [result.metrics for result in results if result.metrics]
+    if own:
+        stats = [each.speculative_decoding for each in own]
+        told["ttft"] = min((each.ttft for each in own if each.first_token is not None), default=None)
+        told["queue_time"] = max(each.queue_time for each in own)
+        told["draft_tokens"] = sum(each.num_draft_tokens for each in stats)
+        told["accepted_tokens"] = sum(each.num_accepted_draft_tokens for each in stats)
+    if service.options.log_requests:
+        told["prompt"] = generation.body.model_dump_json(include={"prompt", "messages"})
+        told["text"] = json.dumps([result.text for result in results])
+    if trace:
+        trace.end(told["prompt_tokens"], results, str(error.code or error.status) if error else None)

@@ -1,0 +1,203 @@
+"""The application: routes over the served models, behind the gate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from specbuild.runtime import SpecbuildError
+
+from . import responses
+from .answer import Service, answer
+from .chat import ChatFormat, chat_of
+from .completions import CompletionFormat, prompts_of
+from .errors import ApiError, ErrorBody, api_error, json_response
+from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, check_known
+from .gate import Gate, RequestLog
+from .generation import ClientGoneError
+from .models import ServedModel
+
+_FAULTS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)
+}
+_KINDS = ("str", "int")  # names of a field's kinds in pydantic's paths
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+def make_app(service: Service, log: RequestLog) -> ASGIApp:
+    """The ASGI application; `log` is told every request."""
+    root, own = service.options.root_path, version("specbuild-trt")
+    app = FastAPI(title="specbuild", version=own, root_path=root, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.include_router(_api(service))
+    app.include_router(_operations(service))
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientGoneError, _left)
+    for kind in (ApiError, SpecbuildError, Exception):
+        app.add_exception_handler(kind, _failed)
+    gate: ASGIApp = Gate(app, log, service.options.api_keys)
+    if service.options.allowed_origins:
+        origins = list(service.options.allowed_origins)
+        gate = CORSMiddleware(gate, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    return gate
+
+
+def _api(service: Service) -> APIRouter:
+    """What OpenAI's and vLLM's clients call."""
+    router = APIRouter(responses=_FAULTS)
+    models = service.models
+
+    @router.get("/v1/models", response_model=responses.ModelList)
+    async def list_models() -> Response:
+        cards = [_card(model, name) for model in models.all for name in model.names]
+        return json_response({"object": "list", "data": cards})
+
+    @router.get("/v1/models/{name:path}", response_model=responses.ModelCard)
+    async def retrieve_model(name: str) -> Response:
+        return json_response(_card(models.pick(name), name))
+
+    @router.post("/v1/completions", responses={200: {"model": responses.Completion, "content": _STREAM}})
+    async def create_completion(request: Request, body: CompletionRequest) -> Response:
+        return await answer(service, request, body, CompletionFormat, len(prompts_of(body)))
+
+    @router.post("/v1/chat/completions", responses={200: {"model": responses.ChatCompletion, "content": _STREAM}})
+    async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
+        return await answer(service, request, body, ChatFormat, 1)
+
+    @router.post("/tokenize", response_model=responses.Tokenized)
+    async def tokenize(request: Request, body: TokenizeRequest) -> Response:
+        if service.options.extra_fields == "refuse":
+            check_known(body)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give prompt, a text, or messages, a chat", param="prompt")
+        engine = models.pick(body.model).engine.engine
+
+        def work() -> dict[str, Any]:
+            begin = body.add_generation_prompt
+            asked = body.prompt if body.messages is None else chat_of(body.messages, body.chat_template_kwargs, begin)
+            tokens = engine.encode(asked or "")
+            texts = [engine.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+            told = {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
+            return {**told, "token_strs": texts}
+
+        return json_response(await _in_pool(service, work))
+
+    @router.post("/detokenize", response_model=responses.Detokenized)
+    async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
+        if service.options.extra_fields == "refuse":
+            check_known(body)
+        engine = models.pick(body.model).engine.engine
+        size = engine.manifest.models["target"].vocab_size
+        if any(token >= size for token in body.tokens):
+            raise ApiError(400, f"tokens has an id outside the vocabulary of {size}", param="tokens")
+        return json_response({"prompt": await _in_pool(service, partial(engine.decode, body.tokens, False))})
+
+    return router
+
+
+def _card(model: ServedModel, name: str) -> responses.ModelCard:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "specbuild",
+        "root": model.path.name,
+        "max_model_len": model.engine.engine.max_model_len,
+    }
+
+
+async def _in_pool(service: Service, work: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(service.pool, work)
+
+
+def _operations(service: Service) -> APIRouter:
+    """What supervisors, scrapers and people call."""
+    router = APIRouter(responses={status: _FAULTS[status] for status in (401, 405, 500)})
+    health: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any]}, 503: {"model": dict[str, Any]}}
+
+    @router.get("/health/live", responses=health)
+    async def live() -> Response:
+        states = _states(service)
+        dead = any(state in ("failed", "stuck") for state in states.values())
+        return json_response({"status": "failed" if dead else "live", "models": states}, 503 if dead else 200)
+
+    @router.get("/health/ready", responses=health)
+    @router.get("/health", responses=health)
+    async def ready() -> Response:
+        states = _states(service)
+        able = all(state in ("idle", "running", "exclusive") for state in states.values())
+        return json_response({"status": "ready" if able else "not ready", "models": states}, 200 if able else 503)
+
+    @router.get("/version", response_model=dict[str, str])
+    async def show_version() -> Response:
+        return json_response({"version": version("specbuild-trt")})
+
+    @router.get("/load", response_model=dict[str, Any])
+    async def load() -> Response:
+        usages = {model.name: model.engine.engine.usage for model in service.models.all}
+        told = {
+            name: {"running": each.running, "waiting": each.waiting + each.to_come, "slots": each.slots}
+            for name, each in usages.items()
+        }
+        return json_response({"server_load": service.requests, "models": told})
+
+    @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+    async def metrics(request: Request) -> Response:
+        accept = request.headers.get("accept", "")
+        text, kind = await _in_pool(service, partial(service.metrics.render, accept))
+        return Response(text, headers={"Content-Type": kind})
+
+    return router
+
+
+def _states(service: Service) -> dict[str, str]:
+    """What each engine's worker does; draining where the server takes nothing new."""
+    states = dict[str, str]()
+    for model in service.models.all:
+        state = model.engine.engine.health().state
+        held = model.admission.draining and state in ("idle", "running", "exclusive")
+        states[model.name] = "draining" if held else state
+    return states
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # which nobody reads
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    told = api_error(error)
+    request.state.told["error"] = f"{type(error).__name__}: {error}" if told.status >= 500 else told.message
+    return told.response()
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, no such method, a body that is no JSON."""
+    assert isinstance(error, HTTPException)
+    return ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}").response()
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """A field that is wrong."""
+    assert isinstance(error, RequestValidationError)
+    first = max(
+        error.errors(), key=lambda each: len(each["loc"])
+    )  # the innermost, where a field may be of several kinds
+    path = [str(part) for part in first["loc"][1:]]
+    where = ".".join(part for part in path if "[" not in part and part not in _KINDS)[:200]
+    if first["type"] == "json_invalid":
+        return ApiError(400, "the body is not JSON: send an object").response()
+    if not where and "json" not in request.headers.get("content-type", ""):
+        return ApiError(400, "the body is not JSON by its header: send Content-Type: application/json").response()
+    told = f"{where}: {first['msg']}" if where else f"the body: {first['msg']}"
+    return ApiError(400, told[:500], param=where or None).response()

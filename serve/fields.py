@@ -1,0 +1,157 @@
+"""What clients send: the fields of each route's body, by OpenAI's and vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from . import limits
+from .errors import ApiError
+
+Label = Annotated[str, Field(min_length=1, max_length=limits.LABEL_CHARACTERS)]
+Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Tokens = Annotated[list[Token], Field(max_length=limits.TOKENS)]
+
+
+class Body(BaseModel):
+    """Types are exact; `check_known` refuses fields that no route knows, unless they are to be ignored."""
+
+    model_config = ConfigDict(
+        strict=True, extra="allow", allow_inf_nan=False, json_schema_extra={"additionalProperties": False}
+    )
+
+
+def unknown(value: Any, path: str = "") -> Iterator[str]:
+    """The names of all fields in a body that it has no use for, such as `messages.0.colour`."""
+    if isinstance(value, Body):
+        yield from (f"{path}{name}" for name in value.model_extra or ())
+        for name in type(value).model_fields:
+            yield from unknown(getattr(value, name), f"{path}{name}.")
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from unknown(each, f"{path}{index}.")
+
+
+def check_known(body: Body) -> None:
+    """Raise ApiError for a field that would be ignored."""
+    if name := next(unknown(body), None):
+        told = name[: limits.LABEL_CHARACTERS]
+        raise ApiError(
+            400,
+            f"unknown field {told!r}: leave it out, or serve with --extra-fields ignore",
+            param=told,
+            code="unknown_field",
+        )
+
+
+class StreamOptions(Body):
+    """`include_usage`: a last chunk has the usage. `continuous_usage_stats`: every chunk has it so far."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Sampling(Body):
+    """What completions and chats have in common; null is as good as absent."""
+
+    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: (
+        dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], Annotated[float, Field(ge=-1e6, le=1e6)]] | None
+    ) = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    n: Annotated[int, Field(ge=1, le=limits.SAMPLES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    user: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    session: Label | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
+    cache_salt: Label | None = None
+    deadline: Annotated[float, Field(ge=0.001, le=1e9)] | None = None
+    return_token_ids: bool | None = None
+    speculation: Annotated[str, Field(min_length=1, max_length=32)] | None = None
+    disable_spec_decode: bool | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=4096)] | None = None
+    receipt: bool | None = None
+
+
+class CompletionRequest(Sampling):
+    """The body of /v1/completions; `suffix` and `best_of` are OpenAI's, and refused."""
+
+    prompt: (
+        str
+        | Tokens
+        | Annotated[list[str], Field(max_length=limits.PROMPTS)]
+        | Annotated[list[Tokens], Field(max_length=limits.PROMPTS)]
+    )
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """A message of a chat, as the model's template reads it."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[TextPart] | None = None
+    name: Label | None = None
+    reasoning_content: str | None = None
+
+
+class ResponseFormat(Body):
+    """Text is the only one yet."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(Sampling):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    response_format: ResponseFormat | None = None
+
+
+class TokenizeRequest(Body):
+    """The body of /tokenize: a text, or a chat."""
+
+    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MESSAGES)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """The body of /detokenize."""
+
+    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    tokens: Tokens

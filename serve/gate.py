@@ -1,0 +1,175 @@
+"""The gate: what every request passes before a route sees it, and what is kept of it afterwards.
+
+An ASGI middleware: an id, the key, a body that is small enough and comes in time, a client that takes what it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from . import limits
+from .errors import ApiError, api_error
+from .generation import ClientGoneError
+
+_ID = re.compile(rf"[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
+_OPEN = "/health"  # and all below it: without a key
+
+
+class RequestLog(Protocol):
+    """See `logs.RequestLog`."""
+
+    def ended(self, **told: Any) -> None:
+        """A request has ended."""
+        ...
+
+    def event(self, level: str, message: str, **told: Any) -> None:
+        """Something happened."""
+        ...
+
+
+class Gate:
+    """Wraps an app. A request's state has `request_id`, `tenant` (None: no keys), and `told`, its log line."""
+
+    def __init__(
+        self, app: ASGIApp, log: RequestLog, api_keys: Sequence[str] = (), send_seconds: float = limits.SEND_SECONDS
+    ) -> None:
+        self._app, self._log, self._send_seconds = app, log, send_seconds
+        self._keys = [key.encode() for key in api_keys]
+        self.requests = 0  # under way
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, began = Headers(scope=scope), time.perf_counter()
+        given = headers.get("x-request-id", "")
+        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        told: dict[str, Any] = {}
+        scope.setdefault("state", {}).update(request_id=request_id, told=told, tenant=None)
+        answer = _Answer(send, scope["state"], self._send_seconds)
+        self.requests += 1
+        try:
+            await self._pass(scope, headers, receive, answer)
+        except ClientGoneError:
+            answer.status = 499
+        except (TimeoutError, asyncio.TimeoutError):
+            answer.status = 499
+            told["error"] = f"the client took nothing for {self._send_seconds:g} s and was cut off"
+            raise
+        except Exception as error:
+            told["error"] = f"{type(error).__name__}: {error}"
+            if answer.status and not answer.whole:
+                raise
+            if not answer.status:
+                await api_error(error).response()(scope, receive, answer)
+        finally:
+            self.requests -= 1
+            if not (_open(scope) and answer.status == 200):  # probes come every second
+                self._log.ended(
+                    request_id=scope["state"]["request_id"],
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=answer.status or 499,
+                    seconds=time.perf_counter() - began,
+                    **told,
+                )
+
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, answer: _Answer) -> None:
+        try:
+            if sum(len(name) + len(value) for name, value in scope["headers"]) > limits.HEADER_BYTES:
+                told = f"the request's headers have more than {limits.HEADER_BYTES} bytes: send less"
+                raise ApiError(431, told, code="headers_too_large")
+            if not _open(scope):
+                scope["state"]["tenant"] = self._tenant(headers)
+            body = await _body(headers, receive)
+        except ApiError as error:
+            scope["state"]["told"]["error"] = error.message
+            answer.closing = True  # the rest of the body is never read
+            await error.response()(scope, receive, answer)
+            return
+        await self._app(scope, _replay(body, receive), answer)
+
+    def _tenant(self, headers: Headers) -> str | None:
+        """Who asks, by the hash of the key; raises ApiError without a right one."""
+        if not self._keys:
+            return None
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        right = [known for known in self._keys if hmac.compare_digest(known, key.strip().encode())]
+        if scheme.lower() != "bearer" or not right:
+            raise ApiError(401, "give one of the server's API keys: Authorization: Bearer KEY", code="invalid_api_key")
+        return hashlib.sha256(right[0]).hexdigest()
+
+
+class _Answer:
+    """The sending side of a request: sees the status, adds the id, and waits for a slow client only so long."""
+
+    def __init__(self, send: Send, state: dict[str, Any], seconds: float) -> None:
+        self._send, self._state, self._seconds = send, state, seconds
+        self.status, self.closing, self.whole = 0, False, False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-Id"] = self._state["request_id"]
+            if self.closing:
+                headers["Connection"] = "close"
+        await asyncio.wait_for(self._send(message), self._seconds)
+        self.whole = message["type"] == "http.response.body" and not message.get("more_body")
+
+
+def _open(scope: Scope) -> bool:
+    """Whether a path needs no key."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path == _OPEN or path.startswith(f"{_OPEN}/")
+
+
+async def _body(headers: Headers, receive: Receive) -> bytes:
+    """The whole body; raises ApiError for one that is too large or too slow, and ClientGoneError."""
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > limits.BODY_BYTES:
+        raise _too_large()
+    try:
+        return await asyncio.wait_for(_read(receive), limits.BODY_SECONDS)
+    except (TimeoutError, asyncio.TimeoutError):
+        told = f"the request's body took longer than {limits.BODY_SECONDS:g} s: send it faster"
+        raise ApiError(408, told, code="slow_body") from None
+
+
+async def _read(receive: Receive) -> bytes:
+    parts, size = list[bytes](), 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limits.BODY_BYTES:
+            raise _too_large()
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the request has more than {limits.BODY_BYTES} bytes: send less", code="body_too_large")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A body that was read already, then whatever comes after it."""
+    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return left.pop() if left else await receive()
+
+    return again

@@ -1,0 +1,66 @@
+"""A server's log: a line of JSON for every request that has ended and for whatever else happens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from datetime import datetime, timezone
+from typing import Any, TextIO
+
+from specbuild.runtime.errors import message_of
+
+MAX_TEXT = 2000  # characters of a value
+_SENT = ("prompt", "text")  # what people said, and were told
+
+
+class RequestLog:
+    """Writes lines, from any thread; `log_requests`: with prompts and texts. Never raises."""
+
+    def __init__(self, stream: TextIO, log_requests: bool = False) -> None:
+        self._stream, self.log_requests, self._lock = stream, log_requests, threading.Lock()
+
+    def ended(self, **told: Any) -> None:
+        """A request has ended."""
+        failed = isinstance(told.get("status"), int) and told["status"] >= 500
+        shown = {name: value for name, value in told.items() if self.log_requests or name not in _SENT}
+        self.event("error" if failed else "info", "request", **shown)
+
+    def event(self, level: str, message: str, **told: Any) -> None:
+        """Something happened; fields that are None are left out."""
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = {"time": now, "level": level, "message": message, **told}
+        try:
+            shown = {name: _shown(value) for name, value in line.items() if value is not None}
+            with self._lock:
+                self._stream.write(json.dumps(shown, default=str) + "\n")
+                self._stream.flush()
+        except Exception:  # nobody reads it any more: requests are served all the same
+            return
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    return value[:MAX_TEXT] if isinstance(value, str) else value
+
+
+class Records(logging.Handler):
+    """Libraries' records as lines of the same log."""
+
+    def __init__(self, log: RequestLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`; of an exception its kind and message."""
+        error = record.exc_info[1] if record.exc_info else None
+        told = {"error": f"{type(error).__name__}: {message_of(error)}"} if error else {}
+        self._log.event(record.levelname.lower(), record.getMessage().splitlines()[0], logger=record.name, **told)
+
+
+def install(log: RequestLog) -> None:
+    """Have warnings of specbuild, of the HTTP server and of asyncio in the log."""
+    for name in ("specbuild", "uvicorn", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [Records(log)], False

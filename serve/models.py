@@ -1,0 +1,77 @@
+"""What is served: engines by the names that requests give them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime import AsyncEngine
+from specbuild.runtime.errors import OptionError
+
+from .admission import Admission
+from .errors import ApiError
+from .limits import LABEL_CHARACTERS
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """An engine, the names it answers to, its defaults and its queue."""
+
+    names: tuple[str, ...]
+    path: Path
+    engine: AsyncEngine
+    defaults: Mapping[str, Any]
+    admission: Admission
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        """The first of its names, by which responses and metrics call it."""
+        return self.names[0]
+
+
+class Models:
+    """Every served model, by name; the first answers requests that name none."""
+
+    def __init__(self, models: list[ServedModel]) -> None:
+        self.all = models
+        self._by_name = {name: model for model in models for name in model.names}
+
+    def pick(self, name: str | None) -> ServedModel:
+        """The model that a request asks for; raises ApiError 404, and 400 where none is named of several."""
+        if name is None and len(self.all) == 1:
+            return self.all[0]
+        if name is None:
+            raise ApiError(400, f"several models are served, name one: {self._names()}", param="model")
+        if name not in self._by_name:
+            told = f"the model {name!r} is not served here; these are: {self._names()}"
+            raise ApiError(404, told, param="model", code="model_not_found")
+        return self._by_name[name]
+
+    def _names(self) -> str:
+        return ", ".join(self._by_name)
+
+
+def names_of(bundles: list[str], served: tuple[str, ...]) -> list[tuple[tuple[str, ...], Path]]:
+    """The names and the folder of each bundle, given as FOLDER or NAME=FOLDER; raises OptionError.
+
+    `served`: the names of the one bundle there is, instead of its own.
+    """
+    if served and len(bundles) > 1:
+        raise OptionError("--served-model-name names one bundle: of several give each as NAME=BUNDLE")
+    named: list[tuple[tuple[str, ...], Path]] = []
+    for each in bundles:
+        name, equals, folder = each.partition("=")
+        path = Path(folder if equals else each)
+        names = served or (name if equals else path.resolve().name.removesuffix(".bundle"),)
+        named.append((names, path))
+    every = [name for each, _ in named for name in each]
+    for name in every:
+        if not 0 < len(name) <= LABEL_CHARACTERS or not name.isprintable():
+            raise OptionError(f"a model's name has 1…{LABEL_CHARACTERS} printable characters, not {name[:80]!r}")
+    if len({*every}) < len(every):
+        raise OptionError(f"two models have one name ({', '.join(every)}): give each as NAME=BUNDLE")
+    return named

@@ -1,0 +1,76 @@
+"""How a server listens and answers; validated when made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from specbuild.runtime.errors import OptionError, shown
+
+from .responses import SpecMetrics
+
+Extra = Literal["refuse", "ignore"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Raises OptionError.
+
+    host, port: where it listens; port 0 is any that is free. uds: a Unix socket instead. api_keys: one of them is
+    needed for everything but health, where there are any. max_num_seqs: sequences that share a step, None for what each
+    bundle was built for. max_waiting: samples of each model that wait for a slot, at
+    most. max_queued_tokens: of prompts that wait for their first token. shutdown_timeout: seconds that a drain takes at
+    most. request_timeout: seconds of a request, its time in the queue included. extra_fields: what becomes of fields
+    that no route knows. spec_metrics: how much each response says of its speculation. share_prefix_cache: callers of
+    different API keys may read rows of each other's prompts.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: Path | None = None
+    api_keys: tuple[str, ...] = ()
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    allowed_origins: tuple[str, ...] = ()
+    root_path: str = ""
+    max_num_seqs: int | None = None
+    max_waiting: int = 256
+    max_queued_tokens: int | None = None
+    shutdown_timeout: float = 30.0
+    request_timeout: float | None = None
+    return_token_ids: bool = False
+    spec_metrics: SpecMetrics = "summary"
+    metrics_prefix: str = "specbuild:"
+    log_requests: bool = False
+    extra_fields: Extra = "refuse"
+    share_prefix_cache: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise OptionError(f"port must be 0…65535, not {shown(self.port)}")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise OptionError("TLS needs both: give --ssl-certfile and --ssl-keyfile")
+        for path in (self.ssl_certfile, self.ssl_keyfile):
+            if path is not None and not path.is_file():
+                raise OptionError(f"{path} is not a file: give a certificate and its key in PEM")
+        if any(not key.isascii() or not key.isprintable() or not key.strip() for key in self.api_keys):
+            raise OptionError("an API key has printable ASCII characters, at least one: give another")
+        for name in ("shutdown_timeout", "request_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise OptionError(f"{name} must be seconds from 0 on, not {shown(value)}")
+        if self.request_timeout == 0:
+            raise OptionError("request_timeout must be above 0: leave it out for none")
+        if self.max_waiting < 1:
+            raise OptionError(f"max_waiting must be a whole number of at least 1, not {shown(self.max_waiting)}")
+        if self.max_queued_tokens is not None and self.max_queued_tokens < 1:
+            raise OptionError(f"max_queued_tokens must be at least 1, not {shown(self.max_queued_tokens)}")
+        if self.metrics_prefix not in ("specbuild:", "vllm:"):
+            raise OptionError(f"metrics_prefix is specbuild: or vllm:, not {shown(self.metrics_prefix)}")
+        for value, known in ((self.spec_metrics, SpecMetrics), (self.extra_fields, Extra)):
+            if value not in get_args(known):
+                raise OptionError(f"{shown(value)} is none of {', '.join(get_args(known))}")
+        if self.root_path and not (self.root_path.startswith("/") and self.root_path.isprintable()):
+            raise OptionError(f"root_path begins with /, unlike {shown(self.root_path)}")

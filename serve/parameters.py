@@ -1,0 +1,117 @@
+"""From fields to sampling parameters: OpenAI's defaults, the checkpoint's, and what a client asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specbuild.runtime import Bundle, SamplingParams
+from specbuild.runtime.bundle.manifest import GENERATION_CONFIG
+from specbuild.runtime.errors import BundleError, OptionError
+
+from .errors import ApiError
+from .fields import ChatRequest, CompletionRequest, Sampling
+
+COMPLETION_TOKENS = 16  # OpenAI's default
+DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+_SAME = (  # fields that SamplingParams has by the same name
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "temperature", "top_p", "min_p"),
+    *("logit_bias", "stop", "stop_token_ids", "ignore_eos", "session", "priority", "min_tokens", "skip_special_tokens"),
+)
+_MAX_JSON = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: `tenant` keeps prefix caches apart, None shares them; `timeout`: seconds that the server allows."""
+
+    tenant: str | None = None
+    timeout: float | None = None
+
+
+def defaults_of(bundle: Bundle) -> dict[str, Any]:
+    """The sampling defaults of a bundle's checkpoint over OpenAI's; raises BundleError."""
+    if GENERATION_CONFIG not in bundle.manifest.files:
+        return dict(DEFAULTS)
+    try:
+        told = json.loads(bundle.read(GENERATION_CONFIG, _MAX_JSON))
+        given = {name: told[name] for name in SamplingParams.OF_CHECKPOINTS if told.get(name) is not None}
+        SamplingParams(**given)
+    except (ValueError, AttributeError, OptionError) as error:
+        raise BundleError(f"{bundle.path(GENERATION_CONFIG)} is unusable ({error}): build the bundle again") from None
+    return DEFAULTS | given
+
+
+def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Caller) -> SamplingParams:
+    """The parameters of a request whose longest prompt leaves room for so many tokens; raises ApiError, OptionError."""
+    given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    if body.top_k is not None:
+        given["top_k"] = max(body.top_k, 0)  # vLLM's -1 is off, as 0 is
+    if body.seed is not None:
+        given["seed"] = body.seed % 2**64
+    deadlines = [each for each in (body.deadline, caller.timeout) if each is not None]
+    return SamplingParams(
+        **{**defaults, **given},
+        max_new_tokens=_max_new_tokens(body, room),
+        n=body.n or 1,
+        logprobs=_logprobs(body),
+        deadline=min(deadlines, default=None),
+        speculation=_speculation(body),
+        cache_salt=_salt(caller.tenant, body.cache_salt),
+    )
+
+
+def _max_new_tokens(body: Sampling, room: int) -> int:
+    asked, name = body.max_tokens, "max_tokens"
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        if asked is not None:
+            raise ApiError(400, "max_tokens and max_completion_tokens are one limit: give one", param="max_tokens")
+        asked, name = body.max_completion_tokens, "max_completion_tokens"
+    if asked is None:
+        return min(room, COMPLETION_TOKENS) if isinstance(body, CompletionRequest) else room
+    if asked > room:
+        raise ApiError(
+            400,
+            f"{name} is {asked}, and the prompt leaves room for {room}: ask for fewer, or shorten the prompt",
+            param=name,
+            code="context_length_exceeded",
+        )
+    return asked
+
+
+def _logprobs(body: Sampling) -> int | None:
+    if isinstance(body, CompletionRequest):
+        return body.logprobs
+    if isinstance(body, ChatRequest):
+        if body.top_logprobs is not None and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        return (body.top_logprobs or 0) if body.logprobs else None
+    return None
+
+
+def _speculation(body: Sampling) -> str:
+    """One of three ways to say it."""
+    ways = {
+        "speculation": body.speculation,
+        "disable_spec_decode": "off" if body.disable_spec_decode else None,
+        "num_speculative_tokens": _chain(body.num_speculative_tokens),
+    }
+    asked = {name: way for name, way in ways.items() if way is not None}
+    if len({*asked.values()}) > 1:
+        told = " and ".join(asked)
+        raise ApiError(400, f"{told} contradict each other: give one of them", param=next(iter(asked)))
+    return next(iter(asked.values()), "auto")
+
+
+def _chain(tokens: int | None) -> str | None:
+    return None if tokens is None else f"chain:{tokens}" if tokens else "off"
+
+
+def _salt(tenant: str | None, salt: str | None) -> str | None:
+    """What keeps a prefix cache apart: who asks, and what they ask it to be kept apart from."""
+    if tenant is None and salt is None:
+        return None
+    return hashlib.sha256(json.dumps([tenant, salt]).encode()).hexdigest()

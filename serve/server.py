@@ -1,0 +1,182 @@
+"""A server's life: load, listen, serve, drain, end; and what it does when a worker dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+
+from specbuild.runtime import AsyncEngine, Bundle, Engine, LoadOptions, Result
+
+from . import limits, listener
+from .admission import Admission
+from .answer import Service
+from .app import make_app
+from .logs import RequestLog
+from .metrics import Metrics
+from .models import Models, ServedModel
+from .options import ServeOptions
+from .parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
+
+_LOOK = 0.1  # seconds between two looks at the workers, and at what a drain waits for
+_GRACE = 5  # seconds that responses have to be sent once their texts have ended
+Named = Sequence[tuple[tuple[str, ...], Path]]
+
+
+def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog) -> int:
+    """Serve bundles by their names until a signal ends it; the exit status, 1 where a worker died.
+
+    Raises OptionError, BundleError and ExecutionError before it serves.
+    """
+    listening = listener.listen(options)
+    try:
+        with contextlib.ExitStack() as closing:
+            service = _load(named, options, load, closing)
+            for model in service.models.all:
+                told = describe(model)
+                log.event("info", told, model=model.name)
+            return asyncio.run(_Life(service, log, listening).run())
+    finally:
+        listener.close(listening, options)
+
+
+def _load(named: Named, options: ServeOptions, load: LoadOptions, closing: contextlib.ExitStack) -> Service:
+    """Every bundle in a thread of its own; all of them are closed when the stack is."""
+    told: Future[Metrics] = Future()  # requests end long after it is there
+
+    def one(names: tuple[str, ...], path: Path) -> ServedModel:
+        def finished(result: Result) -> None:
+            told.result().finished(names[0], result)
+
+        bundle = Bundle.open(path)
+        size = bundle.manifest.max_batch_size if options.max_num_seqs is None else options.max_num_seqs
+        engine = Engine.load(path, replace(load, batch_size=size, max_waiting=options.max_waiting, on_finish=finished))
+        closing.callback(engine.close)
+        admission = Admission(size, options.max_waiting, options.max_queued_tokens)
+        return ServedModel(names, path, AsyncEngine(engine), defaults_of(bundle), admission)
+
+    with ThreadPoolExecutor(len(named)) as pool:
+        models = [each.result() for each in [pool.submit(one, *each) for each in named]]
+    metrics = Metrics({model.name: model.engine.engine for model in models}, options.metrics_prefix)
+    told.set_result(metrics)
+    return Service(Models(models), options, metrics)
+
+
+def describe(model: ServedModel) -> str:
+    """What is served, on what, in how much memory, how fast, with which defaults."""
+    engine = model.engine.engine
+    manifest, timings = engine.manifest, engine.timings
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    parts = [
+        f"{', '.join(model.names)}: {model.path}, {manifest.precision} on {manifest.backend}",
+        f"{engine.batch_size} at once, {engine.max_model_len} tokens each",
+        f"caches of {engine.cache_bytes / 1e6:.0f} MB, {memory / 1e6:.0f} MB in all",
+    ]
+    if timings:
+        parts.append(f"plain decoding {1 / timings.at(1).alone:.0f} tokens/s by its timing table")
+    own = {name: value for name, value in model.defaults.items() if value != DEFAULTS[name]}
+    changed = "".join(f", {name} {value:g} by its checkpoint" for name, value in own.items() if name != "temperature")
+    parts.append(
+        f"defaults: temperature {model.defaults['temperature']:g}{changed}, {COMPLETION_TOKENS} tokens for a "
+        "completion, a chat to the context's end"
+    )
+    return "; ".join(parts)
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn's server, whose signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them alone."""
+        yield
+
+
+class _Life:
+    """From the first request to the last."""
+
+    def __init__(self, service: Service, log: RequestLog, listening: socket.socket) -> None:
+        self._service, self._log, self._listening = service, log, listening
+        options = service.options
+        self._stopping = asyncio.Event()
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                make_app(service, log),
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=limits.CONNECTIONS,
+                timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_GRACE,
+                h11_max_incomplete_event_size=limits.HEADER_BYTES,
+                ssl_certfile=options.ssl_certfile,
+                ssl_keyfile=options.ssl_keyfile,
+            )
+        )
+
+    async def run(self) -> int:
+        """The exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, self._signal, number)
+        serving = loop.create_task(self._uvicorn.serve([self._listening]))
+        stopping = loop.create_task(self._stopping.wait())
+        dying = loop.create_task(self._death())
+        self._log.event("info", f"serving at {listener.url(self._listening, self._service.options)}")
+        await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            await self._drain()
+        self._service.drain()
+        self._uvicorn.should_exit = True
+        await serving
+        status = 1 if dying.done() else 0
+        for task in (stopping, dying):
+            task.cancel()
+        return status
+
+    def _signal(self, number: int) -> None:
+        """The first drains, the second stops at once."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            return
+        self._log.event("warning", f"stopped at once by a second {signal.Signals(number).name}")
+        listener.close(self._listening, self._service.options)
+        os._exit(1)
+
+    async def _drain(self) -> None:
+        """Take nothing new, finish what there is, cancel what takes too long; each request has its answer."""
+        service, began = self._service, time.monotonic()
+        service.drain()
+        self._log.event("info", f"draining: {service.requests} requests under way")
+        while service.requests and time.monotonic() - began < service.options.shutdown_timeout:
+            await asyncio.sleep(_LOOK)
+        if left := service.requests:
+            self._log.event("warning", f"{left} requests were not done in time, and are cancelled")
+            await asyncio.gather(*(model.engine.close() for model in service.models.all))
+
+    async def _death(self) -> None:
+        """Return when a worker has died: nothing more comes of its engine."""
+        while True:
+            for model in self._service.models.all:
+                health = model.engine.engine.health()
+                if health.state == "failed":
+                    self._log.event(
+                        "error", f"the worker of {model.name} died ({health.error}): ending", model=model.name
+                    )
+                    return
+            await asyncio.sleep(_LOOK)

@@ -1,0 +1,226 @@
+"""Receipts: what they say, that JSON brings them back, and that none is believed which was changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from specbuild.runtime import Engine, Receipt, RequestMetrics, Result, SamplingParams
+from specbuild.runtime.checked_json import decode
+from specbuild.runtime.engine.receipt import _APART, _SAME_TEXT, _UNWRITTEN, Origin, ReceiptClass, sha256
+from specbuild.runtime.errors import BundleError, OptionError, PromptError
+
+CLASS = ReceiptClass(1, 2, "c" * 64)
+ORIGIN = Origin("b" * 64, CLASS)
+PARAMS = SamplingParams(
+    max_new_tokens=5,
+    temperature=0.75,
+    top_p=1.0,
+    logit_bias={7: 2.0, 3: -0.5},
+    stop=("é", "x"),
+    stop_token_ids=(4,),
+    seed=40,
+)
+OUTPUT = [5, 6, 7]
+
+
+def result_of(tokens: list[int], reason: str = "stop", seed: int = 41) -> Result:
+    return Result("", tokens, reason, RequestMetrics(2, seed, "auto"))
+
+
+def receipt_of(reason: str = "stop", params: SamplingParams = PARAMS, origin: Origin = ORIGIN) -> Receipt:
+    return Receipt.of(origin, [1, 2], params, result_of(OUTPUT, reason))
+
+
+def test_what_it_says() -> None:
+    """Hashes are of JSON that any program can write."""
+    said = receipt_of().to_dict()
+    parameters = said.pop("parameters")
+    text = json.dumps(parameters, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert said == {
+        "specbuild_version": version("specbuild-trt"),
+        "bundle": "b" * 64,
+        "exactness": {"rows": 1, "sequence_rows": 2, "digest": "c" * 64},
+        "seed": 41,
+        "parameters_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "prompt_sha256": hashlib.sha256(b"[1,2]").hexdigest(),
+        "output_sha256": hashlib.sha256(b"[5,6,7]").hexdigest(),
+        "num_output_tokens": 3,
+        "finish_reason": "stop",
+    }
+    assert parameters["logit_bias"] == {"7": 2, "3": -0.5}
+    assert (parameters["top_p"], parameters["temperature"], parameters["stop"]) == (1, 0.75, ["é", "x"])
+
+
+def test_every_parameter_is_in_it_or_changes_no_text() -> None:
+    names = {each.name for each in fields(SamplingParams)}
+    assert receipt_of().parameters.keys() == names - _APART - _SAME_TEXT - _UNWRITTEN
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ({"deadline": 9.0}, True),
+        ({"session": "s"}, True),
+        ({"speculation": "off"}, True),
+        ({"logprobs": 2}, True),
+        ({"n": 3}, True),
+        ({"temperature": 0.5}, False),
+        ({"stop": ("x", "é")}, False),
+        ({"ignore_eos": True}, False),
+        ({"logit_bias": {3: -0.5, 7: 2}}, True),
+        ({"top_p": 1}, True),
+    ],
+)
+def test_what_does_not_change_a_text_does_not_change_the_hash(other: dict[str, Any], same: bool) -> None:
+    made = receipt_of(params=replace(PARAMS, **other))
+    assert (made.parameters_sha256 == receipt_of().parameters_sha256) == same
+    assert (made == receipt_of()) == same
+
+
+def test_json_brings_it_back() -> None:
+    """By way of another language's, too, in which 1.0 is 1."""
+    made = receipt_of()
+    body = decode(json.dumps(made.to_dict()).encode())
+    assert Receipt.from_dict(body) == made
+    assert Receipt.from_dict({**body, "exactness": None}).exactness is None
+    body["parameters"] |= {"top_p": 1.0, "logit_bias": {"7": 2.0, "3": -0.5}}
+    assert Receipt.from_dict(body) == made
+
+
+def test_its_parameters_decode_the_sample_again() -> None:
+    """One sample alone, of the seed that it had."""
+    params = receipt_of(params=replace(PARAMS, n=3, deadline=1.0, logprobs=1)).params("auto")
+    assert params == replace(PARAMS, seed=41, speculation="auto")
+
+
+def test_one_of_before_a_parameter_was_new_is_read() -> None:
+    body = receipt_of().to_dict()
+    del body["parameters"]["ignore_eos"]
+    body["parameters_sha256"] = sha256(body["parameters"])
+    read = Receipt.from_dict(body)
+    assert read.params("auto") == replace(PARAMS, seed=41, speculation="auto")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"bundle": "B" * 64}, "no receipt"),
+        ({"bundle": "b" * 64 + "\n"}, "no receipt"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": "1"}, "no receipt"),
+        ({"more": 1}, "unknown fields more"),
+        ({"finish_reason": "eos"}, "no receipt"),
+        ({"num_output_tokens": -1}, "no receipt"),
+        ({"num_output_tokens": 6}, "more tokens than its max_new_tokens"),
+        ({"exactness": {"rows": 0, "sequence_rows": 1, "digest": "c" * 64}}, "no receipt"),
+        ({"exactness": {"rows": 1, "sequence_rows": 1, "digest": ""}}, "no receipt"),
+        ({"parameters": []}, "no receipt"),
+        ({"parameters": {"temperature": 3}}, "not those of its hash"),
+        ({"parameters": {"temperature": -3}}, "temperature"),
+        ({"parameters": {"deadline": 3}}, "unknown parameter, 'deadline'"),
+        ({"parameters": {"max_tokens": 3}}, "unknown parameter"),
+        ({"parameters": {"best_of": 3}}, "update specbuild"),
+        ({"parameters_sha256": "0" * 64}, "not those of its hash"),
+    ],
+)
+def test_what_is_none_is_refused_in_one_line(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words) as caught:
+        Receipt.from_dict(receipt_of().to_dict() | change)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", [each.name for each in fields(Receipt)])
+def test_every_field_is_needed(field: str) -> None:
+    body = receipt_of().to_dict()
+    del body[field]
+    with pytest.raises(OptionError, match=field):
+        Receipt.from_dict(body)
+
+
+@pytest.mark.parametrize("body", [None, [], "receipt", {}, {"choices": []}, [[[]]] * 3])
+def test_other_json_is_no_receipt(body: Any) -> None:
+    with pytest.raises(OptionError, match="this is no receipt"):
+        Receipt.from_dict(body)
+
+
+def test_what_has_no_receipt() -> None:
+    class Anything:
+        def matcher(self, vocab_size: int) -> Any: ...
+
+    with pytest.raises(OptionError, match="constraint"):
+        receipt_of(params=replace(PARAMS, constraint=Anything()))
+    with pytest.raises(OptionError, match="refused before it ran"):
+        Receipt.of(ORIGIN, [1, 2], PARAMS, Result("", [], "error", None))
+    with pytest.raises(OptionError, match="of a prompt of 2 tokens, not 3"):
+        Receipt.of(ORIGIN, [1, 2, 3], PARAMS, result_of(OUTPUT))
+
+
+def test_another_bundle_class_or_prompt() -> None:
+    made, without = receipt_of(), receipt_of(origin=Origin(ORIGIN.bundle, None))
+    made.check_origin(ORIGIN)
+    made.check_prompt([1, 2])
+    for any_class in (False, True):
+        with pytest.raises(BundleError, match="another bundle"):
+            made.check_origin(Origin("a" * 64, CLASS), any_class)
+    for here in (None, replace(CLASS, rows=2), replace(CLASS, digest="d" * 64)):
+        with pytest.raises(OptionError, match="--any-class"):
+            made.check_origin(Origin(ORIGIN.bundle, here))
+        made.check_origin(Origin(ORIGIN.bundle, here), any_class=True)
+    with pytest.raises(OptionError, match="without an exactness class"):
+        without.check_origin(Origin(ORIGIN.bundle, None))
+    without.check_origin(ORIGIN, any_class=True)
+    for other in ([1], [2, 1], [1, 2, 3], []):
+        with pytest.raises(PromptError, match="another prompt"):
+            made.check_prompt(other)
+
+
+@pytest.mark.parametrize(
+    ("reason", "tokens", "ended", "agrees"),
+    [
+        ("stop", OUTPUT, "stop", True),
+        ("stop", OUTPUT, "length", False),
+        ("stop", [*OUTPUT, 8], "cancelled", False),
+        ("stop", [5, 6], "stop", False),
+        ("stop", [5, 6, 8], "stop", False),
+        ("length", OUTPUT, "length", True),
+        ("length", OUTPUT, "stop", False),
+        ("length", [*OUTPUT, 8], "cancelled", True),  # the receipt's engine took shorter texts
+        ("deadline", OUTPUT, "stop", True),
+        ("deadline", [*OUTPUT, 8], "cancelled", True),
+        ("deadline", [5, 6], "stop", False),
+        ("cancelled", [5, 9, 7, 8], "length", False),
+        ("error", [*OUTPUT, 8, 9], "length", True),
+    ],
+)
+def test_which_results_agree(reason: str, tokens: list[int], ended: str, agrees: bool) -> None:
+    assert receipt_of(reason).agrees(result_of(tokens, ended)) == agrees
+
+
+def test_a_length_that_was_asked_for_is_the_end() -> None:
+    made = receipt_of("length", params=replace(PARAMS, max_new_tokens=3))
+    assert made.agrees(result_of(OUTPUT, "length"))
+    assert not made.agrees(result_of([*OUTPUT, 8], "cancelled"))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_an_engine_makes_one_of_each_sample(hash_engine: Callable[..., Engine], batch_size: int) -> None:
+    engine: Any = hash_engine(batch_size=batch_size)
+    engine.manifest.digest = "e" * 64
+    params = SamplingParams(max_new_tokens=6, temperature=1.0, n=3)
+    results = engine.generate([[1, 2]], params)
+    receipts = [engine.receipt([1, 2], params, result) for result in results]
+    assert [each.seed for each in receipts] == [result.metrics.seed for result in results]
+    assert len({each.seed for each in receipts}) == 3
+    assert {(each.bundle, each.exactness) for each in receipts} == {("e" * 64, None)}
+    for made, result in zip(receipts, results, strict=True):
+        (again,) = engine.generate([[1, 2]], made.params())
+        assert made.agrees(again)
+        assert again.token_ids == result.token_ids

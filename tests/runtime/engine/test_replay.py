@@ -1,0 +1,232 @@
+"""Replays: a text that is decoded again is proven in both ways, and one that was not made so is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from device_requests import prompt_of
+from hash_models import Letters
+from host_device import HostDevice, HostQueue
+from shaped_model import executor
+from tiny_models import BUCKETS, CAPACITY, VOCAB
+
+from specbuild.runtime import Bundle, Engine, Handle, Limits, Receipt, SamplingParams
+from specbuild.runtime.backends.exactness import ExactnessClass
+from specbuild.runtime.backends.gpu.exactness import find
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.loop import LoopOptions
+from specbuild.runtime.engine.receipt import Origin, sha256
+from specbuild.runtime.engine.replay import replay
+from specbuild.runtime.errors import BundleError, EngineClosedError, ExecutionError, OptionError, PromptError
+
+NEW_TOKENS, PROMPT = 24, prompt_of(3, 20)
+ASKED = (
+    SamplingParams(NEW_TOKENS),
+    SamplingParams(NEW_TOKENS, temperature=0.9, top_p=0.95, repetition_penalty=1.1, n=2, speculation="best:16"),
+    SamplingParams(
+        NEW_TOKENS, temperature=0.7, seed=2**64 - 1, n=2, stop=("(",), logit_bias={11: 1.5}, ignore_eos=True
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def engine(bundle: Path) -> Iterator[Engine]:
+    with Engine.load(bundle, batch_size=2) as loaded:
+        yield loaded
+
+
+def forged(receipt: Receipt, **fields: Any) -> Receipt:
+    return replace(receipt, **fields)
+
+
+@pytest.mark.parametrize("params", ASKED, ids=["greedy", "sampled", "stopped"])
+def test_what_was_served_is_proven_elsewhere(bundle: Path, engine: Engine, prompts: list[str], params: Any) -> None:
+    """Served in a batch, with any tree; proven by another engine, from what JSON has kept."""
+    texts = prompts[:3]
+    results = engine.generate(texts, params)
+    kept = [
+        (text, json.dumps(engine.receipt(engine.tokenizer.encode(text), params, result).to_dict()))
+        for number, result in enumerate(results)
+        for text in [texts[number // params.n]]
+    ]
+    with Engine.load(bundle, prefix_caching=False) as other:
+        for (text, receipt), result in zip(kept, results, strict=True):
+            found = other.replay(Receipt.from_dict(json.loads(receipt)), text)
+            assert found.proven, found.to_dict()
+            assert found.same_class
+            assert found.plain.token_ids == found.speculative.token_ids == result.token_ids
+            assert found.plain.metrics.speculation == "off"
+            assert found.speculative.metrics.speculation != "off"
+
+
+def test_the_bundles_digest_and_class_are_in_it(bundle: Path, engine: Engine) -> None:
+    manifest, params = Bundle.open(bundle).manifest, SamplingParams(4)
+    (result,) = engine.generate("x", params)
+    made = engine.receipt(engine.tokenizer.encode("x"), params, result)
+    (record,) = manifest.exactness
+    assert made.bundle == manifest.digest
+    assert made.exactness
+    assert made.exactness.digest == record.digest
+    assert (made.exactness.rows, made.exactness.sequence_rows) == (record.rows, record.sequence_rows)
+
+
+def test_other_tokens_are_not_proven(engine: Engine, prompts: list[str]) -> None:
+    """A token, a seed, a parameter or an end that is another."""
+    params = SamplingParams(NEW_TOKENS, temperature=1.0, seed=3, ignore_eos=True)
+    (result,) = engine.generate(prompts[0], params)
+    tokens = engine.tokenizer.encode(prompts[0])
+    made = engine.receipt(tokens, params, result)
+    hotter = {**made.parameters, "temperature": 2}
+    others = [
+        forged(made, output_sha256=sha256([*result.token_ids[:-1], result.token_ids[-1] ^ 1])),
+        forged(made, seed=4),
+        forged(made, parameters=hotter, parameters_sha256=sha256(hotter)),
+        forged(made, finish_reason="stop"),
+        forged(made, num_output_tokens=NEW_TOKENS - 1),
+    ]
+    assert engine.replay(made, prompts[0]).proven
+    for other in others:
+        found = engine.replay(other, prompts[0])
+        assert not found.proven
+        assert found.to_dict()["proven"] is False
+        assert found.to_dict()["plain"] is found.to_dict()["speculation"] is False
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_what_was_cut_off_is_proven_as_far_as_it_came(engine: Engine, prompts: list[str], count: int) -> None:
+    """And not decoded much farther."""
+    params = SamplingParams(100, ignore_eos=True)
+    (result,) = engine.generate(prompts[0], params)
+    tokens = engine.tokenizer.encode(prompts[0])
+    for reason in ("cancelled", "deadline", "error"):
+        cut = replace(result, token_ids=result.token_ids[:count], finish_reason=reason)
+        found = engine.replay(engine.receipt(tokens, params, cut), tokens)
+        assert found.proven
+        assert found.to_dict()["whole"] is False
+        assert len(found.plain.token_ids) < 100
+
+
+def test_a_request_that_was_cancelled(engine: Engine, prompts: list[str]) -> None:
+    params = SamplingParams(200, ignore_eos=True, temperature=0.8)
+    handle = engine.submit(prompts[1], params)
+    next(iter(handle))
+    handle.cancel()
+    result = handle.result()
+    made = engine.receipt(engine.tokenizer.encode(prompts[1]), params, result)
+    assert made.finish_reason in ("cancelled", "length")
+    assert engine.replay(made, prompts[1]).proven
+
+
+def test_what_is_refused(engine: Engine) -> None:
+    (result,) = engine.generate("import os", SamplingParams(4))
+    made = engine.receipt(engine.tokenizer.encode("import os"), SamplingParams(4), result)
+    with pytest.raises(BundleError, match="another bundle"):
+        engine.replay(forged(made, bundle="0" * 64), "import os")
+    with pytest.raises(PromptError, match="another prompt"):
+        engine.replay(made, "import os ")
+    with pytest.raises(PromptError, match="empty"):
+        engine.replay(made, [])
+    assert made.exactness
+    other = forged(made, exactness=replace(made.exactness, digest="0" * 64))
+    with pytest.raises(OptionError, match="--any-class"):
+        engine.replay(other, "import os")
+    found = engine.replay(other, "import os", any_class=True)
+    assert found.proven
+    assert not found.same_class
+    assert not engine.replay(forged(made, exactness=None), "import os", any_class=True).same_class
+
+
+def test_a_text_that_is_longer_than_the_engine_takes(hash_engine: Callable[..., Engine]) -> None:
+    """Is no difference."""
+    engine, params = ready(hash_engine()), SamplingParams(500)
+    (result,) = engine.generate([[1, 2]], params)
+    made = engine.receipt([1, 2], params, result)
+    assert engine.replay(made, [1, 2], any_class=True).proven
+    with pytest.raises(OptionError, match=f"after {len(result.token_ids)} tokens, the receipt has 300"):
+        engine.replay(forged(made, num_output_tokens=300), [1, 2], any_class=True)
+
+
+def test_what_fails_meanwhile_is_raised(hash_engine: Callable[..., Engine]) -> None:
+    engine, params = ready(hash_engine()), SamplingParams(4)
+    (result,) = engine.generate([[1, 2]], params)
+    made = forged(engine.receipt([1, 2], params, result), prompt_sha256=sha256([engine.model.RAISES, 2]))
+    with pytest.raises(ExecutionError, match="the model raises"):
+        engine.replay(made, [engine.model.RAISES, 2], any_class=True)
+
+
+@pytest.mark.parametrize("cut", ["off", "auto"])
+def test_an_engine_that_is_closed_meanwhile_says_so(hash_engine: Callable[..., Engine], cut: str) -> None:
+    """In whichever way: tokens that never came are no other ones."""
+    quiet, halted = ready(hash_engine()), ready(hash_engine(gated=True))
+    made = receipt_by(quiet, SamplingParams(40, ignore_eos=True))
+
+    def submit(prompt: Sequence[int], params: SamplingParams) -> Handle:
+        if params.speculation != cut:
+            return quiet.submit(prompt, params)
+        handle: Handle = halted.submit(prompt, params)
+        halted.gate.halted()
+        handle.cancel()
+        halted.gate.open()
+        return handle
+
+    with pytest.raises(EngineClosedError, match="closed before the text was decoded"):
+        replay(submit, Origin("e" * 64, None), made, [1, 2])
+
+
+def ready(engine: Any) -> Any:
+    engine.manifest.digest = "e" * 64
+    return engine
+
+
+def receipt_by(engine: Engine, params: SamplingParams) -> Receipt:
+    (result,) = engine.generate([[1, 2]], params)
+    return engine.receipt([1, 2], params, result)
+
+
+def test_an_engine_of_another_class_is_told_apart(hash_engine: Callable[..., Engine]) -> None:
+    params = SamplingParams(4)
+    here, there = ready(hash_engine()), ready(hash_engine())
+    for engine, digest in ((here, "a" * 64), (there, "b" * 64)):
+        engine.loop.exactness = ExactnessClass(1, 1, digest)
+    made = receipt_by(here, params)
+    assert here.replay(made, [1, 2]).same_class
+    with pytest.raises(OptionError, match=r"class 1/1, aaaaaaaaaaaa…, this engine of class 1/1, bbbbbbbbbbbb…"):
+        there.replay(made, [1, 2])
+    assert there.replay(made, [1, 2], any_class=True).proven
+
+
+def test_on_a_device(host: KernelLibrary) -> None:
+    """Whose steps compute otherwise for every number of nodes: a receipt of one shape is not another's."""
+    params = SamplingParams(12, temperature=0.8, seed=0, ignore_eos=True, n=4)
+
+    def engine(nodes: int) -> Any:
+        device = HostDevice()
+        target = executor("target", device, 2, planted=0.2)
+        options = LoopOptions(Limits(nodes - 1), exactness=find(target, nodes))
+        draft = executor("draft", device, 2, planted=0.0, error=0.1)
+        loop = DeviceLoop(target, draft, HostQueue(host, device), frozenset(), "model", options=options)
+        record = SimpleNamespace(vocab_size=VOCAB)
+        sizes = {"max_seq_len": CAPACITY - BUCKETS[-1], "buckets": BUCKETS, "default_tree": "chain:4"}
+        manifest: Any = SimpleNamespace(models={"target": record}, digest="e" * 64, **sizes)
+        letters: Any = Letters()
+        return Engine(manifest, letters, loop, 2)
+
+    with engine(8) as first, engine(8) as same, engine(5) as padded, engine(2) as other:
+        results = first.generate([PROMPT], params)
+        assert any(each.metrics.speculative_decoding.num_accepted_draft_tokens for each in results)
+        for result in results:
+            made = Receipt.from_dict(first.receipt(PROMPT, params, result).to_dict())
+            for twin in (same, padded):
+                found = twin.replay(made, PROMPT)
+                assert found.proven
+                assert found.same_class
+            with pytest.raises(OptionError, match=r"class 16/8.* this engine of class 4/2"):
+                other.replay(made, PROMPT)
+            assert not other.replay(made, PROMPT, any_class=True).same_class
