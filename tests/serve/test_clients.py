@@ -12,6 +12,8 @@ import openai
 import pytest
 from serving import CHAT_TEMPLATE, Server
 
+from specbuild.runtime import Bundle
+
 pytestmark = pytest.mark.slow
 SAID: Any = [{"role": "user", "content": "a loop"}]
 
@@ -61,10 +63,15 @@ def test_chats(client: openai.OpenAI) -> None:
     assert usage.total_tokens == whole.usage.total_tokens
 
 
-def test_the_helper_that_collects_a_stream(client: openai.OpenAI) -> None:
-    with client.chat.completions.stream(model="pycode", messages=SAID, max_tokens=8, temperature=0) as stream:
+def test_the_helper_that_collects_a_stream(client: openai.OpenAI, bundle: Path) -> None:
+    """It takes no text that was cut at a length for a whole one."""
+    end = str(Bundle.open(bundle).manifest.eos_token_ids[0])
+    asked: dict[str, Any] = {"model": "pycode", "messages": SAID, "max_tokens": 8, "temperature": 0}
+    asked |= {"logit_bias": {end: 100}, "extra_body": {"min_tokens": 4}}
+    with client.chat.completions.stream(**asked) as stream:
         final = stream.get_final_completion()
-    whole = client.chat.completions.create(model="pycode", messages=SAID, max_tokens=8, temperature=0)
+    whole = client.chat.completions.create(**asked)
+    assert whole.choices[0].message.content
     assert final.choices[0].message.content == whole.choices[0].message.content
 
 

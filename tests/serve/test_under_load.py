@@ -114,7 +114,7 @@ async def run(server: Server, prompts: list[str], count: int, connections: int) 
             if index % 100 == 0:
                 crowd.memory.append(memory_of(server.process.pid))
 
-    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=900, limits=limits) as client:
         await asyncio.gather(*(client_of() for _ in range(connections)))
     return crowd
 
