@@ -19,7 +19,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 4790,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1010,
-    ("cli", ".py"): 2003,
+    ("cli", ".py"): 2012,
     ("face", ".py"): 36,
     ("measure", ".py"): 1315,
     ("runtime", ".py"): 5044,
