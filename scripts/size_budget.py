@@ -22,7 +22,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2012,
     ("face", ".py"): 36,
     ("measure", ".py"): 1315,
-    ("runtime", ".py"): 5044,
+    ("runtime", ".py"): 5047,
     ("runtime/backends", ".py"): 2514,
     ("runtime/decoding", ".py"): 1672,
     ("serve", ".py"): 1684,

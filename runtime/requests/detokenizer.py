@@ -25,7 +25,7 @@ class Detokenizer:
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
-        """`min_tokens`: how many come before a stop string counts."""
+        """`min_tokens`: a stop string counts that is complete after more tokens, wherever it begins."""
         self._tokenizer, self._unwatched = tokenizer, min_tokens
         self._how = {} if skip_special_tokens else {"skip_special_tokens": False}
         self._automaton, self._state = automaton(tuple(stop)) if stop else None, 0
@@ -74,14 +74,14 @@ class Detokenizer:
     def _grow(self, piece: str) -> bool:
         end = len(self._whole)
         self._whole += piece
-        if not self._automaton or self._unwatched >= 0:
+        if not self._automaton:
             self._text = self._whole
             return False
         self._state, match = self._automaton.read(self._state, piece)
-        if match:
-            start = end + match.start
-            self.stop_reason = self._whole[start : start + match.length]
-            self._text = self._whole = self._whole[:start]
-        else:
+        if match is None or self._unwatched >= 0:
             self._text = self._whole[: len(self._whole) - self._automaton.depth[self._state]]
-        return match is not None
+            return False
+        start = end + match.start
+        self.stop_reason = self._whole[start : start + match.length]
+        self._text = self._whole = self._whole[:start]
+        return True

@@ -49,6 +49,10 @@ class _File(msgspec.Struct):
     model: _Model
 
 
+def _leading(text: str, character: str) -> int:
+    return len(text) - len(text.lstrip(character))
+
+
 def check_merges(content: bytes) -> None:
     """Raise ValueError for a tokenizer.json whose merges would end the process: no one can catch that.
 
@@ -155,10 +159,11 @@ class Tokenizer:
         )
 
     def token_text(self, token: int) -> str:
-        """One token's text, with the space that it begins a word by; U+FFFD where it is part of a character."""
+        """One token's text, with the spaces that it begins by; U+FFFD where it is part of a character."""
         piece = self._tokenizer.id_to_token(token) or ""
         text = self.decode([token], skip_special_tokens=False)
-        return f" {text}" if piece.startswith("\u2581") and not text.startswith(" ") else text
+        cut = _leading(piece, "\u2581") - _leading(text, " ")  # spaces that a decoder takes off a text's beginning
+        return " " * cut + text
 
     def token_bytes(self, token: int) -> bytes:
         """One token's bytes in UTF-8, of part of a character too where its name tells them."""

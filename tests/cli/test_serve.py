@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from command_line import Outcome
 from serving import Server
 
+from specbuild.serve import logs
+
 COMMAND = str(Path(sys.executable).parent / "specbuild")
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command in this process has none of its own."""
+    monkeypatch.setattr(logs, "install", lambda log: None)
 
 
 @pytest.mark.parametrize(
@@ -19,11 +32,16 @@ COMMAND = str(Path(sys.executable).parent / "specbuild")
     [
         ([], ["BUNDLE"]),
         (["nowhere.bundle"], ["nowhere.bundle"]),
+        (["empty.bundle"], ["empty.bundle"]),
+        (["bad.bundle"], ["bad.bundle", "manifest.json"]),
         (["{}", "--port", "70000"], ["port"]),
         (["{}", "--host", "203.0.113.1"], ["cannot listen", "203.0.113.1"]),
         (["{}", "{}"], ["one name"]),
         (["a={}", "b={}", "--served-model-name", "c"], ["--served-model-name", "NAME=BUNDLE"]),
+        (["a={}", "a={}"], ["one name"]),
         (["{}", "--allowed-origins", "https://a"], ["--allowed-origins", "JSON"]),
+        (["{}", "--allowed-origins", "[1]"], ["--allowed-origins", "JSON"]),
+        (["{}", "--allowed-origins", '{"a": 1}'], ["--allowed-origins", "JSON"]),
         (["{}", "--chat-template", "none.jinja"], ["none.jinja"]),
         (["{}", "--chat-template", "broken.jinja"], ["chat template", "parse"]),
         (["{}", "--max-model-len", "999999"], ["max_model_len 999999", "--max-seq-len"]),
@@ -32,28 +50,53 @@ COMMAND = str(Path(sys.executable).parent / "specbuild")
         (["{}", "--api-key", " "], ["API key"]),
         (["{}", "--ssl-certfile", "c.pem"], ["--ssl-keyfile"]),
         (["{}", "--max-draft-tokens", "-1"], ["max_draft_tokens"]),
+        (["{}", "--no-such-option"], ["--no-such-option"]),
+        (["{}", "--max-model-len", "1"], ["max_model_len", "at least 2"]),
+        (["{}", "--request-timeout", "-1"], ["request"]),
+        (["{}", "--shutdown-timeout", "nan"], ["shutdown"]),
+        (["{}", "--max-waiting", "0"], ["max_waiting"]),
         (["{}", "--config", "none.yaml"], ["none.yaml", "YAML"]),
         (["{}", "--config", "list.yaml"], ["list.yaml", "no table"]),
+        (["{}", "--config", "empty.yaml"], ["empty.yaml", "no table"]),
+        (["{}", "--config", "numbers.yaml"], ["numbers.yaml", "no table"]),
+        (["{}", "--config", "python.yaml"], ["python.yaml", "YAML"]),
+        (["{}", "--config", "binary.yaml"], ["binary.yaml", "YAML"]),
+        (["{}", "--config", "."], ["YAML"]),
+        (["{}", "--config", "nested.yaml"], ["nested.yaml", "'config'"]),
+        (["{}", "--config", "origins.yaml"], ["--allowed-origins", "JSON"]),
         (["{}", "--config", "broken.yaml"], ["broken.yaml", "YAML"]),
         (["{}", "--config", "unknown.yaml"], ["unknown.yaml", "colour"]),
         (["{}", "--config", "wrong.yaml"], ["port"]),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], words: list[str], bundle: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(
+    arguments: list[str],
+    words: list[str],
+    bundle: Path,
+    tmp_path: Path,
+    specbuild: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for name, text in {
         "broken.jinja": "{% if %}",
         "list.yaml": "- 1\n",
+        "empty.yaml": "",
+        "numbers.yaml": "1: 2\n",
+        "python.yaml": "port: !!python/object/apply:os.getpid []\n",
+        "binary.yaml": "port: \0\n",
+        "nested.yaml": "config: other.yaml\n",
+        "origins.yaml": "allowed-origins: [1]\n",
+        "bad.bundle/manifest.json": "{",
+        "empty.bundle/other": "",
         "broken.yaml": "port: [1\n",
         "unknown.yaml": "colour: red\n",
         "wrong.yaml": "port: many\n",
     }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    command = [COMMAND, "serve", *(each.replace("{}", str(bundle)) for each in arguments)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (2, "")
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
-    assert len(lines) == 1, done.stderr
-    assert all(word in lines[0] for word in words), lines
+    told = specbuild("serve", *(each.replace("{}", str(bundle)) for each in arguments)).refusal()
+    assert all(word in told for word in words), told
 
 
 def test_options_come_from_a_file_and_the_command_line_goes_before_it(bundle: Path, tmp_path: Path) -> None:
@@ -72,12 +115,36 @@ def test_options_come_from_a_file_and_the_command_line_goes_before_it(bundle: Pa
             assert client.get("/load").json()["models"]["one"]["slots"] == 1
 
 
+def test_a_port_that_is_taken(bundle: Path, specbuild: Callable[..., Outcome]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = specbuild("serve", bundle, "--port", port).refusal()
+    assert f"127.0.0.1:{port}" in told
+
+
+def test_a_key_of_the_command_line_goes_before_the_environments(bundle: Path, tmp_path: Path) -> None:
+    """Lists of a file are options that are given several times, or JSON."""
+    (tmp_path / "serve.yaml").write_text("api_key: [file]\nport: 0\nallowed-origins: ['https://a.example']\n")
+    flags = ["--config", str(tmp_path / "serve.yaml")]
+    for more, right in (([], "file"), (["--api-key", "flag"], "flag")):
+        with Server(str(bundle), *flags, *more, env={"SPECBUILD_API_KEY": "environment"}) as server:
+            for key in ("environment", "file", "flag"):
+                told = {"Authorization": f"Bearer {key}", "Origin": "https://a.example"}
+                response = httpx.get(f"{server.url}/v1/models", headers=told)
+                assert response.status_code == (200 if key == right else 401)
+                assert response.headers["access-control-allow-origin"] == "https://a.example"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_it_serves_ends_it_at_once(bundle: Path, number: int) -> None:
-    with subprocess.Popen([COMMAND, "serve", str(bundle), "--port", "0"], stderr=subprocess.PIPE, text=True) as begun:
-        assert begun.stderr
+def test_a_signal_before_it_serves_ends_it_at_once(bundle: Path, number: int, tmp_path: Path) -> None:
+    """While it reads a chat template that nobody writes to its end."""
+    os.mkfifo(tmp_path / "template")
+    command = [COMMAND, "serve", str(bundle), "--port", "0", "--chat-template", str(tmp_path / "template")]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as begun,
+        (tmp_path / "template").open("w"),  # once the command has opened it
+    ):
         begun.send_signal(number)
-        told = begun.stderr.read()
-        assert begun.wait(30) != 0
-    assert len(told.splitlines()) <= 1, told
-    assert "Traceback" not in told
+        out, told = begun.communicate(timeout=60)
+    assert (begun.returncode, out) == (1, "")
+    assert told.splitlines() == ["specbuild: interrupted: nothing half-done was left behind"]

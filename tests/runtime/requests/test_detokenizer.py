@@ -41,8 +41,9 @@ def stream(detokenizer: Detokenizer, tokens: Sequence[int]) -> tuple[list[str], 
     return shown, stopped
 
 
-def over_pieces(pieces: Sequence[str], stop: Sequence[str]) -> tuple[str, bool]:
-    shown, stopped = stream(Detokenizer(Pieces(pieces), [], stop), range(len(pieces)))  # type: ignore[arg-type]
+def over_pieces(pieces: Sequence[str], stop: Sequence[str], min_tokens: int = 0) -> tuple[str, bool]:
+    detokenizer = Detokenizer(Pieces(pieces), [], stop, min_tokens)  # type: ignore[arg-type]
+    shown, stopped = stream(detokenizer, range(len(pieces)))
     return shown[-1], stopped
 
 
@@ -157,3 +158,42 @@ def test_a_stop_string_of_the_prompt_does_not_stop(tokenizer: Tokenizer) -> None
 def test_special_tokens_are_no_text(tokenizer: Tokenizer) -> None:
     shown, _ = stream(Detokenizer(tokenizer, [], ()), [*tokenizer.encode("a"), 0])
     assert shown[-1] == "a"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "min_tokens", "text", "stopped"),
+    [
+        ("a|x|b|x|c", "x", 1, "a", True),
+        ("a|x|b|x|c", "x", 2, "axb", True),
+        ("a|x|b|x|c", "x", 4, "axbxc", False),
+        ("a|x|y|c", "xy", 2, "a", True),  # it begins before there are enough, and is complete after
+        ("a|xy|c", "xy", 2, "axyc", False),
+        ("a|a|a|a", "aa", 2, "a", True),  # the one that is complete counts no more, the next one overlaps it
+        ("ab|c|d", "ab,abc", 1, "", True),
+    ],
+)
+def test_a_stop_string_counts_where_it_is_complete_after_enough_tokens(
+    pieces: str, stop: str, min_tokens: int, text: str, stopped: bool
+) -> None:
+    """As in vLLM."""
+    assert over_pieces(pieces.split("|"), stop.split(","), min_tokens) == (text, stopped)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    pieces=st.lists(st.text("ab", max_size=3), max_size=12),
+    stop=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    min_tokens=st.integers(0, 12),
+)
+def test_what_ends_a_text_is_what_a_search_after_each_token_finds(
+    pieces: list[str], stop: list[str], min_tokens: int
+) -> None:
+    whole, expected = "", None
+    for count, piece in enumerate(pieces, 1):
+        begun, whole = len(whole), whole + piece
+        found = [(at, at + len(each)) for each in stop for at in range(len(whole)) if whole.startswith(each, at)]
+        ends = [at for at, end in found if end > begun]
+        if count > min_tokens and ends:
+            expected = whole[: min(ends)], True
+            break
+    assert over_pieces(pieces, stop, min_tokens) == (expected or (whole, False))

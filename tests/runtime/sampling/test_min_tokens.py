@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from constraints import OneOf
+from device_requests import Made, prompt_of, request_of, run
+from host_device import HostDevice
+from tiny_models import CHUNK, executor
+from tiny_models import VOCAB as TOKENS
 
 from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.constraint import pack, unpack
 from specbuild.runtime.sampling.min_tokens import MinTokens
 
 VOCAB = 70
+ENDS = list(range(64))
+TEXTS = tuple(tuple(64 + token % 32 for token in prompt_of(seed, 9)) for seed in range(20))
 
 
 class Even:
@@ -85,10 +96,55 @@ def test_the_models_own_end_counts_unless_it_is_ignored(engine: Engine) -> None:
     assert ignored.token_ids == [eos] * 8
 
 
-def test_stop_strings_count_from_then_on(engine: Engine) -> None:
-    (free,) = engine.generate("def main(", SamplingParams(40))
-    letter = next(character for character in free.text if character.isalpha())
-    (stopped,) = engine.generate("def main(", SamplingParams(40, stop=[letter], min_tokens=10))
-    assert 10 < len(stopped.token_ids) <= 40
-    assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
-    assert letter in stopped.text
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_stop_strings_count_from_then_on(engine: Engine, temperature: float) -> None:
+    """A letter that is in the text before and after; whatever is drafted the same token ends it."""
+    fields: dict[str, Any] = {"temperature": temperature, "seed": 3}
+    (free,) = engine.generate("def main(", SamplingParams(40, **fields))
+    grown = [engine.decode(free.token_ids[:count]) for count in range(41)]
+    letter = next(each for each in grown[10] if each.isalpha() and each in grown[40][len(grown[10]) :])
+    least = next(count for count in range(11, 41) if letter in grown[count][len(grown[10]) :])
+    for speculation in ("off", "chain:4", "best:8"):
+        params = SamplingParams(40, **fields, stop=[letter], min_tokens=10, speculation=speculation)
+        for stopped in engine.generate(["def main("] * 4, params):
+            assert stopped.token_ids == free.token_ids[:least]
+            assert stopped.text == grown[least][: grown[least].index(letter, len(grown[10]))]
+            assert (stopped.finish_reason, letter in stopped.text) == ("stop", True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def on_device(tree: str, temperature: float, least: int = 6) -> list[Sequence]:
+    """Sequences of which two tokens of three end the text, one with another constraint beside."""
+    found = []
+    for index in range(5):
+        inner = OneOf(TEXTS, TOKENS - 1) if index == 1 else None
+        constraint = MinTokens(least, [*ENDS, TOKENS - 1], inner) if least else inner
+        fields = {"speculation": tree, "temperature": temperature, "seed": index, "max_new_tokens": 18}
+        found.append(request_of(prompt_of(index, 4 + 3 * index), constraint=constraint, stop_token_ids=ENDS, **fields))
+    return found
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_on_a_device_texts_are_long_enough_and_plain_decodings(
+    host: KernelLibrary, folder: Path, temperature: float, ahead: int
+) -> None:
+    """Four slots, each sequence with another tree; rounds that follow each other without the host, too."""
+    eos = frozenset({TOKENS - 1})
+    alone = executor("target", HostDevice(), folder, 1)
+    expected = run(HostLoop(alone, None, CHUNK, eos), on_device("off", temperature))
+    for tree in ("chain:4", "best:7"):
+        made = Made(host, folder, 4, eos=eos, rounds=ahead)
+        done = run(made.loop, on_device(tree, temperature))
+        assert [(s.error, s.output) for s in done] == [(None, s.output) for s in expected]
+    for sequence in expected:
+        assert len(sequence.output) > 6
+        assert not {*sequence.output[:6]} & {*ENDS, TOKENS - 1}
+    assert tuple(expected[1].output[:9]) in TEXTS
+    assert any(s.stop_reason in ENDS for s in expected)
+    short = run(Made(host, folder, 4, eos=eos, rounds=ahead).loop, on_device("chain:4", temperature, 0))
+    assert min(len(sequence.output) for sequence in short) < 6
