@@ -14,6 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -121,9 +122,9 @@ def main() -> int:
             if told.startswith("serving at "):
                 port = int(told.rpartition(":")[2])
                 break
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop the server
         found = asyncio.run(measure(bundle, port, options.requests, options.turns))
         server.terminate()
-        server.stderr.close()
     result = {"command": " ".join(["python", *sys.argv]), "machine": common.machine(), "concurrency": found}
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     for concurrency, rows in found.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,8 @@ from starlette.responses import Response
 from .errors import ApiError, api_error, json_response
 from .fields import CompletionRequest, Sampling, check_known
 from .formats import Format
-from .generation import EventStream, Generation, unless_gone
+from .generation import ClientGoneError, EventStream, Generation, unless_gone
+from .logs import error_of
 from .metrics import Metrics
 from .models import Models
 from .options import ServeOptions
@@ -24,6 +26,8 @@ from .parameters import Caller
 from .traces import Trace, Traces
 
 _TOKENIZING = 2  # threads
+_GONE = (ClientGoneError, asyncio.CancelledError, GeneratorExit)  # nobody waits for the answer any more
+Done = Callable[[BaseException | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +65,49 @@ async def answer(service: Service, request: Request, body: Sampling, kind: type[
     waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
     generation = Generation(served, body, caller, count, None if waits else service.pool, service.metrics)
     form = kind(generation, f"{kind.prefix}-{state.request_id}", options.spec_metrics, options.return_token_ids)
-    trace = service.traces.begin(kind.operation, served.name, request.headers)
-    done = partial(_done, service, state.told, generation, trace)
+    trace = service.traces.begin(kind.operation, served.name, request.headers, body)
+    done = partial(_done, service, state.told, form, trace)
     try:
         if body.stream:
             events = form.events()
             first = await unless_gone(request.receive, anext(events))
             return EventStream(_with(first, events, done))
         response = json_response(await unless_gone(request.receive, form.response()))
-    except Exception as error:
-        done(api_error(error))
+    except (Exception, asyncio.CancelledError) as error:
+        done(error)
         raise
-    done()
+    done(None)
     return response
 
 
-async def _with(first: bytes, rest: Any, done: Callable[[], None]) -> Any:
+async def _with(first: bytes, rest: Any, done: Done) -> Any:
     """An event that was awaited already, and those after it."""
     try:
         async with aclosing(rest):
             yield first
             async for event in rest:
                 yield event
-    finally:
-        done()
+    except BaseException as error:
+        done(error)
+        raise
+    done(None)
 
 
 def _done(
-    service: Service, told: dict[str, Any], generation: Generation, trace: Trace | None, error: ApiError | None = None
+    service: Service, told: dict[str, Any], form: Format, trace: Trace | None, error: BaseException | None
 ) -> None:
     """A request has ended: what the log says of it, and whoever traces it."""
-    if error and error.code:
-        service.metrics.rejected(generation.served.name, error.code)
+    generation, kind = form.generation, None
+    if isinstance(error, _GONE):
+        kind = "499"
+        told["error"] = "the client left"
+    elif failed := error or form.failed:
+        said = api_error(failed)
+        kind = said.code or str(said.status)
+        if form.failed:  # too late for a status
+            told.update(error_of(failed))
+        elif said.code:
+            service.metrics.rejected(generation.served.name, said.code)
     results = list(generation.results.values())
     told["prompt_tokens"] = sum(map(len, generation.prompts))
     told["output_tokens"] = sum(len(result.token_ids) for result in results)
@@ -108,4 +123,4 @@ def _done(
         told["prompt"] = generation.body.model_dump_json(include={"prompt", "messages"})
         told["text"] = json.dumps([result.text for result in results])
     if trace:
-        trace.end(told["prompt_tokens"], results, str(error.code or error.status) if error else None)
+        trace.end(told["prompt_tokens"], results, kind)

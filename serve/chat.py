@@ -36,7 +36,7 @@ class ChatFormat(Format):
     """`chat.completion` objects, and chunks of them."""
 
     whole, part = "chat.completion", "chat.completion.chunk"
-    prefix, operation = "chatcmpl", "chat"
+    prefix, operation, begins = "chatcmpl", "chat", True
 
     def tokenize(self, engine: Engine) -> list[list[int]]:
         """See `Format.tokenize`."""
@@ -48,10 +48,8 @@ class ChatFormat(Format):
         """See `Format.choice`."""
         return {"message": {"role": "assistant", "content": chunk.text}, "logprobs": self._logprobs(chunk)}
 
-    def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any] | None:
+    def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
         """See `Format.delta`."""
-        if not (first or chunk.text or chunk.logprobs or chunk.result):
-            return None
         said: dict[str, Any] = {"role": "assistant"} if first else {}
         if first or chunk.text:
             said["content"] = chunk.text

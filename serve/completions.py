@@ -36,7 +36,7 @@ class CompletionFormat(Format):
     def __init__(self, generation: Generation, *given: Any) -> None:
         super().__init__(generation, *given)
         body = generation.body
-        self._echo = isinstance(body, CompletionRequest) and bool(body.echo)
+        self._echo = self.begins = isinstance(body, CompletionRequest) and bool(body.echo)
         self._offsets = dict[int, int]()
         self.echoed = list[str]()  # texts of the prompts
         self.echoed_logprobs = list[list[TokenLogprobs | None]]()
@@ -57,10 +57,8 @@ class CompletionFormat(Format):
         """See `Format.choice`."""
         return self._shown(number, chunk, first=True)
 
-    def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any] | None:
+    def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
         """See `Format.delta`."""
-        if not (chunk.text or chunk.logprobs or chunk.result or (first and self._echo)):
-            return None
         return self._shown(number, chunk, first)
 
     def _shown(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:

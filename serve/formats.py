@@ -30,6 +30,7 @@ class Format(ABC):
     part: str
     prefix: str  # of an id
     operation: str  # OpenTelemetry's name
+    begins = False  # whether a sample's first chunk shows something even without text
 
     def __init__(self, generation: Generation, request_id: str, spec_metrics: SpecMetrics, token_ids: bool) -> None:
         """`token_ids`: whether the server sends token ids to those who say nothing about it."""
@@ -37,6 +38,7 @@ class Format(ABC):
         asked = generation.body.return_token_ids
         self.token_ids = token_ids if asked is None else asked
         self.head = {"id": request_id, "created": int(time.time()), "model": generation.served.name}
+        self.failed: Exception | None = None  # what went wrong after the first event
         self._emitted = 0
         self._begun = set[int]()
 
@@ -49,8 +51,8 @@ class Format(ABC):
         """What a response has of a sample that ended, by this kind's fields."""
 
     @abstractmethod
-    def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any] | None:
-        """What an event has of a chunk, None where it shows nothing; `first`: of its sample."""
+    def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
+        """What an event has of a chunk, by this kind's fields; `first`: of its sample."""
 
     async def response(self) -> dict[str, Any]:
         """The whole response; raises what the generation raises."""
@@ -88,16 +90,17 @@ class Format(ABC):
         except Exception as error:
             if not begun:
                 raise
+            self.failed = error
             yield event(api_error(error).body())
         yield DONE
 
     def _part(self, chunk: Chunk) -> dict[str, Any] | None:
         number = self.generation.choice(chunk)
-        delta = self.delta(number, chunk, number not in self._begun)
-        if delta is None and not chunk.result and not (self.token_ids and chunk.token_ids):
+        first, ids = number not in self._begun, self.token_ids and chunk.token_ids
+        if not (chunk.text or chunk.logprobs or chunk.result or ids or (first and self.begins)):
             return None
         self._begun.add(number)
-        return {"index": number, **(delta or {}), **self._end(chunk)}
+        return {"index": number, **self.delta(number, chunk, first), **self._end(chunk)}
 
     def _end(self, chunk: Chunk) -> dict[str, Any]:
         """What a sample has at its end, and its token ids."""

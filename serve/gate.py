@@ -14,12 +14,14 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import limits
 from .errors import ApiError, api_error
 from .generation import ClientGoneError
+from .logs import error_of
 
 _ID = re.compile(rf"[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
 _OPEN = "/health"  # and all below it: without a key
@@ -68,7 +70,7 @@ class Gate:
             told["error"] = f"the client took nothing for {self._send_seconds:g} s and was cut off"
             raise
         except Exception as error:
-            told["error"] = f"{type(error).__name__}: {error}"
+            told.update(error_of(error))
             if answer.status and not answer.whole:
                 raise
             if not answer.status:
@@ -125,7 +127,8 @@ class _Answer:
             headers["X-Request-Id"] = self._state["request_id"]
             if self.closing:
                 headers["Connection"] = "close"
-        await asyncio.wait_for(self._send(message), self._seconds)
+        with anyio.fail_after(self._seconds):  # no task for every chunk
+            await self._send(message)
         self.whole = message["type"] == "http.response.body" and not message.get("more_body")
 
 

@@ -3,6 +3,7 @@
 BODY_BYTES = 8 << 20  # of a request
 BODY_SECONDS = 30.0  # until the whole body is here
 HEADER_BYTES = 64 << 10  # of the request line and all headers
+HEADER_SECONDS = 10.0  # until they are here, from when a client connects or begins another request
 CONNECTIONS = 1024  # open at once; what comes beyond is told 503
 SEND_SECONDS = 30.0  # until a client has taken what it was sent, else it is cut off
 KEEP_ALIVE_SECONDS = 5  # that an idle connection stays open

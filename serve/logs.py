@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import threading
+import traceback
 from datetime import datetime, timezone
 from typing import Any, TextIO
 
 from specbuild.runtime.errors import message_of
 
 MAX_TEXT = 2000  # characters of a value
+DEBUG = "SPECBUILD_DEBUG"  # set: errors have their tracebacks
+LOGGERS = ("specbuild", "uvicorn", "asyncio", "opentelemetry")
 _SENT = ("prompt", "text")  # what people said, and were told
 
 
@@ -18,7 +23,8 @@ class RequestLog:
     """Writes lines, from any thread; `log_requests`: with prompts and texts. Never raises."""
 
     def __init__(self, stream: TextIO, log_requests: bool = False) -> None:
-        self._stream, self.log_requests, self._lock = stream, log_requests, threading.Lock()
+        self._stream, self.log_requests = stream, log_requests
+        self._lock = threading.RLock()  # a finalizer may log amid a line of its own thread
 
     def ended(self, **told: Any) -> None:
         """A request has ended."""
@@ -32,8 +38,9 @@ class RequestLog:
         line = {"time": now, "level": level, "message": message, **told}
         try:
             shown = {name: _shown(value) for name, value in line.items() if value is not None}
+            text = json.dumps(shown, default=str)
             with self._lock:
-                self._stream.write(json.dumps(shown, default=str) + "\n")
+                self._stream.write(text + "\n")
                 self._stream.flush()
         except Exception:  # nobody reads it any more: requests are served all the same
             return
@@ -41,26 +48,38 @@ class RequestLog:
 
 def _shown(value: Any) -> Any:
     if isinstance(value, float):
-        return round(value, 6)
+        return round(value, 6) if math.isfinite(value) else str(value)
     return value[:MAX_TEXT] if isinstance(value, str) else value
 
 
+def error_of(error: BaseException) -> dict[str, str]:
+    """An exception as fields of a line: its kind and message, and where SPECBUILD_DEBUG is set its traceback's end."""
+    told = {"error": f"{type(error).__name__}: {message_of(error)}"}
+    if os.environ.get(DEBUG):
+        told["traceback"] = "".join(traceback.format_exception(error))[-MAX_TEXT:]
+    return told
+
+
 class Records(logging.Handler):
-    """Libraries' records as lines of the same log."""
+    """Libraries' records as lines of the same log. Never raises."""
 
     def __init__(self, log: RequestLog) -> None:
         super().__init__(logging.WARNING)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`; of an exception its kind and message."""
+        """See `logging.Handler`; of a message its first line, of an exception what `error_of` says."""
         error = record.exc_info[1] if record.exc_info else None
-        told = {"error": f"{type(error).__name__}: {message_of(error)}"} if error else {}
-        self._log.event(record.levelname.lower(), record.getMessage().splitlines()[0], logger=record.name, **told)
+        try:
+            said = record.getMessage()
+        except Exception:  # the arguments do not fit
+            said = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+        told = error_of(error) if error else {}
+        self._log.event(record.levelname.lower(), said.strip().partition("\n")[0], logger=record.name, **told)
 
 
 def install(log: RequestLog) -> None:
-    """Have warnings of specbuild, of the HTTP server and of asyncio in the log."""
-    for name in ("specbuild", "uvicorn", "asyncio"):
+    """Have warnings of specbuild, of the HTTP server, of asyncio and of exporters in the log."""
+    for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [Records(log)], False

@@ -2,117 +2,197 @@
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from specbuild.runtime import Engine, RequestMetrics, Result
-from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
 
 OURS = "specbuild:"
 MAX_POSITIONS = 32  # of an accepted token in its round; later ones count for the last
+_OPENMETRICS = "application/openmetrics-text"
+_ASKED = f"{_OPENMETRICS}; version=1.0.0; escaping=allow-utf-8"  # else prometheus_client 0.26 makes our colons "_"
+# vLLM's buckets in seconds, every one of them, and finer ones below for models that answer faster.
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
-_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
-_WHOLE = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+FIRST = (*_FIRST, 640, 2560)
+_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+TOKEN = (0.001, 0.0025, 0.005, *_TOKEN)
+_WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+WHOLE = (0.01, 0.03, 0.1, *_WHOLE)
+_COUNTERS = {
+    "prompt_tokens": "Tokens of prompts, of each sample.",
+    "generation_tokens": "Tokens of texts.",
+    "prefix_cache_queries": "Tokens of prompts that were looked up in the caches.",
+    "prefix_cache_hits": "Tokens of prompts that the caches had.",
+    "spec_decode_num_drafts": "Rounds that drafted, of each sequence.",
+    "spec_decode_num_draft_tokens": "Drafted tokens.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that came true.",
+}
+_OWN_COUNTERS = {
+    "unsettled_steps": "Rounds that ended before a near-tie.",
+    "recomputed_tokens": "Tokens of side branches, computed once more.",
+    "promised_speedup_sum": "What rounds of `auto` promised over plain decoding, by the timing table.",
+}
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From submission.", FIRST),
+    "request_time_per_output_token_seconds": ("Mean of a sample, its first token left out.", TOKEN),
+    "e2e_request_latency_seconds": ("From submission to the end.", WHOLE),
+    "request_queue_time_seconds": ("From submission to the slot.", WHOLE),
+    "request_prefill_time_seconds": ("From the slot to the first token.", WHOLE),
+    "request_decode_time_seconds": ("From the first token to the end.", WHOLE),
+}
 _REASONS = {"cancelled": "abort"}  # vLLM's word
+_ENDS = ("stop", "length", "deadline", "abort", "error")
 
 
 class Metrics:
-    """Counters and histograms of requests, and gauges of engines, which are read when somebody scrapes."""
+    """Counters and histograms of requests, and gauges of engines, which are read when somebody scrapes.
+
+    Any thread may tell it something. The series of `engines` begin at zero, so that rates have their first request.
+    """
 
     def __init__(self, engines: Mapping[str, Engine], prefix: str = OURS) -> None:
         self._registry, self._prefix = CollectorRegistry(auto_describe=True), prefix
-        self._requests = self._counter("request_success", "Samples that ended, by why.", "finished_reason")
-        self._rejections = self._counter("admission_rejections", "Requests that were not taken, by why.", "reason")
-        self._prompts = self._counter("prompt_tokens", "Tokens of prompts.")
-        self._tokens = self._counter("generation_tokens", "Tokens of texts.")
-        self._queries = self._counter("prefix_cache_queries", "Tokens of prompts that were looked up in the caches.")
-        self._hits = self._counter("prefix_cache_hits", "Tokens of prompts that the caches had.")
-        self._drafts = self._counter("spec_decode_num_drafts", "Rounds that drafted, of each sequence.")
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens.")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that came true.")
-        self._positions = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Drafted tokens that came true, by place.",
-            "position",
-        )
-        self._unsettled = self._counter("unsettled_steps", "Rounds that ended before a near-tie.", prefix=OURS)
-        self._again = self._counter("recomputed_tokens", "Tokens of side branches, computed once more.", prefix=OURS)
-        self._decisions = self._counter("decisions", "Rounds of `auto`, by what was decided.", "decision", prefix=OURS)
-        self._promised = self._counter(
-            "promised_speedup_sum", "What these rounds promised over plain decoding, by the timing table.", prefix=OURS
-        )
-        self._ttft = self._histogram("time_to_first_token_seconds", "From submission.", _FIRST)
-        self._gaps = self._histogram("inter_token_latency_seconds", "Between two tokens of a stream.", _TOKEN)
-        self._tpot = self._histogram("request_time_per_output_token_seconds", "Mean of a sample.", _TOKEN)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "From submission to the end.", _WHOLE)
-        self._queue = self._histogram("request_queue_time_seconds", "From submission to the slot.", _WHOLE)
-        self._prefill = self._histogram("request_prefill_time_seconds", "From the slot to the first token.", _WHOLE)
-        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the end.", _WHOLE)
+        self._requests = self._counter(prefix, "request_success", "Samples that ended, by why.", "finished_reason")
+        self._rejections = self._counter(prefix, "admission_rejections", "Requests that were not taken.", "reason")
+        told = "Drafted tokens that came true, by place."
+        self._positions = self._counter(prefix, "spec_decode_num_accepted_tokens_per_pos", told, "position")
+        self._decisions = self._counter(OURS, "decisions", "Rounds of `auto`, by what was decided.", "decision")
+        self._counters = {name: self._counter(prefix, name, told) for name, told in _COUNTERS.items()}
+        self._counters |= {name: self._counter(OURS, name, told) for name, told in _OWN_COUNTERS.items()}
+        self._histograms = {
+            name: Histogram(prefix + name, told, ("model_name",), registry=self._registry, buckets=buckets)
+            for name, (told, buckets) in _HISTOGRAMS.items()
+        }
+        self._gaps = _Gaps(prefix + "inter_token_latency_seconds", "Between two tokens of a stream.", TOKEN)
+        self._series = {name: self._begin(name) for name in engines}
+        self._registry.register(self._gaps)
         self._registry.register(_Gauges(engines, prefix))
 
-    def _counter(self, name: str, told: str, *labels: str, prefix: str | None = None) -> Counter:
-        name = (self._prefix if prefix is None else prefix) + name
-        return Counter(name, told, ("model_name", *labels), registry=self._registry)
+    def _counter(self, prefix: str, name: str, told: str, *labels: str) -> Counter:
+        return Counter(prefix + name, told, ("model_name", *labels), registry=self._registry)
 
-    def _histogram(self, name: str, told: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(
-            self._prefix + name, told, ("model_name",), registry=self._registry, buckets=(*buckets, float("inf"))
-        )
+    def _begin(self, model: str) -> _Series:
+        self._gaps.begin(model)
+        for reason in _ENDS:
+            self._requests.labels(model, reason)
+        counters = {name: each.labels(model) for name, each in self._counters.items()}
+        return _Series(counters, {name: each.labels(model) for name, each in self._histograms.items()})
 
     def chunk(self, model: str, gap_seconds: float, tokens: int) -> None:
-        """A sample's chunk of so many tokens came so long after its last: each of them took its share."""
-        gaps = self._gaps.labels(model)
-        for _ in range(tokens):
-            gaps.observe(gap_seconds / tokens)
+        """A sample's chunk came so long after its last: each of its tokens counts once, with its share of the gap.
+
+        So the sum is the time that passed, and the count the tokens, as where every token has a chunk of its own.
+        """
+        if tokens:
+            self._gaps.observe(model, gap_seconds / tokens, tokens)
 
     def rejected(self, model: str, reason: str) -> None:
         """A request was not taken."""
         self._rejections.labels(model, reason).inc()
 
     def finished(self, model: str, result: Result) -> None:
-        """A sample has ended, however; a deadline is its own reason."""
-        reason = _REASONS.get(result.finish_reason, result.finish_reason)
-        self._requests.labels(model, reason).inc()
+        """A sample has ended, however; a deadline is its own reason, where vLLM has none.
+
+        As vLLM's do, each sample of a prompt counts the prompt's tokens, and those that a cache had of it.
+        """
+        self._requests.labels(model, _REASONS.get(result.finish_reason, result.finish_reason)).inc()
         if result.metrics is None:
             return
-        own, stats = result.metrics, result.metrics.speculative_decoding
-        if own.started is not None:
-            self._prompts.labels(model).inc(own.num_prompt_tokens)
-            self._queries.labels(model).inc(own.num_prompt_tokens)
-            self._hits.labels(model).inc(own.num_cached_tokens)
-        self._tokens.labels(model).inc(own.num_output_tokens)
-        self._times(model, own)
-        self._drafts.labels(model).inc(stats.num_spec_steps)
-        self._drafted.labels(model).inc(stats.num_draft_tokens)
-        self._accepted.labels(model).inc(stats.num_accepted_draft_tokens)
-        self._unsettled.labels(model).inc(stats.num_unsettled_steps)
-        self._again.labels(model).inc(stats.num_recomputed_tokens)
-        self._promised.labels(model).inc(stats.promised)
+        series = self._series.get(model) or self._series.setdefault(model, self._begin(model))
+        series.finished(result.metrics)
+        stats = result.metrics.speculative_decoding
         for decision, times in stats.decisions.items():
             self._decisions.labels(model, decision).inc(times)
-        for accepted, rounds in enumerate(stats.acceptance_histogram):
-            for position in range(accepted if rounds else 0):
-                self._positions.labels(model, str(min(position, MAX_POSITIONS - 1))).inc(rounds)
-
-    def _times(self, model: str, own: RequestMetrics) -> None:
-        self._queue.labels(model).observe(own.queue_time)
-        self._e2e.labels(model).observe(own.e2el)
-        if own.first_token is None or own.started is None:
-            return
-        self._ttft.labels(model).observe(own.ttft)
-        self._prefill.labels(model).observe(max(own.first_token - own.started, 0.0))
-        if own.num_output_tokens > 1:
-            self._tpot.labels(model).observe(own.tpot)
-            self._decode.labels(model).observe(own.tpot * (own.num_output_tokens - 1))
+        for position, times in enumerate(_accepted(stats)):
+            self._positions.labels(model, str(position)).inc(times)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type, OpenMetrics where a client accepts it."""
-        encode, kind = choose_encoder(accept)
-        return encode(self._registry), kind
+        """The exposition and its content type; `accept`: the header's value, where OpenMetrics may be named.
+
+        Nothing else of the header counts: a version that nobody knows is no reason to fail.
+        """
+        encode, kind = choose_encoder(_ASKED if _OPENMETRICS in accept.lower() else "")
+        return encode(self._registry), kind.partition("; escaping")[0]
+
+
+def _accepted(stats: SpeculationStats) -> list[int]:
+    """How many rounds accepted a token at each place, the root's child first."""
+    least = list(accumulate(reversed(stats.acceptance_histogram[1:])))[::-1]  # [i]: rounds that accepted more than i
+    return [*least[: MAX_POSITIONS - 1], sum(least[MAX_POSITIONS - 1 :])] if len(least) > MAX_POSITIONS else least
+
+
+class _Series:
+    """What one model's samples add to."""
+
+    def __init__(self, counters: Mapping[str, Counter], histograms: Mapping[str, Histogram]) -> None:
+        self._counters, self._histograms = counters, histograms
+
+    def finished(self, own: RequestMetrics) -> None:
+        """A sample has ended."""
+        stats, counters = own.speculative_decoding, self._counters
+        counters["generation_tokens"].inc(own.num_output_tokens)
+        if own.started is not None:
+            counters["prompt_tokens"].inc(own.num_prompt_tokens)
+            counters["prefix_cache_queries"].inc(own.num_prompt_tokens)
+            counters["prefix_cache_hits"].inc(own.num_cached_tokens)
+        counters["spec_decode_num_drafts"].inc(stats.num_spec_steps)
+        counters["spec_decode_num_draft_tokens"].inc(stats.num_draft_tokens)
+        counters["spec_decode_num_accepted_tokens"].inc(stats.num_accepted_draft_tokens)
+        counters["unsettled_steps"].inc(stats.num_unsettled_steps)
+        counters["recomputed_tokens"].inc(stats.num_recomputed_tokens)
+        counters["promised_speedup_sum"].inc(stats.promised)
+        self._times(own)
+
+    def _times(self, own: RequestMetrics) -> None:
+        times = self._histograms
+        times["request_queue_time_seconds"].observe(own.queue_time)
+        times["e2e_request_latency_seconds"].observe(own.e2el)
+        if own.first_token is None or own.started is None:
+            return
+        times["time_to_first_token_seconds"].observe(own.ttft)
+        times["request_prefill_time_seconds"].observe(max(own.first_token - own.started, 0.0))
+        if own.num_output_tokens > 1:
+            times["request_time_per_output_token_seconds"].observe(own.tpot)
+            times["request_decode_time_seconds"].observe(own.tpot * (own.num_output_tokens - 1))
+
+
+class _Gaps(Collector):
+    """A histogram that takes a value many times at once: prometheus_client's would be told it once a token."""
+
+    def __init__(self, name: str, told: str, buckets: Sequence[float]) -> None:
+        self._name, self._told, self._bounds = name, told, buckets
+        self._lock = threading.Lock()
+        self._counts, self._sums = dict[str, list[int]](), dict[str, float]()
+
+    def begin(self, model: str) -> None:
+        """A model has a series from now on."""
+        with self._lock:
+            self._counts.setdefault(model, [0] * (len(self._bounds) + 1))
+            self._sums.setdefault(model, 0.0)
+
+    def observe(self, model: str, value: float, times: int) -> None:
+        """A value was seen so many times."""
+        if model not in self._sums:
+            self.begin(model)
+        with self._lock:
+            self._counts[model][bisect_left(self._bounds, value)] += times
+            self._sums[model] += value * times
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """See prometheus_client."""
+        family = HistogramMetricFamily(self._name, self._told, labels=("model_name",))
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        with self._lock:
+            for model, counts in self._counts.items():
+                family.add_metric([model], list(zip(names, accumulate(counts), strict=True)), self._sums[model])
+        yield family
 
 
 class _Gauges(Collector):
@@ -122,7 +202,7 @@ class _Gauges(Collector):
         self._engines, self._prefix = dict(engines), prefix
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """See prometheus_client; an engine that is closed has none."""
+        """See prometheus_client; an engine that cannot say how it is has none."""
         labels = ("model_name",)
         running = GaugeMetricFamily(f"{self._prefix}num_requests_running", "Samples that have a slot.", labels=labels)
         waiting = GaugeMetricFamily(f"{self._prefix}num_requests_waiting", "Samples without one.", labels=labels)
@@ -130,9 +210,10 @@ class _Gauges(Collector):
         for name, engine in self._engines.items():
             try:
                 usage = engine.usage
-            except SpecbuildError:
+            except Exception:  # its worker may have died anywhere; health says so, and a scrape is of the others too
                 continue
             running.add_metric([name], usage.running)
             waiting.add_metric([name], usage.waiting + usage.to_come)
-            cache.add_metric([name], usage.cache_tokens / max(usage.cache_capacity_tokens, 1))
+            share = usage.cache_tokens / max(usage.cache_capacity_tokens, 1)
+            cache.add_metric([name], min(share, 1.0))  # texts that share pages count them more than once
         yield from (running, waiting, cache)

@@ -22,6 +22,7 @@ from . import limits, listener
 from .admission import Admission
 from .answer import Service
 from .app import make_app
+from .connection import Connection
 from .logs import RequestLog
 from .metrics import Metrics
 from .models import Models, ServedModel
@@ -69,7 +70,9 @@ def _load(named: Named, options: ServeOptions, load: LoadOptions, closing: conte
         models = [each.result() for each in [pool.submit(one, *each) for each in named]]
     metrics = Metrics({model.name: model.engine.engine for model in models}, options.metrics_prefix)
     told.set_result(metrics)
-    return Service(Models(models), options, metrics)
+    service = Service(Models(models), options, metrics)
+    closing.callback(service.traces.close)
+    return service
 
 
 def describe(model: ServedModel) -> str:
@@ -112,7 +115,7 @@ class _Life:
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 make_app(service, log),
-                http="h11",
+                http=Connection,
                 ws="none",
                 loop="asyncio",
                 lifespan="off",

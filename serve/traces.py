@@ -1,43 +1,74 @@
-"""OpenTelemetry's spans and metrics of generative servers, where its package is installed; else nothing.
+"""OpenTelemetry's spans and metrics of generative servers, where its packages are installed; else nothing.
 
-Names are those of the semantic conventions for generative AI. Providers are the process's own:
-`opentelemetry-instrument specbuild serve …` sets them up from the environment.
+Names are those of the semantic conventions for generative AI. Providers are the process's own, which
+`opentelemetry-instrument specbuild serve …` sets up; where there are none and OTEL_EXPORTER_OTLP_ENDPOINT is set, they
+are ours and export there, as the SDK's other variables say.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 from specbuild.runtime import Result
 
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _NAME = "specbuild"
+_LOG = logging.getLogger(__name__)
+# Seconds: the conventions' buckets, without which an SDK takes milliseconds'.
+_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _HISTOGRAMS = {
-    "request.duration": "Seconds of a request.",
-    "time_to_first_token": "Seconds from submission to the first token.",
-    "time_per_output_token": "Mean seconds of a sample's token after the first.",
+    "request.duration": ("Seconds of a request.", tuple(0.01 * 2**power for power in range(14))),
+    "time_to_first_token": ("Seconds from submission to the first token.", _FIRST),
+    "time_per_output_token": ("Mean seconds of a sample's token after the first.", _TOKEN),
 }
+_ASKED = {  # the conventions' attributes of a request, by its fields
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "seed": "seed",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "n": "choice.count",
+}
+_LARGEST = 2**63 - 1  # that OTLP has room for
 
 
 class Traces:
     """Begins the trace of a request."""
 
-    def __init__(self) -> None:
+    def __init__(self, spans: Any = None, measures: Any = None) -> None:
+        """`spans`, `measures`: providers of tracers and of meters, instead of those that the module names."""
         self._tracer: Any = None
-        if find_spec("opentelemetry") is None:
+        self._ours: tuple[Any, ...] = ()
+        try:
+            from opentelemetry import metrics, propagate, trace
+        except ImportError:
             return
-        from opentelemetry import metrics, propagate, trace
-
-        self._propagate, self._kind = propagate, trace.SpanKind.SERVER
-        self._tracer, meter = trace.get_tracer(_NAME), metrics.get_meter(_NAME)
+        self._ours = () if spans or measures else _otlp(trace)
+        given = spans or trace.get_tracer_provider(), measures or metrics.get_meter_provider()
+        spans, measures = self._ours or given
+        self._propagate, self._kind, self._failed = propagate, trace.SpanKind.SERVER, trace.StatusCode.ERROR
+        self._tracer, meter = spans.get_tracer(_NAME), measures.get_meter(_NAME)
         self._histograms = {
-            name: meter.create_histogram(f"gen_ai.server.{name}", "s", told) for name, told in _HISTOGRAMS.items()
+            name: meter.create_histogram(
+                f"gen_ai.server.{name}", "s", told, explicit_bucket_boundaries_advisory=boundaries
+            )
+            for name, (told, boundaries) in _HISTOGRAMS.items()
         }
 
-    def begin(self, operation: str, model: str, headers: Mapping[str, str]) -> Trace | None:
-        """The trace of a request, which goes on with the caller's where its headers tell one."""
+    def begin(self, operation: str, model: str, headers: Mapping[str, str], asked: object = None) -> Trace | None:
+        """The trace of a request, which goes on with the caller's where its headers tell one; None without the package.
+
+        `asked`: the request, whose sampling parameters are told where it has them; its prompt is not.
+        """
         if self._tracer is None:
             return None
         about = {
@@ -46,30 +77,83 @@ class Traces:
             "gen_ai.request.model": model,
         }
         parent = self._propagate.extract(headers)
-        span = self._tracer.start_span(f"{operation} {model}", parent, kind=self._kind, attributes=about)
-        return Trace(span, self._histograms, about)
+        span = self._tracer.start_span(
+            f"{operation} {model}", parent, kind=self._kind, attributes=about | _parameters(asked)
+        )
+        return Trace(span, self._histograms, about, self._failed)
+
+    def close(self) -> None:
+        """Export what is left, where the providers are ours."""
+        for each in self._ours:
+            each.shutdown()
 
 
 class Trace:
-    """One request's span, and what is measured of it."""
+    """One request's span, and what is measured of it; `failed`: the status of a span that ended by an error."""
 
-    def __init__(self, span: Any, histograms: Mapping[str, Any], about: dict[str, str]) -> None:
-        self._span, self._histograms, self._about = span, histograms, about
+    def __init__(self, span: Any, histograms: Mapping[str, Any], about: dict[str, str], failed: Any) -> None:
+        self._span, self._histograms, self._about, self._failed = span, histograms, about, failed
         self._began = time.perf_counter()
 
     def end(self, prompt_tokens: int, results: Sequence[Result], error: str | None) -> None:
-        """The request has ended; `error`: what kind of error it ended by."""
+        """The request has ended; `error`: what kind of error it ended by. Times of tokens are of texts that ended."""
         about = self._about | ({"error.type": error} if error else {})
         self._histograms["request.duration"].record(time.perf_counter() - self._began, about)
         for own in [result.metrics for result in results if result.metrics]:
             if own.first_token is not None:
-                self._histograms["time_to_first_token"].record(own.ttft, about)
+                self._histograms["time_to_first_token"].record(own.ttft, self._about)
             if own.num_output_tokens > 1:
-                self._histograms["time_per_output_token"].record(own.tpot, about)
+                self._histograms["time_per_output_token"].record(own.tpot, self._about)
         told: dict[str, Any] = {
             "gen_ai.usage.input_tokens": prompt_tokens,
             "gen_ai.usage.output_tokens": sum(len(result.token_ids) for result in results),
             "gen_ai.response.finish_reasons": [result.finish_reason for result in results],
         }
         self._span.set_attributes(told | about)
+        if error:
+            self._span.set_status(self._failed)
         self._span.end()
+
+
+def _parameters(asked: object) -> dict[str, Any]:
+    """The sampling parameters that a request gives."""
+    given = {field: getattr(asked, field, None) for field in _ASKED}
+    return {
+        f"gen_ai.request.{_ASKED[field]}": value
+        for field, value in given.items()
+        if value is not None and value <= _LARGEST
+    }
+
+
+def _otlp(trace: Any) -> tuple[Any, ...]:
+    """Providers of tracers and of meters that export to OTEL_EXPORTER_OTLP_ENDPOINT.
+
+    Nothing where it is not set, where the process has a provider already, and, with a warning, where packages lack.
+    """
+    if not os.environ.get(ENDPOINT) or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return ()
+    kind = "grpc" if os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc" else "http"
+    try:
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        exporters = [
+            import_module(f"opentelemetry.exporter.otlp.proto.{kind}.{signal}_exporter")
+            for signal in ("trace", "metric")
+        ]
+    except ImportError as error:
+        told = "%s is set, but there is no %s: install opentelemetry-sdk and opentelemetry-exporter-otlp, or unset it"
+        _LOG.warning(told, ENDPOINT, error.name)
+        return ()
+    service = Resource.create()
+    if str(service.attributes["service.name"]).startswith("unknown_service"):
+        service = service.merge(Resource({"service.name": _NAME}))
+    spans = TracerProvider(resource=service)
+    if os.environ.get("OTEL_TRACES_EXPORTER") != "none":
+        spans.add_span_processor(BatchSpanProcessor(exporters[0].OTLPSpanExporter()))
+    wanted = os.environ.get("OTEL_METRICS_EXPORTER") != "none"
+    readers = [PeriodicExportingMetricReader(exporters[1].OTLPMetricExporter())] if wanted else []
+    return spans, MeterProvider(readers, service)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,3 +57,29 @@ def test_token_ids_are_all_there_even_where_no_text_is(client: TestClient, engin
     reply = client.post("/v1/completions", json=body | {"stream": True})
     parts = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
     assert [token for each in parts for token in each["choices"][0]["token_ids"]] == whole
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "text"),
+    [
+        ("/v1/completions", {"prompt": "def main("}, lambda choice: choice["text"]),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x"}]},
+            lambda choice: choice["delta"].get("content", ""),
+        ),
+    ],
+)
+def test_tokens_without_text_come_with_an_empty_one(
+    client: TestClient, path: str, asked: dict[str, Any], text: Callable[[Any], str]
+) -> None:
+    """All that is said may become a stop string, until the end: clients read the text of every event."""
+    body = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True} | asked
+    whole = client.post(path, json=body).json()["choices"][0]
+    said = whole.get("text") or whole["message"]["content"]
+    held = body | {"stop": [said + "x"], "stream": True, "speculation": "off"}
+    parts = [json.loads(line[6:]) for line in client.post(path, json=held).text.splitlines() if line[6:7] == "{"]
+    choices = [part["choices"][0] for part in parts]
+    assert [text(choice) for choice in choices] == [*[""] * (len(choices) - 1), said]
+    assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
+    assert len(choices) > 6

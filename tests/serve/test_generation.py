@@ -94,3 +94,23 @@ def test_events_end_with_their_reader() -> None:
     assert closed == [True]
     assert [message.get("body") for message in sent] == [None, b"one"]
     assert b"text/event-stream" in dict(sent[0]["headers"])[b"content-type"]
+
+
+def test_events_end_where_the_client_left_before_the_first() -> None:
+    closed = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"one"
+            yield b"two"
+        finally:
+            closed.append(True)
+
+    async def send(message: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    asyncio.run(EventStream(events())({"type": "http"}, receive, send))
+    assert closed == [True]

@@ -54,7 +54,7 @@ def test_lm_eval_scores_as_the_engine_does(
 ) -> None:
     """Choices between the text that follows and the one that follows another prompt."""
     programs = environment(tmp_path / "lm-eval", "lm-eval[api]", "transformers>=5,<6")
-    texts = [prompt for prompt in prompts if len(prompt) > 60 and prompt.isascii()][:8]
+    texts = [text for text in prompts if len(text) > 60 and text.isascii() and not text[0].isdigit()][:8]  # no literals
     rows = [
         {"prompt": text[:40], "choices": [text[40:60], texts[index - 1][40:60]], "answer": 0}
         for index, text in enumerate(texts)

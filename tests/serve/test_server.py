@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -14,10 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+import trustme
 from serving import Server
 
 ASKED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 16, "temperature": 0}
-LONG = ASKED | {"max_tokens": 900, "ignore_eos": True}
+LONG = ASKED | {"max_tokens": 900, "ignore_eos": True, "speculation": "off"}
 BREAKABLE = [sys.executable, str(Path(__file__).resolve().parents[1] / "support" / "breakable_server.py")]
 
 
@@ -69,6 +71,7 @@ def test_a_client_that_leaves_frees_its_slot(server: Server, stream: bool) -> No
     until(lambda: running(server) == 0, 10)
 
 
+@pytest.mark.slow
 def test_a_reader_that_stalls_holds_nobody_up(server: Server) -> None:
     host, port = httpx.URL(server.url).host, httpx.URL(server.url).port
     body = json.dumps(LONG | {"stream": True, "return_token_ids": True}).encode()
@@ -85,7 +88,7 @@ def test_a_reader_that_stalls_holds_nobody_up(server: Server) -> None:
 
 def test_sigterm_finishes_what_was_accepted(bundle: Path) -> None:
     with Server(str(bundle), "--port", "0", "--max-num-seqs", "1") as server, server.client() as client:
-        stream, lines = begun(client, LONG | {"max_tokens": 300})
+        stream, lines = begun(client, LONG | {"max_tokens": 700})
         results: list[httpx.Response] = []
         waiting = threading.Thread(
             target=lambda: results.append(httpx.post(f"{server.url}/v1/completions", json=ASKED, timeout=60))
@@ -153,6 +156,23 @@ def test_a_unix_socket(bundle: Path, tmp_path: Path) -> None:
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
     assert not (tmp_path / "s").exists()
+
+
+def test_tls(bundle: Path, tmp_path: Path) -> None:
+    authority, files = trustme.CA(), (tmp_path / "cert.pem", tmp_path / "key.pem")
+    ours = authority.issue_cert("127.0.0.1")
+    ours.cert_chain_pems[0].write_to_path(str(files[0]))
+    ours.private_key_pem.write_to_path(str(files[1]))
+    verify = ssl.create_default_context()
+    authority.configure_trust(verify)
+    flags = ("--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1]))
+    with Server(str(bundle), "--port", "0", *flags) as server, server.client(verify=verify) as client:
+        assert server.url.startswith("https://")
+        with client.stream("POST", "/v1/completions", json=ASKED | {"stream": True}) as stream:
+            assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(server.url.replace("https", "http") + "/health")
+        assert client.get("/health").status_code == 200
 
 
 def test_two_bundles_in_one_process(bundle: Path) -> None:

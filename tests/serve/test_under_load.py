@@ -1,220 +1,162 @@
-"""A crowd of clients, many of them bad ones: every text is the quiet engine's, and nothing is left behind."""
+"""A server that many use at once: every text is a quiet engine's, no slot is lost, and it ends cleanly."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
+from crowd import Case, Crowd, Outcome, Quiet, cases
 from serving import Server
 
-from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime import Engine
 
-TREES = ("auto", "auto", "off", "chain:4", "topk:2,3", "best:8")
-MALFORMED = ({"prompt": 5}, {"prompt": "x", "n": 0}, {"colour": 1}, {"prompt": "x" * 20_000}, {"prompt": ""})
-
-
-@dataclass
-class Crowd:
-    """What became of many requests. `texts`: by request, each sample's text, and whether it was cut by a deadline."""
-
-    texts: dict[int, list[tuple[str, bool]]] = field(default_factory=dict)
-    statuses: Counter[int] = field(default_factory=Counter)
-    left: int = 0  # clients that left in the middle
-    memory: list[int] = field(default_factory=list)  # of the server, in kB, as requests ended
-
-
-def request(index: int, prompts: list[str]) -> dict[str, Any]:
-    """A request by its number, with a seed."""
-    rng = random.Random(index)
-    body: dict[str, Any] = {"prompt": rng.choice(prompts), "seed": index, "max_tokens": rng.choice([4, 12, 24])}
-    body["temperature"] = rng.choice([0, 0.8, 1])
-    body |= rng.choice([{}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.2}, {"top_p": 0.9, "top_k": 40}])
-    body |= rng.choice([{}, {}, {"n": 2}, {"priority": rng.randrange(-2, 3)}, {"stop": ["\n"]}, {"min_tokens": 3}])
-    return body
-
-
-def asked(index: int, body: dict[str, Any]) -> dict[str, Any]:
-    """A request as a client of the crowd sends it: what speculates, and how it is read."""
-    rng = random.Random(-index - 1)
-    sent = body | {"speculation": rng.choice(TREES), "stream": rng.random() < 0.5}
-    return sent | ({"deadline": rng.choice([0.02, 0.2])} if rng.random() < 0.05 else {})
-
-
-async def one(client: httpx.AsyncClient, index: int, prompts: list[str], crowd: Crowd) -> None:
-    kind = random.Random(index * 31).random()
-    if kind < 0.05:
-        reply = await client.post("/v1/completions", json=random.Random(index).choice(MALFORMED))
-        crowd.statuses[reply.status_code] += 1
-        return
-    body = asked(index, request(index, prompts))
-    texts, cuts = [""] * body.get("n", 1), [False] * body.get("n", 1)
-    events = 0
-    async with client.stream("POST", "/v1/completions", json=body) as reply:
-        crowd.statuses[reply.status_code] += 1
-        if reply.status_code != 200:
-            await reply.aread()
-            assert reply.json()["error"]["code"] in ("deadline", "draining")
-            return
-        if kind < 0.25:  # leaves: a stream after some events, another before its answer
-            async for _ in reply.aiter_lines():
-                events += 1
-                if events > 3:
-                    break
-            crowd.left += 1
-            return
-        if body["stream"]:
-            ended = False
-            async for line in reply.aiter_lines():
-                ended |= line == "data: [DONE]"
-                if line.startswith("data: {"):
-                    told = json.loads(line[6:])
-                    if "error" in told:
-                        assert told["error"]["code"] in ("deadline", "draining")
-                        return
-                    _take(told, texts, cuts)
-            assert ended
-        else:
-            await reply.aread()
-            _take(reply.json(), texts, cuts)
-    crowd.texts[index] = list(zip(texts, cuts, strict=True))
-
-
-def _take(told: dict[str, Any], texts: list[str], cuts: list[bool]) -> None:
-    for choice in told["choices"]:
-        texts[choice["index"]] += choice["text"]
-        cuts[choice["index"]] |= choice.get("stop_reason") == "deadline"
-
-
-def memory_of(pid: int) -> int:
-    """Resident kB."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
-
-
-async def run(server: Server, prompts: list[str], count: int, connections: int) -> Crowd:
-    crowd, left = Crowd(), list(range(count))[::-1]
-    limits = httpx.Limits(max_connections=connections)
-
-    async def client_of() -> None:
-        while left:
-            index = left.pop()
-            await one(client, index, prompts, crowd)
-            if index % 100 == 0:
-                crowd.memory.append(memory_of(server.process.pid))
-
-    async with httpx.AsyncClient(base_url=server.url, timeout=900, limits=limits) as client:
-        await asyncio.gather(*(client_of() for _ in range(connections)))
-    return crowd
-
-
-def check_texts(crowd: Crowd, bundle: Path, prompts: list[str]) -> None:
-    """Every completed text is plain decoding's of one sequence at a time; what was cut is its beginning."""
-    numbers = sorted(crowd.texts)
-    bodies = [request(index, prompts) for index in numbers]
-    params = [SamplingParams(**{k: v for k, v in body.items() if k != "prompt"}, speculation="off") for body in bodies]
-    with Engine.load(bundle, prefix_caching=False) as engine:
-        results = iter(engine.generate([body["prompt"] for body in bodies], params))
-        for index, body in zip(numbers, bodies, strict=True):
-            for text, cut in crowd.texts[index]:
-                want = next(results).text
-                assert want.startswith(text) if cut else want == text, (index, body)
-
-
-def check_at_rest(server: Server) -> None:
-    with server.client() as client:
-        told = client.get("/load").json()
-        assert told["server_load"] == 0
-        (usage,) = told["models"].values()
-        assert (usage["running"], usage["waiting"]) == (0, 0)
-
-
-@pytest.fixture
-def server(bundle: Path) -> Iterator[Server]:
-    with Server(str(bundle), "--port", "0", "--max-num-seqs", "4") as server:
-        yield server
-
-
-@pytest.mark.parametrize(
-    ("count", "connections"), [(60, 8), pytest.param(2000, 64, marks=pytest.mark.soak)], ids=["small", "crowd"]
-)
-def test_a_crowd(server: Server, bundle: Path, prompts: list[str], count: int, connections: int) -> None:
-    crowd = asyncio.run(run(server, prompts, count, connections))
-    assert set(crowd.statuses) <= {200, 400, 408}
-    assert len(crowd.texts) > count / 2
-    assert crowd.left > count / 20
-    check_at_rest(server)
-    check_texts(crowd, bundle, prompts)
-    assert not server.other
-    assert all(line["status"] < 500 for line in server.lines if line["message"] == "request")
-    print(f"{count} requests, {dict(crowd.statuses)}, {crowd.left} left, memory in kB: {crowd.memory}")
-    if count >= 2000:
-        half = crowd.memory[len(crowd.memory) // 2 :]
-        assert half[-1] <= 1.02 * half[0], crowd.memory
-
-
-CLIENT = """
-import json, sys, urllib.request
-body = json.dumps({"prompt": "def main(", "max_tokens": 900, "ignore_eos": True, "stream": True}).encode()
-asked = urllib.request.Request(sys.argv[1] + "/v1/completions", body, {"Content-Type": "application/json"})
-with urllib.request.urlopen(asked) as reply:
-    reply.readline()
-    print("begun", flush=True)
-    reply.read()
+FLAGS = ("--port", "0", "--max-num-seqs", "4")
+READER = """\
+import http.client, json, sys
+connection = http.client.HTTPConnection(sys.argv[1])
+connection.connect()
+print("connected", flush=True)
+sys.stdin.readline()
+body = {"prompt": "def main(", "max_tokens": 1000, "ignore_eos": True, "stream": True, "speculation": "off"}
+connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+response = connection.getresponse()
+while response.readline():
+    print("more", flush=True)
 """
 
 
-def test_clients_that_are_killed_free_their_slots(server: Server) -> None:
-    command = [sys.executable, "-c", CLIENT, server.url]
-    clients = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    for each in clients:
-        assert each.stdout
-        assert each.stdout.readline() == "begun\n"
-    for each in clients:
-        each.kill()
-        each.wait()
-        assert each.stdout
-        each.stdout.close()
+@pytest.fixture(scope="module")
+def quiet(bundle: Path) -> Iterator[Quiet]:
+    with Engine.load(bundle, batch_size=4) as engine:
+        yield Quiet(engine)
+
+
+def until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.01)
+
+
+def load(server: Server) -> tuple[int, int, int]:
+    """Requests, and samples that run and that wait."""
     with server.client() as client:
-        while client.get("/load").json()["server_load"]:
-            pass
-    check_at_rest(server)
+        told = client.get("/load").json()
+    (model,) = told["models"].values()
+    return told["server_load"], model["running"], model["waiting"]
 
 
-def test_sigterm_under_load_answers_everybody(bundle: Path, prompts: list[str]) -> None:
-    """What was accepted is a whole text, or an error that says what to do; what comes later finds no server."""
-    with Server(str(bundle), "--port", "0", "--max-num-seqs", "4", "--shutdown-timeout", "20") as server:
-        crowd, refused = Crowd(), []
+def check(outcomes: Sequence[Outcome], quiet: Quiet, allowed: tuple[int, ...] = ()) -> int:
+    """Hold outcomes against what may happen, and the texts against the engine's; how many were whole."""
+    whole = 0
+    for outcome in outcomes:
+        fate, status = outcome.case.fate, outcome.status
+        assert outcome.broken is None, outcome
+        if fate == "malformed":
+            assert status == 400, outcome
+        elif status == 408 or outcome.code == "deadline":
+            assert "deadline" in outcome.case.body, outcome
+        else:
+            assert (status, outcome.code) == (200, None) or status in allowed, outcome
+        if fate == "whole":
+            assert outcome.ended, outcome
+            if outcome.code is None:
+                assert sorted(outcome.choices) == list(range(outcome.case.body["n"])), outcome
+                assert all(choice.finish_reason for choice in outcome.choices.values()), outcome
+        if fate != "malformed":
+            whole += quiet.check(outcome)
+    return whole
 
-        async def client_of(number: int) -> None:
-            async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
-                for index in range(number, 400, 8):
-                    try:
-                        await one(client, index, prompts, crowd)
-                    except httpx.ConnectError:
-                        refused.append(index)
-                        return
-                    except httpx.RemoteProtocolError as error:
-                        if "without sending a response" not in str(error):  # an idle connection is closed so
-                            raise
-                        return
 
-        async def main() -> None:
-            await asyncio.gather(*(client_of(number) for number in range(8)))
+def asked(seed: int, count: int, prompts: Sequence[str]) -> list[Case]:
+    """Cases over the prompts that leave room for long texts."""
+    return cases(seed, count, [prompt for prompt in prompts if 0 < len(prompt) < 400])
 
-        threading.Timer(1.0, lambda: server.signal(signal.SIGTERM)).start()
-        asyncio.run(main())
+
+def test_a_small_crowd(bundle: Path, quiet: Quiet, prompts: list[str]) -> None:
+    with Server(str(bundle), *FLAGS) as server:
+        outcomes = Crowd(server.url, 8).wave(asked(1, 60, prompts))
+        until(lambda: load(server) == (0, 0, 0))
+        assert Counter(each.case.fate for each in outcomes) == {"whole": 45, "leaves": 12, "malformed": 3}
+        assert check(outcomes, quiet) > 30
+        server.signal(signal.SIGTERM)
         assert server.wait() == 0
-        assert set(crowd.statuses) <= {200, 400, 408, 503}
-        check_texts(crowd, bundle, prompts)
+        assert not server.other
+
+
+@pytest.mark.soak
+def test_two_thousand_requests_of_64_connections(bundle: Path, quiet: Quiet, prompts: list[str]) -> None:
+    """The queue is so short that some are refused; the second half takes no more memory than the first."""
+    pool = asked(2, 200, prompts)
+    with Server(str(bundle), *FLAGS, "--max-waiting", "64") as server:
+        crowd, sizes = Crowd(server.url, 64), list[int]()
+        for _ in range(2):
+            crowd.wave(pool * 5)
+            until(lambda: load(server) == (0, 0, 0))
+            sizes.append(resident(server.process.pid))
+        assert len(crowd.outcomes) == 2000
+        assert {each.code for each in crowd.refused} == {"queue_full"}
+        assert check(crowd.outcomes, quiet) > 1000
+        assert sizes[1] <= 1.02 * sizes[0], sizes
+        assert not server.other
+        assert not [line for line in server.lines if line["level"] == "error"]
+
+
+def resident(pid: int) -> int:
+    """KiB of memory that a process has."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+
+
+def test_clients_that_are_killed_free_their_slots(bundle: Path) -> None:
+    with Server(str(bundle), *FLAGS) as server:
+        command = [sys.executable, "-c", READER, server.url.removeprefix("http://")]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        clients = [subprocess.Popen(command, **pipes) for _ in range(6)]  # type: ignore[call-overload]
+        try:
+            assert [client.stdout.readline() for client in clients] == [b"connected\n"] * 6
+            for client in clients:
+                client.stdin.write(b"now\n")
+                client.stdin.flush()
+            until(lambda: load(server) == (6, 4, 2))
+        finally:
+            for client in clients:
+                client.kill()
+                client.communicate()
+        until(lambda: load(server) == (0, 0, 0), 10)
+        with server.client() as http:
+            assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+        assert not server.other
+
+
+@pytest.mark.slow
+def test_sigterm_under_load_leaves_nobody_without_an_answer(bundle: Path, quiet: Quiet, prompts: list[str]) -> None:
+    """What was accepted is finished; what came later is told so, or finds nobody listening."""
+    twenty = threading.Event()
+    with Server(str(bundle), *FLAGS) as server:
+        crowd = Crowd(server.url, 12)
+        working = threading.Thread(
+            target=crowd.wave, args=(asked(3, 2000, prompts), lambda done: twenty.set() if done >= 20 else None)
+        )
+        working.start()
+        assert twenty.wait(60)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        working.join()
+        assert not server.other
+    begun = {line.get("request_id") for line in server.lines}
+    lost = [each for each in crowd.outcomes if each.broken]
+    assert not [each for each in lost if each.status or each.request_id in begun]
+    told = [each for each in crowd.outcomes if not each.broken]
+    draining = [each for each in told if each.status == 503]
+    assert {each.code for each in draining} <= {"draining"}
+    assert 20 <= len(told) < 2000
+    assert len(lost) + len(draining) == 12, "everyone was sent away once"
+    check(told, quiet, allowed=(503,))
