@@ -73,8 +73,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 @click.option("--backend", default=DEFAULT, show_default=True, help=f"One of: {', '.join(BACKENDS)}.")
 @click.option(
     "--precision",
-    help="fp32, int8 or int4 on a CPU; fp16, bf16, fp32, int8, int4 or fp8 on GPUs; the first by default; or auto. "
-    "Options after a colon, as in int4:64,sym: docs/quantization.md.",
+    help="fp32, int8 or int4 on a CPU; fp16, bf16, fp32, int8, int4 or fp8 on GPUs; the first by default; or auto, "
+    "or best:size, best:speed, best:kl. Options after a colon, as in int4:64,sym: docs/quantization.md.",
 )
 @click.option("--draft-precision", metavar="PRECISION", help="The draft's; the target's by default.")
 @click.option(
@@ -170,6 +170,8 @@ def command(output: Path, dry_run: bool, quiet: bool, as_json: bool, **options: 
         if "gguf_quantization" in origin:
             counts = ", ".join(f"{count} tensors {kind}" for kind, count in origin["gguf_tensors"].items())
             tell(f"{name}: gguf quantization: {origin['gguf_quantization']} ({counts}), dequantized to float32")
+        elif "packed_quantization" in origin:
+            tell(f"{name}: {origin['packed_quantization']}, {origin['packed_weights']} weights dequantized to float32")
     if as_json:
         click.echo(json.dumps({"bundle": str(output)} | report))
     else:

@@ -41,12 +41,31 @@ def show(found: Mapping[str, Any] | None) -> None:
         for row in _rows(model):
             table.add_row(*row)
         console.print(table)
+        if compared := model.get("compared"):
+            console.print(f"{compared['by']} chose {compared['chosen']} of")
+            console.print(_compared(compared["precisions"]))
         layers = Table("layer", "precision", "KB", "cosine", "KL alone", box=None)
         layers.columns[0].overflow = "fold"
         for layer in model["layers"]:
             each = f"{layer['bytes'] / 1e3:,.0f}", f"{layer['cosine']:.5f}", f"{layer['kl']:.1e}"
             layers.add_row(_joined(layer["names"]), layer["precision"], *each)
         console.print(layers)
+
+
+def _compared(rows: list[Any]) -> Any:
+    """Precisions next to each other, the narrowest first."""
+    from rich.table import Table
+
+    kinds, steps = list(rows[0]["kl"]), list(rows[0]["steps"])
+    heads = [*(f"KL, {kind}" for kind in kinds), *(f"top-1, {kind}" for kind in kinds)]
+    table = Table("precision", "MB", *heads, "perplexity", "texts part at", *(f"ms of {n}" for n in steps), box=None)
+    for row in rows:
+        quality = [*(f"{row['kl'][kind]:.1e}" for kind in kinds), *(f"{row['top1'][kind]:.1%}" for kind in kinds)]
+        perplexity = "–" if row["perplexity"] is None else f"{row['perplexity']:.2f}"
+        parted = ", ".join("–" if at is None else str(at) for at in row["first_divergence"])
+        times = [f"{row['steps'][nodes]:.2f}" for nodes in steps]
+        table.add_row(row["precision"], f"{row['bytes'] / 1e6:.1f}", *quality, perplexity, parted, *times)
+    return table
 
 
 def _rows(model: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from specbuild.runtime.errors import OptionError, OutputError
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .engine_options import EngineOptions
-from .quantize_options import AUTO, AUTO_KL, MAX_KL, SELF, QuantizeOptions
+from .quantize_options import AUTO, AUTO_KL, MAX_KL, SELF, QuantizeOptions, chooses
 from .scheme import Scheme, parse
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
@@ -124,7 +124,7 @@ class BuildConfig:
     @property
     def max_kl(self) -> float:
         """Nats a token that a quantized target may move, and what "auto" spends."""
-        return self.quantize.max_kl or (AUTO_KL if self.precision_of("target") == AUTO else MAX_KL)
+        return self.quantize.max_kl or (AUTO_KL if chooses(self.precision_of("target")) else MAX_KL)
 
     @property
     def own_draft(self) -> bool:
@@ -136,12 +136,17 @@ class BuildConfig:
         asked = self.draft_precision if model == "draft" else None
         if model == "draft" and self.own_draft:
             asked = str(self.draft).removeprefix(SELF)
-        return asked or self.precision or self.descriptor.precisions[0]
+        asked = asked or self.precision or self.descriptor.precisions[0]
+        return asked.lower() if asked.lower().startswith("best:") else asked
 
     def scheme_of(self, model: str) -> Scheme | None:
         """The scheme of a model's weights, of which some may have another; None for "auto". Raises OptionError."""
         precision = self.precision_of(model)
-        if precision == AUTO and self.descriptor.quantizes:
+        if chooses(precision) and self.descriptor.quantizes:
+            if precision != AUTO and self.descriptor.on_gpu:
+                raise OptionError(f"{precision} times steps here, those of {self.backend} run elsewhere: use auto")
+            if precision != AUTO and model == "draft" and self.draft_precision:
+                raise OptionError(f"{precision} is for the target: give --draft-precision auto")
             return None
         return parse(precision, self.backend)
 

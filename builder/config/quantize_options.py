@@ -8,8 +8,14 @@ from pathlib import Path
 from specbuild.runtime.errors import OptionError
 
 AUTO = "auto"
+BEST_SIZE, BEST_SPEED, BEST_KL = "best:size", "best:speed", "best:kl"
 SELF = "self:"  # begins a draft that is the target's own weights in another precision
 AUTO_KL, MAX_KL = 0.01, 0.05  # nats a token that `auto`, and anything else, may cost where nothing else is asked
+
+
+def chooses(precision: str) -> bool:
+    """Whether the build is to find out which precision it is."""
+    return precision in (AUTO, BEST_SIZE, BEST_SPEED, BEST_KL)
 
 
 @dataclass(frozen=True, slots=True)

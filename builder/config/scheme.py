@@ -7,8 +7,9 @@
 | int4 | 4 bits | a block's columns; asym or sym; gptq, rtn, awq; how activations are |
 | fp8 | E4M3 | channel, tensor: rows that share a scale |
 
-Activations: `dynamic`, rounded to 8 bits by block and row of what is computed; `weight-only`, not rounded; `static`, by
-one calibrated scale, after SmoothQuant. DTYPE: of whatever is not quantized.
+Activations: `dynamic`, rounded to 8 bits by block and row of what is computed; `wide`, rounded so twice, the second
+time what the first left; `weight-only`, not rounded; `static`, by one calibrated scale, after SmoothQuant. DTYPE: of
+whatever is not quantized. A checkpoint's own grid, where it has one, goes before rtn, gptq and awq: see `grids`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from specbuild.runtime.errors import OptionError, shown
 BLOCKS = (128, 64, 32, 16)
 LEAST_GPU_BLOCK = 32
 METHODS = ("rtn", "gptq", "awq")
-ACTIVATIONS = ("dynamic", "weight-only", "static")
+ACTIVATIONS = ("dynamic", "wide", "weight-only", "static")
 BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4}
 
 
@@ -122,11 +123,11 @@ def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
     if block not in (0, *BLOCKS):
         return f"a block has {', '.join(map(str, BLOCKS))} columns, not {block}"
     if kind == "int4" and (not block or scheme.activations == "static"):
-        return "INT4 is in blocks, its activations weight-only or dynamic"
+        return "INT4 is in blocks, its activations weight-only, dynamic or wide"
     if cpu:
         static = scheme.activations == "static"
         return "INT8 for this backend is in blocks: use static for channels" if not block and not static else None
-    if scheme.activations == "dynamic" or not scheme.symmetric:
+    if scheme.activations in ("dynamic", "wide") or not scheme.symmetric:
         return "TensorRT takes symmetric weights, with activations weight-only or static"
     if kind == "int4" and block < LEAST_GPU_BLOCK:
         return f"TensorRT's INT4 has blocks of {LEAST_GPU_BLOCK} columns or more"
@@ -136,7 +137,7 @@ def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
 _KINDS_OF_OPTIONS = {"channel", "tensor"}, {"sym", "asym"}, set(METHODS), set(ACTIVATIONS)
 _HELP = f"use a block of {', '.join(map(str, BLOCKS))}, channel, tensor, sym, asym, {', '.join(METHODS + ACTIVATIONS)}"
 _DEFAULTS = {  # by kind, and whether it is for a CPU
-    ("int8", True): Scheme("int8", "fp32", 128, activations="dynamic"),
+    ("int8", True): Scheme("int8", "fp32", 32, activations="dynamic"),
     ("int8", False): Scheme("int8", "fp16"),
     ("int4", True): Scheme("int4", "fp32", 32, symmetric=False, method="gptq", activations="dynamic"),
     ("int4", False): Scheme("int4", "fp16", 128, method="gptq"),

@@ -26,6 +26,7 @@ from specbuild.runtime.sampling.parameters import SamplingParams
 
 from .attention_layout import check_decoder, empty
 from .gguf import Gguf, convert
+from .packed import Packed, packing, unpack
 from .quiet import quiet
 from .weights import (
     Stamp,
@@ -58,7 +59,7 @@ class Checkpoint:
     """A checkpoint that passed the checks cheap enough to make before anything is loaded.
 
     ends: the tokens that end a text. sampling: the parameters that generation_config.json sets. stamps: the weights' as
-    they were looked at. gguf: the file that the folder was made of, which goes with this object.
+    they were looked at. origin: the files that the folder was made of, which goes with this object.
     """
 
     source: str
@@ -69,7 +70,7 @@ class Checkpoint:
     ends: tuple[int, ...]
     stamps: list[Stamp]
     sampling: Mapping[str, float] = field(default_factory=dict)
-    gguf: Gguf | None = None
+    origin: Gguf | Packed | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -93,19 +94,22 @@ class Checkpoint:
 
     def sha256(self) -> str:
         """Identity of the weights, which are those that were looked at; raises CheckpointError."""
-        return self.gguf.sha256 if self.gguf else sha256_files(self.weights, self.stamps)
+        return self.origin.sha256 if self.origin else sha256_files(self.weights, self.stamps)
 
 
 @quiet()
 def find(source: str) -> Checkpoint:
-    """Look at a checkpoint, or make one of a GGUF file, without loading it; raises CheckpointError."""
-    path = _file(source)
+    """Look at a checkpoint, or make one of a GGUF file or a packed one, without loading it; raises CheckpointError."""
+    path, asked = _file(source), None
     if path is None:
-        return _look(source, locate(source), f"{source}/config.json")
-    folder = Path(tempfile.mkdtemp(prefix="specbuild-gguf-"))
+        path = locate(source)
+        asked = packing(path)
+        if asked is None:
+            return _look(source, path, f"{source}/config.json")
+    folder = Path(tempfile.mkdtemp(prefix="specbuild-checkpoint-"))
     try:
-        gguf = convert(source, path, folder)
-        found = replace(_look(source, folder, source), gguf=gguf)
+        origin = unpack(source, path, asked, folder) if asked else convert(source, path, folder)
+        found = replace(_look(source, folder, source), origin=origin)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

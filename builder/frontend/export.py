@@ -25,7 +25,9 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript.optimizer import optimize_ir
+from onnx_ir.passes import common as common_passes
+from onnxscript import optimizer, rewriter
+from onnxscript.rewriter.rules import common as rules
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -41,6 +43,12 @@ from .portable_ops import OPSET, TRANSLATIONS
 from .quiet import only_errors
 
 ATTENTION = "specbuild"
+RULES = (
+    *(rules.no_op_cast_rule, rules.cast_cast_rule, rules.no_op_expand_rule, rules.no_op_transpose_rule),
+    *(rules.transpose_transpose_rule, rules.reshape_reshape_rule, rules.unsqueeze_unsqueeze_rule),
+    *(rules.squeeze_reshape_1d_rule, rules.collapse_slice_rule, rules.collapse_slice2_rule),
+    *(rules.cast_constant_of_shape_rule, rules.mul_by_1_rule, rules.add_0_rule),
+)
 
 
 @dataclass
@@ -180,8 +188,27 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
         )
         assert program is not None
         _name_weights(program.model.graph)
-        optimize_ir(program.model, should_fold=_should_fold)  # nothing is fused here: the passes do, and report it
+        _simplify(program.model)
     return program.model
+
+
+def _simplify(model: ir.Model) -> None:
+    """onnxscript's optimizer, less the rules for what no language model has: trying them all takes half of an export.
+
+    Nothing is fused here: the passes do, and report it.
+    """
+    common_passes.InlinePass()(model)
+    for _ in range(2):
+        optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=_should_fold)
+        rewriter.rewrite(model, RULES)
+    for each in (
+        common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common_passes.DeduplicateInitializersPass(),
+        common_passes.CommonSubexpressionEliminationPass(),
+        common_passes.OutputFixPass(),
+        common_passes.NameFixPass(),
+    ):
+        each(model)
 
 
 def _name_weights(graph: ir.Graph) -> None:

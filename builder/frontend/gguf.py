@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
 import tempfile
 from collections import Counter
 from contextlib import redirect_stderr
@@ -29,7 +27,7 @@ from specbuild.runtime.errors import CheckpointError, one_line, shown
 
 from .attention_layout import check_decoder, empty
 from .gguf_header import GgufHeader, read_header
-from .weights import SINGLE, Header, Stamp, check_sizes, check_stamps, stamps_of
+from .weights import SINGLE, Header, Stamp, check_room, check_sizes, check_stamps, stamps_of
 
 _SIZES = {  # what metadata calls what config.json has
     "block_count": "num_hidden_layers",
@@ -83,7 +81,7 @@ def convert(source: str, path: Path, folder: Path) -> Gguf:
     kinds = _check_tensors(source, header)
     shapes = Header({tensor.name: tensor.shape for tensor in header.tensors})
     own = _check_metadata(source, header.metadata, shapes)
-    _check_room(source, folder, 4 * shapes.elements)
+    check_room(source, folder, 4 * shapes.elements)
     with tempfile.TemporaryDirectory(dir=folder) as alone:  # transformers reads what lies beside a GGUF, too
         link = Path(alone) / "model.gguf"
         link.symlink_to(path.resolve())
@@ -140,20 +138,6 @@ def _check_metadata(source: str, metadata: dict[str, Any], shapes: Header) -> di
             f"{source} scales its rotary positions, which is not read from a GGUF: give its safetensors checkpoint"
         )
     return own
-
-
-def _check_room(source: str, folder: Path, size: int) -> None:
-    """Raises CheckpointError where memory or the folder's disk cannot have the weights in float32."""
-    memory, disk = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), shutil.disk_usage(folder).free
-    if size > memory:
-        raise CheckpointError(
-            f"{source} takes {size >> 20} MiB in float32, this machine has {memory >> 20} MiB of memory"
-        )
-    if size > disk:
-        raise CheckpointError(
-            f"{source} takes {size >> 20} MiB in float32, {folder.parent} has {disk >> 20} MiB free: set TMPDIR to "
-            "another disk"
-        )
 
 
 def _configuration(source: str, path: Path, head_dim: int | None) -> PreTrainedConfig:

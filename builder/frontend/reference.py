@@ -13,6 +13,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from .quiet import quiet
 
+AT_ONCE = 16  # prompts that are continued together
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -63,7 +65,7 @@ def without_defaults(model: PreTrainedModel) -> Iterator[None]:
 def greedy(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int]
 ) -> list[Reference]:
-    """`transformers` greedy generation, prompt by prompt, without what generation_config.json would add."""
+    """`transformers` greedy generation, without what generation_config.json would add, several prompts at a time."""
     config = GenerationConfig(
         do_sample=False,
         num_beams=1,
@@ -71,13 +73,22 @@ def greedy(
         eos_token_id=list(eos) or None,
         pad_token_id=eos[0] if eos else 0,
     )
-    references = []
+    references = list[Reference]()
     with without_defaults(model), torch.no_grad():
-        for prompt in prompts:
-            ids = torch.tensor([list(prompt)])
-            output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-            references.append(Reference(list(prompt), output[0, len(prompt) :].tolist()))
+        for first in range(0, len(prompts), AT_ONCE):
+            some = [list(prompt) for prompt in prompts[first : first + AT_ONCE]]
+            width = max(map(len, some))
+            ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in some])
+            there = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in some])
+            output = model.generate(ids, attention_mask=there, generation_config=config)[:, width:].tolist()
+            references += [Reference(prompt, _ended(tokens, eos)) for prompt, tokens in zip(some, output, strict=True)]
     return references
+
+
+def _ended(tokens: list[int], eos: Sequence[int]) -> list[int]:
+    """A continuation up to the first token that ends texts; what came after it fills the row up."""
+    end = next((at for at, token in enumerate(tokens, 1) if token in eos), len(tokens))
+    return tokens[:end]
 
 
 def text_logits(model: PreTrainedModel, tokens: Sequence[int]) -> NDArray[np.float32]:

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -208,3 +209,17 @@ def short(value: Any) -> str:
     """A value in an error's line, cut."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+def check_room(source: str, folder: Path, size: int) -> None:
+    """Raises CheckpointError where memory or the folder's disk cannot have the weights in float32."""
+    memory, disk = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), shutil.disk_usage(folder).free
+    if size > memory:
+        raise CheckpointError(
+            f"{source} takes {size >> 20} MiB in float32, this machine has {memory >> 20} MiB of memory"
+        )
+    if size > disk:
+        raise CheckpointError(
+            f"{source} takes {size >> 20} MiB in float32, {folder.parent} has {disk >> 20} MiB free: set TMPDIR to "
+            "another disk"
+        )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from specbuild.builder.config.quantize_options import AUTO, QuantizeOptions
+from specbuild.builder.config.quantize_options import QuantizeOptions, chooses
 from specbuild.builder.config.scheme import Scheme, parse
 from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import OptionError
@@ -17,13 +17,13 @@ _SHOWN = 3  # names in a message
 
 
 def assign(options: QuantizeOptions, model: str, precision: str, backend: str, names: Names) -> dict[str, Scheme]:
-    """The scheme of every weight of the "target" or "draft", by name; with precision "auto" only of those asked for.
+    """The scheme of every weight of the "target" or "draft", by name; under "auto" and "best" only of those asked for.
 
     The last pattern that matches counts. All compute in the precision's type. Raises OptionError.
     """
     schemes, given = dict[str, Scheme](), dict[str, str]()
-    dtype = BACKENDS[backend].dtypes[0] if precision == AUTO else parse(precision, backend).dtype
-    if precision != AUTO:
+    dtype = BACKENDS[backend].dtypes[0] if chooses(precision) else parse(precision, backend).dtype
+    if not chooses(precision):
         schemes = dict.fromkeys(names.weights, parse(precision, backend))
         if names.head:
             schemes[names.head] = _of_head(schemes[names.head], backend, names.tied)
@@ -57,7 +57,8 @@ def _of_head(scheme: Scheme, backend: str, tied: bool) -> Scheme:
     if BACKENDS[backend].on_gpu and (tied or scheme.kind == "fp8" or scheme.activations == "static"):
         return Scheme(scheme.dtype, scheme.dtype)
     if scheme.kind == "int4" or scheme.activations == "static":
-        return replace(parse("int8", backend), dtype=scheme.dtype)
+        head = replace(parse("int8", backend), dtype=scheme.dtype)
+        return replace(head, activations="wide") if scheme.activations == "wide" else head
     return replace(scheme, method="rtn") if tied else scheme  # as the lookup's, to be stored once
 
 

@@ -35,10 +35,11 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A weight `[N, K]` in blocks: `w · smooth ≈ scales · (codes − zeros)`, and inputs are divided by `smooth`.
+    """A weight `[N, K]` in blocks: `w · smooth ≈ scales · (codes − zeros) + offsets`.
 
+    Inputs are divided by `smooth`.
     `codes` uint8 or E4M3 `[N, blocks, size]`; `scales` float32 `[N, blocks]`; `zeros` uint8 `[N, blocks]`, None where
-    they are the middle; `smooth` float32 `[K]`; `input_scale`: of static activations.
+    they are the middle; `smooth` float32 `[K]`; `input_scale`: of static activations; `offsets` float32 `[N, blocks]`.
     """
 
     scheme: Scheme
@@ -47,22 +48,26 @@ class Quantized:
     zeros: Tensor | None = None
     smooth: Tensor | None = None
     input_scale: float | None = None
+    offsets: Tensor | None = None
 
     def restored(self) -> Tensor:
         """The smoothed weight as it is computed with: float32 `[N, K]`."""
         codes = self.codes.float()
         if self.scheme.kind != "fp8":
             codes = codes - (1 << self.scheme.bits - 1 if self.zeros is None else self.zeros[..., None].float())
-        return (codes * self.scales[..., None]).flatten(1)
+        blocks = codes * self.scales[..., None]
+        return (blocks if self.offsets is None else blocks + self.offsets[..., None]).flatten(1)
 
     def seen(self, x: Tensor) -> Tensor:
         """Inputs `[…, K]` as the smoothed weight is multiplied with, in the type that they have."""
         dtype, x = x.dtype, x.float()
         x = x if self.smooth is None else x / self.smooth
-        if self.scheme.activations == "dynamic":
+        if self.scheme.activations in ("dynamic", "wide"):
             blocks = x.reshape(*x.shape[:-1], -1, self.codes.shape[2])
-            steps = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / 127
-            x = ((blocks / steps).round() * steps).reshape(x.shape)
+            rounded = _in_8_bits(blocks)
+            if self.scheme.activations == "wide":
+                rounded = rounded + _in_8_bits(blocks - rounded)
+            x = rounded.reshape(x.shape)
         elif self.input_scale is not None:
             scaled = x / self.input_scale
             if self.scheme.kind == "fp8":
@@ -71,6 +76,12 @@ class Quantized:
                 scaled = scaled.round().clamp(-128, 127)
             x = scaled * self.input_scale
         return x.to(dtype)
+
+
+def _in_8_bits(blocks: Tensor) -> Tensor:
+    """Blocks `[…, size]` of inputs, each rounded by a step of its own."""
+    steps = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / 127
+    return (blocks / steps).round() * steps
 
 
 def fit(scheme: Scheme, columns: int) -> Scheme:

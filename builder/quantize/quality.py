@@ -42,11 +42,16 @@ class Before:
                 break
             kept.append(list(text[:max_tokens]))
             tokens += len(text)
-        with no_grad(model):
-            logits = [text_logits(model, text) for text in kept]
+        logits = cls.logits_of(model, kept).logits
         new = min(NEW_TOKENS, positions // 2)
         prompts = [text[: min(BEGINNING, positions - new)] for text in kept]
         return cls(kept, logits, greedy(model, prompts, new, eos))
+
+    @classmethod
+    def logits_of(cls, model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Before:
+        """The logits of some texts, nothing of them continued."""
+        with no_grad(model):
+            return cls(list(map(list, texts)), [text_logits(model, text) for text in texts], [])
 
 
 def moved(before: Before, compute: Compute) -> dict[str, Any]:

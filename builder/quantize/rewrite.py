@@ -19,7 +19,16 @@ import torch
 from numpy.typing import NDArray
 
 from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, dims, initializer, insert, producer, replace
+from specbuild.builder.passes.pattern import (
+    TRANSPOSED,
+    FusionPass,
+    constant,
+    dims,
+    initializer,
+    insert,
+    producer,
+    replace,
+)
 from specbuild.runtime.errors import OptionError
 
 from .linears import Names
@@ -60,8 +69,13 @@ class Quantize(FusionPass):
         else:
             operator = "ScaledMatMul"
         x = self._divide(graph, node, x, parts[0].smooth)
-        new = insert(node, operator, [x, *inputs], "specbuild", attributes)
-        replace(node.outputs[0], new.outputs[0])
+        wide = scheme.activations == "wide" and not lookup
+        given = _twice(graph, node, x, parts[0].codes.shape[2]) if wide else x
+        result = insert(node, operator, [given, *inputs], "specbuild", attributes).outputs[0]
+        result = _halves_added(graph, node, result) if wide else result
+        if parts[0].offsets is not None:
+            result = _with_offsets(graph, node, x, result, parts)
+        replace(node.outputs[0], result)
         graph.remove(node, safe=True)
 
     def _parts(self, weight: ir.Value, lookup: bool) -> list[Quantized]:
@@ -95,6 +109,55 @@ class Quantize(FusionPass):
         product = insert(node, "Mul", [x, factors]).outputs[0]
         product.shape, product.type = x.shape, x.type
         return product
+
+
+def _twice(graph: ir.Graph, node: ir.Node, x: ir.Value, size: int) -> ir.Value:
+    """Inputs `[B, T, K]` as `[2 B, T, K]`: rounded to 8 bits by blocks, and what that leaves.
+
+    The product rounds both again: the first stays as it is, of the second 8 bits are kept.
+    """
+    blocks = _shaped(graph, node, x, [0, 0, -1, size])
+    largest = insert(node, "ReduceMax", [_of(node, "Abs", blocks), _constant(graph, "last_axis", [-1])]).outputs[0]
+    steps = _of(node, "Mul", _of(node, "Max", largest, _number(graph, 1e-30)), _number(graph, 1 / 127))
+    rounded = _of(node, "Mul", _of(node, "Round", _of(node, "Div", blocks, steps)), steps)
+    first = _shaped(graph, node, rounded, [0, 0, -1])
+    return insert(node, "Concat", [first, _of(node, "Sub", x, first)], attributes={"axis": 0}).outputs[0]
+
+
+def _halves_added(graph: ir.Graph, node: ir.Node, product: ir.Value) -> ir.Value:
+    """The products `[2 B, T, N]` of what `_twice` made, as one `[B, T, N]`."""
+    first, second = insert(node, "Split", [product], attributes={"axis": 0, "num_outputs": 2}, outputs=2).outputs
+    return _of(node, "Add", first, second)
+
+
+def _with_offsets(
+    graph: ir.Graph, node: ir.Node, x: ir.Value, product: ir.Value, parts: Sequence[Quantized]
+) -> ir.Value:
+    """A product `[B, T, N]` whose weight has offsets added to its blocks: these times sums of inputs."""
+    size, blocks = parts[0].codes.shape[2], parts[0].codes.shape[1]
+    sums = np.kron(np.eye(blocks, dtype=np.float32), np.ones((size, 1), dtype=np.float32))
+    offsets = np.ascontiguousarray(_joined([part.offsets for part in parts if part.offsets is not None]).T)
+    kernel = constant(graph, f"offsets of {str(node.inputs[1].name).replace('+', ' ')}", offsets)  # type: ignore[union-attr]
+    added = _of(node, "MatMul", _of(node, "MatMul", x, constant(graph, f"sums_{blocks}_{size}", sums)), kernel)
+    return _of(node, "Add", product, added)
+
+
+def _of(node: ir.Node, operator: str, *inputs: ir.Value) -> ir.Value:
+    """The output of a new operator before a node."""
+    return insert(node, operator, list(inputs)).outputs[0]
+
+
+def _shaped(graph: ir.Graph, node: ir.Node, x: ir.Value, shape: Sequence[int]) -> ir.Value:
+    """`x` with the last of its axes in others; 0 keeps an axis."""
+    return _of(node, "Reshape", x, _constant(graph, f"shape_{'_'.join(map(str, shape))}", shape))
+
+
+def _constant(graph: ir.Graph, name: str, numbers: Sequence[int]) -> ir.Value:
+    return constant(graph, name, np.array(numbers, dtype=np.int64))
+
+
+def _number(graph: ir.Graph, number: float) -> ir.Value:
+    return constant(graph, f"number_{number:g}", np.array(number, dtype=np.float32))
 
 
 def check_products(graph: ir.Model, schemes: Mapping[str, Scheme]) -> None:

@@ -23,7 +23,8 @@ from .numbers import Quantized
 from .quality import Before, acceptance
 
 Progress = Callable[[str, float], None]
-TEXTS = 1  # the longest of the held-out ones: enough to tell layers apart
+TOKENS = 32  # of the longest of the held-out texts: enough to tell layers apart
+WIDE_COST = 1.3  # times a step's seconds for as many bytes
 LEAST_ACCEPTANCE = 0.98  # of a draft's acceptance length, below which it is not made narrower
 
 
@@ -62,7 +63,8 @@ def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequenc
             total += weight.numel() * item
         else:
             zeros = 0 if each.zeros is None else each.zeros.numel()
-            total += (each.codes.numel() + zeros) * each.scheme.bits / 8 + each.scales.numel() * item
+            floats = each.scales.numel() + (0 if each.offsets is None else each.offsets.numel())
+            total += (each.codes.numel() + zeros) * each.scheme.bits / 8 + floats * item
     return math.ceil(total)
 
 
@@ -82,7 +84,7 @@ def costs(
         moved, cosine, schemes = 0.0, 1.0, ["fp32" if item == 4 else "16 bits"]
         if alone:
             with _cosines(model, alone) as cosines:
-                moved = _kl(model, before, TEXTS)
+                moved = distance(model, before, TOKENS)
             cosine = min((float(np.mean(each)) for each in cosines.values()), default=1.0)
             schemes = list(dict.fromkeys(str(each.scheme) for each in alone.values()))
         measured.append(Cost(list(unit), ", ".join(schemes), stored(found, model, unit, item), moved, cosine))
@@ -100,12 +102,22 @@ def _cosines(model: PreTrainedModel, alone: Found) -> Iterator[dict[str, list[fl
         yield seen
 
 
-def _kl(model: PreTrainedModel, before: Before, max_texts: int | None = None) -> float:
-    """Nats a token from before, on all held-out texts, or on the longest ones."""
-    texts = sorted(zip(before.texts, before.logits, strict=True), key=lambda pair: -len(pair[0]))[:max_texts]
+def distance(model: PreTrainedModel, before: Before, tokens: int | None = None) -> float:
+    """Nats a token from before, on all held-out texts, or on so many tokens of the longest."""
+    pairs = list(zip(before.texts, before.logits, strict=True))
+    if tokens is not None:
+        text, logits = max(pairs, key=lambda pair: len(pair[0]))
+        pairs = [(text[:tokens], logits[:tokens])]
     with no_grad(model):
-        after = [text_logits(model, text) for text, _ in texts]
-    return float(divergences([logits for _, logits in texts], after).mean())
+        after = [text_logits(model, text) for text, _ in pairs]
+    return float(divergences([logits for _, logits in pairs], after).mean())
+
+
+def least_alike(model: PreTrainedModel, found: Found, before: Before) -> list[tuple[str, float]]:
+    """Products by the cosine of their outputs with what they were of the same inputs, the lowest first."""
+    with _cosines(model, found) as cosines:
+        distance(model, before, TOKENS)
+    return sorted(((name, float(np.mean(each))) for name, each in cosines.items()), key=lambda pair: pair[1])
 
 
 def within(
@@ -121,13 +133,16 @@ def within(
     rungs: numbers of the whole model, ever wider; a weight that one has not is not quantized there. Units are widened
     where a byte helps most, as if what each costs added up, until all together hold.
     """
+    with simulated(model, rungs[0]):
+        if distance(model, before) <= bound:
+            return rungs[0]
     rungs = [*rungs, {name: each for name, each in rungs[-1].items() if not any(name in unit for unit in split)}]
     split = [unit for unit in split if any(name in rungs[0] for name in unit)]
     kls, sizes = [], []
     for found in rungs:
         each = {tuple(c.names): c.kl for c in costs(model, found, split, before, progress)} if split else {}
         kls.append([each.get(tuple(names), 0.0) for names in split])
-        sizes.append([stored(found, model, names, _item(rungs[0])) for names in split])
+        sizes.append([_size(model, found, names, _item(rungs[0])) for names in split])
     at, budget = [0] * len(split), bound
     while True:
         while sum(kls[rung][unit] for unit, rung in enumerate(at)) > budget:
@@ -144,7 +159,7 @@ def within(
         for names, rung in zip(split, at, strict=True):
             chosen |= {name: rungs[rung][name] for name in names if name in rungs[rung]}
         with simulated(model, chosen):
-            moved = _kl(model, before)
+            moved = distance(model, before)
         if moved <= bound:
             return chosen
         if all(rung == len(rungs) - 1 for rung in at):
@@ -155,6 +170,12 @@ def within(
         budget *= min(0.9, 0.9 * bound / moved)
         if not sum(kls[rung][unit] for unit, rung in enumerate(at)) > 0:  # nothing is left to tell them apart by
             at = [len(rungs) - 1] * len(split)
+
+
+def _size(model: PreTrainedModel, found: Found, unit: Sequence[str], item: int) -> float:
+    """Bytes of a unit, more where a step takes more seconds for them."""
+    wide = any(name in found and found[name].scheme.activations == "wide" for name in unit)
+    return stored(found, model, unit, item) * (WIDE_COST if wide else 1)
 
 
 def narrowest(model: PreTrainedModel, rungs: Sequence[Found], texts: Sequence[Reference]) -> Found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,38 +18,28 @@ from small_models import random_model
 from tiny_gguf import TEMPLATE, write_gguf
 
 from specbuild.builder.frontend.checkpoint import find, load, read_config
+from specbuild.builder.frontend.gguf import Gguf
 from specbuild.runtime.errors import CheckpointError
 
 TEXT = "def f(x):\n    return 'Größe'  # 12\n"
 
-
-@pytest.fixture(scope="module")
-def tiny(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers, whose rows are whole blocks of 32."""
-    return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", intermediate_size=64)
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made, empty."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    return tmp_path / "temporary"
+pytestmark = pytest.mark.usefixtures("temporary")
 
 
 def weights(source: Path) -> dict[str, torch.Tensor]:
     return dict(load(find(str(source)), "sdpa").state_dict())
 
 
+@pytest.mark.slow(but=("Q4_1",))
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
 def test_a_gguf_is_the_checkpoint_of_its_dequantized_weights(kind: str, tiny: Path, tmp_path: Path) -> None:
     path = write_gguf(tiny, tmp_path / "a.gguf", kind)
     found, original = find(str(path)), find(str(tiny))
     assert (found.source, found.architecture, found.max_positions) == (str(path), "LlamaForCausalLM", 128)
     assert found.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert found.gguf is not None
-    assert found.gguf.quantization == kind
-    assert sum(found.gguf.tensors.values()) == len(load_file(tiny / "model.safetensors"))
+    assert isinstance(found.origin, Gguf)
+    assert found.origin.quantization == kind
+    assert sum(found.origin.tensors.values()) == len(load_file(tiny / "model.safetensors"))
     assert found.tokenizer(TEXT)["input_ids"] == original.tokenizer(TEXT)["input_ids"]
     assert found.tokenizer.chat_template == TEMPLATE
     got, quantized = dict(load(found, "sdpa").state_dict()), gguf.GGMLQuantizationType[kind]
@@ -153,6 +142,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow(but=("encoder", "layers", "no tokens", "merges that are none", "scaled positions"))
 @pytest.mark.parametrize("case", BAD)
 def test_what_is_refused(case: str, tiny: Path, tmp_path: Path, temporary: Path) -> None:
     changes, expected = BAD[case]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from small_models import random_model, random_texts
+from torch import nn
 
 from specbuild.builder.check.standard_chain import standard_chain
 from specbuild.builder.config.quantize_options import QuantizeOptions
@@ -26,6 +27,7 @@ from specbuild.builder.lower.onnxruntime import lower
 from specbuild.builder.passes import census, clean, run_portable
 from specbuild.builder.quantize.assignment import assign
 from specbuild.builder.quantize.calibrate import Found, calibrate
+from specbuild.builder.quantize.grids import own_grids
 from specbuild.builder.quantize.linears import Names, rows, simulated
 from specbuild.builder.quantize.numbers import Inputs, quantize
 from specbuild.builder.quantize.rewrite import Quantize, pack
@@ -41,6 +43,7 @@ CPU, GPU = "onnxruntime", "tensorrt"
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", WIDE),
+    "grid": ("llama", WIDE),
     "tied": ("llama", {"num_hidden_layers": 1, "tie_word_embeddings": True}),
     "gpt2": ("gpt2", {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 1}),
     "opt": ("opt", {"hidden_size": 128, "word_embed_proj_dim": 128, "num_attention_heads": 2, "num_hidden_layers": 1}),
@@ -52,6 +55,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def made(name: str) -> tuple[Any, ir.Model]:
     kind, fields = MODELS[name]
     model = random_model(kind, **fields)
+    if name == "grid":
+        for number, module in enumerate(each for each in model.modules() if isinstance(each, nn.Linear)):
+            draw = torch.Generator().manual_seed(number)
+            codes = torch.randint(0, 16, (*module.weight.shape[:1], module.weight.shape[1] // 32, 32), generator=draw)
+            steps = 0.02 * (0.5 + torch.rand(codes.shape[:2], generator=draw)[..., None])
+            module.weight.data = (steps * (codes - 7.3)).flatten(1)
     graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
     run_portable(graph)
     return model, graph
@@ -313,11 +322,12 @@ def near(name: str, graph: ir.Model, found: Found, folder: Path, least: float = 
     logits, exact = run(name, graph, folder / "graph.onnx"), text_logits(model, TEXT)
     gap = np.linalg.norm(logits - expected) / np.linalg.norm(expected)
     moved = np.linalg.norm(exact - expected) / np.linalg.norm(exact)
-    rounds = any(each.scheme.activations != "weight-only" for each in found.values())
+    twice = {name for name, each in found.items() if each.scheme.activations == "wide"}
+    rounds = any(each.scheme.activations != "weight-only" for name, each in found.items() if name not in twice)
     assert moved > least
-    assert gap < (0.02 if rounds else 2e-5), (gap, moved)
+    assert gap < (0.02 if rounds else 2e-4 if twice else 2e-5), (gap, moved)
     assert gap < 0.5 * moved
-    assert kl(expected, logits).mean() < (2e-3 if rounds else 1e-8)
+    assert kl(expected, logits).mean() < (2e-3 if rounds else 1e-6 if twice else 1e-8)
     return True
 
 
@@ -329,8 +339,10 @@ def near(name: str, graph: ir.Model, found: Found, folder: Path, least: float = 
         "int8:16",
         "int8:64,asym",
         "int8:gptq",
+        "int8:wide",
         "int8:weight-only",
         "int8:static",
+        "int4:wide",
         *(f"int4:{size},{zeros}" for size in (32, 64, 128) for zeros in ("sym", "asym")),
         "int4:16",
         "int4:rtn",
@@ -345,6 +357,23 @@ def test_the_graph_computes_what_is_simulated(tmp_path: Path, precision: str) ->
     found, names = numbers("llama", precision)
     assert len(found) == len(names.weights)
     assert near("llama", rewritten("llama", found, names), found, tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["int4", "int4:wide", "int4:weight-only", "int8", "int8:128,wide"])
+def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: str) -> None:
+    """Of 4 bits with something added to each block, of 8 bits with zeros; products of one input made one."""
+    model, names = made("grid")[0], Names.of(made("grid")[0])
+    found = own_grids(model, assign(QuantizeOptions(), "target", precision, CPU, names))
+    assert {each.scheme.method for each in found.values()} == {"grid"}
+    graph = rewritten("grid", found, names)
+    added = [value for name, value in weights(graph).items() if name.startswith("offsets of")]
+    products = census(graph)["BlockMatMul"]
+    assert products == len(found) - 6  # three become one, and two, in each of two layers
+    assert len(added) == sum(each.offsets is not None for each in found.values()) - 6 * bool(added)
+    with simulated(model, found):
+        expected = text_logits(model, TEXT)
+    gap = np.linalg.norm(run("grid", graph, tmp_path / "graph.onnx") - expected) / np.linalg.norm(expected)
+    assert gap < (0.03 if found[str(names.head)].scheme.activations == "dynamic" else 2e-4)
 
 
 @pytest.mark.slow(but=("int4-tied",))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -122,7 +124,7 @@ def test_the_planted_layer_costs_most(case: Case) -> None:
 
 
 def test_a_cost_is_what_one_unit_alone_changes(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sensitivity, "TEXTS", len(TEXTS))
+    monkeypatch.setattr(sensitivity, "TOKENS", None)
     unit = case.split[0]
     alone = {name: case.narrow[name] for name in unit}
     (cost,) = costs(case.model, case.narrow, [unit], case.before, no_progress)
@@ -178,14 +180,14 @@ def test_what_was_asked_for_stays(case: Case) -> None:
 @pytest.fixture
 def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends a search that does not end."""
-    calls, real = [0], sensitivity._kl
+    calls, real = [0], sensitivity.distance
 
     def counted(*args: Any) -> Any:
         calls[0] += 1
         assert calls[0] < 300, "the search does not end"
         return real(*args)
 
-    monkeypatch.setattr(sensitivity, "_kl", counted)
+    monkeypatch.setattr(sensitivity, "distance", counted)
 
 
 @pytest.mark.usefixtures("bounded")
@@ -251,7 +253,9 @@ def quantized(case: Case, precision: str, model: str = "target", **options: Any)
     asked = QuantizeOptions(**options)
     texts = Texts(random_texts(4, 24, seed=5), TEXTS, "here", "hash")
     schemes = assign(asked, model, precision, "onnxruntime", case.names)
-    request = Request(model, precision, "onnxruntime", asked, texts, asked.max_kl or AUTO_KL)
+    request = Request(
+        model, precision, "onnxruntime", asked, texts, asked.max_kl or (AUTO_KL if precision == "auto" else 10.0)
+    )
     references = greedy(case.model, TEXTS, 24, [])
     return quantize_model(case.model, request, case.names, schemes, case.before, references, "id", no_progress)
 
@@ -320,10 +324,12 @@ def test_units_are_widened_where_a_byte_helps_most(case: Case, monkeypatch: pyte
         return [Cost(unit, "", 0, kls[(found[unit[0]].scheme.bits, *unit)], 1.0) for unit in units]
 
     monkeypatch.setattr(sensitivity, "costs", known)
-    monkeypatch.setattr(sensitivity, "_kl", lambda *_: 0.0)
+    moved = dict[str, Iterator[float]]()
+    monkeypatch.setattr(sensitivity, "distance", lambda *_: next(moved["by"]))
     rungs = [{name: found[name] for name in small + large} for found in (case.narrow, case.wide)]
 
     def bits(bound: float) -> list[int]:
+        moved["by"] = chain([10.0], repeat(0.0))  # all of the narrowest together move too far, what is chosen does not
         found = within(case.model, rungs, [small, large], case.before, bound)
         return [found[unit[0]].scheme.bits if unit[0] in found else 32 for unit in (small, large)]
 

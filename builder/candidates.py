@@ -1,0 +1,73 @@
+"""Precisions that a build tries for its target, where it is to find the best: computed, lowered, and timed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx_ir as ir
+
+from specbuild.runtime.backends.executor import ModelSpec
+
+from . import passes
+from .build_context import BuildContext
+from .check.step_times import PLAIN, save_plain, step_times
+from .lower.lanes import cache_width
+from .model_loading import LoadedModel
+from .quantize.calibrate import Found
+from .quantize.comparison import EXACT, Steps, best, compare, to_dict
+from .quantize.kinds import kinds
+from .quantize.linears import Names
+from .quantize.quality import Before
+from .quantize.rewrite import Quantize
+from .quantize.sensitivity import stored
+
+NODES = (1, 2, 8, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Of a target for a CPU. `graph`: portable, not quantized."""
+
+    context: BuildContext
+    loaded: LoadedModel
+    graph: ir.Model
+    names: Names
+
+    def best(self, named: Found, found: Mapping[str, Found], before: Before) -> tuple[Found, dict[str, Any]]:
+        """The best numbers by what is asked for, and what the report says; see `stage.Comparing`."""
+        config, net, source = self.context.config, self.loaded.net, self.context.source
+        wanted, every = config.precision_of("target"), {EXACT: named, **found}
+        texts = {"texts": before}
+        for kind, each in kinds(source.target.tokenizer, source.max_seq_len - 1).items():
+            texts[kind] = Before.logits_of(net, each)
+        sizes = {name: stored(each, net, self.names.weights) for name, each in every.items()}
+        rows = compare(net, every, sizes, texts, self._time)
+        chosen = best(rows, wanted, config.max_kl)
+        return every[chosen.precision], to_dict(rows, wanted, chosen)
+
+    def _time(self, every: Mapping[str, Found]) -> dict[str, Steps]:
+        """Milliseconds of each one's steps, in turns."""
+        largest = self.context.config.buckets[-1]
+        with TemporaryDirectory() as scratch:
+            files = {
+                name: self._lowered(found, Path(scratch) / str(at)) for at, (name, found) in enumerate(every.items())
+            }
+            return step_times(files, self._spec(largest), largest, NODES)
+
+    def _lowered(self, found: Found, folder: Path) -> Path:
+        graph = self.graph.clone()
+        if found:
+            Quantize(found, self.names)(graph)
+            passes.clean(graph)
+        folder.mkdir()
+        save_plain(graph, self.context.capacity, folder)
+        return folder / PLAIN
+
+    def _spec(self, largest: int) -> ModelSpec:
+        layout, vocabulary = self.context.source.layouts["target"], self.context.source.target.vocab_size
+        shape = layout.layers, layout.kv_heads, cache_width(layout.head_dim), vocabulary, self.context.capacity
+        return ModelSpec("target", *shape, largest, tuple(sorted(set(layout.windows))))

@@ -1,0 +1,186 @@
+"""A checkpoint in packed whole numbers, as GPTQ, AWQ and compressed-tensors write it, dequantized to a plain one.
+
+A word of 32 bits holds `32 / bits` codes, the lowest bits first. What each format makes of them is as AutoGPTQ, AutoAWQ
+and compressed-tensors write it. All that comes after takes the folder as any checkpoint's, and finds the grid again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specbuild.builder.strict_json import read_object
+from specbuild.runtime.errors import CheckpointError, one_line, shown
+
+from .weights import INDEX, SINGLE, Stamp, check_room, check_stamps, read_header, sha256_files, stamps_of, weight_files
+
+CONFIG, ASKED = "config.json", "quantization_config"
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the codes of eight columns lie
+Parts = Mapping[str, Tensor]  # of one weight, by the last part of their names
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed checkpoint that was made a plain one: its files as they were looked at, and what they held."""
+
+    files: list[Path]
+    stamps: list[Stamp]
+    method: str
+    weights: int
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the files, which are still those that were looked at; raises CheckpointError."""
+        return sha256_files(self.files, self.stamps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return {"packed_quantization": self.method, "packed_weights": self.weights}
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """`main`: the part that every packed weight has; `others`: what it may have beside it."""
+
+    main: str
+    others: tuple[str, ...]
+    weight: Callable[[Parts, Mapping[str, Any]], Tensor]
+
+
+def packing(folder: Path) -> dict[str, Any] | None:
+    """What a checkpoint's configuration says of how it is packed; None where it is not, or in a way unknown here."""
+    asked = read_object(folder / CONFIG).get(ASKED)
+    return asked if isinstance(asked, dict) and _name(asked) in _FORMATS else None
+
+
+def unpack(source: str, folder: Path, asked: Mapping[str, Any], to: Path) -> Packed:
+    """Make a plain checkpoint of a packed one in a folder that is there; raises CheckpointError."""
+    kept, files = _FORMATS[_name(asked)], weight_files(source, folder)
+    stamps, header = stamps_of(files), read_header(files)
+    prefixes = {name.removesuffix(f".{kept.main}") for name in header.shapes if name.endswith(f".{kept.main}")}
+    if not prefixes:
+        raise CheckpointError(f"{source} says that it is packed by {_name(asked)}, and has no {kept.main}: download it")
+    belongs = {f"{prefix}.{part}" for prefix in prefixes for part in (kept.main, *kept.others)}
+    words = sum(_elements(header.shapes[f"{prefix}.{kept.main}"]) for prefix in prefixes)
+    check_room(source, to, 4 * (header.elements + 32 * words // _bits(source, asked)))
+    weights = dict[str, Tensor]()
+    with ExitStack() as stack:
+        readers = [stack.enter_context(safe_open(path, framework="pt")) for path in files]
+        where = {name: reader for reader in readers for name in reader.keys()}  # noqa: SIM118
+        for name in where.keys() - belongs:
+            weights[name] = where[name].get_tensor(name)
+        for prefix in sorted(prefixes):
+            names = {part: f"{prefix}.{part}" for part in (kept.main, *kept.others)}
+            parts = {part: where[name].get_tensor(name) for part, name in names.items() if name in where}
+            try:
+                weights[f"{prefix}.weight"] = kept.weight(parts, asked).contiguous()
+            except (RuntimeError, KeyError, ValueError, IndexError, TypeError) as error:
+                raise CheckpointError(f"{source} has {shown(prefix)} packed wrongly ({one_line(error)})") from None
+    _save(source, folder, to, weights)
+    check_stamps(files, stamps)
+    return Packed(files, stamps, _name(asked), len(prefixes))
+
+
+def _save(source: str, folder: Path, to: Path, weights: dict[str, Tensor]) -> None:
+    """The weights, and all that is read beside them; the configuration no longer says that they are packed."""
+    config = {name: value for name, value in read_object(folder / CONFIG).items() if name != ASKED}
+    try:
+        for path in folder.iterdir():
+            if path.suffix in (".json", ".jinja", ".model", ".txt") and path.name != INDEX and path.is_file():
+                shutil.copyfile(path, to / path.name)
+        (to / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        save_file(weights, to / SINGLE, metadata={"format": "pt"})
+    except Exception as error:  # safetensors has an error of its own for a full disk
+        raise CheckpointError(
+            f"{source} cannot be unpacked to {to.parent} ({one_line(error)}): set TMPDIR to another disk"
+        ) from None
+
+
+def _name(asked: Mapping[str, Any]) -> str:
+    """A format's name: of compressed-tensors its own with it."""
+    method, kind = asked.get("quant_method"), asked.get("format")
+    return f"{method} {kind}" if method == "compressed-tensors" else str(method)
+
+
+def _bits(source: str, asked: Mapping[str, Any]) -> int:
+    groups = asked.get("config_groups")
+    several = [each.get("weights") for each in groups.values()] if isinstance(groups, dict) else [asked]
+    bits: set[Any] = {each.get("num_bits", each.get("bits")) for each in several if isinstance(each, dict)}
+    if len(bits) != 1 or not bits <= {2, 4, 8}:
+        raise CheckpointError(f"{source} is packed in {shown(sorted(map(str, bits)))} bits: 2, 4 or 8 can be read")
+    return int(max(bits))
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _codes(words: Tensor, bits: int, dim: int) -> Tensor:
+    """`int64`: the codes of words of 32 bits, side by side along a dimension."""
+    if words.dtype != torch.int32 or words.ndim != 2:
+        raise ValueError(f"words of {words.dtype}, shape {list(words.shape)}")
+    found = torch.stack([words.long() >> shift & (1 << bits) - 1 for shift in range(0, 32, bits)], dim + 1)
+    return found.flatten(dim, dim + 1)
+
+
+def _in_groups(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None) -> Tensor:
+    """`float32[N, K]` of codes `[N, K]`, zeros and scales `[N, G]`. `groups[K]`: each column's; None: as they lie."""
+    if zeros.shape != scales.shape or len(scales) != len(codes) or codes.shape[1] % scales.shape[1]:
+        raise ValueError(f"codes {list(codes.shape)}, zeros {list(zeros.shape)}, scales {list(scales.shape)}")
+    if groups is None:
+        groups = torch.arange(codes.shape[1]) // (codes.shape[1] // scales.shape[1])
+    if groups.shape != codes.shape[1:] or groups.min() < 0:
+        raise ValueError("columns of no group")
+    return (codes - zeros[:, groups.long()]).float() * scales.float()[:, groups.long()]
+
+
+def _gptq(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
+    bits, zero = asked["bits"], 0 if asked.get("checkpoint_format") == "gptq_v2" else 1
+    zeros = _codes(parts["qzeros"], bits, 1) + zero  # version 1 keeps one less
+    return _in_groups(_codes(parts["qweight"], bits, 0).T, zeros.T, parts["scales"].T, parts.get("g_idx"))
+
+
+def _awq(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
+    if asked["bits"] != 4 or str(asked.get("version", "gemm")).lower() != "gemm":
+        raise ValueError(f"{asked['bits']} bits, version {asked.get('version')}: 4 bits in GEMM's layout can be read")
+    codes, zeros = (
+        _codes(parts[name], 4, 1).reshape(len(parts[name]), -1, 8)[..., _AWQ_ORDER].flatten(1)
+        for name in ("qweight", "qzeros")
+    )
+    return _in_groups(codes.T, zeros.T, parts["scales"].T, None)
+
+
+def _compressed(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
+    (bits,) = {each["weights"]["num_bits"] for each in asked["config_groups"].values()}
+    rows, columns = parts["weight_shape"].tolist()
+    codes = _codes(parts["weight_packed"], bits, 1)[:, :columns] - (1 << bits - 1)
+    if codes.shape != (rows, columns):
+        raise ValueError(f"codes {list(codes.shape)} of a weight {[rows, columns]}")
+    scales, zeros = parts["weight_scale"], parts.get("weight_zero_point")
+    zeros = torch.zeros_like(scales) if zeros is None else _codes(zeros, bits, 0)[:rows] - (1 << bits - 1)
+    return _in_groups(codes, zeros, scales, parts.get("weight_g_idx"))
+
+
+def _whole(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
+    codes, scales = parts["weight"].long(), parts["weight_scale"]
+    return _in_groups(codes, parts.get("weight_zero_point", torch.zeros_like(scales)).long(), scales, None)
+
+
+_BESIDE = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale", "input_zero_point")
+_FORMATS = {
+    "gptq": _Format("qweight", ("qzeros", "scales", "g_idx"), _gptq),
+    "awq": _Format("qweight", ("qzeros", "scales"), _awq),
+    "compressed-tensors pack-quantized": _Format("weight_packed", _BESIDE, _compressed),
+    "compressed-tensors int-quantized": _Format("weight_scale", ("weight", *_BESIDE), _whole),
+}

@@ -1,0 +1,75 @@
+"""Precisions next to each other: what is measured of each, and which is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from small_models import random_model, random_texts
+
+from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.quantize.assignment import assign
+from specbuild.builder.quantize.calibrate import Found, calibrate
+from specbuild.builder.quantize.comparison import EXACT, Compared, best, compare, to_dict
+from specbuild.builder.quantize.linears import Names
+from specbuild.builder.quantize.quality import Before
+
+
+def row(precision: str, size: int, kl: float, step: float) -> Compared:
+    return Compared(precision, size, {"texts": kl / 2, "chat": kl}, {}, None, [], {"1": 0.0, "2": step})
+
+
+ROWS = [
+    row("int4", 10, 0.03, 5.0),
+    row("int8", 20, 0.004, 4.0),
+    row("int8:wide", 20, 0.0002, 6.0),
+    row(EXACT, 80, 0.0, 9.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "max_kl", "chosen"),
+    [
+        ("best:size", 0.05, "int4"),
+        ("best:size", 0.02, "int8"),
+        ("best:size", 1e-9, EXACT),
+        ("best:speed", 0.05, "int8"),
+        ("best:speed", 0.001, "int8:wide"),
+        ("best:speed", 1e-9, EXACT),
+        ("best:kl", 1e-9, "int8:wide"),
+    ],
+)
+def test_the_best(wanted: str, max_kl: float, chosen: str) -> None:
+    assert best(ROWS, wanted, max_kl).precision == chosen
+
+
+def test_nothing_beats_float32_where_all_else_is_slower() -> None:
+    slow = [row("int8", 20, 0.001, 9.5), row(EXACT, 80, 0.0, 9.0)]
+    assert best(slow, "best:kl", 1.0).precision == EXACT
+
+
+def test_what_is_measured() -> None:
+    model = random_model("llama", num_hidden_layers=1)
+    names, texts = Names.of(model), random_texts(3, 20)
+    found: dict[str, Found] = {EXACT: {}}
+    for precision in ("int8", "int4:rtn"):
+        schemes = assign(QuantizeOptions(), "target", precision, "onnxruntime", names)
+        found[precision] = calibrate(model, schemes, texts)
+    before = {"texts": Before.of(model, texts, [], 64), "code": Before.logits_of(model, texts[:1])}
+
+    def time(candidates: Mapping[str, Found]) -> dict[str, dict[str, float]]:
+        return {name: {"2": float(len(name))} for name in candidates}
+
+    rows = compare(model, found, {EXACT: 30, "int8": 20, "int4:rtn": 10}, before, time)
+    assert [(each.precision, each.bytes) for each in rows] == [("int4:rtn", 10), ("int8", 20), (EXACT, 30)]
+    narrow, middle, exact = rows
+    assert narrow.kl["texts"] > middle.kl["texts"] > exact.kl["texts"] == 0
+    assert set(narrow.kl) == set(narrow.top1) == {"texts", "code"}
+    assert exact.top1 == {"texts": 1.0, "code": 1.0}
+    assert exact.first_divergence == [None] * 3
+    assert narrow.steps == {"2": 8.0}
+    assert narrow.worst == max(narrow.kl.values())
+    told: dict[str, Any] = to_dict(rows, "best:size", narrow)
+    assert (told["by"], told["chosen"]) == ("best:size", "int4:rtn")
+    assert [each["precision"] for each in told["precisions"]] == ["int4:rtn", "int8", EXACT]

@@ -1,0 +1,125 @@
+"""Grids of checkpoints that were quantized before: found again from the numbers, and from nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from specbuild.builder.config.scheme import parse
+from specbuild.builder.quantize.grids import on_grid
+
+ROWS, COLUMNS = 48, 256
+
+
+def weight(kind: str, seed: int = 0, size: int = 32) -> Tensor:
+    """Numbers on a grid as others keep it, its steps and lowest numbers in 16 bits."""
+    draw = torch.Generator().manual_seed(seed)
+    shape = ROWS, COLUMNS // size, size
+    steps = (0.01 + torch.rand(shape[:2], generator=draw)).half().float()[..., None]
+    if kind == "Q8_0":
+        numbers = torch.randint(-127, 128, shape, generator=draw) * steps
+    elif kind == "Q4_0":
+        numbers = (torch.randint(0, 16, shape, generator=draw) - 8) * steps
+    elif kind == "Q4_1":
+        low = (-15 * steps * torch.rand(steps.shape, generator=draw)).half().float()
+        numbers = torch.randint(0, 16, shape, generator=draw) * steps + low
+    else:  # GPTQ's, AWQ's
+        zeros = torch.randint(0, 16, (*shape[:2], 1), generator=draw)
+        numbers = (torch.randint(0, 16, shape, generator=draw) - zeros) * steps
+    return numbers.reshape(ROWS, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "scheme", "block", "place"),
+    [
+        ("Q4_0", 32, "int4", 32, "middle"),
+        ("Q4_1", 32, "int4", 32, "offsets"),
+        ("Q4_0", 32, "int8:128,asym", 32, "middle"),
+        ("Q8_0", 32, "int8", 32, "middle"),
+        ("Q8_0", 32, "int8:wide", 32, "middle"),
+        ("GPTQ", 128, "int4:128", 128, "zeros"),
+        ("GPTQ", 64, "int4:128", 64, "zeros"),
+    ],
+)
+def test_a_grid_is_kept(kind: str, size: int, scheme: str, block: int, place: str) -> None:
+    exact, asked = weight(kind, size=size), parse(scheme, "onnxruntime")
+    found = on_grid({"w": exact}, asked)
+    assert found
+    each = found["w"]
+    assert (each.scheme.block, each.scheme.method) == (block, "grid")
+    assert each.scheme.symmetric is (each.zeros is None)
+    assert each.scheme.activations == asked.activations
+    assert each.codes.shape == (ROWS, COLUMNS // block, block)
+    assert (each.zeros is not None, each.offsets is not None) == (place == "zeros", place == "offsets")
+    torch.testing.assert_close(each.restored(), exact, rtol=1e-6, atol=1e-6)
+
+
+def test_8_bits_have_room_for_a_finer_grid_that_has_0() -> None:
+    """So nothing is added to any block, and no number is off by more than a few hundredths of a step."""
+    exact = weight("Q4_1")
+    found = on_grid({"w": exact}, parse("int8", "onnxruntime"))
+    assert found
+    each = found["w"]
+    assert each.offsets is None
+    assert each.zeros is not None
+    steps = exact.reshape(ROWS, -1, 32).sort(-1).values.diff(dim=-1)
+    steps = torch.where(steps > 1e-3, steps, torch.inf).amin(-1)  # 32 of 16 numbers: two are next to each other
+    off = (each.restored() - exact).reshape(ROWS, -1, 32).abs().amax(-1) / steps
+    assert off.max() < 0.041
+    assert off.square().mean().sqrt() < 0.011
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheme"), [("Q8_0", "int4"), ("none", "int4"), ("none", "int8"), ("Q4_1", "int8:static")]
+)
+def test_no_grid(kind: str, scheme: str) -> None:
+    """One of more levels than the scheme has, numbers on none, and a scheme without blocks."""
+    numbers = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(1)) if kind == "none" else weight(kind)
+    assert on_grid({"w": numbers}, parse(scheme, "onnxruntime")) is None
+
+
+def test_one_row_off_the_grid_is_seen() -> None:
+    numbers = torch.cat([weight("Q4_1", seed) for seed in range(4)])
+    numbers[-1, 5] += 0.004
+    assert on_grid({"w": numbers}, parse("int4", "onnxruntime")) is None
+
+
+def test_products_of_one_input_have_one_grid() -> None:
+    int4 = parse("int4", "onnxruntime")
+    both = on_grid({"a": weight("Q4_0"), "b": weight("Q4_1")}, int4)
+    assert both
+    for name, kind in (("a", "Q4_0"), ("b", "Q4_1")):
+        assert both[name].offsets is not None
+        torch.testing.assert_close(both[name].restored(), weight(kind), rtol=1e-6, atol=1e-6)
+    assert both["a"].scheme == both["b"].scheme
+    assert on_grid({"a": weight("Q4_0"), "b": torch.randn(ROWS, COLUMNS)}, int4) is None
+
+
+def test_blocks_of_one_number_or_of_few() -> None:
+    numbers = weight("Q4_1")
+    numbers[0], numbers[1], numbers[2] = 0.0, 0.3, -0.7
+    numbers[3, ::2], numbers[3, 1::2], numbers[4, 1:] = -0.25, 0.25, 0.5
+    found = on_grid({"w": numbers}, parse("int4", "onnxruntime"))
+    assert found
+    torch.testing.assert_close(found["w"].restored(), numbers, rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30), st.sampled_from(["Q4_0", "Q4_1", "Q8_0", "GPTQ"]), st.sampled_from([1e-6, 1.0, 1e4]))
+def test_every_grid_is_found_whatever_its_steps(seed: int, kind: str, scale: float) -> None:
+    exact = weight(kind, seed) * scale
+    found = on_grid({"w": exact}, parse("int8" if kind == "Q8_0" else "int4", "onnxruntime"))
+    assert found
+    torch.testing.assert_close(found["w"].restored(), exact, rtol=1e-6, atol=1e-6 * scale)
+
+
+def test_rows_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specbuild.builder.quantize.grids._ROWS", 7)
+    linear = nn.Linear(COLUMNS, ROWS, bias=False)
+    linear.weight.data = weight("Q4_1")
+    found = on_grid({"w": linear.weight.data}, parse("int4", "onnxruntime"))
+    assert found
+    torch.testing.assert_close(found["w"].restored(), linear.weight.data, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,113 @@
+"""Refusals: early, with the weights that cost most, and with what would do instead."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from small_models import random_model, random_texts
+
+from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.quantize import stage
+from specbuild.builder.quantize.assignment import assign
+from specbuild.builder.quantize.linears import Names, simulated
+from specbuild.builder.quantize.quality import Before
+from specbuild.builder.quantize.refusal import GLANCE, check_cost, glance
+from specbuild.builder.quantize.sensitivity import distance, least_alike
+from specbuild.builder.quantize.stage import Request, check_early, quantize_model
+from specbuild.builder.quantize.texts import Texts
+from specbuild.runtime.errors import ExecutionError
+
+HELD_OUT = random_texts(3, 20)
+TEXTS = Texts(random_texts(4, 24, seed=5), HELD_OUT, "here", "hash")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """One whose second layer has an input that no narrow type holds: one column is a thousand times the others."""
+    made = random_model("llama", num_hidden_layers=2, hidden_size=64, intermediate_size=64)
+    made.model.layers[1].mlp.up_proj.weight.data[5] *= 300
+    return made
+
+
+def request(precision: str, max_kl: float) -> Request:
+    return Request("target", precision, "onnxruntime", QuantizeOptions(), TEXTS, max_kl)
+
+
+def schemes(model: Any, precision: str) -> Any:
+    return assign(QuantizeOptions(), "target", precision, "onnxruntime", Names.of(model))
+
+
+def refused(model: Any, precision: str, max_kl: float) -> str:
+    before = Before.of(model, HELD_OUT, [], 64)
+    with pytest.raises(ExecutionError) as caught:
+        quantize_model(
+            model,
+            request(precision, max_kl),
+            Names.of(model),
+            schemes(model, precision),
+            before,
+            [],
+            "id",
+            lambda phase, share: None,
+        )
+    return str(caught.value)
+
+
+def test_it_says_what_costs_most_and_what_would_do(model: Any) -> None:
+    before = Before.of(model, HELD_OUT, [], 64)
+    numbers = stage._Numbers(model, request("int8", 1.0), Names.of(model), "id", lambda phase, share: None)
+    kls = {}
+    for precision in ("int8:static", "int8", "int8:wide"):
+        with simulated(model, numbers.like(precision)):
+            kls[precision] = distance(model, before)
+    assert kls["int8:wide"] < kls["int8"] < kls["int8:static"]
+    told = refused(model, "int8:static", (kls["int8"] + kls["int8:static"]) / 2)
+    assert re.match(
+        r"int8:static moves the target by \S+ nats a token, more than --max-kl \S+, most by (model\S+, ){2}", told
+    )
+    assert f"nothing was written, use --precision int8, which moves it by {kls['int8']:.2g}, or allow more" in told
+    assert "use --precision int8:wide" in refused(model, "int8", (kls["int8:wide"] + kls["int8"]) / 2)
+    assert "use --precision fp32" in refused(model, "int8", kls["int8:wide"] / 2)
+    assert "use --precision fp32" in refused(model, "int8:wide", kls["int8:wide"] / 2)
+
+
+def test_the_least_alike_comes_first(model: Any) -> None:
+    numbers = stage._Numbers(model, request("int8:static", 1.0), Names.of(model), "id", lambda phase, share: None)
+    found = least_alike(model, numbers.like("int8:static"), Before.of(model, HELD_OUT, [], 64))
+    assert [cosine for _, cosine in found] == sorted(cosine for _, cosine in found)
+    assert found[0][1] < 0.9999
+
+
+def test_a_glance_is_at_one_text(model: Any) -> None:
+    texts = replace(TEXTS, held_out=[[1] * 9, list(range(90)) * 2, [2] * 30])
+    seen = glance(model, texts)
+    assert seen.texts == [(list(range(90)) * 2)[:GLANCE]]
+    assert seen.logits[0].shape == (GLANCE, 97)
+    assert seen.greedy == []
+
+
+def test_only_what_has_static_scales_is_judged_early(model: Any) -> None:
+    names = Names.of(model)
+    check_early(model, request("int8", 1e-12), names, schemes(model, "int8"), "id")
+    check_early(model, request("int8:static", 10.0), names, schemes(model, "int8:static"), "id")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with pytest.raises(ExecutionError, match=r"^int8:static moves the target by .* more than --max-kl 1e-12"):
+        check_early(model, request("int8:static", 1e-12), names, schemes(model, "int8:static"), "id")
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_more_than_is_allowed_may_still_hold_where_more_texts_are_seen(model: Any) -> None:
+    seen, names = glance(model, TEXTS), Names.of(model)
+    numbers = stage._Numbers(model, request("int8", 1.0), names, "id", lambda phase, share: None)
+    found = numbers.like("int8")
+    with simulated(model, found):
+        cost = distance(model, seen)
+    check_cost(model, found, seen, "int8", cost / 1.7, numbers.like, stage.HOPELESS)
+    with pytest.raises(ExecutionError):
+        check_cost(model, found, seen, "int8", cost / 1.8, numbers.like, stage.HOPELESS)
+    with pytest.raises(ExecutionError):
+        check_cost(model, found, seen, "int8", cost / 1.7, numbers.like)
