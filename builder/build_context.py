@@ -23,6 +23,12 @@ class Stages:
     progress: Progress
     detail: Detail
     seconds: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+
+    def whole(self) -> dict[str, float]:
+        """Seconds by stage until now, and "between" them, which add up to all that the build took."""
+        between = time.perf_counter() - self.began - sum(self.seconds.values())
+        return self.seconds | {"between": round(between, 3)}
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

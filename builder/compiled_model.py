@@ -16,13 +16,15 @@ from specbuild.runtime.bundle.manifest import ModelRecord
 
 from . import passes
 from .build_context import BuildContext
+from .candidates import Candidates
 from .check.bundle_check import tokenize
 from .check.graph_check import GraphCheck, check_graph
 from .check.step_times import PLAIN, save_plain, step_times
 from .codegen.emit import Caches, Emitted, Stored, emit, lowering
 from .codegen.products import count
 from .config.build_config import BuildConfig
-from .config.quantize_options import AUTO
+from .config.quantize_options import chooses
+from .config.scheme import Scheme
 from .frontend.checkpoint import Checkpoint
 from .frontend.eagle3_head import EagleHead
 from .frontend.export import export
@@ -37,7 +39,7 @@ from .quantize.fp8_caches import Scales, calibrate
 from .quantize.linears import Names
 from .quantize.quality import Before
 from .quantize.rewrite import Quantize, check_products
-from .quantize.stage import Quantization, Request, quantize_model
+from .quantize.stage import Quantization, Request, check_early, quantize_model
 from .quantize.texts import Texts
 
 
@@ -104,6 +106,8 @@ def _target(context: BuildContext, texts: Texts | None, scratch: Path) -> Compil
     source = context.source
     with context.stage("target: load"):
         loaded = load_target(source)
+        if texts is not None:  # before minutes are spent
+            check_early(loaded.net, *_asked(context, loaded, texts), source.target.sha256())
     with context.stage("target: Hugging Face reference"):
         prompts, new_tokens = tokenize(source.target.tokenizer, source.max_seq_len)
         references = References.of(loaded.net, prompts, new_tokens, source.target.eos_token_ids())
@@ -149,19 +153,26 @@ def _numbers(
 
     None where nothing is quantized, and of a head, which never is.
     """
-    config, name, checkpoint = context.config, loaded.name, context.source.models[loaded.name]
+    name, checkpoint = loaded.name, context.source.models[loaded.name]
     if texts is None or not isinstance(checkpoint, Checkpoint):
         return None
     with context.stage(f"{name}: quantize"), by_token(loaded.net, loaded.tokens, context.source.target.vocab_size):
-        names = Names.of(loaded.net)  # loaded, it may be tied otherwise than its configuration says
-        precision, item = config.precision_of(name), memory_plan.item_bytes(config.dtype_of(name))
-        schemes = assign(config.quantize, name, precision, config.backend, names)
+        request, names, schemes = _asked(context, loaded, texts)
         check_products(graph, schemes)
+        request = replace(request, comparing=Candidates(context, loaded, graph, names).best)
         before = Before.of(loaded.net, texts.held_out, checkpoint.eos_token_ids(), context.source.max_seq_len)
         judged_by = (target.before if target else before).greedy
-        request = Request(name, precision, config.backend, config.quantize, texts, config.max_kl, item)
         identity, detail = checkpoint.sha256(), context.stages.detail
         return quantize_model(loaded.net, request, names, schemes, before, judged_by, identity, detail)
+
+
+def _asked(context: BuildContext, loaded: LoadedModel, texts: Texts) -> tuple[Request, Names, dict[str, Scheme]]:
+    """What is asked of a model's weights, and which those are."""
+    config, name = context.config, loaded.name
+    names = Names.of(loaded.net)  # loaded, it may be tied otherwise than its configuration says
+    precision, item = config.precision_of(name), memory_plan.item_bytes(config.dtype_of(name))
+    request = Request(name, precision, config.backend, config.quantize, texts, config.max_kl, item)
+    return request, names, assign(config.quantize, name, precision, config.backend, names)
 
 
 def _lowered(
@@ -198,7 +209,7 @@ def _precision(config: BuildConfig, name: str, numbers: Quantization | None) -> 
     dtype, asked, scheme = config.dtype_of(name), config.precision_of(name), config.scheme_of(name)
     if not numbers or not numbers.found:
         return dtype
-    called = asked if asked == AUTO or (scheme and scheme.quantized) else "mixed"
+    called = asked if chooses(asked) or (scheme and scheme.quantized) else "mixed"
     return called if dtype == "fp32" or "/" in called else f"{called}/{dtype}"
 
 

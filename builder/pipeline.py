@@ -37,6 +37,7 @@ from .compiled_model import CompiledModel, CompiledTarget, compile_draft, compil
 from .config.build_config import BuildConfig
 from .config.quantize_options import QuantizeOptions
 from .frontend.quiet import quiet
+from .habits import save_habits
 from .prepare import Sources, prepare
 from .quantize import texts
 from .quantize.quality import moved
@@ -64,12 +65,13 @@ def build(
         check_machine(config.backend, config.engine, config.fp8)
     if config.architectures:
         nvrtc.check_compiler(config.architectures)
-    progress("checkpoints")
-    source = prepare(config)
+    stages = Stages(progress, detail)
+    with stages.timed("checkpoints"):
+        source = prepare(config)
     progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
     with staging(config.output, source.bundle_bytes, lambda: check_output(config.output, config.force)) as folder:
         try:
-            return _run(BuildContext(config, folder, source, Stages(progress, detail)))
+            return _run(BuildContext(config, folder, source, stages))
         except SpecbuildError as error:  # the hidden folder means nothing to whoever reads it
             raise type(error)(str(error).replace(str(folder), str(config.output))) from error
 
@@ -86,6 +88,9 @@ def _run(context: BuildContext) -> dict[str, Any]:
         models["draft"] = compile_draft(context, given, target)
     template = save_tokenizer(context.folder, source.target.tokenizer)
     save_sampling(context.folder, source.target.sampling)
+    if not config.descriptor.on_gpu:
+        own = given.calibration if given and config.quantize.calibration else []
+        save_habits(context.folder, source.target.tokenizer, own)
     bound = max(config.descriptor.bound, target.graph.bound)
     manifest = make_manifest(context, models, kernels, bound, template)
     checked = _check(context, write_manifest(context.folder, manifest), target)
@@ -148,7 +153,7 @@ def _quality(context: BuildContext, given: Texts, models: Mapping[str, CompiledM
     cost, max_kl = told["target"].get("kl_nats_per_token", 0.0), context.config.max_kl
     if not cost <= max_kl:  # NaN is more than anything
         raise ExecutionError(
-            f"the target moved by {cost:.2g} nats a token, more than --max-kl {max_kl:g}: nothing was written, use a "
+            f"the target moved by {cost:.3g} nats a token, more than --max-kl {max_kl:g}: nothing was written, use a "
             "wider --precision, or allow more"
         )
     return {"texts": given.to_dict(), "models": told}
@@ -167,7 +172,7 @@ def _report(
     accounts = {name: {"inspector": layers} for name, layers in checked.layers.items()}
     return {
         "sources": context.source.origins,
-        "seconds": context.stages.seconds,
+        "seconds": context.stages.whole(),
         "expected_memory_bytes": context.source.memory_bytes,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "matched_passes": {name: each.matched for name, each in models.items()},

@@ -27,7 +27,7 @@ CUBINS_BYTES = 2 << 20  # of one architecture, at most
 PROFILE_BYTES = 6 << 20  # of code, in an engine
 # A build's memory, measured: the same for every model, and per parameter of the larger one.
 BASE_BYTES = {False: 600 << 20, True: 950 << 20}  # by whether engines are compiled
-PARAMETER_BYTES = {False: 5, True: 11}  # by whether they are, or weights are quantized
+PARAMETER_BYTES = {"engines": 11, "quantized": 19, "plain": 15}
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Sources:
 
     @property
     def origins(self) -> dict[str, dict[str, Any]]:
-        """What each model was made from, and how a GGUF file had quantized it."""
-        ggufs = {name: model.gguf for name, model in self.models.items() if isinstance(model, Checkpoint)}
-        told = {name: gguf.to_dict() for name, gguf in ggufs.items() if gguf}
+        """What each model was made from, and how a GGUF file or a packed checkpoint had quantized it."""
+        origins = {name: model.origin for name, model in self.models.items() if isinstance(model, Checkpoint)}
+        told = {name: origin.to_dict() for name, origin in origins.items() if origin}
         return {name: {"source": model.source} | told.get(name, {}) for name, model in self.models.items()}
 
     @property
@@ -112,6 +112,7 @@ def prepare(config: BuildConfig) -> Sources:
     dtypes = [model.config.dtype or torch.float32 for model in sources.values()]
     parameters = [size // dtype.itemsize for size, dtype in zip(weights, dtypes, strict=True)]
     engines = config.descriptor.compiles
+    kind = "engines" if engines else "quantized" if config.quantizes else "plain"
     code = PROFILE_BYTES * (len(config.buckets) + 1) * len(models) if engines else 0
     return Sources(
         target=target,
@@ -122,7 +123,7 @@ def prepare(config: BuildConfig) -> Sources:
         layouts=layouts,
         shapes=shapes,
         bundle_bytes=2 * sum(weights) + (8 << 20) + CUBINS_BYTES * len(config.architectures) + code,
-        memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[engines or config.quantizes] * max(parameters),
+        memory_bytes=BASE_BYTES[engines] + PARAMETER_BYTES[kind] * max(parameters),
     )
 
 

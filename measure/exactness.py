@@ -70,7 +70,19 @@ def compare(
 
     near_ties: whether the expected ones were computed elsewhere, so that rounding may have turned them.
     """
-    results = _decode(engine, prompts, params)
+    return held(engine, name, prompts, params, _decode(engine, prompts, params), expected, near_ties)
+
+
+def held(
+    engine: Engine,
+    name: str,
+    prompts: Seq[Seq[int]],
+    params: Seq[SamplingParams],
+    results: Seq[Result],
+    expected: Seq[Seq[int]],
+    near_ties: bool = False,
+) -> Case:
+    """As `compare`, of results that are there."""
     bound = 0.0 if engine.exact and not near_ties else engine.manifest.exactness_bound
     found, accepted, rounds = list[Divergence](), 0, 0
     for index, (prompt, each, want, result) in enumerate(zip(prompts, params, expected, results, strict=True)):
@@ -86,8 +98,12 @@ def compare(
 
 def plain(engine: Engine, prompts: Seq[Seq[int]], params: Seq[SamplingParams]) -> list[list[int]]:
     """The tokens of plain decoding."""
-    results = _decode(engine, prompts, [replace(each, speculation="off") for each in params])
-    return [result.token_ids for result in results]
+    return [result.token_ids for result in plain_results(engine, prompts, params)]
+
+
+def plain_results(engine: Engine, prompts: Seq[Seq[int]], params: Seq[SamplingParams]) -> list[Result]:
+    """What plain decoding makes of prompts."""
+    return _decode(engine, prompts, [replace(each, speculation="off") for each in params])
 
 
 def _decode(engine: Engine, prompts: Seq[Seq[int]], params: Seq[SamplingParams]) -> list[Result]:

@@ -16,16 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 4790,
+    ("builder", ".py"): 5078,
     ("builder/distill", ".py"): 1404,
-    ("builder/quantize", ".py"): 1010,
-    ("cli", ".py"): 2012,
+    ("builder/quantize", ".py"): 1362,
+    ("cli", ".py"): 2029,
     ("face", ".py"): 36,
-    ("measure", ".py"): 1315,
-    ("runtime", ".py"): 5047,
-    ("runtime/backends", ".py"): 2514,
-    ("runtime/decoding", ".py"): 1672,
-    ("serve", ".py"): 1684,
+    ("measure", ".py"): 1326,
+    ("runtime", ".py"): 5146,
+    ("runtime/backends", ".py"): 2517,
+    ("runtime/decoding", ".py"): 1670,
+    ("serve", ".py"): 1864,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

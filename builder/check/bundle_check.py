@@ -14,8 +14,8 @@ from specbuild.builder.config.quantize_options import MAX_KL
 from specbuild.builder.frontend.checkpoint import encode
 from specbuild.builder.frontend.reference import References
 from specbuild.measure.divergence import divergences
-from specbuild.measure.exactness import Case, compare, plain
-from specbuild.runtime import Engine, Manifest, SamplingParams
+from specbuild.measure.exactness import Case, compare, held, plain_results
+from specbuild.runtime import Bundle, Engine, Manifest, SamplingParams
 from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.gpu.library import find_library
 from specbuild.runtime.backends.gpu.plan import Plan, check_architecture
@@ -78,7 +78,7 @@ def inspected(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def check(folder: Path, references: References, max_kl: float) -> dict[str, Any]:
-    """Hold the logits against Hugging Face's, decode with and without speculation, greedy and sampled.
+    """Hold the logits against Hugging Face's, decode with and without speculation, greedy and sampled, side by side.
 
     Raises ExecutionError where tokens really differ; in a precision that changes them the Kullback-Leibler divergence
     is held against `max_kl`, nats a token, not plain decoding's tokens.
@@ -86,17 +86,19 @@ def check(folder: Path, references: References, max_kl: float) -> dict[str, Any]
     prompts, logits = [reference.prompt for reference in references.each], references.logits
     greedy = SamplingParams(max_new_tokens=references.new_tokens, seed=0)
     sampled = replace(greedy, temperature=1.0, top_p=0.95)
-    with Engine.load(folder, prefix_caching=False) as engine:
+    largest = max(map(int, Bundle.open(folder).manifest.models["target"].graphs), default=1)
+    with Engine.load(folder, batch_size=largest, prefix_caching=False) as engine:
         ours = [engine.text_logits(text) for text in references.texts]
         gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, logits, strict=True))
         cases = []
-        if engine.manifest.precision == "fp32":
-            off = [replace(greedy, speculation="off")] * len(prompts)
-            hugging_face = [reference.tokens for reference in references.each]
-            cases.append(compare(engine, "plain decoding against Hugging Face", prompts, off, hugging_face, True))
         for name, params in (("greedy", greedy), ("temperature 1, top-p 0.95", sampled)):
             each = [params] * len(prompts)
-            expected = plain(engine, prompts, each)
+            results = plain_results(engine, prompts, each)
+            if params is greedy and engine.manifest.precision == "fp32":
+                theirs = [reference.tokens for reference in references.each]
+                against = "plain decoding against Hugging Face"
+                cases.append(held(engine, against, prompts, each, results, theirs, near_ties=True))
+            expected = [result.token_ids for result in results]
             cases.append(compare(engine, f"{name}: default tree against plain decoding", prompts, each, expected))
         manifest, precision = engine.manifest, engine.manifest.precision
     _raise_real(cases)

@@ -11,14 +11,14 @@ from specbuild.runtime import Bundle, Engine
 from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.backends.cpu.exactness import digest, find, machine_of
 from specbuild.runtime.backends.cpu.load import load_model
-from specbuild.runtime.backends.exactness import ExactnessClass
+from specbuild.runtime.backends.exactness import MOST_ROWS, ExactnessClass
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.bundle.manifest import ExactnessRecord
 from specbuild.runtime.decoding.loop import Loop
 
 HIDDEN = (1, 2, 5, 14, 30)  # rows that a side branch does not see, in front of it
 BRANCH = 4  # its nodes
-STEPS = 6  # of each text and number of rows
+STEPS = 4  # of each text and number of rows
 
 
 def record(folder: Path) -> ExactnessRecord:
@@ -26,9 +26,9 @@ def record(folder: Path) -> ExactnessRecord:
     bundle, threads = Bundle.open(folder), cores()
     sizes = sorted(map(int, bundle.manifest.models["target"].graphs))
     found, bits = list[ExactnessClass | None](), set[str]()
-    for size in sizes:
+    for size in reversed(sizes):
         executor = load_model(bundle, "target", size, threads)
-        found.append(find(executor))
+        found.append(find(executor, found[-1] if found else None))
         bits.add(digest(executor))
         machine = machine_of(executor)
         executor.close()
@@ -51,7 +51,8 @@ def _text_rounding(loop: Loop, text: list[int]) -> float:
     with loop.borrowed(len(text)):
         for start in range(last, -1, -max(1, last // STEPS)):  # a step leaves nothing behind its root as it was
             branch = range(start + 1, start + 1 + BRANCH)
-            room = min(loop.target.spec.max_nodes, loop.target.spec.capacity - start) - 1 - BRANCH
+            spec = loop.target.spec
+            room = min(spec.max_nodes, spec.capacity - start - MOST_ROWS) - 1 - BRANCH  # a step is filled up
             for hidden in (count for count in HIDDEN if count <= room):
                 got = loop.target.step([_beside(text, start, hidden)])[0]
                 largest = max(largest, float(np.abs(got - expected[branch]).max()))

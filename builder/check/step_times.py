@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,7 +25,9 @@ def save_plain(graph: ir.Model, capacity: int, folder: Path) -> None:
     ir.save(onnxruntime.lower(graph, 1, capacity), folder / PLAIN, external_data="weights.bin")
 
 
-def step_times(graphs: Mapping[str, Path], spec: ModelSpec, largest: int) -> dict[str, dict[str, float]]:
+def step_times(
+    graphs: Mapping[str, Path], spec: ModelSpec, largest: int, nodes: Sequence[int] = NODES
+) -> dict[str, dict[str, float]]:
     """Milliseconds by graph and number of nodes, the shortest; all take turns, so whatever else runs meets all."""
     with ExitStack() as close:
         executors = {}
@@ -33,7 +35,7 @@ def step_times(graphs: Mapping[str, Path], spec: ModelSpec, largest: int) -> dic
             executors[name] = OrtExecutor(file, spec, 1, threads=cores())
             close.callback(executors[name].close)
         rows = min(ROWS, spec.capacity - largest)
-        sizes = [nodes for nodes in NODES if nodes <= largest]
+        sizes = [each for each in nodes if each <= largest]
         steps = {(name, n): timed_step(each, n, rows) for name, each in executors.items() for n in sizes}
         seconds: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
         for _ in range(TURNS):

@@ -20,7 +20,7 @@ from specbuild.measure.tuning import measure as tuning
 from specbuild.measure.tuning import trees
 from specbuild.measure.tuning.chances import Record
 from specbuild.measure.tuning.decode import AUTO, OFF, Decoded, Decoder
-from specbuild.measure.tuning.tune import SECONDS
+from specbuild.measure.tuning.tune import OF_A_BUILD
 from specbuild.runtime import Engine, Manifest, SamplingParams
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.speculation.policy import Policy
@@ -62,7 +62,7 @@ def weigh(target: str, draft: str, asked: PairRequest, progress: tuning.Progress
         bundle = Path(folder) / "pair.bundle"
         config = BuildConfig(target=target, draft=draft, output=bundle, max_batch_size=1, tune=False)
         build(config, lambda stage: progress(stage, 0, 0))
-        wanted = tuning.Tuning(asked.prompts, asked.new_tokens, (1,), asked.threads, SECONDS, asked.count)
+        wanted = tuning.Tuning(asked.prompts, asked.new_tokens, (1,), asked.threads, OF_A_BUILD.seconds, asked.count)
         table, report = tuning.measure(bundle, wanted, progress)
         with Engine.load(bundle, batch_size=1, threads=asked.threads, prefix_caching=False, overlap=False) as engine:
             vocabulary = vocabulary or _of_head(bundle, engine.manifest)

@@ -29,8 +29,8 @@ GAIN = 1.02  # of drafting ahead, for which it is worth a thread
 TEMPERATURE = 0.8  # of sampled calibration
 ROOM = 2 * BEST_DEPTH  # tokens that have to come after a prompt
 SHORTEST = 2 * ROOM  # longest text of a bundle that can be tuned
-FEWEST = 3  # prompts, whatever time they take
-TURNS = 3  # of each batch's steps; one sequence's have one more for each prompt
+FEWEST = 2  # prompts, whatever time they take
+TURNS = 2  # of each batch's steps; one sequence's have one more for each prompt
 PROMPTS = Path(__file__).with_name("prompts.jsonl")  # our own
 Progress = Callable[[str, int, int], None]  # what goes on; how many of it are done, of how many, 0 if none count
 Found = tuple[dict[str, Any], dict[str, Any]]
@@ -149,7 +149,8 @@ def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: i
     probes, every = (trees.names(sizes, largest) if largest else [] for sizes in (trees.PROBES, trees.SIZES))
     for number, prompt in prompts:
         seen.probes.append({name: decoder.decode(prompt, name) for name in (OFF, *probes)})
-        seen.fixed.append(_take_turns(decoder, prompt, [OFF, *every], number))
+        if every:
+            seen.fixed.append(_take_turns(decoder, prompt, [OFF, *every], number))
         seen.sampled.append({name: decoder.decode(prompt, name, TEMPERATURE) for name in (OFF, *probes)})
         for tree in probes[-1:]:  # at every token of the greedy text, by which all sizes' rounds are told
             seen.records.append(decoder.replay(seen.probes[-1][OFF], tree, every=True))

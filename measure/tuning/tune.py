@@ -17,7 +17,7 @@ from specbuild.runtime.speculation.timings import FILE, OLD_FILE
 
 from .measure import Progress, Tuning, measure, unseen, untunable
 
-SECONDS = 20.0  # for the prompts of a build's own tuning
+OF_A_BUILD = Tuning(seconds=6.0, new_tokens=48)  # it is short: `specbuild tune` takes its time
 
 
 def tune(folder: Path, asked: Tuning, progress: Progress = unseen) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def tune_build(folder: Path, progress: Progress = unseen) -> dict[str, Any] | No
     """
     if untunable(Bundle.open(folder).manifest):
         return None
-    timings, report = measure(folder, Tuning(seconds=SECONDS), progress)
+    timings, report = measure(folder, OF_A_BUILD, progress)
     (folder / FILE).write_text(_json(timings), encoding="utf-8")
     return report
 

@@ -43,11 +43,8 @@ class HostLoop:
     ) -> None:
         """`chunk`: tokens of a prompt in a step at most. `admission`: slots that are another loop's as well."""
         self.target, self.drafter, self.tally = target, drafter, Tally()
-        self.emission, self.planner, self._options = (
-            Emission(eos),
-            Planner(options.limits, target.spec.max_nodes),
-            options,
-        )
+        most = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
+        self.emission, self.planner, self._options = Emission(eos), Planner(options.limits, most), options
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
         self.exactness = options.exactness
         self.bound = options.bound if options.exactness else 0.0

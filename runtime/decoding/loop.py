@@ -28,6 +28,7 @@ class LoopOptions:
     there for the next one that begins the same. lone_chunk: tokens of a prompt in a step where nobody else waits for
     its end; None: as many as otherwise. exactness: the class that the target's steps are filled up to, None: it has
     none. bound: how much farther apart two logits may lie outside of it; a device accepts nothing that is.
+    sequence_nodes: of a sequence that drafts in a step, what is computed again included; None: what the target takes.
     """
 
     limits: Limits = NO_LIMITS
@@ -35,6 +36,7 @@ class LoopOptions:
     lone_chunk: int | None = None
     exactness: ExactnessClass | None = None
     bound: float = 0.0
+    sequence_nodes: int | None = None
 
 
 DEFAULTS = LoopOptions()

@@ -1,4 +1,4 @@
-"""The drafter that a bundle's draft is made for, by its kind."""
+"""The drafter that a bundle's draft is made for, by its kind, and the habits that it brings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from specbuild.runtime.checked_json import JSON_BYTES, checked, decode
 from specbuild.runtime.errors import BundleError
 
 from .eagle3 import EagleDrafter
+from .habits import FILE, Common, Habits
 from .model import ModelDrafter
 from .pard import PardDrafter
 
@@ -27,6 +28,17 @@ def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int, ov
     if record.mask_token is not None:
         return PardDrafter(draft, chunk, record.mask_token, tokens)
     return ModelDrafter(draft, chunk, overlap, tokens)
+
+
+def habits_of(bundle: Bundle) -> Habits:
+    """To begin with: what common texts say, where a bundle brings that; raises BundleError."""
+    if FILE not in bundle.manifest.files:
+        return Habits()
+    try:
+        record = decode(bundle.read(FILE, JSON_BYTES))
+    except ValueError as error:
+        raise BundleError(f"{bundle.path(FILE)} cannot be read as JSON ({error}): build the bundle again") from None
+    return Habits(Common.of(record, bundle.manifest.models["target"].vocab_size))
 
 
 def _tokens(bundle: Bundle) -> NDArray[np.int64] | None:

@@ -1,7 +1,7 @@
 """Lookup where the text repeats itself, and the draft model elsewhere, if there is one.
 
 A loop, a quotation or an edit is continued from the text for nothing, and deeper than a model's tree would go; the
-model is asked for all the rest, and catches up when it is.
+model is asked for all the rest, and catches up when it is. A plain step that has a row to spare drafts out of habit.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import Tree
 
+from .habits import Habits
 from .lookup import from_text
 from .model import ModelDrafter
 
@@ -24,9 +26,9 @@ class LookupDrafter:
     none is.
     """
 
-    def __init__(self, model: ModelDrafter | None = None, looks_up: bool = True) -> None:
-        """`looks_up`: False leaves it all to the model."""
-        self.model, self._looks_up = model, looks_up
+    def __init__(self, model: ModelDrafter | None = None, looks_up: bool = True, habits: Habits | None = None) -> None:
+        """`looks_up`: False leaves it all to the model. `habits`: to begin with."""
+        self.model, self._looks_up, self._habits = model, looks_up, habits or Habits()
         self._repeating: set[int] = set()  # slots whose tree is the text's own
 
     @property
@@ -38,16 +40,27 @@ class LookupDrafter:
         """A tree per sequence, from the text or from the model."""
         trees = [from_text(s, len(sequences), self._looks_up, self.model is not None) for s in sequences]
         self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
+        if self._looks_up:
+            for sequence, tree in zip(sequences, trees, strict=True):
+                if tree and sequence.policy and sequence.policy.spare:
+                    self._fill(sequence, sequence.policy, tree)
         asked = [s for s, tree in zip(sequences, trees, strict=True) if not tree]
         drafted = iter(self.model.propose(asked) if self.model and asked else ())
         return [tree or next(drafted) for tree in trees]
+
+    def _fill(self, sequence: Sequence, policy: SequencePolicy, tree: Tree) -> None:
+        token = self._habits.guess(sequence.tokens, sequence.params.cache_salt, policy.guess)
+        if token is not None:
+            tree.add(token, 0)
+            policy.fill()
 
     def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
         """The model drafts ahead where it was asked."""
         return self.model.ahead(sequences) if self.model else nullcontext()
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
-        """The model keeps its rows; the text is its own state."""
+        """The model keeps its rows; the text is its own state, and becomes habit."""
+        self._habits.learn(sequence.tokens, len(path), sequence.params.cache_salt)
         if self.model and sequence.slot not in self._repeating:
             self.model.commit(sequence, path)
 

@@ -15,7 +15,7 @@ from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.checked_json import JSON_BYTES, decode
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import Loop, LoopOptions
-from specbuild.runtime.drafting.factory import drafter_of
+from specbuild.runtime.drafting.factory import drafter_of, habits_of
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.errors import BundleError, OptionError, PromptError
 from specbuild.runtime.requests.tokenizer import Tokenizer
@@ -73,14 +73,15 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
             undo.callback(draft.close)
             model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
         undo.pop_all()
-    drafter = LookupDrafter(model, looks_up=options.drafter != "model")
+    drafter = LookupDrafter(model, options.drafter != "model", habits_of(bundle))
     chunk, lone_chunk, limits = manifest.buckets[-1], max(manifest.buckets[-1], PROMPT_CHUNK), options.limits
+    each: int | None = None
     if options.max_num_batched_tokens is not None:
         each = options.max_num_batched_tokens // options.batch_size
         chunk, lone_chunk = min(chunk, each), min(lone_chunk, options.max_num_batched_tokens)
         asked = limits.max_draft_tokens
         limits = replace(limits, max_draft_tokens=each - 1 if asked is None else min(each - 1, asked))
-    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness, manifest.exactness_bound)
+    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness, manifest.exactness_bound, each)
     return HostLoop(target, drafter, chunk, frozenset(manifest.eos_token_ids), how), policy
 
 
@@ -126,7 +127,11 @@ def _tokenizer(bundle: Bundle, chat_template: str | None) -> Tokenizer:
     """With another chat template than the bundle's where one is given; raises OptionError where that is none."""
     manifest = bundle.manifest
     template = bundle.read(manifest.chat_template, TEMPLATE_BYTES) if manifest.chat_template else None
-    given = template if chat_template is None else chat_template.encode(errors="surrogatepass")
+    try:
+        given = template if chat_template is None else chat_template.encode()
+    except UnicodeEncodeError as error:
+        told = f"{error.reason} at character {error.start}"
+        raise OptionError(f"the given chat template is not valid Unicode: {told}") from None
     tokenizer = Tokenizer(bundle.read(manifest.tokenizer, TOKENIZER_BYTES), given, manifest.special_tokens)
     if chat_template is not None:
         try:

@@ -94,7 +94,7 @@ class SamplingParams:
             session=_label("session", self.session),
             cache_salt=_label("cache_salt", self.cache_salt),
             min_tokens=_integer("min_tokens", self.min_tokens, 0),
-            priority=_integer("priority", self.priority, -_INT32),
+            priority=_integer("priority", self.priority, -_INT32 - 1),
         )
         if 0 < self.temperature < 0.01:
             raise OptionError(f"temperature {self.temperature} is too small to divide by: use 0 for greedy, or ≥ 0.01")

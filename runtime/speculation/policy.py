@@ -29,7 +29,7 @@ STEADY = 0.97  # of what the best tree promises, for which a device goes on as b
 HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
 UNLIKELY, SHALLOW = 0.05, 2  # tokens that no continuation is made longer for; levels that are weighed in any case
 LONGEST = 24  # tokens of the text's continuation at most
-Kind = Literal["plain", "lookup", "model", "probe"]
+Kind = Literal["plain", "lookup", "habit", "model", "probe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class SequencePolicy:
     _rate: float = 0.0  # λ
     _continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
     _grown: Option = PLAIN  # what a device has grown last
+    _room: int = 0  # nodes that may be drafted
 
     def __post_init__(self) -> None:
         self.model, self.lookup = self.session.model, self.session.lookup
@@ -78,7 +79,7 @@ class SequencePolicy:
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
         self._times = times = self.timings.at(batch, self.temperature)
-        room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
+        self._room = room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
         plain = Option("plain", 0, 1.0, times.alone)
         self._continued = self._continuation(matched, min(room, LONGEST)) if matched else []
         best = self._lookup(self._tree(self.model.ratio, room, plain))
@@ -89,10 +90,19 @@ class SequencePolicy:
                 self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1), 1)
             else:
                 self.session.probing.probed(0)
-        if self.now is plain and self.free and self._continued:
+        if self.now is plain and self.free and self._continued and matched > 1:  # less is no better than habit
             self.now = Option("lookup", min(self.free, len(self._continued)), 1 + self._continued[0], plain.seconds)
         self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
         return self.now
+
+    @property
+    def spare(self) -> int:
+        """Nodes that the round's step has room for beside what was decided."""
+        return min(self.free, self._room) if self.now.kind == "plain" else 0
+
+    def fill(self) -> None:
+        """A node is drafted there: it costs nothing, promises nothing, and nothing is learnt of it."""
+        self.now, self.below = replace(self.now, kind="habit", nodes=1), [0.0, 0.0]
 
     @property
     def promised(self) -> float:

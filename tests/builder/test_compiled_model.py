@@ -73,6 +73,7 @@ def test_a_precision_is_called_as_it_was_asked_for(fields: dict[str, Any], found
     assert compiled_model._precision(config(**fields), "target", numbers) == called
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_export")
 def test_a_model_and_what_the_report_says_of_it(context: Callable[..., BuildContext]) -> None:
     """Heads of 20 lie 24 wide in the cache; the largest bucket bounds a step."""

@@ -192,11 +192,11 @@ def test_an_interrupted_build_leaves_nothing(plain: Path, tmp_path: Path, tempor
     environment = os.environ | {"TMPDIR": str(temporary)}
     with subprocess.Popen([*command, "-o", str(tmp_path / "x")], env=environment, stderr=subprocess.PIPE) as process:
         ends = time.monotonic() + 120
-        while not list(temporary.glob("specbuild-gguf-*/model.safetensors")) and process.poll() is None:
+        while not list(temporary.glob("specbuild-checkpoint-*/model.safetensors")) and process.poll() is None:
             assert time.monotonic() < ends
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 1, said
-    assert not list(temporary.glob("specbuild-gguf-*"))
+    assert not list(temporary.glob("specbuild-checkpoint-*"))
     assert not (tmp_path / "x").exists()

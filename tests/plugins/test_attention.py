@@ -190,6 +190,7 @@ def test_faults_in_memory(kernels: HostKernels, change: dict[str, tuple[int, ...
     assert values[1].tobytes() == case.value_cache[1].tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("past", [-1, 0, 2**30], ids=["negative", "one past the last", "far"])
 @pytest.mark.parametrize(
     ("nodes", "tree", "window", "seen"),

@@ -32,6 +32,7 @@ def packed(script: Any, make_checkpoint: Callable[..., Path], tmp_path: Path, mo
     return found
 
 
+@pytest.mark.slow(only=(".gguf",))
 @pytest.mark.parametrize("suffix", [".gguf", ".whl"])
 def test_a_checkpoint_is_made(script: Any, packed: dict[str, Path], suffix: str, tmp_path: Path, capsys: Any) -> None:
     output = tmp_path / "out" / "model"
@@ -40,7 +41,7 @@ def test_a_checkpoint_is_made(script: Any, packed: dict[str, Path], suffix: str,
     found = find(str(output))
     assert found.tokenizer.chat_template == TEMPLATE
     assert found.eos_token_ids() == [0]
-    assert found.gguf is None
+    assert found.origin is None
     assert [path.name for path in output.parent.iterdir()] == ["model"]
     assert script.main([str(output), "--from", str(packed[suffix])]) == 2
     assert "give --force" in capsys.readouterr().err

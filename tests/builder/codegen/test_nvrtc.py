@@ -77,6 +77,7 @@ def cubins() -> list[Cubin]:
     return nvrtc.compile_kernels(["90"], [SMALLEST, SMALLEST])
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_each_source_is_compiled_once(cubins: list[Cubin]) -> None:
     stems = {source.stem for source in nvrtc.sources()}

@@ -62,8 +62,8 @@ def test_int8_multiplies_as_much_and_reads_a_byte_and_scales(make_model: Callabl
     after = count(graph, 4)
     assert after.parameters == before.parameters
     weights = before.parameters
-    blocks = 2 * (32 * 64 // 64 + 32 * 48 // 16)  # of 64 in the output's rows, of 16 in those of 48 numbers
-    blocks += (weights - 2 * (32 * 64 + 32 * 48)) // 32
+    blocks = 2 * (32 * 48 // 16)  # of 16 in rows of 48 numbers, else of 32
+    blocks += (weights - 2 * 32 * 48) // 32
     assert after.bytes == weights + 4 * blocks + 4 * NORMS
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,19 +26,19 @@ class Slots:
         self.drafter, self._request_of = ModelDrafter(self.draft, 8), request_of
         self.admission = Admission(self.target, self.drafter, prefix_caching)
 
-    def ask(self, tokens: list[int], slot: int = -1) -> Sequence:
+    def ask(self, tokens: list[int], slot: int = -1, params: SamplingParams = OFF) -> Sequence:
         """A sequence that is in no slot yet, or in one."""
-        sequence: Sequence = self._request_of(tokens, OFF, slot=slot)
+        sequence: Sequence = self._request_of(tokens, params, slot=slot)
         return sequence
 
-    def enter(self, tokens: list[int], slot: int) -> Sequence:
-        sequence = self.ask(tokens, slot)
+    def enter(self, tokens: list[int], slot: int, params: SamplingParams = OFF) -> Sequence:
+        sequence = self.ask(tokens, slot, params)
         self.admission.enter([sequence])
         return sequence
 
-    def read(self, tokens: list[int], slot: int) -> Sequence:
+    def read(self, tokens: list[int], slot: int, params: SamplingParams = OFF) -> Sequence:
         """A sequence in a slot, all of whose tokens have their rows in both caches."""
-        sequence = self.enter(tokens, slot)
+        sequence = self.enter(tokens, slot, params)
         for executor in (self.target, self.draft):
             executor.rows[slot][: len(tokens)] = list(enumerate(tokens))
         sequence.cached = self.drafter._cached[slot] = len(tokens)
@@ -242,3 +243,19 @@ def test_slots_with_rows_of_their_own_have_no_pages_and_refuse_nobody(slots_of: 
     slots = slots_of()
     assert slots.admission.page_tokens is None
     slots.admission.check(slots.ask([1] * 1000))
+
+
+@pytest.mark.parametrize("salts", [("a", "b"), (None, "a"), ("a", None)])
+def test_salts_share_no_rows(slots_of: Callable[..., Slots], salts: tuple[str | None, str | None]) -> None:
+    """Neither another slot's nor the sequence's own; within one all of them are shared."""
+    slots, (mine, other) = slots_of(), salts
+    params = [replace(OFF, cache_salt=salt) for salt in (mine, other)]
+    slots.read(TEXT, 1, params[0])
+    assert [slots.admission.common(slots.ask([*TEXT, 3], params=each), 1) for each in params] == [8, 0]
+    assert slots.admission.pick(slots.ask([*TEXT, 3], params=params[1]), [0, 1, 2]) == 0
+    assert slots.admission.pick(slots.ask([*TEXT, 3], params=params[0]), [0, 1, 2]) == 1
+    sequence = slots.enter([*TEXT, 3], 2, params[1])
+    assert (sequence.cached, sequence.metrics.num_cached_tokens, slots.rows(2)) == (0, 0, [[], []])
+    assert slots.enter([*TEXT, 3], 0, params[0]).cached == 8
+    sequence = slots.enter([*TEXT, 3], 1, params[1])
+    assert (sequence.cached, slots.rows(1)) == (0, [[], []])

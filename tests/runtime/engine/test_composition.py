@@ -30,7 +30,10 @@ Load = Callable[..., tuple[HostLoop, Policy | None]]
 
 @pytest.fixture(scope="module")
 def opened(bundle: Path) -> Bundle:
-    return Bundle.open(bundle)
+    """As one that brings no habits."""
+    found = Bundle.open(bundle)
+    files = {name: record for name, record in found.manifest.files.items() if name != "habits.json"}
+    return Bundle(found.folder, replace(found.manifest, files=files))
 
 
 @pytest.fixture

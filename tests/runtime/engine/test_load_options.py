@@ -8,20 +8,22 @@ import math
 import os
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_checks import SHORT
 
-from specbuild.runtime import AsyncEngine, Engine, Result
+from specbuild.runtime import AsyncEngine, Engine, Result, SamplingParams
+from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.bundle.backend import BACKENDS
-from specbuild.runtime.bundle.bundle import Bundle
-from specbuild.runtime.bundle.manifest import EngineRecord, Manifest
+from specbuild.runtime.bundle.bundle import Bundle, file_record
+from specbuild.runtime.bundle.manifest import MANIFEST, EngineRecord, Manifest
 from specbuild.runtime.engine import engine as engine_module
 from specbuild.runtime.engine.load_options import MAX_THREADS, MAX_WAITING, LoadKeywords, LoadOptions
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError, PromptError
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 FIELDS = [field.name for field in dataclasses.fields(LoadOptions)]
@@ -358,3 +360,141 @@ def test_what_no_draft_can_do_is_refused(bundle_for: Callable[..., Bundle]) -> N
     with pytest.raises(OptionError, match="was built without a draft: drop draft_threads"):
         LoadOptions(draft_threads=1).check(alone)
     LoadOptions(overlap=True, draft_threads=1).check(opened)
+
+
+@pytest.fixture
+def spied(bundle: Path) -> Iterator[Callable[..., tuple[Engine, list[int]]]]:
+    """`spied(**options)`: an engine of four sequences, and the nodes of each of its target's steps."""
+    with ExitStack() as stack:
+
+        def load(**given: Any) -> tuple[Engine, list[int]]:
+            engine = stack.enter_context(Engine.load(bundle, batch_size=4, **given))
+            steps, target = list[int](), engine._loop.target
+            run = target.step
+
+            def step(inputs: Sequence[StepInput]) -> Any:
+                steps.append(sum(len(each.tokens) for each in inputs))
+                return run(inputs)
+
+            target.step = step  # type: ignore[method-assign]
+            return engine, steps
+
+        yield load
+
+
+@pytest.mark.slow(only=("0.0",))
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_no_step_has_more_tokens_than_may_be_and_no_text_is_another(
+    spied: Callable[..., tuple[Engine, list[int]]], prompts: list[str], temperature: float
+) -> None:
+    """Four at once, long prompts among them; trees whose side branches are computed again in later steps."""
+    asked = ["\n".join(prompts)[:2000], "def main(", *prompts[-4:], prompts[-1] * 3]
+    params = [SamplingParams(40, temperature=temperature, seed=index) for index in range(len(asked))]
+    engine, free = spied()
+    expected = [result.token_ids for result in engine.generate(asked, params)]
+    for most in (8, 24, 300):
+        engine, steps = spied(max_num_batched_tokens=most)
+        results = engine.generate(asked, params)
+        assert [result.token_ids for result in results] == expected
+        (alone,) = engine.generate(asked[0], params[0])
+        assert alone.token_ids == expected[0]
+        assert most // 2 < max(steps) <= most, most
+        if most > 8:
+            assert all(result.metrics.speculative_decoding.num_draft_tokens for result in results)
+    assert max(free) > 100
+
+
+def test_a_tree_that_no_step_has_room_for_is_refused(spied: Callable[..., tuple[Engine, list[int]]]) -> None:
+    engine, steps = spied(max_num_batched_tokens=16)
+    assert engine.generate("x", SamplingParams(8, speculation="chain:3"))[0].finish_reason == "length"
+    with pytest.raises(OptionError, match="tree chain:4 drafts 4 nodes, max_draft_tokens allows 3: ask for fewer"):
+        engine.generate("x", SamplingParams(8, speculation="chain:4"))
+    assert max(steps) <= 16
+
+
+def test_a_text_ends_where_max_model_len_is(bundle: Path) -> None:
+    """Prompt and output together; a prompt that leaves no room for a token is refused."""
+    with Engine.load(bundle) as engine:
+        assert engine.max_model_len == engine.manifest.max_seq_len == 1024
+        (free,) = engine.generate("def main(", SamplingParams(60, ignore_eos=True))
+        prompt = engine.encode("def main(")
+    with Engine.load(bundle, max_model_len=32) as engine:
+        assert engine.max_model_len == 32
+        for speculation in ("off", "auto", "chain:4"):
+            params = SamplingParams(60, ignore_eos=True, speculation=speculation)
+            (result,) = engine.generate("def main(", params)
+            assert (len(prompt) + len(result.token_ids), result.finish_reason) == (32, "length")
+            assert result.token_ids == free.token_ids[: 32 - len(prompt)]
+        assert len(engine.generate([5] * 31, SamplingParams(9))[0].token_ids) == 1
+        for call in (engine.generate, engine.encode, engine.submit):
+            with pytest.raises(PromptError, match="32 tokens, this model takes 32 with at least") as caught:
+                call([5] * 32)  # type: ignore[operator]
+            assert "\n" not in str(caught.value)
+
+
+def test_more_than_a_bundle_was_built_for_is_refused(bundle_for: Callable[..., Bundle]) -> None:
+    LoadOptions(max_model_len=64).check(bundle_for())
+    with pytest.raises(OptionError) as caught:
+        LoadOptions(max_model_len=65).check(bundle_for())
+    assert one_line(caught) == (
+        "max_model_len 65 is more than 64, what some.bundle was built for: build it with --max-seq-len"
+    )
+
+
+@pytest.mark.parametrize(("most", "batch_size", "fits"), [(2, 1, True), (8, 4, True), (7, 4, False), (3, 2, False)])
+def test_a_step_has_room_for_two_tokens_of_each(most: int, batch_size: int, fits: bool) -> None:
+    if fits:
+        LoadOptions(max_num_batched_tokens=most, batch_size=batch_size)
+        return
+    with pytest.raises(OptionError) as caught:
+        LoadOptions(max_num_batched_tokens=most, batch_size=batch_size)
+    assert one_line(caught) == (f"max_num_batched_tokens is {most}: give at least 2 for each of {batch_size} sequences")
+
+
+@pytest.mark.parametrize("own", [None, b"OWN {{ messages[0]['content'] }}", b"{% if %}"], ids=["none", "own", "broken"])
+def test_a_chat_template_is_in_place_of_the_bundles(bundle_copy: Path, own: bytes | None) -> None:
+    """Whether the bundle has one, even one that is none."""
+    if own is not None:
+        (bundle_copy / "chat.jinja").write_bytes(own)
+        manifest = Bundle.open(bundle_copy).manifest
+        files = {**manifest.files, "chat.jinja": file_record(bundle_copy / "chat.jinja")}
+        changed = dataclasses.replace(manifest, chat_template="chat.jinja", files=files)
+        (bundle_copy / MANIFEST).write_text(changed.to_json(), encoding="utf-8")
+    messages = [{"role": "user", "content": "def f("}]
+    with Engine.load(bundle_copy, chat_template="# {{ messages[0]['content'] }}") as engine:
+        assert engine.decode(engine.encode(messages)) == "# def f("
+        assert engine.generate(messages, SHORT)[0].token_ids == engine.generate("# def f(", SHORT)[0].token_ids
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{{ messages", "{% nonsense %}\n\n", "{{ x | no_such }}", "\ud800"])
+def test_a_chat_template_that_is_none_is_refused_when_it_is_loaded(bundle: Path, template: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Engine.load(bundle, chat_template=template)
+    assert "template" in one_line(caught)
+    assert "the bundle's" not in one_line(caught)
+
+
+def test_samples_without_temperature_are_one_text(bundle: Path) -> None:
+    """As many as are asked for, whatever is drafted; with it each has its own seed."""
+    with Engine.load(bundle, batch_size=2) as engine:
+        (alone,) = engine.generate("def main(", SamplingParams(12))
+        for speculation in ("off", "auto"):
+            found = engine.generate(["def main(", "x"], SamplingParams(12, n=3, seed=5, speculation=speculation))
+            assert [result.token_ids for result in found[:3]] == [alone.token_ids] * 3
+            assert len(found) == 6
+        sampled = engine.generate("def main(", SamplingParams(12, n=3, seed=5, temperature=1.0))
+        assert len({tuple(result.token_ids) for result in sampled}) == 3
+
+
+def test_texts_become_tokens_and_texts_again(bundle: Path) -> None:
+    with Engine.load(bundle) as engine:
+        tokens = engine.encode("größe = '🙂'")
+        assert engine.decode(tokens) == "größe = '🙂'"
+        assert engine.encode(tokens) == tokens
+        end = [*tokens, engine.manifest.eos_token_ids[0]]
+        assert engine.decode(end) == "größe = '🙂'"
+        assert engine.decode(end, skip_special_tokens=False) == "größe = '🙂'<|endoftext|>"
+        assert engine.decode([]) == ""
+        for prompt in ("", [], [4096], [-1], "x" * 100_000):
+            with pytest.raises(PromptError):
+                engine.encode(prompt)

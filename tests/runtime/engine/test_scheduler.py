@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,6 +164,51 @@ def test_a_free_slot_that_holds_the_beginning_is_taken(hash_engine: Any) -> None
     assert engine.scheduler.free == [1, 2, 0]
     (result,) = engine.generate([6, 6], SHORT)
     assert (result.metrics.num_cached_tokens, engine.scheduler.free) == (0, [2, 0, 1])
+
+
+def test_lower_priorities_go_first_and_nobody_is_put_off(hash_engine: Any) -> None:
+    """Among equals who came first, in the queue of two and in line for it; what runs ends first, however low it is."""
+    times = itertools.count()
+    engine = hash_engine(batch_size=1, max_waiting=2, gated=True, clock=lambda: float(next(times)))
+    asked = [SamplingParams(6, priority=priority, speculation="off") for priority in (9, 1, 0, -1, 0, -1, 1, -(2**31))]
+    handles = [engine.submit([0, 0], asked[0])]
+    engine.gate.halted()
+    for index, params in enumerate(asked[1:], 1):
+        ((sequence,), _) = engine.requests([index, index], params, "raise")
+        handles.append(engine.scheduler.submit(sequence))
+    scheduler = engine.scheduler
+    assert [h.sequence.tokens[0] for h in scheduler.waiting] == [2, 1]
+    assert [h.sequence.tokens[0] for h in scheduler.overflow] == [7, 3, 5, 4, 6]
+    engine.gate.open()
+    results = [handle.result() for handle in handles]
+    order = sorted(range(8), key=lambda index: results[index].metrics.started or 0.0)
+    assert order == [0, 2, 7, 3, 5, 4, 1, 6], "the second had its place in the queue before the others came"
+    assert results[0].metrics.finished < results[2].metrics.started
+    for index, result in enumerate(results):
+        assert result.token_ids == expected(hash_engine, [index, index], SHORT)
+    at_rest(engine)
+
+
+def test_a_cancelled_one_gives_its_place_to_the_first_in_line(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
+    engine.submit([0], SHORT)
+    waiting = engine.submit([1], SamplingParams(6, priority=-5))
+    sequences = [engine.requests([2 + at], SamplingParams(6, priority=-at), "raise")[0][0] for at in range(2)]
+    first, second = map(engine.scheduler.submit, sequences)
+    waiting.cancel()
+    assert (first.queued, second.queued) == (False, True)
+    engine.gate.open()
+    assert {first.result().finish_reason, second.result().finish_reason} == {"length"}
+
+
+def test_salts_keep_cached_prompts_apart(hash_engine: Any) -> None:
+    engine, prompt = hash_engine(batch_size=2), [1, 2, 3, 4, 5, 6, 7, 8]
+    cached = []
+    for salt in (None, "a", "b", "a", None, "b", "c"):
+        (result,) = engine.generate(prompt, replace(SHORT, cache_salt=salt))
+        assert result.token_ids == expected(hash_engine, prompt, SHORT)
+        cached.append(result.metrics.num_cached_tokens)
+    assert cached == [0, 0, 0, 7, 0, 0, 0], "two slots hold the latest two salts"
 
 
 def test_cancelling_frees_the_slot_before_the_next_round(hash_engine: Any) -> None:

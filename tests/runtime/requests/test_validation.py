@@ -473,3 +473,12 @@ def test_samples_are_those_of_their_seeds(hash_engine: Any, seed: int) -> None:
     assert [r.finish_reason for r in refused] == ["error"] * 4 + ["length"] * 4
     with pytest.raises(OptionError, match="one sample"):
         engine.submit("ab", params)
+
+
+def test_a_shorter_length_than_the_bundles_is_what_a_model_takes(make: Make) -> None:
+    validator = make(max_model_len=20)
+    assert (validator.max_model_len, make().max_model_len) == (20, LONGEST)
+    told = refused(PromptError, validator.samples, [5] * 20, SHORT)
+    assert told.startswith("the prompt has 20 tokens, this model takes 20 with at least one of output")
+    assert "tokens" in refused(PromptError, validator.encode, "word " * 4000)
+    assert [validator.samples([5] * length, SHORT)[0].limit for length in (1, 14, 19)] == [7, 20, 20]

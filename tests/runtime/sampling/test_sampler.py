@@ -75,7 +75,7 @@ GOOD: dict[str, list[object]] = {
     "constraint": [None, OneOf(((1,),), 2)],
     "session": [None, "a", "é\n", "x" * 256],
     "cache_salt": [None, "a", "x" * 256],
-    "priority": [0, -5, 2**31 - 1],
+    "priority": [0, -(2**31), 2**31 - 1],
     "min_tokens": [0, 1, 128],
     "skip_special_tokens": [True, False],
     "speculation": ["auto", "off", "chain:4", "topk:2,3", "best:16"],

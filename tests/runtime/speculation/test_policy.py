@@ -296,12 +296,13 @@ def test_scores_are_the_logarithms_of_chances(hash_model: Any, hash_executor: An
 
 
 def test_a_row_that_costs_nothing_drafts_the_text_s_continuation() -> None:
-    """Where nothing would be drafted; not where the limits allow nothing, and not without a match."""
+    """Where nothing would be drafted; not where the limits allow nothing, and not without a match of two."""
     slow = {"verify": [[1, 1.0], [2, 3.0], [64, 90.0]], "draft": [[1, 9.0]], "plain": 0.1, "round": 0.2, "level": 0.1}
     for free, matched, limits, expected in (
         (0, 5, Limits(), ("plain", 0)),
         (1, 5, Limits(), ("lookup", 1)),
         (3, 5, Limits(), ("lookup", 3)),
+        (1, 1, Limits(), ("plain", 0)),
         (1, 0, Limits(), ("plain", 0)),
         (1, 5, Limits(max_draft_tokens=0), ("plain", 0)),
     ):

@@ -79,6 +79,7 @@ def test_no_text_differs(host: KernelLibrary, expected: dict[int, Texts], tree: 
         assert (accepted > 5) == (tree != "off")
 
 
+@pytest.mark.slow(but=("lookup",))
 @pytest.mark.parametrize(
     "how",
     [{"ahead": 8}, {"ahead": 8, "tree": "off"}, {"drafts": False, "drafter": None}, {"drafter": None}],

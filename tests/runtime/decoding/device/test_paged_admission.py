@@ -137,6 +137,28 @@ def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
     assert paged.shared >= 3
 
 
+def test_salts_share_no_pages(host: KernelLibrary) -> None:
+    """While the first text is decoded, and in the pages that it has left; within a salt they are shared."""
+    paged, asked = Paged(host, 3, 3 * EVERY), {"speculation": "chain:4", "max_new_tokens": 8}
+    salts = ("a", "b", None, "a")
+    batch = [request_of([*LONG, *[5] * at], **asked, cache_salt=salt) for at, salt in enumerate(salts)]
+    first, last = batch[0], batch[3]
+    first.slot = paged.loop.pick(first, range(3)) or 0
+    while not first.output:
+        paged.loop.round([first])
+    for sequence, slot in zip(batch[1:3], (1, 2), strict=True):
+        sequence.slot = paged.loop.pick(sequence, [slot]) or 0
+    while running := [s for s in batch[:3] if not s.finish_reason]:
+        paged.loop.round(running)
+    assert paged.shared == 1
+    for sequence in batch[:3]:
+        paged.loop.release(sequence.slot)
+    run(paged.loop, [last])
+    assert [s.metrics.num_cached_tokens for s in batch] == [0, 0, 0, 50]
+    wanted = plain([request_of([*LONG, *[5] * at], **asked | {"speculation": "off"}) for at in range(4)])
+    assert [s.output for s in batch] == wanted
+
+
 def test_a_text_goes_on_in_its_own_page(host: KernelLibrary) -> None:
     """Unless others have it: then from the page's beginning."""
     paged, asked = Paged(host, 2, 2 * EVERY), {"speculation": "chain:4", "max_new_tokens": 5}

@@ -1,0 +1,102 @@
+"""Habits: what the target last said after one or two tokens, in any text; drafts where a step has a row to spare.
+
+Source: Luo et al., "Token Recycling" (arXiv 2408.08696); of this, one candidate is kept, and of two tokens too. What
+common texts say comes with the bundle, for an engine that has no habits yet.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from specbuild.runtime.checked_json import checked
+from specbuild.runtime.errors import BundleError
+
+FILE = "habits.json"
+SLOTS = 1 << 16  # a megabyte, whatever is learnt; what is new takes an older one's place
+_NONE = -1
+_Before = Annotated[list[Annotated[int, Meta(ge=-1, lt=1 << 31)]], Meta(max_length=1 << 20)]
+_Tokens = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 31)]], Meta(max_length=1 << 20)]
+
+
+@dataclass(slots=True)
+class _Record:
+    schema: Literal[1]
+    before: _Before
+    last: _Tokens
+    next: _Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What common texts say: keys `int64[N]` of one or two tokens, ascending, and what follows each, `int64[N]`."""
+
+    keys: NDArray[np.int64]
+    next: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, record: Any, vocabulary: int) -> Common:
+        """From JSON, three lists; where `before` is −1, of one token. Raises BundleError for what is no such thing."""
+        try:
+            found = checked(record, _Record)
+            before, last, follows = (np.array(x, np.int64) for x in (found.before, found.last, found.next))
+            if not len(before) == len(last) == len(follows) or max(found.next, default=0) >= vocabulary:
+                raise ValueError("lists of different lengths, or no tokens of the target's")
+        except ValueError as error:
+            raise BundleError(f"{FILE} names no habits ({str(error)[:300]}): build the bundle again") from None
+        keys = (before + 1) << 32 | last
+        order = keys.argsort()
+        return cls(keys[order], follows[order])
+
+    def after(self, tokens: Seq[int]) -> int | None:
+        """What mostly follows one or two tokens."""
+        key = tokens[-1] if len(tokens) < 2 else (tokens[-2] + 1) << 32 | tokens[-1]
+        at = int(self.keys.searchsorted(key))
+        return int(self.next[at]) if at < len(self.keys) and self.keys[at] == key else None
+
+
+class Habits:
+    """By salt, so that no request learns what others were told whose cached prompts it may not use either."""
+
+    def __init__(self, common: Common | None = None, slots: int = SLOTS) -> None:
+        self._common = common
+        self._keys, self._next = array("q", [_NONE]) * slots, array("q", [_NONE]) * slots
+
+    def guess(self, tokens: Seq[int], salt: str | None, here: int) -> int | None:
+        """What is likely to follow a text. `here`: what its last token led to earlier in it, negative: nothing.
+
+        What two tokens led to is surer than what one did; and what the target said, than what others say.
+        """
+        last, common = tokens[-2:], self._common
+        token = self.after(last, salt)
+        if token is None and here >= 0:
+            token = here
+        if token is None and common:
+            token = common.after(last)
+        if token is None:
+            token = self.after(last[-1:], salt)
+        return common.after(last[-1:]) if token is None and common else token
+
+    def after(self, tokens: Seq[int], salt: str | None) -> int | None:
+        """What followed one or two tokens the last time."""
+        key = _key(tokens, salt)
+        slot = key % len(self._keys)
+        return self._next[slot] if self._keys[slot] == key and self._next[slot] != _NONE else None
+
+    def learn(self, tokens: Seq[int], count: int, salt: str | None) -> None:
+        """The last `count` tokens of a text are new."""
+        for place in range(max(len(tokens) - count, 2), len(tokens)):
+            for longest in (1, 2):
+                key = _key(tokens[place - longest : place], salt)
+                slot = key % len(self._keys)
+                self._keys[slot], self._next[slot] = key, tokens[place]
+
+
+def _key(tokens: Seq[int], salt: str | None) -> int:
+    return hash((*tokens, salt))
