@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -68,6 +69,12 @@ def tier_of(item: pytest.Item) -> str:
     name = item.name.partition("[")[2].removesuffix("]")
     only, but = slow.kwargs.get("only", (name,)), slow.kwargs.get("but", ())
     return "slow" if name in only and name not in but else "fast"
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[logging.LogRecord]]:
+    """What specbuild has logged: asyncio logs too, whenever another test's loop is collected."""
+    return lambda: [record for record in caplog.records if record.name.partition(".")[0] == "specbuild"]
 
 
 @pytest.fixture(scope="session")

@@ -203,13 +203,11 @@ def test_who_has_a_provider_keeps_it(
     assert not sent["http"].get_finished_spans()
 
 
-def test_an_endpoint_without_an_exporter_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_endpoint_without_an_exporter_is_told(monkeypatch: pytest.MonkeyPatch, logged: Any) -> None:
     monkeypatch.setenv(ENDPOINT, "http://collector:4318")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     begun = Traces().begin("chat", "m", {})
     assert begun
     begun.end(0, [], None)
-    (record,) = caplog.records
+    (record,) = logged()
     assert "install opentelemetry-sdk and opentelemetry-exporter-otlp" in record.getMessage()

@@ -153,13 +153,15 @@ def tuned(opened: Bundle, tmp_path: Path) -> Callable[..., Bundle]:
 
 
 @pytest.mark.parametrize("name", [FILE, OLD_FILE])
-def test_a_tuned_bundle_has_a_policy(load_with: Load, tuned: Callable[..., Bundle], name: str, caplog: Any) -> None:
+def test_a_tuned_bundle_has_a_policy(
+    load_with: Load, tuned: Callable[..., Bundle], name: str, caplog: Any, logged: Any
+) -> None:
     limits = Limits(min_expected_speedup=1.5)
     with caplog.at_level(logging.WARNING, "specbuild"):
         _, policy = load_with(tuned(table(), name), limits=limits)
     assert policy
     assert (policy.timings.widest, policy.drafts, policy.limits) == ("best:6", True, limits)
-    assert caplog.records == []
+    assert logged() == []
 
 
 def test_a_policy_knows_where_nothing_drafts(opened: Bundle, load_with: Load, tuned: Callable[..., Bundle]) -> None:

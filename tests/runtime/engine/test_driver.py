@@ -33,20 +33,20 @@ def test_a_worker_is_stuck_when_no_round_ends_in_time(hash_engine: Any, clock: A
         assert engine.health().state == "exclusive", "whoever has the models may take as long as he likes"
 
 
-def test_a_watchdog_tells_once_for_each_time(hash_engine: Any, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_watchdog_tells_once_for_each_time(hash_engine: Any, clock: Any, logged: Any) -> None:
     engine = hash_engine(gated=True, clock=clock)
     handle, seen = engine.submit("ab", SHORT), list[int]()
     engine.gate.halted()
     for now in (10.0, 61.0, 62.0):
         clock.now = now
         engine.scheduler.watch()
-        seen.append(len(caplog.records))
+        seen.append(len(logged()))
     engine.gate.step()
     engine.scheduler.watch()
     clock.now = 200.0
     engine.scheduler.watch()
-    seen.append(len(caplog.records))
+    seen.append(len(logged()))
     assert seen == [0, 1, 1, 2]
-    assert "no round has ended for 61 s (stall_timeout is 60): the worker is in " in caplog.records[0].message
+    assert "no round has ended for 61 s (stall_timeout is 60): the worker is in " in logged()[0].getMessage()
     engine.gate.open()
     assert handle.result(60).finish_reason == "length"

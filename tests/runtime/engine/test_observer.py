@@ -61,7 +61,7 @@ def test_results_are_told_in_order_on_another_thread() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no disk"), SystemExit(1), KeyboardInterrupt()])
-def test_what_it_raises_is_logged_and_forgotten(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_it_raises_is_logged_and_forgotten(error: BaseException, caplog: Any, logged: Any) -> None:
     told = list[str]()
 
     def call(result: Result) -> None:
@@ -75,7 +75,7 @@ def test_what_it_raises_is_logged_and_forgotten(error: BaseException, caplog: py
             observer.tell(result_of(number))
         observer.close(60)
     assert told == ["0", "1", "2"]
-    (record,) = caplog.records
+    (record,) = logged()
     assert (record.name, record.message) == ("specbuild", "on_finish raised, and the engine goes on")
     assert record.exc_info
     assert record.exc_info[1] is error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,12 +40,12 @@ def test_a_graph_that_is_not_there_is_said_in_one_line(opened: Bundle, tmp_path:
     assert "\n" not in str(caught.value)
 
 
-def test_more_threads_than_cores_are_warned_of(opened: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+def test_more_threads_than_cores_are_warned_of(opened: Bundle, caplog: Any, logged: Any) -> None:
     with caplog.at_level(logging.WARNING, "specbuild"):
         load_model(opened, "draft", 1, threads=cores()).close()
-        assert not caplog.records
+        assert not logged()
         load_model(opened, "draft", 1, threads=cores() + 2).close()
-    (record,) = caplog.records
+    (record,) = logged()
     assert record.getMessage().startswith(f"{cores() + 2} threads on {cores()} cores")
 
 
