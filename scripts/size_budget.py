@@ -22,9 +22,9 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2029,
     ("face", ".py"): 36,
     ("measure", ".py"): 1326,
-    ("runtime", ".py"): 5146,
+    ("runtime", ".py"): 5148,
     ("runtime/backends", ".py"): 2517,
-    ("runtime/decoding", ".py"): 1670,
+    ("runtime/decoding", ".py"): 1671,
     ("serve", ".py"): 1864,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin

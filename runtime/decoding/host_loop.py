@@ -131,7 +131,8 @@ class HostLoop:
 
     def sibling(self, looks_up: bool = True, overlap: bool = False) -> HostLoop:
         """See `Loop.sibling`."""
-        drafter = LookupDrafter(self.fresh_drafter(overlap), looks_up)
+        habits = self.drafter.habits.fresh() if isinstance(self.drafter, LookupDrafter) else None
+        drafter = LookupDrafter(self.fresh_drafter(overlap), looks_up, habits)
         slots = self.admission.beside(drafter)
         return HostLoop(self.target, drafter, self.reader.chunk, self.emission.eos, self._options, slots)
 

@@ -65,15 +65,19 @@ class Habits:
     """By salt, so that no request learns what others were told whose cached prompts it may not use either."""
 
     def __init__(self, common: Common | None = None, slots: int = SLOTS) -> None:
-        self._common = common
+        self.common = common
         self._keys, self._next = array("q", [_NONE]) * slots, array("q", [_NONE]) * slots
+
+    def fresh(self) -> Habits:
+        """Others, that have learnt nothing yet."""
+        return Habits(self.common, len(self._keys))
 
     def guess(self, tokens: Seq[int], salt: str | None, here: int) -> int | None:
         """What is likely to follow a text. `here`: what its last token led to earlier in it, negative: nothing.
 
         What two tokens led to is surer than what one did; and what the target said, than what others say.
         """
-        last, common = tokens[-2:], self._common
+        last, common = tokens[-2:], self.common
         token = self.after(last, salt)
         if token is None and here >= 0:
             token = here

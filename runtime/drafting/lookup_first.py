@@ -28,7 +28,7 @@ class LookupDrafter:
 
     def __init__(self, model: ModelDrafter | None = None, looks_up: bool = True, habits: Habits | None = None) -> None:
         """`looks_up`: False leaves it all to the model. `habits`: to begin with."""
-        self.model, self._looks_up, self._habits = model, looks_up, habits or Habits()
+        self.model, self._looks_up, self.habits = model, looks_up, habits or Habits()
         self._repeating: set[int] = set()  # slots whose tree is the text's own
 
     @property
@@ -49,7 +49,7 @@ class LookupDrafter:
         return [tree or next(drafted) for tree in trees]
 
     def _fill(self, sequence: Sequence, policy: SequencePolicy, tree: Tree) -> None:
-        token = self._habits.guess(sequence.tokens, sequence.params.cache_salt, policy.guess)
+        token = self.habits.guess(sequence.tokens, sequence.params.cache_salt, policy.guess)
         if token is not None:
             tree.add(token, 0)
             policy.fill()
@@ -60,7 +60,7 @@ class LookupDrafter:
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """The model keeps its rows; the text is its own state, and becomes habit."""
-        self._habits.learn(sequence.tokens, len(path), sequence.params.cache_salt)
+        self.habits.learn(sequence.tokens, len(path), sequence.params.cache_salt)
         if self.model and sequence.slot not in self._repeating:
             self.model.commit(sequence, path)
 

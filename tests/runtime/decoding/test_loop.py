@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from device_requests import Made, prompt_of, run
 from device_requests import request_of as device_request
@@ -17,6 +18,7 @@ from tiny_models import CHUNK
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
+from specbuild.runtime.drafting.habits import Common, Habits
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import ExecutionError, OptionError, PromptError
@@ -27,6 +29,7 @@ from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 DRAFTING = SamplingParams(max_new_tokens=12, speculation="chain:3")
+COMMON = Common(np.array([1]), np.array([2]))
 
 
 def test_options_by_default() -> None:
@@ -156,7 +159,7 @@ def host_loop(hash_model: Any, hash_executor: Any) -> Callable[..., HostLoop]:
 
     def make(drafts: bool = True) -> HostLoop:
         target, draft = hash_executor(hash_model(1)), hash_executor(hash_model(1, error=0.2))
-        drafter = LookupDrafter(ModelDrafter(draft, 8) if drafts else None)
+        drafter = LookupDrafter(ModelDrafter(draft, 8) if drafts else None, habits=Habits(COMMON))
         return HostLoop(target, drafter, 8, frozenset(), LoopOptions(Limits(max_draft_tokens=5), False, 16))
 
     return make
@@ -176,6 +179,9 @@ def test_a_hosts_sibling(
     assert (sibling.reader.chunk, sibling.emission.eos) == (loop.reader.chunk, loop.emission.eos)
     assert sibling.planner.limits is loop.planner.limits
     assert sibling.drafter is not loop.drafter
+    assert sibling.drafter.habits.common is COMMON
+    assert isinstance(loop.drafter, LookupDrafter)
+    assert sibling.drafter.habits is not loop.drafter.habits  # what it learns is its own
     if drafts:
         assert sibling.drafter.model
         assert (sibling.drafter.model._thread is not None) == overlap
