@@ -1,9 +1,10 @@
 """Our numbers and NVIDIA ModelOpt's, of the same weights, calibrated on the same texts: how far each moves the model.
 
-python benchmarks/against_modelopt.py [--out DIR]
+python benchmarks/against_modelopt.py [--target CHECKPOINT] [--name RESULT] [--only SCHEME …] [--out DIR]
 
-Needs `pip install nvidia-modelopt` beside specbuild. Everything is simulated in float32 in PyTorch, head and embedding
-left as they are. The divergence is KL(float32 ‖ quantized) per token of held-out text.
+Needs `pip install nvidia-modelopt` beside specbuild. The target is the reference pair's by default. Everything is
+simulated in float32 in PyTorch, head and embedding left as they are. The divergence is KL(float32 ‖ quantized) per
+token of held-out text.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ PAIRS = {  # ours, and what ModelOpt calls the same
     "int4:128,awq": lambda: _int4(128, "awq_lite"),
     "int4:128,rtn": lambda: _int4(128, "max"),
     "int4:32,gptq": lambda: _int4(32, {"method": "gptq"}),
+    "int4:32,awq": lambda: _int4(32, "awq_lite"),
+    "int4:32,rtn": lambda: _int4(32, "max"),
     "int8:static": lambda: copy.deepcopy(mtq.INT8_SMOOTHQUANT_CFG),
     "fp8:tensor": lambda: copy.deepcopy(mtq.FP8_DEFAULT_CFG),
 }
@@ -51,9 +54,13 @@ PAIRS = {  # ours, and what ModelOpt calls the same
 
 def main() -> None:
     """Measure and save."""
-    out = common.arguments(__doc__).out
-    out.mkdir(parents=True, exist_ok=True)
-    found = checkpoint.find(str(common.PAIR / "target"))
+    parser = common.parser(__doc__)
+    parser.add_argument("--target", default=str(common.PAIR / "target"))
+    parser.add_argument("--name", default="modelopt", help="of the result")
+    parser.add_argument("--only", nargs="+", choices=PAIRS, default=list(PAIRS))
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    found = checkpoint.find(asked.target)
     model = checkpoint.load(found, "eager")
     drawn = texts.read(None, found.tokenizer, found.max_positions, 64, 0)
     before, names = Before.of(model, drawn.held_out, [], found.max_positions), Names.of(model)
@@ -84,8 +91,8 @@ def main() -> None:
         seconds = time.perf_counter() - started
         return cost(other) | {"seconds": seconds}
 
-    rows = {scheme: {"specbuild": ours(scheme), "modelopt": theirs(config)} for scheme, config in PAIRS.items()}
-    common.save(out, "modelopt", {"modelopt": modelopt.__version__, "precisions": rows, "texts": drawn.to_dict()})
+    rows = {scheme: {"specbuild": ours(scheme), "modelopt": theirs(PAIRS[scheme])} for scheme in asked.only}
+    common.save(asked.out, asked.name, {"modelopt": modelopt.__version__, "precisions": rows, "texts": drawn.to_dict()})
 
 
 if __name__ == "__main__":

@@ -19,11 +19,16 @@ PAIR = ROOT / "engines" / "pycode"
 PROMPTS = ROOT / "measure" / "bench" / "pycode.jsonl"
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The one option that all of them have."""
+    found = argparse.ArgumentParser(description=description)
+    found.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out", help="folder for results and bundles")
+    return found
+
+
 def arguments(description: str | None) -> argparse.Namespace:
-    """The one option they have."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out", help="folder for results and bundles")
-    return parser.parse_args()
+    """Of a benchmark that has no other."""
+    return parser(description).parse_args()
 
 
 def prompts() -> list[str]:

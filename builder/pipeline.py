@@ -11,6 +11,7 @@ import platform
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from specbuild.measure.tuning.tune import tune_build
@@ -40,6 +41,7 @@ from .frontend.quiet import quiet
 from .habits import save_habits
 from .prepare import Sources, prepare
 from .quantize import texts
+from .quantize.kept import kept
 from .quantize.quality import moved
 from .quantize.texts import Texts
 
@@ -60,7 +62,8 @@ def build(
 
     progress: told each stage as it begins. detail: told what goes on meanwhile, and its share that is done.
     """
-    check_output(config.output, config.force)
+    check = partial(check_output, config.output, config.force)
+    check()
     if config.descriptor.compiles:
         check_machine(config.backend, config.engine, config.fp8)
     if config.architectures:
@@ -69,9 +72,9 @@ def build(
     with stages.timed("checkpoints"):
         source = prepare(config)
     progress(f"about {source.check_memory() >> 20} MiB of memory will be needed")
-    with staging(config.output, source.bundle_bytes, lambda: check_output(config.output, config.force)) as folder:
+    with kept(config) as asked, staging(config.output, source.bundle_bytes, check) as folder:
         try:
-            return _run(BuildContext(config, folder, source, stages))
+            return _run(BuildContext(asked, folder, source, stages))
         except SpecbuildError as error:  # the hidden folder means nothing to whoever reads it
             raise type(error)(str(error).replace(str(folder), str(config.output))) from error
 

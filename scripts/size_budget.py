@@ -16,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 5078,
+    ("builder", ".py"): 5081,
     ("builder/distill", ".py"): 1404,
-    ("builder/quantize", ".py"): 1362,
+    ("builder/quantize", ".py"): 1396,
     ("cli", ".py"): 2029,
     ("face", ".py"): 36,
     ("measure", ".py"): 1326,
-    ("runtime", ".py"): 5148,
+    ("runtime", ".py"): 5149,
     ("runtime/backends", ".py"): 2517,
     ("runtime/decoding", ".py"): 1671,
     ("serve", ".py"): 1864,

@@ -166,7 +166,12 @@ class Keep:
     """A folder with the numbers of the layers that are done, of one model, one set of schemes and texts."""
 
     def __init__(self, folder: Path, *identity: Any) -> None:
-        self.folder = folder / hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:16]
+        self.folder = folder / hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:_DIGITS]
+
+    @staticmethod
+    def all_in(folder: Path) -> list[Path]:
+        """The folders that others keep theirs in."""
+        return [path for path in folder.glob("?" * _DIGITS) if path.is_dir() and not path.is_symlink()]
 
     def load(self, index: int, names: Sequence[str]) -> Found | None:
         """A layer's, None where it is not there, or damaged."""
@@ -214,4 +219,5 @@ def _sha256(said: str, tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+_DIGITS = 16  # of what such a folder is called
 _SAID = ("scheme", "input_scale")

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specbuild.runtime.errors import OutputError
@@ -84,7 +84,8 @@ def staging(output: Path, size: int, check: Callable[[], None] = lambda: None) -
             raise _output_error(output, error) from error
     finally:
         for parent in reversed(made):
-            parent.rmdir()
+            with suppress(OSError):  # somebody else has put something there
+                parent.rmdir()
 
 
 def _publish(folder: Path, output: Path) -> None:

@@ -80,6 +80,7 @@ def asked(seed: int, count: int, prompts: Sequence[str]) -> list[Case]:
     return cases(seed, count, [prompt for prompt in prompts if 0 < len(prompt) < 400])
 
 
+@pytest.mark.slow
 def test_a_small_crowd(bundle: Path, quiet: Quiet, prompts: list[str]) -> None:
     with Server(str(bundle), *FLAGS) as server:
         outcomes = Crowd(server.url, 8).wave(asked(1, 60, prompts))

@@ -382,7 +382,7 @@ def spied(bundle: Path) -> Iterator[Callable[..., tuple[Engine, list[int]]]]:
         yield load
 
 
-@pytest.mark.slow(only=("0.0",))
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_no_step_has_more_tokens_than_may_be_and_no_text_is_another(
     spied: Callable[..., tuple[Engine, list[int]]], prompts: list[str], temperature: float

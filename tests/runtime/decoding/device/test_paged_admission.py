@@ -73,7 +73,7 @@ def expected() -> list[list[int]]:
     return plain(requests("off"))
 
 
-@pytest.mark.slow(but=("14-chain:4-32",))
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, AHEAD])
 @pytest.mark.parametrize("tree", ["chain:4", "best:7"])
 @pytest.mark.parametrize("pages", [6, 2 * EVERY])

@@ -1,0 +1,44 @@
+"""Calibrated numbers that outlive a refusal: the next try for the same output begins with them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.runtime.errors import ExecutionError
+
+from .calibrate import Keep
+
+
+@contextmanager
+def kept(config: BuildConfig) -> Iterator[BuildConfig]:
+    """The configuration, with a folder beside the output for what is calibrated where none was asked for.
+
+    A build that ends otherwise than by a refusal removes what is in it. Raises ExecutionError, which names the folder.
+    """
+    if not config.quantizes or config.quantize.calibration_cache:
+        yield config
+        return
+    folder = config.output.with_name(f".{config.output.name}.calibration")
+    try:
+        yield replace(config, quantize=replace(config.quantize, calibration_cache=folder))
+    except ExecutionError as error:
+        if not folder.is_dir():
+            raise
+        raise ExecutionError(f"{error} (what was calibrated is kept in {folder} for the next try)") from error
+    except BaseException:
+        _remove(folder)
+        raise
+    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove what builds kept there, and the folder if nothing else is in it."""
+    for numbers in Keep.all_in(folder):
+        shutil.rmtree(numbers, ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,94 @@
+"""Calibrated numbers outlive a refusal, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.quantize_options import QuantizeOptions
+from specbuild.builder.config.scheme import parse
+from specbuild.builder.pipeline import build
+from specbuild.builder.quantize import calibrate
+from specbuild.builder.quantize.calibrate import Keep
+from specbuild.builder.quantize.kept import kept
+from specbuild.builder.quantize.numbers import quantize
+from specbuild.runtime.errors import ExecutionError, OptionError
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> BuildConfig:
+    return BuildConfig("target", tmp_path / "b", precision="int4")
+
+
+def calibrated(config: BuildConfig, error: BaseException | None = None) -> Path:
+    """The folder of a layer that was kept; raises what ends the build."""
+    keep = Keep(config.quantize.calibration_cache or Path("nowhere"), "model")
+    keep.save(0, quantize({"a": torch.ones(2, 32)}, parse("int8", "onnxruntime")))
+    if error:
+        raise error
+    return keep.folder
+
+
+def test_a_refusal_keeps_them_and_says_where(config: BuildConfig, tmp_path: Path) -> None:
+    where = rf"^too much \(what was calibrated is kept in {tmp_path}/\.b\.calibration for the next try\)$"
+    with pytest.raises(ExecutionError, match=where), kept(config) as asked:
+        calibrated(asked, ExecutionError("too much"))
+    folder = tmp_path / ".b.calibration"
+    assert Keep(folder, "model").load(0, ["a"])
+    with kept(config) as asked:
+        assert Keep(asked.quantize.calibration_cache or tmp_path, "model").load(0, ["a"])
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OptionError("another")])
+def test_nothing_else_does(config: BuildConfig, tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)), kept(config) as asked:
+        calibrated(asked, error)
+    with pytest.raises(ExecutionError, match=r"^nothing calibrated$"), kept(config):
+        raise ExecutionError("nothing calibrated")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_ours_stays(config: BuildConfig, tmp_path: Path) -> None:
+    (tmp_path / ".b.calibration" / "own").mkdir(parents=True)
+    with kept(config) as asked:
+        calibrated(asked)
+    assert [path.name for path in tmp_path.rglob("*")] == [".b.calibration", "own"]
+
+
+def test_a_folder_that_was_asked_for_is_nobody_elses(config: BuildConfig, tmp_path: Path) -> None:
+    asked = BuildConfig("t", tmp_path / "b", precision="int4", quantize=QuantizeOptions(calibration_cache=tmp_path))
+    for each in (asked, BuildConfig("t", tmp_path / "b")):
+        with kept(each) as used:
+            assert used is each
+
+
+@pytest.mark.slow
+def test_the_next_build_calibrates_nothing(
+    make_sharp_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(make_sharp_checkpoint(tmp_path / "model", num_hidden_layers=1))
+
+    def asked(max_kl: float) -> BuildConfig:
+        options = QuantizeOptions(calib_size=2, max_kl=max_kl)
+        return BuildConfig(
+            model, tmp_path / "out" / "b", precision="int4", max_batch_size=1, tune=False, quantize=options
+        )
+
+    with pytest.raises(ExecutionError, match="is kept in"):
+        build(asked(1e-9))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".b.calibration"]
+    real, layers = calibrate.quantize, list[str]()
+
+    def watched(weights: dict[str, torch.Tensor], *given: object) -> object:
+        layers.extend(weights)
+        return real(weights, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(calibrate, "quantize", watched)
+    build(asked(9.0))
+    assert not [name for name in layers if "layers." in name]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["b"]
