@@ -26,6 +26,7 @@ from specbuild.runtime.decoding.loop import Loop
 
 _TIMES = 10  # of each measurement of the device; the best counts
 _WARM = 3e-3  # seconds of a step's repetition before it is timed
+_LONG = 0.05  # seconds of a step that warms itself
 _NODE_BYTES, _LOGIT_BYTES = 8, 4  # token and position; float32
 Bound = Literal["memory", "compute", "unknown"]
 
@@ -182,7 +183,7 @@ class Steps:
     def turn(self) -> None:
         """Time every step once more."""
         for key, run in self._runs.items():
-            warm = 0.0
+            warm = 0.0 if min(self._seconds[key], default=0.0) < _LONG else _WARM
             while warm < _WARM:
                 warm += run()
             self._seconds[key].append(run())

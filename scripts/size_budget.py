@@ -16,14 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 5081,
+    ("builder", ".py"): 5096,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1396,
     ("cli", ".py"): 2029,
     ("face", ".py"): 36,
-    ("measure", ".py"): 1326,
+    ("measure", ".py"): 1327,
     ("runtime", ".py"): 5149,
-    ("runtime/backends", ".py"): 2517,
+    ("runtime/backends", ".py"): 2518,
     ("runtime/decoding", ".py"): 1671,
     ("serve", ".py"): 1864,
     ("plugins", ".cu .cuh"): 2022,  # the kernels

@@ -9,7 +9,7 @@ import numpy as np
 
 from specbuild.runtime import Bundle, Engine
 from specbuild.runtime.backends.cpu.cores import cores
-from specbuild.runtime.backends.cpu.exactness import digest, find, machine_of
+from specbuild.runtime.backends.cpu.exactness import find, machine_of
 from specbuild.runtime.backends.cpu.load import load_model
 from specbuild.runtime.backends.exactness import MOST_ROWS, ExactnessClass
 from specbuild.runtime.backends.executor import StepInput
@@ -25,14 +25,14 @@ def record(folder: Path) -> ExactnessRecord:
     """The class of a bundle's target on this machine, by all its graphs."""
     bundle, threads = Bundle.open(folder), cores()
     sizes = sorted(map(int, bundle.manifest.models["target"].graphs))
-    found, bits = list[ExactnessClass | None](), set[str]()
+    found = list[ExactnessClass | None]()
     for size in reversed(sizes):
         executor = load_model(bundle, "target", size, threads)
         found.append(find(executor, found[-1] if found else None))
-        bits.add(digest(executor))
         machine = machine_of(executor)
         executor.close()
     classes = [each for each in found if each]
+    bits = {each.digest for each in classes}
     if len(classes) < len(found) or len(bits) > 1:
         return ExactnessRecord(machine, 0, 0, "")
     rows, least = max(each.rows for each in classes), max(each.sequence_rows for each in classes)

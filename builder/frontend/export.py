@@ -16,6 +16,7 @@ states; the head has it as well, and the input hidden_in `[B, N, H]`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import warnings
 from collections.abc import Iterator
@@ -244,8 +245,25 @@ def _explained(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection, which looks through a trace's objects again and again and finds none to free."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks to its own developers."""
-    with only_errors("torch.onnx"), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    """Without the exporter's remarks to its own developers, and without garbage collection meanwhile."""
+    with (
+        only_errors("torch.onnx"),
+        _uncollected(),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         yield

@@ -19,11 +19,11 @@ Part = tuple[int, int, Logits]  # of a slot's logits, those after the tokens fro
 
 def agree(
     executor: Executor, least: int = 0, most: int = LENGTH, every: int = 1, several: Sequence[list[int]] | None = None
-) -> bool:
-    """Whether all steps do that have at most `most` nodes, and want the logits of `least` of them at least.
+) -> Logits | None:
+    """The first text's logits where all steps agree of at most `most` nodes, `least` of them wanted at least.
 
-    Its slots must be free, and hold nothing that counts afterwards. `every`: of the places in the texts; `several`:
-    these, one for each slot.
+    None where any differs. Its slots must be free, and hold nothing that counts afterwards. `every`: of the places in
+    the texts; if not all, the likeliest and the least likely reads alone. `several`: these texts, one for each slot.
     """
     several, expected = several or texts(executor), list[Logits]()
 
@@ -32,9 +32,9 @@ def agree(
 
     for slot, text in enumerate(several):
         expected.append(read(executor, slot, text, min(CHUNK, most)))
-        if slot == 0 and not same(_reads(executor, text, (least, most))):
-            return False
-    return same(_steps(executor, several, (least, most), every))
+        if slot == 0 and not same(_reads(executor, text, (least, most), READS[:: 1 if every == 1 else 3])):
+            return None
+    return expected[0] if same(_steps(executor, several, (least, most), every)) else None
 
 
 def texts(executor: Executor, longest: int = LENGTH) -> list[list[int]]:
@@ -50,9 +50,11 @@ def read(executor: Executor, slot: int, text: Sequence[int], size: int) -> Logit
     return np.concatenate(parts)
 
 
-def _reads(executor: Executor, text: Sequence[int], nodes: tuple[int, int]) -> Iterator[Part]:
+def _reads(
+    executor: Executor, text: Sequence[int], nodes: tuple[int, int], reads: Sequence[tuple[int, int]]
+) -> Iterator[Part]:
     """The first slot's text again, in steps of other sizes."""
-    for size, length in READS:
+    for size, length in reads:
         if size >= nodes[0]:
             yield 0, 0, read(executor, 0, text[:length], min(size, nodes[1]))
 

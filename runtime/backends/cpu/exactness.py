@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
-from specbuild.runtime.backends.agreement import CHUNK, agree, read, texts
+from specbuild.runtime.backends.agreement import agree
 from specbuild.runtime.backends.exactness import CANDIDATES, ExactnessClass
 
 from .executor import OrtExecutor
@@ -15,15 +16,17 @@ _VECTOR_UNITS = ("amx", "avx", "fma", "sse4", "asimd", "sve", "sme", "i8mm", "bf
 
 
 def find(executor: OrtExecutor, first: ExactnessClass | None = None) -> ExactnessClass | None:
-    """The class of an executor, which is padded to it from then on; None where no candidate holds.
+    """The class of an executor, with its digest, which is padded to it from then on; None where no candidate holds.
 
     Its slots must be free, and hold nothing that counts afterwards. It takes the time of about 1,000 tokens. `first`:
     what is tried before the others, in fewer places: the class of another graph of the model.
     """
     for candidate in ([first] if first else []) + list(CANDIDATES):
         executor.keep_to(candidate)
-        if agree(executor, every=4 if candidate is first else 1):
-            return candidate
+        logits = agree(executor, every=4 if candidate is first else 1)
+        if logits is not None:
+            executor.keep_to(replace(candidate, digest=hashlib.sha256(logits.tobytes()).hexdigest()))
+            return executor.exactness
     executor.keep_to(None)
     return None
 
@@ -34,8 +37,3 @@ def machine_of(executor: OrtExecutor) -> dict[str, str | int]:
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
     units = " ".join(sorted(flag for flag in flags if flag.startswith(_VECTOR_UNITS)))
     return {**executor.identity, "vector_units": units}
-
-
-def digest(executor: OrtExecutor) -> str:
-    """The hash of an executor's logits of a text, in hexadecimal: machines of one digest compute the same bits."""
-    return hashlib.sha256(read(executor, 0, texts(executor)[0], CHUNK).tobytes()).hexdigest()

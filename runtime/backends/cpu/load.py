@@ -11,7 +11,7 @@ from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.bundle.bundle import Bundle
 
 from .cores import cores
-from .exactness import digest, find, machine_of
+from .exactness import find, machine_of
 from .executor import OrtExecutor
 
 _log = logging.getLogger(__name__)
@@ -33,14 +33,12 @@ def load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> OrtE
 def keep_to_class(bundle: Bundle, target: OrtExecutor) -> ExactnessClass | None:
     """Pad the target's steps to the class that the build found on such a machine, else to the one that is found now."""
     for record in bundle.manifest.exactness:
-        if record.machine == machine_of(target):
+        if record.machine == machine_of(target) and (record.digest or not record.rows):
             found = ExactnessClass(record.rows, record.sequence_rows, record.digest) if record.rows else None
             target.keep_to(found)
             break
     else:
         found = find(target)
-    if found and not found.digest:
-        target.keep_to(replace(found, digest=digest(target)))
     if not found:
         bound = bundle.manifest.exactness_bound
         _log.warning("steps of no shapes agree in every bit here: choices closer than %.2g may be others", bound)

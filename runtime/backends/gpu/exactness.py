@@ -30,7 +30,7 @@ def find(executor: StandardExecutor, nodes: int) -> ExactnessClass | None:
     found = ExactnessClass(executor.batch_size * step, step)
     executor.keep_to(found)
     with _texts(executor) as several:
-        if (step == 1 or agree(executor, 2, step, FEW, several)) and _read_alike(executor, several[0]):
+        if (step == 1 or agree(executor, 2, step, FEW, several) is not None) and _read_alike(executor, several[0]):
             executor.keep_to(replace(found, digest=_digest(executor, several[0], step)))
             return executor.exactness
     executor.keep_to(None)

@@ -12,7 +12,7 @@ import pytest
 from specbuild.runtime import Bundle
 from specbuild.runtime.backends.cpu import load as cpu_load
 from specbuild.runtime.backends.cpu.cores import cores
-from specbuild.runtime.backends.cpu.exactness import digest, machine_of
+from specbuild.runtime.backends.cpu.exactness import find, machine_of
 from specbuild.runtime.backends.cpu.executor import OrtExecutor
 from specbuild.runtime.backends.cpu.load import keep_to_class, load_model
 from specbuild.runtime.backends.exactness import ExactnessClass
@@ -63,8 +63,8 @@ def test_the_digest_is_the_builds_or_is_made_once(opened: Bundle, monkeypatch: p
     """A receipt names it: on a machine of the build's it costs nothing, elsewhere it is computed while loading."""
     target = load_model(opened, "target", 1, threads=cores())
     (record,) = opened.manifest.exactness
-    asked, compute = list[OrtExecutor](), digest
-    monkeypatch.setattr(cpu_load, "digest", lambda executor: asked.append(executor) or compute(executor))
+    asked, compute = list[OrtExecutor](), find
+    monkeypatch.setattr(cpu_load, "find", lambda executor: asked.append(executor) or compute(executor))
     known = keep_to_class(opened, target)
     assert known
     assert (known.digest, asked) == (record.digest, [])
