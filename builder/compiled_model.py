@@ -107,7 +107,7 @@ def _target(context: BuildContext, texts: Texts | None, scratch: Path) -> Compil
     with context.stage("target: load"):
         loaded = load_target(source)
         if texts is not None:  # before minutes are spent
-            check_early(loaded.net, *_asked(context, loaded, texts), source.target.sha256())
+            check_early(loaded.net, *_asked(context, loaded, texts))
     with context.stage("target: Hugging Face reference"):
         prompts, new_tokens = tokenize(source.target.tokenizer, source.max_seq_len)
         references = References.of(loaded.net, prompts, new_tokens, source.target.eos_token_ids())

@@ -152,13 +152,11 @@ def quantize_model(
     return Quantization(names, found, before, each, left, lengths, measured)
 
 
-def check_early(
-    model: PreTrainedModel, request: Request, names: Names, asked: Mapping[str, Scheme], identity: str
-) -> None:
+def check_early(model: PreTrainedModel, request: Request, names: Names, asked: Mapping[str, Scheme]) -> None:
     """Raise ExecutionError where calibration is not worth its minutes, as the beginnings of a few texts tell."""
     if chooses(request.precision) or not any(scheme.activations == "static" for scheme in asked.values()):
         return
-    numbers, before = _Numbers(model, request, names, identity, lambda phase, share: None), glance(model, request.texts)
+    numbers, before = _Numbers(model, request, names, "", lambda phase, share: None), glance(model, request.texts)
     found = numbers.of(asked, [text[:GLANCE] for text in request.texts.calibration[:GLANCED]])
     check_cost(model, found, before, request.precision, request.max_kl, numbers.like, HOPELESS)
 

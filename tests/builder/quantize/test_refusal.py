@@ -92,11 +92,11 @@ def test_a_glance_is_at_one_text(model: Any) -> None:
 
 def test_only_what_has_static_scales_is_judged_early(model: Any) -> None:
     names = Names.of(model)
-    check_early(model, request("int8", 1e-12), names, schemes(model, "int8"), "id")
-    check_early(model, request("int8:static", 10.0), names, schemes(model, "int8:static"), "id")
+    check_early(model, request("int8", 1e-12), names, schemes(model, "int8"))
+    check_early(model, request("int8:static", 10.0), names, schemes(model, "int8:static"))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     with pytest.raises(ExecutionError, match=r"^int8:static moves the target by .* more than --max-kl 1e-12"):
-        check_early(model, request("int8:static", 1e-12), names, schemes(model, "int8:static"), "id")
+        check_early(model, request("int8:static", 1e-12), names, schemes(model, "int8:static"))
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
