@@ -50,21 +50,27 @@ def command(
 
     If they are not, the exit status is 1; a receipt of another bundle, prompt or exactness class is refused with 2. On
     another machine, or with other threads, the class may be another. RECEIPT.json may be a whole response of `specbuild
-    serve`, too.
+    serve`, or a file that its shadow oracle kept, which may have the prompt.
 
     \b
     specbuild replay pycode.bundle receipt.json -p 'def main('
     """
-    if sum(each is not None for each in (text, prompts, messages)) != 1:
-        raise OptionError("give the prompt by one of --prompt, --prompts and --messages")
-    receipt = Receipt.from_dict(_of_choice(_read(file, OptionError), choice))
+    body = _read(file, OptionError)
+    kept = body.get("prompt_token_ids") if _of_shadow(body) else None
+    if sum(each is not None for each in (text, prompts, messages)) != (kept is None):
+        raise OptionError(
+            f"{file} has the prompt: give no other"
+            if kept is not None
+            else "give the prompt by one of --prompt, --prompts and --messages"
+        )
+    receipt = Receipt.from_dict(_of_choice(body, choice))
     if Bundle.open(bundle).manifest.digest != receipt.bundle:  # before its models are loaded
         raise BundleError(f"the receipt is of another bundle than {bundle}: give the one that made it")
     candidates: list[Prompt]
     if messages is not None:
         candidates = [_chat(messages)]
     else:
-        candidates = [request.prompt for request in read(prompts, {})] if prompts is not None else [text or ""]
+        candidates = [request.prompt for request in read(prompts, {})] if prompts is not None else [kept or text or ""]
     with Engine.load(
         bundle,
         batch_size=batch_size,
@@ -108,8 +114,15 @@ def _read(path: Path, kind: type[InputError]) -> Any:
         raise kind(f"{path} cannot be read as JSON ({error}): give a file of JSON") from None
 
 
+def _of_shadow(body: Any) -> bool:
+    """Whether a shadow oracle kept this."""
+    return isinstance(body, dict) and "plain_token_ids" in body
+
+
 def _of_choice(body: Any, choice: int) -> Any:
-    """A receipt as it is, or that of a response's choice; raises OptionError where that has none."""
+    """A receipt as it is, of a shadow's file, or of a response's choice; raises OptionError where that has none."""
+    if _of_shadow(body):
+        return body.get("receipt")
     if not isinstance(body, dict) or not isinstance(body.get("choices"), list):
         return body
     for each in body["choices"]:

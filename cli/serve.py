@@ -108,6 +108,28 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     help="What becomes of fields that nothing here reads.",
 )
 @click.option("--share-prefix-cache", is_flag=True, help="Callers of different API keys share cached prompts.")
+@click.option(
+    "--shadow",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Of texts, 0 to 1, that are decoded again without speculation when nothing else is to do, and compared.",
+)
+@click.option(
+    "--shadow-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Has a file for each text that differs, for specbuild replay.",
+)
+@click.option("--shadow-keep-prompts", is_flag=True, help="These files have the prompt's tokens too.")
+@click.option(
+    "--shadow-action",
+    type=click.Choice(["log", "off"]),
+    default="log",
+    show_default=True,
+    help="When a text differs: say so, or end the model's speculation as well.",
+)
 def command(
     bundles: tuple[str, ...],
     served_model_name: tuple[str, ...],

@@ -22,6 +22,7 @@ from .logs import error_of
 from .metrics import Metrics
 from .models import Models
 from .options import ServeOptions
+from .oracle import Oracle
 from .parameters import Caller
 from .traces import Trace, Traces
 
@@ -38,6 +39,7 @@ class Service:
     options: ServeOptions
     metrics: Metrics
     traces: Traces = field(default_factory=Traces)
+    oracle: Oracle | None = None
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
 
     def drain(self) -> None:
@@ -61,7 +63,8 @@ async def answer(service: Service, request: Request, body: Sampling, kind: type[
     state.request_id = body.request_id or state.request_id
     served = service.models.pick(body.model)
     state.told.update(model=served.name, user=body.user)
-    caller = Caller(None if options.share_prefix_cache else state.tenant, options.request_timeout)
+    tenant, stopped = None if options.share_prefix_cache else state.tenant, service.oracle and service.oracle.stopped
+    caller = Caller(tenant, options.request_timeout, served.name not in (stopped or ()))
     waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
     generation = Generation(served, body, caller, count, None if waits else service.pool, service.metrics)
     form = kind(generation, f"{kind.prefix}-{state.request_id}", options.spec_metrics, options.return_token_ids)
@@ -122,5 +125,7 @@ def _done(
     if service.options.log_requests:
         told["prompt"] = generation.body.model_dump_json(include={"prompt", "messages"})
         told["text"] = json.dumps([result.text for result in results])
+    if service.oracle:
+        service.oracle.offer(generation)
     if trace:
         trace.end(told["prompt_tokens"], results, kind)

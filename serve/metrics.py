@@ -49,6 +49,7 @@ _HISTOGRAMS = {
 }
 _REASONS = {"cancelled": "abort"}  # vLLM's word
 _ENDS = ("stop", "length", "deadline", "abort", "error")
+_SHADOWS = ("equal", "different", "unfinished", "dropped", "failed")
 
 
 class Metrics:
@@ -64,6 +65,7 @@ class Metrics:
         told = "Drafted tokens that came true, by place."
         self._positions = self._counter(prefix, "spec_decode_num_accepted_tokens_per_pos", told, "position")
         self._decisions = self._counter(OURS, "decisions", "Rounds of `auto`, by what was decided.", "decision")
+        self._shadows = self._counter(OURS, "shadows", "Texts decoded again without speculation.", "outcome")
         self._counters = {name: self._counter(prefix, name, told) for name, told in _COUNTERS.items()}
         self._counters |= {name: self._counter(OURS, name, told) for name, told in _OWN_COUNTERS.items()}
         self._histograms = {
@@ -82,6 +84,8 @@ class Metrics:
         self._gaps.begin(model)
         for reason in _ENDS:
             self._requests.labels(model, reason)
+        for outcome in _SHADOWS:
+            self._shadows.labels(model, outcome)
         counters = {name: each.labels(model) for name, each in self._counters.items()}
         return _Series(counters, {name: each.labels(model) for name, each in self._histograms.items()})
 
@@ -97,11 +101,17 @@ class Metrics:
         """A request was not taken."""
         self._rejections.labels(model, reason).inc()
 
+    def shadowed(self, model: str, outcome: str) -> None:
+        """A text was decoded again without speculation, or was not; see `Oracle`."""
+        self._shadows.labels(model, outcome).inc()
+
     def finished(self, model: str, result: Result) -> None:
-        """A sample has ended, however; a deadline is its own reason, where vLLM has none.
+        """A sample has ended, however; a deadline is its own reason, where vLLM has none. Background counts nowhere.
 
         As vLLM's do, each sample of a prompt counts the prompt's tokens, and those that a cache had of it.
         """
+        if result.metrics and result.metrics.background:
+            return
         self._requests.labels(model, _REASONS.get(result.finish_reason, result.finish_reason)).inc()
         if result.metrics is None:
             return

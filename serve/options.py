@@ -12,6 +12,7 @@ from specbuild.runtime.errors import OptionError, shown
 from .responses import SpecMetrics
 
 Extra = Literal["refuse", "ignore"]
+ShadowAction = Literal["log", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,9 @@ class ServeOptions:
     most. max_queued_tokens: of prompts that wait for their first token. shutdown_timeout: seconds that a drain takes at
     most. request_timeout: seconds of a request, its time in the queue included. extra_fields: what becomes of fields
     that no route knows. spec_metrics: how much each response says of its speculation. share_prefix_cache: callers of
-    different API keys may read rows of each other's prompts.
+    different API keys may read rows of each other's prompts. shadow: the share of texts, 0 to 1, that the shadow oracle
+    decodes again; shadow_dir: a folder that has a file for each that differs, with the prompt's tokens where
+    shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them.
     """
 
     host: str = "127.0.0.1"
@@ -46,6 +49,10 @@ class ServeOptions:
     log_requests: bool = False
     extra_fields: Extra = "refuse"
     share_prefix_cache: bool = False
+    shadow: float = 0.0
+    shadow_dir: Path | None = None
+    shadow_keep_prompts: bool = False
+    shadow_action: ShadowAction = "log"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -69,8 +76,17 @@ class ServeOptions:
             raise OptionError(f"max_queued_tokens must be at least 1, not {shown(self.max_queued_tokens)}")
         if self.metrics_prefix not in ("specbuild:", "vllm:"):
             raise OptionError(f"metrics_prefix is specbuild: or vllm:, not {shown(self.metrics_prefix)}")
-        for value, known in ((self.spec_metrics, SpecMetrics), (self.extra_fields, Extra)):
+        kinds = (self.spec_metrics, SpecMetrics), (self.extra_fields, Extra), (self.shadow_action, ShadowAction)
+        for value, known in kinds:
             if value not in get_args(known):
                 raise OptionError(f"{shown(value)} is none of {', '.join(get_args(known))}")
+        if not 0 <= self.shadow <= 1:
+            raise OptionError(f"shadow is a share of texts, 0 to 1, not {shown(self.shadow)}")
+        if self.shadow_dir is not None and not self.shadow_dir.is_dir():
+            raise OptionError(f"{self.shadow_dir} is not a folder: make it, for what the shadow oracle keeps")
+        if self.shadow_dir is None and self.shadow_keep_prompts:
+            raise OptionError("shadow_keep_prompts needs shadow_dir, where they are kept: give --shadow-dir")
+        if not self.shadow and (self.shadow_dir or self.shadow_action != "log"):
+            raise OptionError("shadow_dir and shadow_action do nothing without a share: give --shadow")
         if self.root_path and not (self.root_path.startswith("/") and self.root_path.isprintable()):
             raise OptionError(f"root_path begins with /, unlike {shown(self.root_path)}")

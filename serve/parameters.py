@@ -26,10 +26,14 @@ _MAX_JSON = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: `tenant` keeps prefix caches apart, None shares them; `timeout`: seconds that the server allows."""
+    """Who asks: `tenant` keeps prefix caches apart, None shares them; `timeout`: seconds that the server allows.
+
+    `speculates`: whether anything may be drafted for them.
+    """
 
     tenant: str | None = None
     timeout: float | None = None
+    speculates: bool = True
 
 
 def defaults_of(bundle: Bundle) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
         n=body.n or 1,
         logprobs=_logprobs(body),
         deadline=min(deadlines, default=None),
-        speculation=_speculation(body),
+        speculation=_speculation(body) if caller.speculates else "off",
         cache_salt=_salt(caller.tenant, body.cache_salt),
     )
 

@@ -27,6 +27,7 @@ from .logs import RequestLog
 from .metrics import Metrics
 from .models import Models, ServedModel
 from .options import ServeOptions
+from .oracle import Oracle
 from .parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
 
 _LOOK = 0.1  # seconds between two looks at the workers, and at what a drain waits for
@@ -42,7 +43,7 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog)
     listening = listener.listen(options)
     try:
         with contextlib.ExitStack() as closing:
-            service = _load(named, options, load, closing)
+            service = _load(named, options, load, log, closing)
             for model in service.models.all:
                 told = describe(model)
                 log.event("info", told, model=model.name)
@@ -51,7 +52,9 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog)
         listener.close(listening, options)
 
 
-def _load(named: Named, options: ServeOptions, load: LoadOptions, closing: contextlib.ExitStack) -> Service:
+def _load(
+    named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog, closing: contextlib.ExitStack
+) -> Service:
     """Every bundle in a thread of its own; all of them are closed when the stack is."""
     told: Future[Metrics] = Future()  # requests end long after it is there
 
@@ -70,7 +73,9 @@ def _load(named: Named, options: ServeOptions, load: LoadOptions, closing: conte
         models = [each.result() for each in [pool.submit(one, *each) for each in named]]
     metrics = Metrics({model.name: model.engine.engine for model in models}, options.metrics_prefix)
     told.set_result(metrics)
-    service = Service(Models(models), options, metrics)
+    served = Models(models)
+    oracle = Oracle(served, options, metrics, log) if options.shadow else None
+    service = Service(served, options, metrics, oracle=oracle)
     closing.callback(service.traces.close)
     return service
 
@@ -140,6 +145,8 @@ class _Life:
         serving = loop.create_task(self._uvicorn.serve([self._listening]))
         stopping = loop.create_task(self._stopping.wait())
         dying = loop.create_task(self._death())
+        oracle = self._service.oracle
+        shadowing = loop.create_task(oracle.run()) if oracle else None
         self._log.event("info", f"serving at {listener.url(self._listening, self._service.options)}")
         await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
@@ -148,7 +155,7 @@ class _Life:
         self._uvicorn.should_exit = True
         await serving
         status = 1 if dying.done() else 0
-        for task in (stopping, dying):
+        for task in filter(None, (stopping, dying, shadowing)):
             task.cancel()
         return status
 

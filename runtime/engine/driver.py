@@ -43,7 +43,7 @@ class Driver:
         stall_timeout: float | None,
     ) -> None:
         self.slots, self.max_waiting, self.clock, self.stall_timeout = slots, max_waiting, clock, stall_timeout
-        self.closed = False
+        self.closed = self.draining = False
         self.free, self.active = list(range(slots)), list[Handle]()
         self.waiting, self.overflow = deque[Handle](), deque[Handle]()
         self._promised = dict[int, Sequence]()  # by identity: what windows will submit
@@ -177,8 +177,18 @@ class Driver:
         handle.end(reason, self._now(), cut)
         self._woken.append(handle)
 
+    def _make_way(self) -> None:
+        """Cancel background requests where there is anything else to do."""
+        handles = (*self.active, *self.waiting, *self.overflow)
+        background = [handle for handle in handles if handle.sequence.params.background]
+        others = len(background) < len(handles) or not all(s.params.background for s in self._promised.values())
+        if others or self.draining or self._exclusive:
+            for handle in background:
+                handle.cancelled = True
+
     def _sweep(self) -> None:
         """End what waits and was cancelled, or is past its deadline."""
+        self._make_way()
         now = self.clock()
         for queue in (self.waiting, self.overflow):
             for handle in [h for h in queue if h.cancelled or now >= h.sequence.deadline]:

@@ -19,7 +19,7 @@ from specbuild.runtime.sampling.parameters import SamplingParams
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
 _APART = frozenset({"seed"})  # a sample's own, which the receipt has beside the parameters
-_SAME_TEXT = frozenset({"n", "logprobs", "deadline", "priority", "session", "cache_salt", "speculation"})
+_SAME_TEXT = frozenset({"n", "logprobs", "deadline", "priority", "background", "session", "cache_salt", "speculation"})
 _UNWRITTEN = frozenset({"constraint"})  # which is a program
 
 

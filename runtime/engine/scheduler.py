@@ -39,7 +39,6 @@ class Scheduler(Driver):
         stall_timeout: float | None = None,
     ) -> None:
         super().__init__(loop, slots, max_waiting, clock, observer, stall_timeout)
-        self.draining = False
         self._home = Home()
         keep_in_children(loop)
         # A daemon thread must not die inside a model; the registry must not keep what nobody else has.
@@ -77,6 +76,7 @@ class Scheduler(Driver):
                 )
             self._worker = self._worker or Worker(self, self.stall_timeout and look(self.stall_timeout))
             insort(self.overflow, handle, key=by_priority)
+            self._sweep()
             self._admit()
             self._notify()
         return handle

@@ -85,7 +85,7 @@ class RequestMetrics:
 
     `submitted`: its caller handed it over. `started`: it got its slot. `first_token`: the first token could be read.
     `finished`: it had its result. Each is None where it never came to that, and means something in this process alone,
-    so JSON has the times between them instead.
+    so JSON has the times between them instead. `background`: as it was asked for.
     """
 
     num_prompt_tokens: int
@@ -97,6 +97,7 @@ class RequestMetrics:
     started: float | None = None
     first_token: float | None = None
     finished: float | None = None
+    background: bool = False
     speculative_decoding: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property

@@ -83,7 +83,9 @@ class Validator:
                 detokenizer=Detokenizer(
                     self._tokenizer, tokens, params.stop, params.min_tokens, params.skip_special_tokens
                 ),
-                metrics=RequestMetrics(len(tokens), seed, self._named(params.speculation, tree)),
+                metrics=RequestMetrics(
+                    len(tokens), seed, self._named(params.speculation, tree), background=params.background
+                ),
                 limit=min(len(tokens) + params.max_new_tokens, self.max_model_len),
                 sample=sample,
                 policy=self._policy_of(params),

@@ -41,9 +41,10 @@ class SamplingParams:
     most 256 characters; requests of one session share what "auto" learns of their drafts in a tuned bundle. min_tokens:
     so many tokens come before any that ends the text, and before a stop string counts. skip_special_tokens: the text
     leaves special tokens out. priority: of what waits for a slot, lower goes first; among equals, who came first.
-    cache_salt: at most 256 characters; requests of one salt share cached prompts with no others. constraint: what the
-    texts may be; a token that it does not allow has no score, before the cut-offs. max_tokens: another name for
-    max_new_tokens.
+    background: it runs while the engine has nothing else to do, and ends as "cancelled", with the tokens so far, when
+    it has. cache_salt: at most 256 characters; requests of one salt share cached prompts with no others. constraint:
+    what the texts may be; a token that it does not allow has no score, before the cut-offs. max_tokens: another name
+    for max_new_tokens.
     """
 
     max_new_tokens: int = _Default(128)
@@ -67,6 +68,7 @@ class SamplingParams:
     deadline: float | None = None
     session: str | None = None
     priority: int = 0
+    background: bool = False
     cache_salt: str | None = None
     constraint: Constraint | None = None
     max_tokens: InitVar[int | None] = None
@@ -98,7 +100,7 @@ class SamplingParams:
         )
         if 0 < self.temperature < 0.01:
             raise OptionError(f"temperature {self.temperature} is too small to divide by: use 0 for greedy, or ≥ 0.01")
-        for name in ("ignore_eos", "skip_special_tokens"):
+        for name in ("ignore_eos", "skip_special_tokens", "background"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be true or false, not {shown(getattr(self, name))}")
         if self.min_tokens > self.max_new_tokens:

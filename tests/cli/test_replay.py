@@ -76,6 +76,24 @@ def test_a_response_has_one_for_each_choice(
     assert "choice 0 of the response has no receipt" in specbuild("replay", bundle, response, "-p", TEXT).refusal()
 
 
+def test_what_a_shadow_oracle_kept_may_have_the_prompt(
+    specbuild: Specbuild, bundle: Path, receipt: dict[str, Any], written: Any
+) -> None:
+    with Engine.load(bundle) as engine:
+        prompt = engine.tokenizer.encode(TEXT)
+    kept = {"receipt": receipt, "plain_token_ids": [1], "position": 0}
+    outcome = specbuild("replay", bundle, written(kept | {"prompt_token_ids": prompt}))
+    assert (outcome.status, outcome.out[:7]) == (0, "proven:")
+    assert specbuild("replay", bundle, written(kept), "-p", TEXT).status == 0
+    for body, given, words in (
+        (kept, (), "give the prompt by one of"),
+        (kept | {"prompt_token_ids": prompt}, ("-p", TEXT), "has the prompt: give no other"),
+        (kept | {"prompt_token_ids": ["x"]}, (), "token ids"),
+        ({"plain_token_ids": [1]}, ("-p", TEXT), "this is no receipt"),
+    ):
+        assert words in specbuild("replay", bundle, written(body), *given).refusal()
+
+
 def test_what_was_cut_off_is_proven_as_far_as_it_came(specbuild: Specbuild, bundle: Path, written: Any) -> None:
     outcome = specbuild("replay", bundle, written(receipt_of(bundle, TEXT, deadline=1e-9)), "-p", TEXT)
     assert (outcome.status, outcome.out.split(": ")[0]) == (0, "proven")

@@ -18,6 +18,7 @@ from specbuild.serve.app import make_app
 from specbuild.serve.metrics import Metrics
 from specbuild.serve.models import Models, ServedModel
 from specbuild.serve.options import ServeOptions
+from specbuild.serve.oracle import Oracle
 from specbuild.serve.parameters import defaults_of
 
 
@@ -43,7 +44,9 @@ def make_client(engine: Engine, bundle: Path, log: Log) -> Iterator[Callable[...
             model = ServedModel(
                 ("pycode", "alias"), bundle, AsyncEngine(engine), defaults_of(Bundle.open(bundle)), admission
             )
-            service = Service(Models([model]), options, Metrics({"pycode": engine}, options.metrics_prefix))
+            models, metrics = Models([model]), Metrics({"pycode": engine}, options.metrics_prefix)
+            oracle = Oracle(models, options, metrics, log) if options.shadow else None  # type: ignore[arg-type]
+            service = Service(models, options, metrics, oracle=oracle)
             client = TestClient(make_app(service, log), raise_server_exceptions=False)
             client.service = service  # type: ignore[attr-defined]
             stack.callback(service.pool.shutdown)

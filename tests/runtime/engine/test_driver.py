@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine_checks import LONG, SHORT
+from engine_checks import LONG, SHORT, at_rest, expected
 
 from specbuild.runtime.engine.driver import look
 
@@ -50,3 +54,76 @@ def test_a_watchdog_tells_once_for_each_time(hash_engine: Any, clock: Any, logge
     assert "no round has ended for 61 s (stall_timeout is 60): the worker is in " in logged()[0].getMessage()
     engine.gate.open()
     assert handle.result(60).finish_reason == "length"
+
+
+BACKGROUND = replace(LONG, background=True)
+
+
+def test_background_ends_before_the_next_round_when_somebody_comes(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=2, gated=True)
+    behind = engine.submit("ab", BACKGROUND)
+    engine.gate.halted()
+    engine.gate.step()  # alone it decodes, round after round
+    engine.gate.step()
+    before = engine.submit("cd", SHORT)
+    engine.gate.step()
+    assert behind.done, "one round was under way, and no other began"
+    assert [handle.sequence.tokens[:2] for handle in engine.scheduler.active] == [[2, 3]]
+    engine.gate.open()
+    result = behind.result()
+    assert (result.finish_reason, result.metrics.background) == ("cancelled", True)
+    assert result.token_ids == expected(hash_engine, "ab")[: len(result.token_ids)] != []
+    assert before.result().token_ids == expected(hash_engine, "cd", SHORT)
+    assert not before.result().metrics.background
+    at_rest(engine)
+
+
+def test_background_alone_is_decoded_to_its_end(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=2)
+    results = engine.generate(["ab", "cd", "ef"], BACKGROUND)
+    assert [result.token_ids for result in results] == [expected(hash_engine, each) for each in ("ab", "cd", "ef")]
+
+
+def test_background_never_starts_where_others_run_wait_or_are_promised(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=2, gated=True)
+    running = engine.submit("ab", SHORT)
+    engine.gate.halted()
+    behind = engine.submit("cd", BACKGROUND)
+    engine.gate.step()
+    assert (behind.done, behind.result(0).token_ids) == (True, [])
+    assert behind.result(0).metrics.started is None
+    engine.gate.open()
+    assert running.result().finish_reason == "length"
+    ((promised,), _) = engine.requests("ef", SHORT, "raise")
+    engine.scheduler.promise([promised])
+    assert engine.submit("gh", BACKGROUND).result(60).finish_reason == "cancelled"
+    engine.scheduler.withdraw([promised])
+    assert engine.submit("gh", BACKGROUND).result(60).finish_reason == "length"
+    at_rest(engine)
+
+
+def test_background_holds_up_no_full_queue(hash_engine: Any) -> None:
+    engine = hash_engine(batch_size=1, max_waiting=1, gated=True)
+    behind = [engine.submit("ab", BACKGROUND)]
+    engine.gate.halted()
+    behind.append(engine.submit("cd", BACKGROUND))  # the queue is full
+    ((sequence,), _) = engine.requests("ef", SHORT, "raise")
+    before = engine.scheduler.submit(sequence)
+    engine.gate.open()
+    assert before.result(60).finish_reason == "length"
+    assert [handle.result(60).finish_reason for handle in behind] == ["cancelled"] * 2
+
+
+@pytest.mark.parametrize("wait", [at_rest, lambda engine: engine.drain()])
+def test_background_holds_up_no_exclusive_section_and_no_drain(hash_engine: Any, wait: Callable[[Any], object]) -> None:
+    engine = hash_engine(gated=True)
+    behind = engine.submit("ab", BACKGROUND)
+    engine.gate.halted()
+    waiting = threading.Thread(target=wait, args=(engine,))
+    waiting.start()
+    while not (engine.scheduler.draining or engine.scheduler._exclusive):
+        time.sleep(1e-3)
+    engine.gate.open()
+    assert behind.result(60).finish_reason == "cancelled"
+    waiting.join(60)
+    assert not waiting.is_alive()

@@ -65,6 +65,7 @@ def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
         "session": "a user's",
         "cache_salt": "a tenant's",
         "priority": -1,
+        "background": True,
         "min_tokens": 1,
         "skip_special_tokens": False,
     }

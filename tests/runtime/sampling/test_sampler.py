@@ -51,6 +51,7 @@ BAD: dict[str, list[object]] = {
     "priority": [1.0, True, "1", None, NAN, 2**31, -(2**31) - 1],
     "min_tokens": [-1, 1.0, True, "1", None, NAN, 129],  # 129: more than max_new_tokens
     "skip_special_tokens": [1, 0, "true", None],
+    "background": [1, 0, "true", None],
     "speculation": ["", "on", "chain", "chain:0", "topk:2", "best:-1", None, 5, True, ["auto"]],
 }
 
@@ -78,6 +79,7 @@ GOOD: dict[str, list[object]] = {
     "priority": [0, -(2**31), 2**31 - 1],
     "min_tokens": [0, 1, 128],
     "skip_special_tokens": [True, False],
+    "background": [True, False],
     "speculation": ["auto", "off", "chain:4", "topk:2,3", "best:16"],
 }
 

@@ -1,0 +1,161 @@
+"""The shadow oracle: texts that were speculated on are decoded again without speculation, and must be the same.
+
+A share of the texts that have ended waits until its engine has nothing else to do. Then each is decoded plainly from
+its seed, as a background request that shares no cached prompt, so that no row which speculation has left is read. One
+text that differs is proof of a defect: speculation, as it is built here, changes no token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+from collections import deque
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from specbuild.runtime import Engine, Result, SamplingParams
+from specbuild.runtime.bundle.atomic_output import write
+from specbuild.runtime.errors import EngineClosedError, SpecbuildError
+
+from .generation import Generation
+from .logs import RequestLog, error_of
+from .models import Models, ServedModel
+from .options import ServeOptions
+
+WAITING = 64  # shadows of a model: what comes beyond is dropped and counted
+TRIES = 16  # of a shadow that others interrupt
+KEPT = 100  # files of texts that differ
+_LOOK = 0.02  # seconds between two looks whether an engine has nothing else to do
+Outcome = Literal["equal", "different", "unfinished", "dropped", "failed"]
+
+
+class Counts(Protocol):
+    """What is told of shadows; see `Metrics.shadowed`."""
+
+    def shadowed(self, model: str, outcome: str) -> None:
+        """A shadow is settled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A text that is decoded again. `params`: of its own sample, as it was decoded."""
+
+    prompt: list[int]
+    params: SamplingParams
+    result: Result
+
+    def again(self) -> SamplingParams:
+        """The parameters of its plain twin."""
+        salt = secrets.token_hex(16)
+        return replace(
+            self.params, speculation="off", background=True, deadline=None, session=None, logprobs=None, cache_salt=salt
+        )
+
+    def differs_at(self, found: Result) -> int | None:
+        """The first token that differs; None where all that were decoded are the text's."""
+        tokens, others = self.result.token_ids, found.token_ids
+        for position, (one, other) in enumerate(zip(tokens, others, strict=False)):
+            if one != other:
+                return position
+        cut = found.finish_reason == "cancelled" and len(others) < len(tokens)
+        return None if cut or len(others) == len(tokens) else min(len(tokens), len(others))
+
+
+class Oracle:
+    """Keeps shadows, decodes them, and says what came of them. For the event loop's thread alone.
+
+    `stopped`: models that no longer speculate, because a text differed and that was asked for.
+    """
+
+    def __init__(self, models: Models, options: ServeOptions, counts: Counts, log: RequestLog) -> None:
+        self.stopped = set[str]()
+        self._options, self._counts, self._log = options, counts, log
+        self._models = {model.name: model for model in models.all}
+        self._waiting = {name: deque[Shadow]() for name in self._models}
+        self._draw, self._kept = random.Random(), 0
+
+    def offer(self, generation: Generation) -> None:
+        """A request has ended: its texts that may have been speculated on, or a share of them, wait for their twins."""
+        name = generation.served.name
+        for choice, result in generation.results.items():
+            if result.finish_reason not in ("stop", "length") or not result.metrics:
+                continue
+            if result.metrics.speculation == "off" or self._draw.random() >= self._options.shadow:
+                continue
+            if len(self._waiting[name]) >= WAITING:
+                self._counts.shadowed(name, "dropped")
+                continue
+            params = replace(generation.params, n=1, seed=result.metrics.seed)
+            self._waiting[name].append(Shadow(generation.prompts[choice // generation.samples], params, result))
+
+    async def run(self) -> None:
+        """Decode shadows until this is cancelled or the engines close."""
+        await asyncio.gather(*(self._serve(model) for model in self._models.values()))
+
+    async def _serve(self, model: ServedModel) -> None:
+        waiting, tries = self._waiting[model.name], 0
+        while True:
+            while not waiting or model.admission.requests:
+                await asyncio.sleep(_LOOK)
+            shadow, tries = waiting[0], tries + 1
+            try:
+                outcome = await self._outcome(model, shadow, tries)
+            except EngineClosedError:
+                return
+            except Exception as error:  # of this one alone
+                self._log.event("warning", "a shadow could not be decoded", model=model.name, **error_of(error))
+                outcome = "failed"
+            if outcome:
+                self._counts.shadowed(model.name, outcome)
+                waiting.popleft()
+                tries = 0
+
+    async def _outcome(self, model: ServedModel, shadow: Shadow, tries: int) -> Outcome | None:
+        """What comes of a shadow; None: it was interrupted, and is to be tried again."""
+        (found,) = await model.engine.generate([shadow.prompt], shadow.again())
+        if found.error:
+            raise found.error
+        position = shadow.differs_at(found)
+        if position is not None:
+            self._tell(model, shadow, found, position)
+            return "different"
+        if found.finish_reason == "cancelled":
+            return "unfinished" if tries >= TRIES else None
+        return "equal"
+
+    def _tell(self, model: ServedModel, shadow: Shadow, found: Result, position: int) -> None:
+        """A text differs: log it, keep what replays it, and end speculation if that is asked for."""
+        if self._options.shadow_action == "off":
+            self.stopped.add(model.name)
+        kept = self._keep(model, shadow, found, position)
+        told = "speculation gave another text than plain decoding: report it"
+        more = {"speculation": "off"} if model.name in self.stopped else {}
+        self._log.event("error", told, model=model.name, position=position, file=kept and str(kept), **more)
+
+    def _keep(self, model: ServedModel, shadow: Shadow, found: Result, position: int) -> Path | None:
+        folder = self._options.shadow_dir
+        if folder is None or self._kept >= KEPT:
+            return None
+        now = datetime.now(timezone.utc)
+        file = folder / f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}.json"
+        record = defect(model.engine.engine, shadow, found, position, self._options.shadow_keep_prompts)
+        try:
+            write(file, (json.dumps({"time": now.isoformat(), "model": model.name, **record}) + "\n").encode())
+        except SpecbuildError as error:
+            self._log.event("error", "what differed could not be kept", model=model.name, **error_of(error))
+            return None
+        self._kept += 1
+        return file
+
+
+def defect(engine: Engine, shadow: Shadow, found: Result, position: int, keep_prompt: bool) -> dict[str, Any]:
+    """What `specbuild replay` needs to see a difference again, and both texts; the prompt's tokens only if asked."""
+    receipt = engine.receipt(shadow.prompt, shadow.params, shadow.result)
+    told = {"position": position, "speculation": shadow.params.speculation, "receipt": receipt.to_dict()}
+    told |= {"token_ids": shadow.result.token_ids, "plain_token_ids": found.token_ids}
+    return told | ({"prompt_token_ids": shadow.prompt} if keep_prompt else {})
