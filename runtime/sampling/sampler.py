@@ -144,7 +144,9 @@ class Sampler:
             return int(logits.argmax())
         best = next(self.ranked(logits, position, path), None)
         if best is None and self.matcher is not None:
-            raise ExecutionError("no token that the constraint allows has a finite score: let it allow others")
+            why = getattr(self.matcher, "reason", "")
+            told = f"no token that the constraint allows has a finite score{why and f' ({why})'}"
+            raise ExecutionError(f"{told}: let it allow others")
         return best[0] if best else int(logits.argmax())
 
     def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
