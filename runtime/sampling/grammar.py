@@ -6,13 +6,14 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from specbuild.runtime.errors import ExecutionError, OptionError, one_line
 
-from .constraint import Bitmask, Matcher, pack, words
+from .constraint import Bitmask, Foreseeing, pack, words
 from .grammar_compiler import Compiler, Vocabulary
 from .grammar_process import compiled, tokenizer_of
 from .structured import StructuredOutputs
@@ -62,12 +63,14 @@ class GrammarMatcher:
         self._emitted.append(token)
         self._masks = {path[1:]: mask for path, mask in self._masks.items() if path[:1] == (token,)}
 
-    def forced(self, path: Sequence[int], count: int) -> list[int]:
-        """At most `count` tokens that come after a path whatever the model says; at an end, which end is a guess."""
-        consumed, found = self._consume(path), list[int]()
+    def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
+        """See `Foreseeing`; where the text has to end, the first of several ends is a guess."""
+        consumed = self._consume(path)
         if consumed < len(path):
             self._back(consumed)
             return [self._ends[0]][:count]
+        found = list(guess[:count])
+        del found[self._state.try_consume_tokens(found) if found else 0 :]
         while len(found) < count and not self._state.is_stopped():
             run = self._state.compute_ff_tokens()[: count - len(found)]
             taken = self._state.try_consume_tokens(run) if run else 0
@@ -118,7 +121,7 @@ class FreeMatcher:
     """See `Matcher`."""
 
     def __init__(self, token: int, barred: set[int], inner: GrammarMatcher, vocab_size: int) -> None:
-        self._token, self._inner, self._begun = token, inner, False
+        self._token, self._barred, self._inner, self._begun = token, barred, inner, False
         self._free = ~pack((each for each in barred if each < vocab_size), vocab_size)
 
     def mask(self, path: Sequence[int]) -> Bitmask:
@@ -132,10 +135,15 @@ class FreeMatcher:
             self._inner.emit(token)
         self._begun = self._begun or token == self._token
 
-    def forced(self, path: Sequence[int], count: int) -> list[int]:
-        """See `GrammarMatcher.forced`."""
-        after = self._after(path)
-        return [] if after is None else self._inner.forced(after, count)
+    def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
+        """See `Foreseeing`."""
+        if (after := self._after(path)) is not None:
+            return self._inner.follow(after, guess, count)
+        free = list(takewhile(lambda token: token not in self._barred, guess[:count]))
+        if self._token not in free:
+            return free
+        begun = free.index(self._token) + 1
+        return free[:begun] + self._inner.follow((), free[begun:], count - begun)
 
     def _after(self, path: Sequence[int]) -> Sequence[int] | None:
         """What of a path comes after the token; None: it has not come."""
@@ -215,4 +223,4 @@ def _check_installed() -> None:
         ) from None
 
 
-_: type[Matcher] = GrammarMatcher
+_: tuple[type[Foreseeing], ...] = (GrammarMatcher, FreeMatcher)

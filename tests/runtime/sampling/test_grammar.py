@@ -47,8 +47,8 @@ def test_where_it_was_asked_before_does_not_matter(seed: int) -> None:
             for token in text:
                 fresh.emit(token)
             assert legal(fresh, path) == legal(matcher, path)
-            run = matcher.forced(path, 6)
-            assert run == fresh.forced(path, 6)
+            run = matcher.follow(path, (), 6)
+            assert run == fresh.follow(path, (), 6)
             for place, token in enumerate(run):
                 assert legal(matcher, [*path, *run[:place]]) == {token}
         text.append(rng.choice(sorted(legal(matcher))))
@@ -70,14 +70,14 @@ def test_where_it_was_asked_before_does_not_matter(seed: int) -> None:
 )
 def test_what_is_forced(regex: str, path: str, forced: str) -> None:
     matcher = grammar(regex=regex).matcher(VOCAB)
-    assert matcher.forced(ids(path), 9) == ids(forced)
-    assert matcher.forced(ids(path), 1) == ids(forced)[:1]
+    assert matcher.follow(ids(path), (), 9) == ids(forced)
+    assert matcher.follow(ids(path), (), 1) == ids(forced)[:1]
 
 
 def test_of_several_ends_all_are_legal_and_the_first_is_guessed() -> None:
     matcher = grammar((END, START), regex="ab").matcher(VOCAB)
     assert legal(matcher, ids("ab")) == {START, END}
-    assert matcher.forced((), 4) == [*ids("ab"), END]
+    assert matcher.follow((), (), 4) == [*ids("ab"), END]
 
 
 def test_an_illegal_token_is_an_error_and_changes_nothing() -> None:
@@ -106,8 +106,8 @@ def test_before_its_token_a_text_is_free_and_does_not_end() -> None:
     matcher = Free(comma, (END,), grammar(regex="ab")).matcher(VOCAB)
     assert legal(matcher) == set(range(VOCAB)) - {END}
     assert legal(matcher, ids("0 , ab")) == {END}
-    assert matcher.forced(ids("0"), 4) == []
-    assert matcher.forced(ids("0 ,"), 4) == [*ids("ab"), END]
+    assert matcher.follow(ids("0"), (), 4) == []
+    assert matcher.follow(ids("0 ,"), (), 4) == [*ids("ab"), END]
     for token in ids("1 0 ,"):
         matcher.emit(token)
     assert legal(matcher) == {*ids("ab")} | ({*ids("a")} & legal(matcher))
