@@ -22,10 +22,10 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2050,
     ("face", ".py"): 37,
     ("measure", ".py"): 1326,
-    ("runtime", ".py"): 5681,
+    ("runtime", ".py"): 5761,
     ("runtime/backends", ".py"): 2517,
     ("runtime/decoding", ".py"): 1671,
-    ("serve", ".py"): 1864,
+    ("serve", ".py"): 2069,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

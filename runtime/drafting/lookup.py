@@ -37,7 +37,7 @@ def from_text(sequence: Sequence, batch: int, looks_up: bool = True, drafts: boo
         tree = repeats(history, shape, sure) if looks_up else None
         return tree and follow(sequence, tree, shape.nodes)
     start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
-    if matched and not sequence.sampler.follow((), history[start : start + 1].tolist(), 1):
+    if matched and sequence.sampler.follow((), [int(history[start])], 1) != [history[start]]:
         matched = 0
     policy.guess = int(history[start]) if matched else -1
     option = policy.choose(batch, matched, room := sequence.limit - len(history) - 1)

@@ -64,7 +64,7 @@ class GrammarMatcher:
         self._masks = {path[1:]: mask for path, mask in self._masks.items() if path[:1] == (token,)}
 
     def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
-        """See `Foreseeing`; where the text has to end, the first of several ends is a guess."""
+        """See `Foreseeing`; the end, the first of several, is told alone: behind others it is drafted for nothing."""
         consumed = self._consume(path)
         if consumed < len(path):
             self._back(consumed)
@@ -79,7 +79,7 @@ class GrammarMatcher:
                 break
         stopped = self._state.is_stopped() and not self._state.is_error()
         self._back(consumed + len(found))
-        return found + [self._ends[0]] * (stopped and len(found) < count)
+        return found or [self._ends[0]] * (stopped and count > 0)
 
     def _consume(self, path: Sequence[int]) -> int:
         """How many tokens of a path were consumed: all, or what came before the end; raises ExecutionError."""

@@ -16,6 +16,7 @@ from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.sampling.grammar import Free
+from specbuild.runtime.sampling.min_tokens import MinTokens
 
 EOS = frozenset({END})
 BATCH = 4
@@ -83,3 +84,48 @@ def test_the_distribution_is_the_model_s_among_what_is_legal(
         counts.append((sum(seen[text] for text in rare), max(sum(expected[text] for text in rare) * draws, 1e-9)))
     assert len(counts) > 5
     assert sum((got - wanted) ** 2 / wanted for got, wanted in counts) < critical(len(counts) - 1)
+
+
+def test_a_text_whose_rest_is_forced_ends_without_the_draft_model(
+    hash_model: Any, hash_executor: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every drafted token comes true, and the model is asked for none."""
+    monkeypatch.setattr(ModelDrafter, "propose", lambda *_: 1 / 0)
+    loop = loop_of(hash_model, hash_executor, 1, "both")
+    constraint = grammar(regex="abcd01,abcd01,")
+    (done,) = run(loop, [request_of([1, 2], SamplingParams(20, speculation="chain:5", constraint=constraint))])
+    assert (done.error, done.finish_reason, done.output[-1]) == (None, "stop", END)
+    told = done.metrics.speculative_decoding
+    assert told.num_accepted_draft_tokens == told.num_draft_tokens
+    assert loop.stats.rounds <= 3 + len(done.output) // 6
+
+
+@pytest.mark.parametrize("drafter", ["model", "ahead"])
+def test_a_model_s_chain_goes_on_with_what_has_to_come(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, drafter: str
+) -> None:
+    """Where the draft guesses the free token, the forced ones behind it come with it, in the draft's last level."""
+    loop, constraint = loop_of(hash_model, hash_executor, 2, drafter), grammar(regex="((a|b|c|d)01,10,)*")
+    params = SamplingParams(40, speculation="chain:6", constraint=constraint)
+    (done,) = run(loop, [request_of([1, 2], params)])
+    assert done.error is None
+    assert done.output == plain(hash_model(2), [1, 2], params, EOS)
+    assert loop.stats.rounds < len(done.output) / 3
+
+
+def test_stop_strings_lengths_and_samples_hold_beside_a_grammar(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any
+) -> None:
+    """A least length too, and a text that is cut off in its middle says so."""
+    loop = loop_of(hash_model, hash_executor, 1, "both")
+    made = grammar(regex="(ab|cd){3,9}")
+    cut = SamplingParams(2, speculation="best:8", constraint=made)
+    stopped = SamplingParams(20, speculation="best:8", constraint=made, stop_token_ids=(8,), seed=3, temperature=1)
+    long = SamplingParams(9, speculation="best:8", constraint=MinTokens(6, (END,), made), min_tokens=6)
+    wanted = [request_of([1, 2, index], params) for index, params in enumerate((cut, stopped, long))]
+    first, second, third = run(loop, wanted)
+    assert (first.finish_reason, len(first.output)) == ("length", 2)
+    assert second.finish_reason == "stop"
+    assert END not in third.output[:6]
+    for s in (first, third):
+        assert s.output == plain(hash_model(1), s.tokens[: -len(s.output)], s.params, EOS)

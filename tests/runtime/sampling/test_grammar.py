@@ -16,6 +16,7 @@ from specbuild.runtime.errors import ExecutionError, OptionError
 from specbuild.runtime.sampling.constraint import Constraint, unpack
 from specbuild.runtime.sampling.grammar import Free, Grammar, Grammars
 from specbuild.runtime.sampling.grammar_process import grammar_of
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 from specbuild.runtime.sampling.structured import StructuredOutputs
 
 FORKED = "ab(c|d0+|a)1?"
@@ -59,11 +60,11 @@ def test_where_it_was_asked_before_does_not_matter(seed: int) -> None:
 @pytest.mark.parametrize(
     ("regex", "path", "forced"),
     [
-        ("abcd", "", "ab cd </s>"),
-        ("abcd", "ab", "cd </s>"),
+        ("abcd", "", "ab cd"),
+        ("abcd", "ab", "cd"),
         ("abcd", "ab cd", "</s>"),
         ("abcd", "ab cd </s>", "</s>"),
-        ("(a|0)cd1", "0", "cd 1 </s>"),
+        ("(a|0)cd1", "0", "cd 1"),
         ("0+", "0", ""),
         ("(a|0)cd1*", "0", "cd"),
     ],
@@ -77,7 +78,8 @@ def test_what_is_forced(regex: str, path: str, forced: str) -> None:
 def test_of_several_ends_all_are_legal_and_the_first_is_guessed() -> None:
     matcher = grammar((END, START), regex="ab").matcher(VOCAB)
     assert legal(matcher, ids("ab")) == {START, END}
-    assert matcher.follow((), (), 4) == [*ids("ab"), END]
+    assert matcher.follow((), (), 4) == ids("ab")
+    assert matcher.follow(ids("ab"), (), 4) == [END]
 
 
 def test_an_illegal_token_is_an_error_and_changes_nothing() -> None:
@@ -107,7 +109,7 @@ def test_before_its_token_a_text_is_free_and_does_not_end() -> None:
     assert legal(matcher) == set(range(VOCAB)) - {END}
     assert legal(matcher, ids("0 , ab")) == {END}
     assert matcher.follow(ids("0"), (), 4) == []
-    assert matcher.follow(ids("0 ,"), (), 4) == [*ids("ab"), END]
+    assert matcher.follow(ids("0 ,"), (), 4) == ids("ab")
     for token in ids("1 0 ,"):
         matcher.emit(token)
     assert legal(matcher) == {*ids("ab")} | ({*ids("a")} & legal(matcher))
@@ -185,3 +187,38 @@ def test_past_the_model_s_vocabulary_nothing_is_asked() -> None:
     matcher = grammar(regex="[a-d]+").matcher(9)
     assert matcher.mask(()).shape == (1,)
     assert np.flatnonzero(unpack(matcher.mask(()), 9)).tolist() == ids("a b c d ab cd")
+
+
+def test_a_guess_is_followed_as_far_as_it_is_legal() -> None:
+    matcher = grammar(regex="(a|b)cd(0|1),ab").matcher(VOCAB)
+    assert matcher.follow((), ids("a cd 0 0"), 9) == ids("a cd 0 , ab")
+    assert matcher.follow((), ids("a cd 0"), 2) == ids("a cd")
+    assert matcher.follow(ids("b cd"), ids("cd"), 9) == []
+    assert legal(matcher) == {*ids("a b")}
+    free = Free(6, (END,), grammar(regex="ab")).matcher(VOCAB)
+    assert free.follow((), ids("0 0 , 1"), 9) == ids("0 0 , ab")
+    assert free.follow((), [*ids("0"), END, *ids(",")], 9) == ids("0")
+
+
+def test_a_sampler_chooses_what_is_forced_whatever_the_logits() -> None:
+    """But a logit that is no number stays an error; and what is drafted is legal."""
+    params = SamplingParams(temperature=1.0, seed=1, constraint=grammar(regex="ab(c|d)"))
+    sampler, row = Sampler(params, 1, [1], VOCAB), np.zeros(VOCAB, dtype=np.float32)
+    row[ids("ab")] = -80
+    assert sampler.choose(row, 1, ids("ab c")) == END
+    row[END] = -np.inf
+    with pytest.raises(ExecutionError, match="no token that the constraint allows"):
+        sampler.choose(row, 1, ids("ab c"))
+    assert sampler.foresees
+    assert {token for token, _ in sampler.drafted(row, 2, ids("ab"), 4)} == {*ids("c d")}
+    assert sampler.follow((), ids("1"), 4) == sampler.follow((), (), 4)
+
+
+def test_a_branch_that_comes_to_nothing_harms_no_other() -> None:
+    """Nothing in the vocabulary writes what has to come after 1: llguidance's matcher would stay in its error."""
+    matcher = grammar(choice=["1\n", "0,"]).matcher(VOCAB)
+    assert legal(matcher, ids("1")) == set()
+    assert matcher.reason
+    assert legal(matcher, ids("0")) == {*ids(",")}
+    matcher.emit(ids("0")[0])
+    assert matcher.follow((), (), 3) == ids(",")
