@@ -144,6 +144,11 @@ class Sampler:
             self._raised = error
             return []
 
+    def release(self) -> None:
+        """The text has ended: let go of the constraint's matcher and of the noise."""
+        self.matcher = None
+        self._noise.clear()
+
     def check(self) -> None:
         """Raise what the constraint raised while somebody drafted."""
         if self._raised:
