@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from specbuild.runtime import Engine, Limits, Result, SamplingParams, SpeculationStats
+from specbuild.runtime import Engine, Limits, Result, SamplingParams, SpeculationStats, StructuredOutputs
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.prompt_file import Request, read
 from specbuild.runtime.requests.validation import Errors
@@ -33,6 +33,10 @@ from .progress import tell_later_turns
 @click.option("--seed", type=int, help="Makes sampling repeatable; fresh entropy, reported, without it.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be given again.")
 @click.option("--n", "n", type=int, default=1, show_default=True, help="Samples of each prompt: seed, seed + 1, …")
+@click.option("--json-schema", metavar="FILE", help="The text is JSON of this schema.")
+@click.option("--regex", metavar="REGEX", help="The text matches this, as a whole.")
+@click.option("--grammar", metavar="FILE", help="The text is of this grammar, in Lark or GBNF.")
+@click.option("--choice", multiple=True, metavar="TEXT", help="The text is this one, or another that is given.")
 @click.option("--logprobs", type=int, help="Report log-probabilities with --json: the tokens' own, and the N best.")
 @click.option("--deadline", type=float, help="End a prompt after so many seconds, with what it has.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
@@ -86,6 +90,10 @@ def command(
     gpu_weights_percent: float | None,
     stats: bool,
     as_json: bool,
+    json_schema: str | None,
+    regex: str | None,
+    grammar: str | None,
+    choice: tuple[str, ...],
     **sampling: Any,
 ) -> None:
     """Generate text, with speculation unless told otherwise; the tokens are those of plain decoding.
@@ -103,6 +111,12 @@ def command(
         raise OptionError("--tree drafts whatever is expected of it: drop --min-expected-speedup, or --tree")
     sampling = renamed({name: value for name, value in sampling.items() if value is not None})
     limits = Limits(max_draft_tokens, min_expected_speedup, schedule or ())
+    structured = {"regex": regex, "choice": list(choice) or None, "json": _content(json_schema)}
+    structured = {
+        name: value for name, value in (structured | {"grammar": _content(grammar)}).items() if value is not None
+    }
+    if structured:
+        sampling["structured_outputs"] = StructuredOutputs.of(structured)
     sampling |= {"stop": list(sampling["stop"]), "speculation": "off" if no_speculation else tree or "auto"}
     defaults = SamplingParams(**sampling)
     requests = read(file, sampling) if file else [Request(text, defaults) for text in texts]
@@ -129,6 +143,16 @@ def command(
         click.echo(f"specbuild: prompt {number + 1}: {error}", err=True)
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def _content(name: str | None) -> str | None:
+    """The text of a file; raises OptionError."""
+    if name is None:
+        return None
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{name} cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _print(engine: Engine, requests: list[Request], errors: Errors, as_json: bool) -> dict[tuple[int, int], Result]:

@@ -30,6 +30,7 @@ _DEFINED = {
     "sampling.constraint": ("Constraint", "Matcher"),
     "sampling.logprobs": ("TokenLogprobs",),
     "sampling.parameters": ("SamplingParams",),
+    "sampling.structured": ("StructuredOutputs",),
     "speculation.draft_limits": ("Limits",),
     "speculation.tree": ("TreeSpec",),
 }

@@ -22,5 +22,6 @@ from .sampling.constraint import Constraint as Constraint
 from .sampling.constraint import Matcher as Matcher
 from .sampling.logprobs import TokenLogprobs as TokenLogprobs
 from .sampling.parameters import SamplingParams as SamplingParams
+from .sampling.structured import StructuredOutputs as StructuredOutputs
 from .speculation.draft_limits import Limits as Limits
 from .speculation.tree import TreeSpec as TreeSpec

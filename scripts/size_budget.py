@@ -19,13 +19,13 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 5096,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1394,
-    ("cli", ".py"): 2061,
-    ("face", ".py"): 36,
+    ("cli", ".py"): 2082,
+    ("face", ".py"): 37,
     ("measure", ".py"): 1327,
-    ("runtime", ".py"): 5161,
+    ("runtime", ".py"): 5777,
     ("runtime/backends", ".py"): 2518,
     ("runtime/decoding", ".py"): 1671,
-    ("serve", ".py"): 2016,
+    ("serve", ".py"): 2221,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

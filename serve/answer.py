@@ -27,6 +27,7 @@ from .parameters import Caller
 from .traces import Trace, Traces
 
 _TOKENIZING = 2  # threads
+_COMPILING = 8  # threads, of which one compiles, while others take what was compiled before
 _GONE = (ClientGoneError, asyncio.CancelledError, GeneratorExit)  # nobody waits for the answer any more
 Done = Callable[[BaseException | None], None]
 
@@ -41,6 +42,7 @@ class Service:
     traces: Traces = field(default_factory=Traces)
     oracle: Oracle | None = None
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
+    compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_COMPILING, "specbuild-compile"))
 
     def drain(self) -> None:
         """Take nothing new; readiness is false from now on."""
@@ -66,7 +68,9 @@ async def answer(service: Service, request: Request, body: Sampling, kind: type[
     tenant, stopped = None if options.share_prefix_cache else state.tenant, service.oracle and service.oracle.stopped
     caller = Caller(tenant, options.request_timeout, served.name not in (stopped or ()))
     waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
-    generation = Generation(served, body, caller, count, None if waits else service.pool, service.metrics)
+    generation = Generation(
+        served, body, caller, count, None if waits else service.pool, service.metrics, service.compiling
+    )
     form = kind(generation, f"{kind.prefix}-{state.request_id}", options.spec_metrics, options.return_token_ids)
     trace = service.traces.begin(kind.operation, served.name, request.headers, body)
     done = partial(_done, service, state.told, form, trace)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from specbuild.runtime import Chat, Chunk, Engine
 
-from . import logprobs
+from . import logprobs, tools
 from .fields import ChatRequest, Message, TextPart
 from .formats import Format
+from .generation import Generation
 
 
 def chat_of(
@@ -38,22 +40,58 @@ class ChatFormat(Format):
     whole, part = "chat.completion", "chat.completion.chunk"
     prefix, operation, begins = "chatcmpl", "chat", True
 
+    def __init__(self, generation: Generation, *given: Any) -> None:
+        super().__init__(generation, *given)
+        self._called = set[int]()  # choices that call tools
+        self._texts, self._sent = dict[int, str](), dict[int, int]()  # of a stream: all, and how much was sent
+
     def tokenize(self, engine: Engine) -> list[list[int]]:
         """See `Format.tokenize`."""
         body = self.generation.body
         assert isinstance(body, ChatRequest)
-        return [engine.encode(chat_of(body.messages, body.chat_template_kwargs, body.add_generation_prompt))]
+        chat = chat_of(body.messages, body.chat_template_kwargs, body.add_generation_prompt)
+        return [engine.encode(replace(chat, tools=tools.described(body)))]
 
     def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
         """See `Format.choice`."""
-        return {"message": {"role": "assistant", "content": chunk.text}, "logprobs": self._logprobs(chunk)}
+        content, calls = tools.calls(chunk.text, self._body)
+        message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+        if calls:
+            message["tool_calls"] = calls
+            self._called.add(number)
+        return {"message": message, "logprobs": self._logprobs(chunk)}
 
     def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
         """See `Format.delta`."""
         said: dict[str, Any] = {"role": "assistant"} if first else {}
-        if first or chunk.text:
-            said["content"] = chunk.text
+        text = self._content(number, chunk, said) if self._body.tools else chunk.text
+        if first or text:
+            said["content"] = text
         return {"delta": said, "logprobs": self._logprobs(chunk)}
+
+    def _content(self, number: int, chunk: Chunk, said: dict[str, Any]) -> str:
+        """What of the text is to be sent now; at its end the calls that it makes are said."""
+        self._texts[number] = whole = self._texts.get(number, "") + chunk.text
+        sent, content = self._sent.get(number, 0), tools.shown(whole, self._body, ended=False)
+        if chunk.result:
+            content, calls = tools.calls(whole, self._body)
+            if calls:
+                said["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
+                self._called.add(number)
+        self._sent[number] = max(len(content), sent)
+        return content[sent:]
+
+    def _end(self, number: int, chunk: Chunk) -> dict[str, Any]:
+        told = super()._end(number, chunk)
+        if number in self._called and told["finish_reason"] == "stop":
+            told["finish_reason"] = "tool_calls"
+        return told
+
+    @property
+    def _body(self) -> ChatRequest:
+        body = self.generation.body
+        assert isinstance(body, ChatRequest)
+        return body
 
     def _logprobs(self, chunk: Chunk) -> Any:
         return None if chunk.logprobs is None else logprobs.chat(self.generation.engine, chunk.logprobs)

@@ -53,6 +53,38 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
+class Schema(Body):
+    """A schema with a name; `strict` or not, texts are held to it."""
+
+    name: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """A text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema | None = None
+
+
+class StructuredFields(Body):
+    """vLLM's, of which `disable_fallback` is how it is here, and `after` is ours."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    after: Label | None = None
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
 class Sampling(Body):
     """What completions and chats have in common; null is as good as absent."""
 
@@ -88,6 +120,8 @@ class Sampling(Body):
     disable_spec_decode: bool | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=4096)] | None = None
     receipt: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredFields | None = None
 
 
 class CompletionRequest(Sampling):
@@ -118,13 +152,38 @@ class Message(Body):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[TextPart] | None = None
     name: Label | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=limits.TOOLS)] | None = None
+    tool_call_id: Label | None = None
     reasoning_content: str | None = None
 
 
-class ResponseFormat(Body):
-    """Text is the only one yet."""
+class Function(Body):
+    """What a tool is; `strict`: its arguments are of the schema in any case."""
 
-    type: Literal["text"]
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    """Which one."""
+
+    name: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)]
+
+
+class NamedTool(Body):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class ChatRequest(Sampling):
@@ -136,7 +195,9 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=limits.TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeRequest(Body):

@@ -59,7 +59,7 @@ class Format(ABC):
         choices = dict[int, dict[str, Any]]()
         async for chunk in self.generation.chunks(self.tokenize):
             number = self.generation.choice(chunk)
-            choices[number] = {"index": number, **self.choice(number, chunk), **self._end(chunk)}
+            choices[number] = {"index": number, **self.choice(number, chunk), **self._end(number, chunk)}
         results = [self.generation.results[number] for number in sorted(choices)]
         body = {**self.head, "object": self.whole, "choices": [choices[number] for number in sorted(choices)]}
         return {**body, **self._summary(results)}
@@ -100,9 +100,9 @@ class Format(ABC):
         if not (chunk.text or chunk.logprobs or chunk.result or ids or (first and self.begins)):
             return None
         self._begun.add(number)
-        return {"index": number, **self.delta(number, chunk, first), **self._end(chunk)}
+        return {"index": number, **self.delta(number, chunk, first), **self._end(number, chunk)}
 
-    def _end(self, chunk: Chunk) -> dict[str, Any]:
+    def _end(self, number: int, chunk: Chunk) -> dict[str, Any]:
         """What a sample has at its end, and its token ids."""
         generation, result = self.generation, chunk.result
         told: dict[str, Any] = {"finish_reason": None}

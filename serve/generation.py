@@ -8,12 +8,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from specbuild.runtime import Chunk, Engine, Result, SamplingParams
+from specbuild.runtime import Chunk, Constraint, Engine, Result, SamplingParams, StructuredOutputs
 
 from .errors import ApiError, api_error
 from .fields import Sampling
@@ -42,6 +43,7 @@ class Generation:
     count: int  # prompts
     pool: ThreadPoolExecutor | None  # where it is tokenized; None: where it may wait for long
     observer: Observes | None = None
+    compiling: ThreadPoolExecutor | None = None  # where structured outputs are compiled; None: somewhere
     prompts: list[list[int]] = field(default_factory=list)
     params: SamplingParams = field(default_factory=SamplingParams)
     results: dict[int, Result] = field(default_factory=dict)  # by choice
@@ -70,6 +72,7 @@ class Generation:
             ticket.read(sum(map(len, self.prompts)))
             room = self.engine.max_model_len - max(map(len, self.prompts))
             self.params = sampling(self.body, self.served.defaults, max(room, 1), self.caller)
+            held = await self._compiled()
             last = dict[int, float]()
             async with aclosing(self._run()) as chunks:
                 async for chunk in chunks:
@@ -83,6 +86,15 @@ class Generation:
                         if before is not None:
                             self.observer.chunk(self.served.name, now - before, len(chunk.token_ids))
                     yield chunk
+            del held
+
+    async def _compiled(self) -> Constraint | None:
+        """What the texts are held to, compiled where it keeps nobody else waiting, as long as it is kept."""
+        outputs = self.params.structured_outputs
+        if outputs is None:
+            return None
+        compiling = partial(self.engine.constraint, StructuredOutputs.of(outputs))
+        return await asyncio.get_running_loop().run_in_executor(self.compiling, compiling)
 
     async def _run(self) -> AsyncGenerator[Chunk, None]:
         if self.body.stream:

@@ -14,3 +14,4 @@ LABEL_CHARACTERS = 256  # of a model's name, `user`, `session`, `cache_salt`
 REQUEST_ID_CHARACTERS = 128
 ECHOED_LOGITS = 1 << 28  # bytes: prompt tokens times vocabulary times 4, where `echo` and `logprobs` are both asked
 TOKENS = 1 << 20  # ids of a prompt or of /detokenize, before they are held against the model
+TOOLS = 128  # of a chat, and calls in a message

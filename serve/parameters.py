@@ -14,6 +14,7 @@ from specbuild.runtime.errors import BundleError, OptionError
 
 from .errors import ApiError
 from .fields import ChatRequest, CompletionRequest, Sampling
+from .structured import structured
 
 COMPLETION_TOKENS = 16  # OpenAI's default
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -64,6 +65,7 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
         logprobs=_logprobs(body),
         deadline=min(deadlines, default=None),
         speculation=_speculation(body) if caller.speculates else "off",
+        structured_outputs=structured(body),
         cache_salt=_salt(caller.tenant, body.cache_salt),
     )
 

@@ -61,7 +61,7 @@ class Choice(TypedDict):
     """What every sample has. `stop_reason`: vLLM's, or "deadline" where time ran out."""
 
     index: int
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
     stop_reason: NotRequired[str | int | None]
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
@@ -80,7 +80,8 @@ class ChatMessage(TypedDict):
     """What the model says."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    tool_calls: NotRequired[list[dict[str, Any]]]
 
 
 class ChatChoice(Choice):

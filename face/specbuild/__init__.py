@@ -5,8 +5,9 @@
     with Engine.load("pycode.bundle") as engine:
         print(engine.generate("def main(", SamplingParams(max_new_tokens=64))[0].text)
 
-The names are Engine, AsyncEngine, SamplingParams, Chat, Limits, __version__ and the errors. Each is imported when it is
-first used, so that `import specbuild` costs next to nothing. `specbuild.runtime` has the types around them.
+The names are Engine, AsyncEngine, SamplingParams, StructuredOutputs, Chat, Limits, __version__ and the errors. Each is
+imported when it is first used, so that `import specbuild` costs next to nothing. `specbuild.runtime` has the types
+around them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from specbuild.runtime import Engine as Engine
     from specbuild.runtime import Limits as Limits
     from specbuild.runtime import SamplingParams as SamplingParams
+    from specbuild.runtime import StructuredOutputs as StructuredOutputs
     from specbuild.runtime.errors import BundleError as BundleError
     from specbuild.runtime.errors import CheckpointError as CheckpointError
     from specbuild.runtime.errors import EngineClosedError as EngineClosedError
@@ -38,7 +40,7 @@ _ERRORS = (
     *("BundleError", "CheckpointError", "EngineClosedError", "ExecutionError", "InputError", "OptionError"),
     *("OutputError", "PromptError", "QueueFullError", "SpecbuildError"),
 )
-_LAZY = ("AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams", "__version__", *_ERRORS)
+_LAZY = ("AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams", "StructuredOutputs", "__version__", *_ERRORS)
 
 
 def __getattr__(name: str) -> Any:

@@ -28,16 +28,44 @@ def from_text(sequence: Sequence, batch: int, looks_up: bool = True, drafts: boo
     history, shape, policy = sequence.history, sequence.shape, sequence.policy
     if not shape:
         return Tree([sequence.tokens[-1]])
+    if sequence.sampler.foresees and (tree := forced(sequence, shape, batch)):
+        return tree
     if not policy:
         if not drafts:
-            return lookup(history, shape)
-        return repeats(history, shape, SURE if sequence.params.temperature else SURE_GREEDY) if looks_up else None
+            return follow(sequence, lookup(history, shape), shape.nodes)
+        sure = SURE if sequence.params.temperature else SURE_GREEDY
+        tree = repeats(history, shape, sure) if looks_up else None
+        return tree and follow(sequence, tree, shape.nodes)
     start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
+    if matched and sequence.sampler.follow((), [int(history[start])], 1) != [history[start]]:
+        matched = 0
     policy.guess = int(history[start]) if matched else -1
-    option = policy.choose(batch, matched, sequence.limit - len(history) - 1)
+    option = policy.choose(batch, matched, room := sequence.limit - len(history) - 1)
     if option.kind in ("model", "probe"):
         return None
-    return Tree.chain([int(history[-1]), *continuation(history, start, option.nodes)])
+    tree = Tree.chain([int(history[-1]), *continuation(history, start, option.nodes)])
+    return follow(sequence, tree, min(room, shape.nodes, policy.room))
+
+
+def forced(sequence: Sequence, shape: TreeSpec, batch: int) -> Tree | None:
+    """What has to come, whatever a model would say, as a chain; None where that is nothing. See `from_text`."""
+    policy, room = sequence.policy, min(shape.nodes, sequence.limit - len(sequence.tokens) - 1)
+    found = sequence.sampler.follow((), (), min(room, policy.force(batch, room)) if policy else room)
+    if found and policy:
+        policy.forced(len(found))
+    return Tree.chain([sequence.tokens[-1], *found]) if found else None
+
+
+def follow(sequence: Sequence, tree: Tree, nodes: int) -> Tree:
+    """A chain without what its constraint forbids, and with what has to come after it, up to `nodes`."""
+    if not sequence.sampler.foresees or not tree.is_chain or len(tree) == 1:
+        return tree
+    drafted = tree.tokens[1:]
+    found = sequence.sampler.follow((), drafted, max(nodes, len(drafted)))
+    if sequence.policy:
+        same = next((at for at, pair in enumerate(zip(drafted, found, strict=False)) if pair[0] != pair[1]), None)
+        sequence.policy.follow(min(len(drafted), len(found)) if same is None else same, len(found))
+    return Tree.chain([tree.tokens[0], *found])
 
 
 def lookup(history: NDArray[np.int64], spec: TreeSpec) -> Tree:

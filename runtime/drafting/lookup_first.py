@@ -15,7 +15,7 @@ from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import Tree
 
 from .habits import Habits
-from .lookup import from_text
+from .lookup import follow, from_text
 from .model import ModelDrafter
 
 
@@ -45,12 +45,13 @@ class LookupDrafter:
                 if tree and sequence.policy and sequence.policy.spare:
                     self._fill(sequence, sequence.policy, tree)
         asked = [s for s, tree in zip(sequences, trees, strict=True) if not tree]
-        drafted = iter(self.model.propose(asked) if self.model and asked else ())
+        proposed = self.model.propose(asked) if self.model and asked else ()
+        drafted = (follow(s, tree, s.shape.nodes if s.shape else 0) for s, tree in zip(asked, proposed, strict=False))
         return [tree or next(drafted) for tree in trees]
 
     def _fill(self, sequence: Sequence, policy: SequencePolicy, tree: Tree) -> None:
         token = self.habits.guess(sequence.tokens, sequence.params.cache_salt, policy.guess)
-        if token is not None:
+        if token is not None and sequence.sampler.follow((), [token], 1) == [token]:
             tree.add(token, 0)
             policy.fill()
 

@@ -232,7 +232,8 @@ class ModelDrafter:
         slot = sequence.slot
         growth, guess = self._growth.pop(slot), self._guesses.get(slot)
         if guess is None:
-            self._move(slot, [growth.rows[growth.kept[node]] for node in path[1:]])
+            kept = growth.kept
+            self._move(slot, [growth.rows[kept[node]] for node in path[1:] if node < len(kept)])
             return
         before = guess.growth.before
         same = len(guess.tokens) - len(before)  # what is guessed comes after that

@@ -26,7 +26,9 @@ from specbuild.runtime.requests.result import Chunk, Result
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.tokenizer import Prompt, Tokenizer
 from specbuild.runtime.requests.validation import Errors, Params, Prompts, Validator, params_list
+from specbuild.runtime.sampling.constraint import Constraint
 from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.sampling.structured import StructuredOutputs
 from specbuild.runtime.speculation.policy import Policy
 
 from .composition import compose
@@ -157,6 +159,13 @@ class Engine:
         """The tokens of a prompt that `generate` takes; raises PromptError."""
         return self._validator.check(self._validator.encode(prompt))
 
+    def constraint(self, outputs: StructuredOutputs) -> Constraint:
+        """What a structured output is compiled into, ahead of the requests that have it; keep it until they have begun.
+
+        Takes as long as it takes, within limits, in the caller's thread; raises OptionError.
+        """
+        return self._validator.constraint(outputs)
+
     def decode(self, token_ids: Seq[int], skip_special_tokens: bool = True) -> str:
         """The text of tokens."""
         return self.tokenizer.decode(token_ids, skip_special_tokens)
@@ -251,6 +260,7 @@ class Engine:
     def close(self) -> None:
         """Cancel what is left, wait for the round under way unless it is stuck, and free the models and the caches."""
         self.scheduler.close()
+        self._validator.grammars.close()
 
     def __del__(self) -> None:
         scheduler = getattr(self, "scheduler", None)  # the making of it may have failed

@@ -140,6 +140,7 @@ class Handle:
         self.complete()
         sequence, metrics = self.sequence, self.sequence.metrics
         sequence.finish_reason = sequence.finish_reason or reason
+        sequence.sampler.release()
         tokens, text = sequence.output, self._whole or ""
         metrics.num_output_tokens, metrics.finished = len(tokens), now
         logprobs = sequence.logprobs[: len(tokens)] if sequence.params.logprobs is not None else None

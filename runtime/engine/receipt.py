@@ -15,6 +15,7 @@ from specbuild.runtime.checked_json import Text, checked
 from specbuild.runtime.errors import BundleError, OptionError, PromptError, shown
 from specbuild.runtime.requests.result import Result
 from specbuild.runtime.sampling.parameters import SamplingParams
+from specbuild.runtime.sampling.structured import StructuredOutputs
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
@@ -174,11 +175,14 @@ def sha256(value: Any) -> str:
 def _parameters(params: SamplingParams) -> dict[str, Any]:
     """The parameters that a sample's text depends on, but for its seed."""
     left_out = _APART | _SAME_TEXT | _UNWRITTEN
-    return {each.name: _plain(getattr(params, each.name)) for each in fields(params) if each.name not in left_out}
+    told = {each.name: _plain(getattr(params, each.name)) for each in fields(params) if each.name not in left_out}
+    return {name: value for name, value in told.items() if name != "structured_outputs" or value is not None}
 
 
 def _plain(value: Any) -> Any:
     """A value as JSON has it, numbers alike however they were written: 1.0 is 1."""
+    if isinstance(value, StructuredOutputs):
+        return value.to_dict()
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -158,6 +158,15 @@ class Tokenizer:
             _call(ExecutionError, what, self._tokenizer.decode, list(ids), skip_special_tokens=skip_special_tokens)
         )
 
+    def token_id(self, name: str) -> int | None:
+        """The number of the token of this name; None where there is none."""
+        found: int | None = self._tokenizer.token_to_id(name)
+        return found
+
+    def to_json(self) -> str:
+        """The tokenizer.json that it was made from, as the library writes it."""
+        return str(_call(ExecutionError, "the bundle's tokenizer cannot be written", self._tokenizer.to_str))
+
     def token_text(self, token: int) -> str:
         """One token's text, with the spaces that it begins by; U+FFFD where it is part of a character."""
         piece = self._tokenizer.id_to_token(token) or ""

@@ -9,8 +9,12 @@ from typing import Any, Literal
 
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.errors import OptionError, PromptError, SpecbuildError, shown
+from specbuild.runtime.sampling.constraint import Constraint
+from specbuild.runtime.sampling.grammar import Grammars
+from specbuild.runtime.sampling.grammar_compiler import Vocabulary
 from specbuild.runtime.sampling.min_tokens import MinTokens
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed
+from specbuild.runtime.sampling.structured import StructuredOutputs
 from specbuild.runtime.speculation.policy import Policy, SequencePolicy
 from specbuild.runtime.speculation.tree import TreeSpec
 
@@ -45,7 +49,7 @@ class Validator:
         """
         self.max_model_len = max_model_len or manifest.max_seq_len
         self._manifest, self._tokenizer, self._bound = manifest, tokenizer, bound
-        self._fits, self._policy = fits, policy
+        self._fits, self._policy, self.grammars = fits, policy, Grammars(self._vocabulary)
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
         """A sequence per sample, prompt by prompt; and the last chunks of prompts that cannot run.
@@ -70,7 +74,7 @@ class Validator:
     def samples(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> list[Sequence]:
         """The n sequences of one prompt; raises PromptError and OptionError."""
         tokens = self.check(self.encode(prompt))
-        params = self._with_min_tokens(params)
+        params = self._with_min_tokens(self._structured(params))
         tree = self._tree(params.speculation)
         first = fresh_seed() if params.seed is None else params.seed
         sequences = [
@@ -98,6 +102,25 @@ class Validator:
     def encode(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt, which may be refused before all of it is read; raises PromptError."""
         return self._tokenizer.encode(prompt, self.max_model_len)
+
+    def constraint(self, outputs: StructuredOutputs) -> Constraint:
+        """What texts are held to; it is compiled once, as long as somebody has it. Raises OptionError."""
+        return self.grammars.constraint(outputs, self._tokenizer.token_id)
+
+    def _structured(self, params: SamplingParams) -> SamplingParams:
+        """A structured output is a constraint."""
+        outputs = params.structured_outputs
+        if outputs is None:
+            return params
+        found = self.constraint(StructuredOutputs.of(outputs))
+        return replace(params, structured_outputs=None, constraint=found)
+
+    def _vocabulary(self) -> Vocabulary:
+        ends = tuple(self._manifest.eos_token_ids)
+        if not ends:
+            raise OptionError("this model has no token that ends a text, so structured_outputs would never end")
+        size = max(self._manifest.models["target"].vocab_size, self._tokenizer.vocab_size)
+        return Vocabulary(self._tokenizer.to_json(), size, ends)
 
     def _with_min_tokens(self, params: SamplingParams) -> SamplingParams:
         """A least length is a constraint."""

@@ -34,6 +34,15 @@ class Matcher(Protocol):
 
 
 @runtime_checkable
+class Foreseeing(Matcher, Protocol):
+    """A matcher that knows what has to come; what it says is drafted, so it may be wrong and no text differs."""
+
+    def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
+        """`guess`, after `path`, as far as it is legal, then what has no alternative: at most `count` tokens."""
+        ...
+
+
+@runtime_checkable
 class Constraint(Protocol):
     """What the texts of a request may be; never changed, so any number of requests may have the same."""
 
@@ -53,6 +62,14 @@ def unpack(mask: Bitmask, vocab_size: int) -> NDArray[np.bool_]:
     """Which tokens are legal, `bool[V]`."""
     bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), count=vocab_size, bitorder="little")
     return bits.view(np.bool_)
+
+
+def only(mask: Bitmask, vocab_size: int) -> int | None:
+    """The only legal token, where there is but one."""
+    places = np.flatnonzero(mask)
+    word = int(mask[places[0]]) if len(places) == 1 else 0
+    token = 32 * int(places[0]) + word.bit_length() - 1 if word and not word & (word - 1) else vocab_size
+    return token if token < vocab_size else None
 
 
 def words(vocab_size: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from .constraint import Bitmask, Constraint, Matcher, ask, words
+from .constraint import Bitmask, Constraint, Foreseeing, Matcher, ask, words
 
 
 class MinTokens:
@@ -20,7 +20,9 @@ class MinTokens:
         legal = np.full(32 * words(vocab_size), True)
         legal[[token for token in self._ends if token < vocab_size]] = False
         mask = np.packbits(legal, bitorder="little").view(np.uint32)
-        return _Matcher(self._count, mask, vocab_size, self._inner.matcher(vocab_size) if self._inner else None)
+        inner = self._inner.matcher(vocab_size) if self._inner else None
+        kind = _Foreseeing if isinstance(inner, Foreseeing) else _Matcher
+        return kind(self._count, mask, vocab_size, inner)
 
 
 class _Matcher:
@@ -39,3 +41,14 @@ class _Matcher:
         self._left -= 1
         if self._inner:
             self._inner.emit(token)
+
+
+class _Foreseeing(_Matcher):
+    def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
+        """See `Foreseeing`; what follows ends before a token that may not come yet."""
+        assert isinstance(self._inner, Foreseeing)
+        found = self._inner.follow(path, guess, count)
+        for place, token in enumerate(found[: max(self._left - len(path), 0)]):
+            if not self._mask[token // 32] >> np.uint32(token % 32) & 1:
+                return found[:place]
+        return found

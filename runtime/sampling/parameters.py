@@ -12,6 +12,7 @@ from specbuild.runtime.errors import OptionError, message_of, shown
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .constraint import Constraint
+from .structured import StructuredOutputs
 
 MAX_SAMPLES = 1024  # of one prompt
 MAX_LOGPROBS = 20  # tokens reported besides the emitted one, as in OpenAI's API
@@ -43,8 +44,8 @@ class SamplingParams:
     leaves special tokens out. priority: of what waits for a slot, lower goes first; among equals, who came first.
     background: it runs while the engine has nothing else to do, and ends as "cancelled", with the tokens so far, when
     it has. cache_salt: at most 256 characters; requests of one salt share cached prompts with no others. constraint:
-    what the texts may be; a token that it does not allow has no score, before the cut-offs. max_tokens: another name
-    for max_new_tokens.
+    what the texts may be; a token that it does not allow has no score, before the cut-offs. structured_outputs: the
+    same as data, say a JSON schema; may be given by its fields. max_tokens: another name for max_new_tokens.
     """
 
     max_new_tokens: int = _Default(128)
@@ -71,6 +72,7 @@ class SamplingParams:
     background: bool = False
     cache_salt: str | None = None
     constraint: Constraint | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     max_tokens: InitVar[int | None] = None
     OF_CHECKPOINTS: ClassVar = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # that may set defaults
 
@@ -113,6 +115,15 @@ class SamplingParams:
             self._keep(deadline=_number("deadline", self.deadline, 0, 10**9, open_low=True))
         if self.constraint is not None and not _has_matcher(self.constraint):
             raise OptionError(f"constraint must have a method matcher(vocab_size), not be {shown(self.constraint)}")
+        if self.structured_outputs is not None:
+            self._keep(structured_outputs=StructuredOutputs.of(self.structured_outputs))
+            self._check_structured()
+
+    def _check_structured(self) -> None:
+        if self.constraint is not None:
+            raise OptionError("constraint and structured_outputs are both given: give one of them")
+        if self.ignore_eos:
+            raise OptionError("ignore_eos has no text to go on with after structured_outputs: drop one of them")
 
     def _keep(self, **values: Any) -> None:
         for name, value in values.items():

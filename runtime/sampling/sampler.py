@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.errors import ExecutionError, OptionError, message_of, shown
 
-from .constraint import Constraint, Matcher, ask, unpack
+from .constraint import Constraint, Foreseeing, Matcher, ask, only, unpack
 from .cut_offs import CutOffs
 from .parameters import SamplingParams as SamplingParams
 
@@ -129,6 +129,26 @@ class Sampler:
         except BaseException as error:  # a library's panic is no Exception
             self._raised = error
 
+    @property
+    def foresees(self) -> bool:
+        """Whether the constraint says what has to come."""
+        return isinstance(self.matcher, Foreseeing)
+
+    def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
+        """See `Foreseeing`. What the constraint raises ends it; the next choice raises it again."""
+        try:
+            return self.matcher.follow(path, guess, count) if isinstance(self.matcher, Foreseeing) else list(guess)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a library's panic is no Exception
+            self._raised = error
+            return []
+
+    def release(self) -> None:
+        """The text has ended: let go of the constraint's matcher and of the noise."""
+        self.matcher = None
+        self._noise.clear()
+
     def check(self) -> None:
         """Raise what the constraint raised while somebody drafted."""
         if self._raised:
@@ -142,10 +162,19 @@ class Sampler:
         self.check()
         if self.greedy:
             return int(logits.argmax())
+        if self.matcher is not None and (token := self._forced(path)) is not None and np.isfinite(logits[token]):
+            return token
         best = next(self.ranked(logits, position, path), None)
         if best is None and self.matcher is not None:
-            raise ExecutionError("no token that the constraint allows has a finite score: let it allow others")
+            why = getattr(self.matcher, "reason", "")
+            told = f"no token that the constraint allows has a finite score{why and f' ({why})'}"
+            raise ExecutionError(f"{told}: let it allow others")
         return best[0] if best else int(logits.argmax())
+
+    def _forced(self, path: Sequence[int]) -> int | None:
+        """The only token that the constraint allows; None where it allows others, or would have to be asked again."""
+        mask = ask(self.matcher, path, self.vocab_size) if isinstance(self.matcher, Foreseeing) else None
+        return None if mask is None else only(mask, self.vocab_size)
 
     def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
         """f before the cut-offs: what the constraint allows, penalties, bias, temperature."""

@@ -29,7 +29,7 @@ STEADY = 0.97  # of what the best tree promises, for which a device goes on as b
 HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
 UNLIKELY, SHALLOW = 0.05, 2  # tokens that no continuation is made longer for; levels that are weighed in any case
 LONGEST = 24  # tokens of the text's continuation at most
-Kind = Literal["plain", "lookup", "habit", "model", "probe"]
+Kind = Literal["plain", "lookup", "habit", "model", "probe", "forced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,11 @@ class SequencePolicy:
         return self.now
 
     @property
+    def room(self) -> int:
+        """Nodes that the round may draft."""
+        return self._room
+
+    @property
     def spare(self) -> int:
         """Nodes that the round's step has room for beside what was decided."""
         return min(self.free, self._room) if self.now.kind == "plain" else 0
@@ -148,6 +153,21 @@ class SequencePolicy:
         times = self._times
         draft = times.once + levels * (times.draft.item(1) + times.level)
         return draft + times.verify.item(nodes + 1) + times.round
+
+    def force(self, batch: int, room: int) -> int:
+        """How many nodes may be drafted of what has to come."""
+        self._times = times = self.timings.at(batch, self.temperature)
+        self._room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
+        return self._room
+
+    def forced(self, nodes: int) -> None:
+        """So many nodes that have to come are drafted: it is worth it, and nothing is learnt of it."""
+        self.resume(Option("forced", nodes, 1.0 + nodes, self._times.verify.item(nodes + 1) + self._times.round))
+        self.follow(0, nodes)
+
+    def follow(self, kept: int, nodes: int) -> None:
+        """The round's chain of drafted nodes is cut after `kept`, and goes on with what has to come, up to `nodes`."""
+        self.below = [*self.below[:kept], *[0.0] * (nodes - kept + 1)]
 
     def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
         """The logarithms of children's chances, where their parent comes true, by those of their likelihoods."""
@@ -231,7 +251,8 @@ class SequencePolicy:
         So it is known of the text's continuation whether it comes true, even where it was not drafted. A node whose
         choice was left to the next round counts as one that did not come true: it was worth no token.
         """
-        accepted, chances = len(path) - 1, [min(self.below[node], 1.0) for node in path if self.below[node]]
+        chances = [min(self.below[node], 1.0) for node in path if self.below[node]]
+        accepted = min(len(path) - 1, len(chances))  # what had to come is no trial
         if self.now.kind == "lookup":
             self.lookup.record(accepted, chances)
             return

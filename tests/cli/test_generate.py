@@ -562,3 +562,51 @@ def test_a_reader_that_has_enough(bundle: Path) -> None:
     script = f"{sys.executable} -c 'from specbuild.cli import main; main()' generate '{bundle}' -p x -n 200"
     done = subprocess.run(f"{script} | head -c 5", shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["alpha", "beta"]}, "count": {"type": "integer"}},
+    "required": ["name", "count"],
+    "additionalProperties": False,
+}
+
+
+def test_texts_of_a_schema_a_regex_a_grammar_or_a_choice(specbuild: Command, bundle: Path, tmp_path: Path) -> None:
+    """By flags, and by the field of a prompt file, which goes before them."""
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text(json.dumps(SCHEMA), encoding="utf-8")
+    grammar.write_text('start: ("ab" | "cd")+ "!"', encoding="utf-8")
+    how = ["-n", 24, "--json", "--max-draft-tokens", 4]
+    requests = [
+        {"prompt": PROMPT},
+        {"prompt": PROMPT, "structured_outputs": {"regex": "[0-9]{3}"}},
+        {"prompt": PROMPT, "temperature": 1, "seed": 3, "structured_outputs": {"choice": ["no", "never"]}},
+    ]
+    first, second, third = objects(
+        specbuild("generate", bundle, "--prompts", lines(tmp_path, *requests), "--json-schema", schema, *how)
+    )
+    assert json.loads(first["text"]).keys() == {"name", "count"}
+    assert first["finish_reason"] == "stop"
+    assert " " not in first["text"]
+    assert len(second["text"]) == 3
+    assert second["text"].isdecimal()
+    assert third["text"] in ("no", "never")
+    (fourth,) = objects(specbuild("generate", bundle, "-p", PROMPT, "--grammar", grammar, *how))
+    assert set(fourth["text"].replace("ab", "").replace("cd", "")) == {"!"} or fourth["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--json-schema", "nowhere.json"], "nowhere.json cannot be read (No such file or directory)"),
+        (["--regex", "a("], "unclosed group"),
+        (["--regex", "a", "--choice", "b"], "structured_outputs has regex and choice"),
+        (["--regex", "a", "--ignore-eos"], "ignore_eos"),
+    ],
+)
+def test_what_no_text_can_be_held_to(specbuild: Command, bundle: Path, flags: list[str], told: str) -> None:
+    outcome = specbuild("generate", bundle, "-p", PROMPT, *flags)
+    assert outcome.status == 2
+    assert told in outcome.err
+    assert len(outcome.err.splitlines()) == 1

@@ -13,7 +13,7 @@ from specbuild import runtime
 from specbuild.runtime import errors
 
 ROOT = Path(__file__).resolve().parents[2]
-LAZY = ("AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams")
+LAZY = ("AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams", "StructuredOutputs")
 
 
 def python(code: str, folder: Path) -> str:

@@ -15,6 +15,7 @@ import httpx
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% for tool in tools or () %}# tool: {{ tool | tojson }}\n{% endfor %}"
     "{% if add_generation_prompt %}{{ prefix | default('def ') }}{% endif %}"
 )
 

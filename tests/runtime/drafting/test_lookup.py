@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from small_grammars import grammar, ids
 
-from specbuild.runtime.drafting.lookup import LONGEST, SURE, continuation, lookup, matches, repeats
-from specbuild.runtime.speculation.tree import TreeSpec
+from specbuild.runtime.drafting.lookup import (
+    LONGEST,
+    SURE,
+    continuation,
+    follow,
+    forced,
+    from_text,
+    lookup,
+    matches,
+    repeats,
+)
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 histories = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 specs = st.sampled_from(["chain:1", "chain:4", "chain:20", "topk:1,4", "topk:2,3", "topk:4,4", "best:1", "best:5"])
@@ -124,3 +139,51 @@ def test_repeats_wants_as_many_tokens_as_it_is_told() -> None:
     assert tree is not None
     assert tree.is_chain
     assert tree.tokens == [3, 7, 7, 1, 2]
+
+
+def asked_of(request_of: Any, regex: str, policy: Any = None, **fields: Any) -> Sequence:
+    params = SamplingParams(**{"max_new_tokens": 20, "constraint": grammar(regex=regex)} | fields)
+    made: Sequence = request_of([1, 2, 0], params)
+    made.shape, made.policy = made.tree, policy
+    return made
+
+
+@pytest.mark.parametrize(
+    ("regex", "tree", "drafted"),
+    [
+        ("abcd01", "chain:9", "ab cd 0 1"),
+        ("abcd01", "chain:3", "ab cd 0"),
+        ("abcd01", "best:2", "ab cd"),
+        ("(a|0)cd", "chain:9", ""),
+    ],
+)
+def test_what_has_to_come_is_drafted_before_anybody_is_asked(
+    request_of: Any, regex: str, tree: str, drafted: str
+) -> None:
+    made = asked_of(request_of, regex, speculation=tree)
+    found = forced(made, made.shape or TreeSpec.parse(tree), 1)
+    assert (found.tokens[1:] if found else []) == ids(drafted)
+    if drafted:
+        again = from_text(made, 1, looks_up=False)
+        assert again
+        assert again.tokens == found.tokens  # type: ignore[union-attr]
+
+
+def test_the_last_token_is_never_drafted(request_of: Any) -> None:
+    made = asked_of(request_of, "abcd01", speculation="chain:9", max_new_tokens=3)
+    found = from_text(made, 1)
+    assert found
+    assert found.tokens[1:] == ids("ab cd")
+
+
+def test_a_lookup_is_cut_where_it_is_illegal_and_goes_on_with_what_has_to_come(request_of: Any) -> None:
+    """The text went on with a, 0 after what it ends with; of that a alone is legal, and cd has to come after it."""
+    made = asked_of(request_of, "(a|b)cd1", speculation="chain:6")
+    found = follow(made, Tree.chain([9, *ids("a 0 0")]), 6)
+    assert found.tokens[1:] == ids("a cd 1")
+    branched = Tree([9])
+    branched.add(0, 0)
+    branched.add(1, 0)
+    assert follow(made, branched, 6) is branched
+    free = request_of([1, 2], SamplingParams(9, speculation="off"))
+    assert follow(free, (same := Tree.chain([9, 1, 2])), 6) is same

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specbuild.runtime import Engine, Receipt, RequestMetrics, Result, SamplingParams
+from specbuild.runtime import Engine, Receipt, RequestMetrics, Result, SamplingParams, StructuredOutputs
 from specbuild.runtime.checked_json import decode
 from specbuild.runtime.engine.receipt import _APART, _SAME_TEXT, _UNWRITTEN, Origin, ReceiptClass, sha256
 from specbuild.runtime.errors import BundleError, OptionError, PromptError
@@ -60,7 +60,7 @@ def test_what_it_says() -> None:
 
 def test_every_parameter_is_in_it_or_changes_no_text() -> None:
     names = {each.name for each in fields(SamplingParams)}
-    assert receipt_of().parameters.keys() == names - _APART - _SAME_TEXT - _UNWRITTEN
+    assert receipt_of().parameters.keys() == names - _APART - _SAME_TEXT - _UNWRITTEN - {"structured_outputs"}
 
 
 @pytest.mark.parametrize(
@@ -224,3 +224,13 @@ def test_an_engine_makes_one_of_each_sample(hash_engine: Callable[..., Engine], 
         (again,) = engine.generate([[1, 2]], made.params())
         assert made.agrees(again)
         assert again.token_ids == result.token_ids
+
+
+def test_a_structured_output_is_written_down() -> None:
+    """Unlike a constraint; and a receipt without one is what it was before there were any."""
+    outputs = {"json": '{"type": "object", "properties": {"b": {}, "a": {}}}', "any_whitespace": True}
+    made = receipt_of(params=replace(PARAMS, structured_outputs=outputs))
+    again = Receipt.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert again.params().structured_outputs == StructuredOutputs.of(outputs)
+    assert again == made
+    assert "structured_outputs" not in receipt_of().parameters

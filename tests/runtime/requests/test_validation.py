@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from specbuild.runtime.errors import ExecutionError, InputError, OptionError, Pr
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.requests.validation import Validator, params_list
+from specbuild.runtime.sampling.structured import StructuredOutputs
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import TimingTable
 
@@ -482,3 +484,30 @@ def test_a_shorter_length_than_the_bundles_is_what_a_model_takes(make: Make) -> 
     assert told.startswith("the prompt has 20 tokens, this model takes 20 with at least one of output")
     assert "tokens" in refused(PromptError, validator.encode, "word " * 4000)
     assert [validator.samples([5] * length, SHORT)[0].limit for length in (1, 14, 19)] == [7, 20, 20]
+
+
+def test_a_structured_output_becomes_a_constraint_once(make: Make) -> None:
+    """Of all its samples, and of the next request too; a least length holds beside it."""
+    validator = make()
+    asked = SamplingParams(max_new_tokens=6, n=2, structured_outputs={"regex": "a+"}, min_tokens=2)
+    first, second = validator.samples("x", asked)
+    assert first.params.structured_outputs is None
+    assert first.params.constraint is second.params.constraint
+    assert first.sampler.matcher is not second.sampler.matcher
+    held = validator.constraint(StructuredOutputs(regex="b+"))
+    assert (
+        validator.samples("x", replace(asked, structured_outputs={"regex": "b+"}, min_tokens=0))[0].params.constraint
+        is held
+    )
+    validator.grammars.close()
+
+
+def test_structured_outputs_that_cannot_be(make: Make, manifest_of: Callable[..., Manifest]) -> None:
+    asked = SamplingParams(structured_outputs={"regex": "a("})
+    validator = make()
+    assert "unclosed group" in refused(OptionError, validator.samples, "x", asked)
+    after = SamplingParams(structured_outputs={"regex": "a", "after": "</think>"})
+    assert "no token of this model" in refused(OptionError, validator.samples, "x", after)
+    validator.grammars.close()
+    endless = make(manifest=manifest_of(target={"vocab_size": VOCAB}, eos_token_ids=[]))
+    assert "would never end" in refused(OptionError, endless.samples, "x", after)

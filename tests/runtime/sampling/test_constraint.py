@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbuild.runtime.errors import ExecutionError, OptionError
-from specbuild.runtime.sampling.constraint import Constraint, pack, tree_masks, unpack, words
+from specbuild.runtime.sampling.constraint import Constraint, only, pack, tree_masks, unpack, words
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 from specbuild.runtime.speculation.tree import Tree
 
@@ -184,3 +184,10 @@ def test_a_constraint_that_makes_no_matcher_is_refused() -> None:
     for bad, told in ((raising, "cannot be used, ValueError: .*no such rule"), (Bad(3), "must have mask")):
         with pytest.raises(OptionError, match=told):
             Sampler(SamplingParams(constraint=bad), 0, [], VOCAB)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 200).flatmap(lambda v: st.tuples(st.just(v), st.sets(st.integers(0, v - 1), max_size=3))))
+def test_the_only_legal_token(given: tuple[int, set[int]]) -> None:
+    vocab, tokens = given
+    assert only(pack(tokens, vocab), vocab) == (next(iter(tokens)) if len(tokens) == 1 else None)
+    assert only(pack([vocab], vocab + 1), vocab) is None

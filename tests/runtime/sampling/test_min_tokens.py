@@ -11,6 +11,7 @@ import pytest
 from constraints import OneOf
 from device_requests import Made, prompt_of, request_of, run
 from host_device import HostDevice
+from small_grammars import END, grammar, ids
 from tiny_models import CHUNK, executor
 from tiny_models import VOCAB as TOKENS
 
@@ -18,7 +19,7 @@ from specbuild.runtime import Engine, SamplingParams
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.sampling.constraint import pack, unpack
+from specbuild.runtime.sampling.constraint import Foreseeing, pack, unpack
 from specbuild.runtime.sampling.min_tokens import MinTokens
 
 VOCAB = 70
@@ -148,3 +149,17 @@ def test_on_a_device_texts_are_long_enough_and_plain_decodings(
     assert any(s.stop_reason in ENDS for s in expected)
     short = run(Made(host, folder, 4, eos=eos, rounds=ahead).loop, on_device("chain:4", temperature, 0))
     assert min(len(sequence.output) for sequence in short) < 6
+
+
+def test_what_follows_ends_before_a_token_that_may_not_come_yet() -> None:
+    inner = grammar(regex="abcd")
+    matcher = MinTokens(2, [END], inner).matcher(12)
+    assert isinstance(matcher, Foreseeing)
+    assert matcher.follow((), (), 9) == ids("ab cd")
+    assert matcher.follow(ids("ab"), ids("cd"), 9) == ids("cd")
+    assert matcher.follow(ids("ab cd"), (), 9) == [END]
+    late = MinTokens(3, [END, *ids("cd")], inner).matcher(12)
+    assert isinstance(late, Foreseeing)
+    assert late.follow((), (), 9) == ids("ab")
+    assert late.follow(ids("ab cd"), (), 9) == []
+    assert not isinstance(MinTokens(4, [END], Even()).matcher(VOCAB), Foreseeing)

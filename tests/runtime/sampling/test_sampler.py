@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed, gumbel
+from specbuild.runtime.sampling.structured import StructuredOutputs
 
 VOCAB = 32
 CHI_SQUARE_31 = 61.098  # the 0.999 quantile of χ² with 31 degrees of freedom, from tables
@@ -46,6 +47,7 @@ BAD: dict[str, list[object]] = {
     "logprobs": [-1, 21, 1.0, True, "1", NAN],
     "deadline": [0, -1, NAN, INF, True, "1", 10**400],
     "constraint": ["json", {"regex": "a"}, 3, object()],
+    "structured_outputs": ["json", {}, {"regex": ""}, {"regex": "a", "choice": ["b"]}, 3, object()],
     "session": ["", "x" * 257, 5, True, b"a", ["a"], NAN],
     "cache_salt": ["", "x" * 257, 5, True, b"a", ["a"], NAN],
     "priority": [1.0, True, "1", None, NAN, 2**31, -(2**31) - 1],
@@ -73,6 +75,7 @@ GOOD: dict[str, list[object]] = {
     "n": [1, 2, 1024],
     "logprobs": [None, 0, 20],
     "deadline": [None, 1e-6, 1, 10**9],
+    "structured_outputs": [None, StructuredOutputs(regex="a"), StructuredOutputs(json={"type": "object"})],
     "constraint": [None, OneOf(((1,),), 2)],
     "session": [None, "a", "é\n", "x" * 256],
     "cache_salt": [None, "a", "x" * 256],

@@ -15,7 +15,7 @@ from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import Option, Policy
 from specbuild.runtime.speculation.timings import TimingTable
-from specbuild.runtime.speculation.trust import CAUTION
+from specbuild.runtime.speculation.trust import CAUTION, Trust
 
 VOCAB = 12
 LARGE = {"verify": [[1, 12.0], [64, 48.0]], "draft": [[1, 0.6], [64, 4.0]], "plain": 0.1, "round": 0.2, "level": 0.1}
@@ -309,3 +309,30 @@ def test_a_row_that_costs_nothing_drafts_the_text_s_continuation() -> None:
         policy = Policy(table_of(slow), drafts=False, limits=limits, free=free).for_request(0.0)
         option = policy.choose(1, matched, 40)
         assert (option.kind, option.nodes) == expected
+
+
+def test_what_has_to_come_is_drafted_and_teaches_nothing() -> None:
+    policy = Policy(table_of(LARGE), drafts=True).for_request(0.0)
+    before = policy.model.ratio, policy.lookup.ratio
+    assert policy.force(1, 9) == 9
+    assert policy.force(1, 900) == 63
+    policy.forced(4)
+    assert (policy.now.kind, policy.now.nodes, policy.spare) == ("forced", 4, 0)
+    assert policy.promised > 1
+    policy.record(range(5), 7)
+    assert (policy.model.ratio, policy.lookup.ratio) == before
+    assert Policy(table_of(LARGE), True, Limits(max_draft_tokens=3)).for_request(0.0).force(1, 9) == 3
+
+
+@pytest.mark.parametrize(("kept", "accepted", "trials"), [(3, 3, 3), (3, 5, 3), (2, 1, 2), (0, 2, 0)])
+def test_of_a_lookup_that_was_cut_and_went_on_only_its_own_tokens_are_trials(
+    kept: int, accepted: int, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Policy(table_of(LARGE), drafts=False).for_request(0.0)
+    policy.choose(1, 5, 3)
+    assert policy.now.kind == "lookup"
+    seen = list[tuple[int, int]]()
+    monkeypatch.setattr(Trust, "record", lambda _, came, chances: seen.append((came, len(chances))))
+    policy.follow(kept, 6)
+    policy.record(range(accepted + 1), 7)
+    assert seen == [(min(accepted, trials), trials)]

@@ -1,0 +1,141 @@
+"""What structured outputs cost and bring: a node's mask, and tokens a second with what is forced drafted.
+
+python benchmarks/structured.py smollm2.bundle [--out benchmarks/out]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import ROOT, machine, parser
+
+from specbuild import Engine, SamplingParams, StructuredOutputs
+from specbuild.runtime.sampling.grammar import Grammar, GrammarMatcher
+from specbuild.runtime.sampling.grammar_process import compiled, grammar_of, tokenizer_of
+
+KEYS = ("customer_account_identifier", "shipping_destination_country", "requested_delivery_window")
+MORE = ("preferred_payment_method", "subscription_renewal_status", "marketing_communication_consent")
+FORM = {
+    "type": "object",
+    "properties": {
+        KEYS[0]: {"type": "integer", "minimum": 1, "maximum": 99999},
+        KEYS[1]: {"enum": ["Germany", "France", "Spain", "Portugal"]},
+        KEYS[2]: {"enum": ["morning", "afternoon", "evening"]},
+        MORE[0]: {"enum": ["credit_card", "bank_transfer", "invoice"]},
+        MORE[1]: {"type": "boolean"},
+        MORE[2]: {"type": "boolean"},
+    },
+    "required": [*KEYS, *MORE],
+    "additionalProperties": False,
+}
+CHATS = [
+    f"Fill in the customer form as JSON for a customer from {land}." for land in FORM["properties"][KEYS[1]]["enum"]
+]  # type: ignore[index]
+LARGE = 262_144
+
+
+def widened(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
+    """A tokenizer.json of so many tokens: further ones are pairs of what there was, which no merge makes."""
+    vocabulary = tokenizer["model"]["vocab"]
+    names, place = [*vocabulary], 0
+    rng = np.random.default_rng(0)
+    while len(vocabulary) < size - 64:
+        place = max(place, max(vocabulary.values())) + 1
+        name = "".join(names[int(number)] for number in rng.integers(256, len(names), 2))
+        vocabulary.setdefault(name, place)
+    return tokenizer
+
+
+def masks(content: str, size: int, ends: list[int], sets: list[dict[str, Any]]) -> dict[str, Any]:
+    """Milliseconds of a node's mask, by a walk that asks at each token, none of them twice."""
+    tokenizer, took, applied = tokenizer_of(content, size, ends), list[float](), list[float]()
+    for row in sets:
+        made = Grammar(compiled(tokenizer, grammar_of(StructuredOutputs(**row).to_dict())), size, ends)
+        matcher: GrammarMatcher = made.matcher(size)
+        rng, logits = np.random.default_rng(len(took)), np.zeros(size, dtype=np.float32)
+        for _ in range(24):
+            path = matcher.follow((), (), 3)
+            began = time.perf_counter()
+            mask = matcher.mask(path)
+            took.append(1e3 * (time.perf_counter() - began))
+            legal = np.unpackbits(mask.view(np.uint8), count=size, bitorder="little").view(np.bool_)
+            began = time.perf_counter()
+            np.copyto(logits, -np.inf, where=~legal)
+            applied.append(1e3 * (time.perf_counter() - began))
+            for token in [*path, int(rng.choice(np.flatnonzero(legal)))]:
+                if token in ends:
+                    break
+                matcher.emit(token)
+    return {"vocabulary": size, "nodes": len(took), "mask_ms": spread(took), "apply_ms": spread(applied)}
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, mean and the 99th percentile."""
+    ordered = sorted(values)
+    told = {
+        "median": statistics.median(ordered),
+        "mean": statistics.mean(ordered),
+        "p99": ordered[99 * len(ordered) // 100],
+    }
+    return {name: round(value, 4) for name, value in told.items()}
+
+
+def in_turns(ways: dict[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
+    """Tokens a second of each, in turns, after one that does not count."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(turns + 1):
+        for name, way in ways.items():
+            speed = way()
+            if turn:
+                found[name].append(round(speed, 2))
+    return found
+
+
+def speed(engine: Engine, **fields: Any) -> float:
+    """Tokens a second of all chats, one after another, prompts included."""
+    tokens, began = 0, time.perf_counter()
+    for number, chat in enumerate(CHATS):
+        params = SamplingParams(seed=number, **fields)
+        prompt: Any = [{"role": "user", "content": chat}] if engine.manifest.chat_template else chat
+        tokens += len(engine.generate([prompt], params)[0].token_ids)
+    return tokens / (time.perf_counter() - began)
+
+
+def main() -> None:
+    """Measure and write structured-cpu.json."""
+    options_of = parser((__doc__ or "").splitlines()[0])
+    options_of.add_argument("bundle", type=Path)
+    options_of.add_argument("--turns", type=int, default=3)
+    options = options_of.parse_args()
+    lines = (ROOT / "tests" / "data" / "structured.jsonl").read_text(encoding="utf-8").splitlines()
+    sets = [{k: v for k, v in json.loads(line).items() if k != "name"} for line in lines[::5]]
+    told: dict[str, Any] = {"command": "python benchmarks/structured.py smollm2-int8.bundle", "machine": machine()}
+    with Engine.load(options.bundle) as engine:
+        ends, size = engine.manifest.eos_token_ids, engine.manifest.models["target"].vocab_size
+        form = {"structured_outputs": StructuredOutputs(json=FORM), "max_new_tokens": 128}
+        ways = {
+            f"{name}, {speculation}": (lambda how=how, spec=speculation: speed(engine, **how, speculation=spec))
+            for name, how in (("greedy", form), ("temperature 1", form | {"temperature": 1.0}))
+            for speculation in ("auto", "off")
+        }
+        told["tokens_per_second"] = found = in_turns(ways, options.turns)
+        told["speedup"] = {
+            name: round(statistics.median(found[f"{name}, auto"]) / statistics.median(found[f"{name}, off"]), 2)
+            for name in ("greedy", "temperature 1")
+        }
+        content = engine.tokenizer.to_json()
+    told["masks"] = [masks(content, size, list(ends), sets)]
+    told["masks"].append(masks(json.dumps(widened(json.loads(content), LARGE)), LARGE, list(ends), sets))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "structured-cpu.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps({name: value for name, value in told.items() if name != "machine"}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Compiles structured outputs in a process that is killed where one takes too long or too much memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime.errors import ExecutionError, OptionError, one_line
+
+from .structured import StructuredOutputs
+
+SECONDS = 5.0  # that a grammar may take
+STARTING = 60.0  # that the process may take to read a tokenizer
+BYTES = 512 << 20  # of memory that a grammar may take
+_CHILD = Path(__file__).with_name("grammar_process.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What llguidance is told: a tokenizer.json, the size of the vocabulary, the tokens that end a text."""
+
+    tokenizer: str
+    vocab_size: int
+    ends: tuple[int, ...]
+
+
+class Compiler:
+    """Says whether a structured output can be compiled within the limits; safe to use from several threads, one by one.
+
+    The process is started by the first one, again after it was killed, and ends with `close`.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], seconds: float = SECONDS, memory: int = BYTES) -> None:
+        self._vocabulary, self._seconds, self._memory = vocabulary, seconds, memory
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None
+
+    def check(self, outputs: StructuredOutputs) -> tuple[str, int]:
+        """The grammar in llguidance's words, and the bytes that it takes; raises OptionError and ExecutionError."""
+        with self._lock:
+            process = self._process or self._start()
+            answer = self._ask(process, json.dumps(outputs.to_dict()), self._seconds)
+        if answer is None:
+            raise OptionError(
+                f"structured_outputs takes more than {self._seconds:g} s or {self._memory >> 20} MiB to compile: "
+                "give something smaller, with fewer repetitions and choices"
+            )
+        if "error" in answer:
+            raise OptionError(f"structured_outputs cannot be used: {one_line(ValueError(_told(answer['error'])))}")
+        return answer["grammar"], answer["bytes"]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        vocabulary = self._vocabulary()
+        command = [sys.executable, "-I", str(_CHILD)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        self._process, self._end = process, weakref.finalize(self, _kill, process)
+        told = {
+            "path": sys.path,
+            "tokenizer": vocabulary.tokenizer,
+            "vocab_size": vocabulary.vocab_size,
+            "ends": vocabulary.ends,
+            "bytes": self._memory,
+            "seconds": int(2 * self._seconds) + 2,
+        }
+        if self._ask(process, json.dumps(told), STARTING) is None:
+            raise ExecutionError("the process that compiles grammars did not start: free memory, or try again")
+        return process
+
+    def _ask(self, process: subprocess.Popen[bytes], line: str, seconds: float) -> Any:
+        """The answer; None, and no process is left, where it has none after so many seconds."""
+        answer = None
+        try:
+            answer = _exchange(process, line.encode() + b"\n", time.monotonic() + seconds)
+        finally:
+            if answer is None:
+                self._end()
+                self._process = None
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+            self._process = None
+
+
+def _exchange(process: subprocess.Popen[bytes], data: bytes, until: float) -> Any:
+    """Write a line and read one; None where the process has ended, or not answered in time."""
+    assert process.stdin
+    assert process.stdout
+    reading, writing, found = process.stdout.fileno(), process.stdin.fileno(), bytearray()
+    os.set_blocking(writing, False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(reading, selectors.EVENT_READ)
+        selector.register(writing, selectors.EVENT_WRITE)
+        left = memoryview(data)
+        while not found.endswith(b"\n"):
+            if (seconds := until - time.monotonic()) <= 0:
+                return None
+            for key, _ in selector.select(seconds):
+                if key.fd == reading:
+                    if not (more := os.read(reading, 1 << 16)):
+                        return None
+                    found += more
+                else:
+                    try:
+                        left = left[os.write(writing, left) :]
+                    except BrokenPipeError:
+                        return None
+                    if not left:
+                        selector.unregister(writing)
+    return json.loads(found)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            pipe.close()
+
+
+def _told(error: str) -> str:
+    """The message of llguidance, with what to do where a keyword is unknown to it."""
+    return f"{error}: leave it out" if error.startswith(("Unimplemented keys", "Unknown format")) else error

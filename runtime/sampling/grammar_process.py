@@ -1,0 +1,111 @@
+"""A process that compiles grammars, so that one that takes too long or too much memory ends nothing else.
+
+It imports nothing of specbuild's: it is run by its path. Standard input has a line of JSON with the tokenizer and the
+limits, then a line for each structured output; standard output has a line of JSON for each.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FUEL = {"max_lexer_states": 50_000, "verbose_errors": False}  # of one matcher, about 100 MB; no schema in messages
+
+
+def grammar_of(outputs: dict[str, Any]) -> str:
+    """What llguidance compiles for the fields of a `StructuredOutputs`; raises ValueError."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    options: Any = {"whitespace_flexible": bool(outputs.get("any_whitespace")), "lenient": False}
+    if "regex" in outputs:
+        return str(LLMatcher.grammar_from_regex(outputs["regex"]))
+    if "choice" in outputs:
+        texts = (json.dumps(text, ensure_ascii=False) for text in outputs["choice"])
+        return f"start: {' | '.join(texts)}"
+    if "grammar" in outputs:
+        return str(any_to_lark(outputs["grammar"]))
+    if "structural_tag" in outputs:
+        return _tags(json.loads(outputs["structural_tag"]), options)
+    return str(LLMatcher.grammar_from_json_schema(outputs.get("json", '{"type": "object"}'), overrides=options))
+
+
+def _tags(tag: dict[str, Any], options: Any) -> str:
+    """Free text in which a trigger, by the first that fits, begins a structure."""
+    rules, names = list[str](), list[str]()
+    for number, each in enumerate(tag["structures"]):
+        trigger = next(one for one in tag["triggers"] if each["begin"].startswith(one))
+        schema = each.get("schema", True)
+        given = {**(schema if isinstance(schema, dict) else {}), "x-guidance": options}
+        parts = [each["begin"][len(trigger) :], each["end"]]
+        begin, end = (json.dumps(part, ensure_ascii=False) if part else "" for part in parts)
+        names.append(f"tag_{number}")
+        rules.append(f"open_{number}[lazy]: TEXT {json.dumps(trigger, ensure_ascii=False)}")
+        rules.append(f"tag_{number}: open_{number} {begin} %json {json.dumps(given)} {end}")
+    return "\n".join(
+        ["%llguidance {}", f"start: ({' | '.join(names)})* rest", "rest: TEXT", "TEXT: /(.|\\n)*/", *rules]
+    )
+
+
+def compiled(tokenizer: Any, grammar: str) -> Any:
+    """A matcher of a grammar; raises ValueError for one that cannot be compiled, or that allows nothing."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**FUEL))
+    mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error():
+        told = matcher.get_error()
+        raise ValueError("it allows no text" if told.startswith("NoExtension") else told)
+    if not any(mask):
+        raise ValueError("it allows no text")
+    return matcher
+
+
+def tokenizer_of(text: str, vocab_size: int, ends: list[int]) -> Any:
+    """llguidance's tokenizer from a tokenizer.json; raises ValueError and what else it may."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
+
+
+def _answer(tokenizer: Any, line: str) -> dict[str, Any]:
+    before = _memory(1)
+    try:
+        grammar = grammar_of(json.loads(line))
+        matcher = compiled(tokenizer, grammar)
+        return {"grammar": grammar, "bytes": max(_memory(1) - before, 0) * bool(matcher)}
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust's is no Exception
+        return {"error": str(error) or type(error).__name__}
+
+
+def _memory(field: int) -> int:
+    """Bytes of this process: 0 its addresses, 1 those in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()
+
+
+def main(read: Callable[[], str] = sys.stdin.readline, write: Callable[[str], object] = sys.stdout.write) -> None:
+    """Answer until standard input ends."""
+    given = json.loads(read())
+    sys.path[:] = given["path"]
+    tokenizer = tokenizer_of(given["tokenizer"], given["vocab_size"], given["ends"])
+    most = _memory(0) + given["bytes"]
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    write("{}\n")
+    sys.stdout.flush()
+    while line := read():
+        signal.alarm(given["seconds"])  # where nobody is left to kill it
+        write(json.dumps(_answer(tokenizer, line)) + "\n")
+        sys.stdout.flush()
+        signal.alarm(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Hold a bundle's structured outputs against their schemas and against plain decoding; goes on where it was stopped.
+
+python scripts/structured_sweep.py smollm2.bundle --out benchmarks/results/structured.json
+
+Each row of the set is decoded at temperature 0 and 1, with speculation and without, alone and in batches of four. All
+four texts must have the same tokens; what ended must validate by jsonschema, and be read again by a new matcher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "benchmarks")]
+
+from common import machine  # noqa: E402
+from structured_set import SET, check, check_tokens, outputs, rows  # noqa: E402
+
+from specbuild import Engine, SamplingParams  # noqa: E402
+
+TEMPERATURES, SPECULATION, BATCHES = (0, 1), ("auto", "off"), (1, 4)
+Told = dict[str, Any]
+
+
+def main() -> None:
+    """Decode what is missing, and write what came out of all that was done."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", type=Path, default=SET)
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--every", type=int, default=1, help="take each N-th row only")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many, to go on later")
+    options = parser.parse_args()
+    log = options.out.with_suffix(".progress.jsonl")
+    until = time.monotonic() + 60 * options.minutes
+    done = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+    known = {told["row"] for told in done}
+    missing = [(n, row) for n, row in enumerate(rows(options.set)) if n % options.every == 0 and n not in known]
+    missing.sort(key=lambda each: each[0] % 8)  # of all kinds, wherever it is stopped
+    with Engine.load(options.bundle) as one, Engine.load(options.bundle, batch_size=4) as four:
+        for start in range(0, len(missing), 8):
+            part = missing[start : start + 8]
+            if time.monotonic() > until:
+                break
+            found = decoded({1: one, 4: four}, part, options.max_new_tokens)
+            done += found
+            with log.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(told) + "\n" for told in found)
+    summary = told_of(done) | {"max_new_tokens": options.max_new_tokens, "bundle": options.bundle.name}
+    summary |= {"of": len(rows(options.set)), "llguidance": version("llguidance"), "machine": machine()}
+    options.out.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(told_of(done), indent=2))
+
+
+def decoded(engines: dict[int, Engine], part: list[tuple[int, Told]], most: int) -> list[Told]:
+    """What came of some rows, every way."""
+    found = {number: {"row": number, "name": row["name"], "finished": [], "failed": []} for number, row in part}
+    for temperature in TEMPERATURES:
+        first: dict[int, list[int]] = {}
+        for speculation, batch in product(SPECULATION, BATCHES):
+            engine, params, prompts = engines[batch], [], []
+            for number, row in part:
+                how = {"temperature": temperature, "seed": number, "speculation": speculation}
+                params.append(SamplingParams(most, structured_outputs=outputs(row), **how))
+                asked = f"Give one realistic example of a {row['name'].replace('.', ' ')}. Answer with nothing else."
+                prompts.append(
+                    [{"role": "user", "content": asked}] if engine.manifest.chat_template else f"# {asked}\n"
+                )
+            for (number, row), result in zip(part, engine.generate(prompts, params, errors="return"), strict=True):
+                told, where = found[number], f"temperature {temperature}, {speculation}, batch {batch}"
+                if result.error:
+                    told["failed"].append(f"{where}: {result.error}")
+                if first.setdefault(number, result.token_ids) != result.token_ids:
+                    told["failed"].append(f"{where}: other tokens")
+                if (speculation, batch) == ("auto", 1):
+                    told["finished"].append(result.finish_reason == "stop")
+                    told.setdefault("tokens", []).append(len(result.token_ids))
+                    told["failed"] += problems(engine, row, result)
+    return list(found.values())
+
+
+def problems(engine: Engine, row: Told, result: Any) -> list[str]:
+    """Why a text is not what was asked for."""
+    try:
+        vocabulary = engine.manifest.models["target"].vocab_size
+        check_tokens(engine.constraint(outputs(row)), result.token_ids, vocabulary)
+        if result.finish_reason == "stop":
+            check(row, result.text)
+    except Exception as error:
+        return [f"{type(error).__name__}: {str(error)[:200]}"]
+    return []
+
+
+def told_of(done: list[Told]) -> Told:
+    """Counts of all rows."""
+    ended = {t: sum(told["finished"][place] for told in done) for place, t in enumerate(TEMPERATURES)}
+    return {
+        "rows": len(done),
+        "texts": len(done) * len(TEMPERATURES) * len(SPECULATION) * len(BATCHES),
+        "tokens": sum(sum(told.get("tokens", [])) for told in done),
+        "finished": {f"temperature {t}": f"{count} of {len(done)}" for t, count in ended.items()},
+        "failed": [{"name": told["name"], "failed": told["failed"]} for told in done if told["failed"]],
+        "not_finished_greedy": [told["name"] for told in done if not told["finished"][0]],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""What a client wants a text to be: response_format, vLLM's structured_outputs, and calls of tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specbuild.runtime import StructuredOutputs
+
+from . import tools
+from .errors import ApiError
+from .fields import ChatRequest, ResponseFormat, Sampling, StructuredFields
+
+
+def structured(body: Sampling) -> StructuredOutputs | None:
+    """At most one of them; raises ApiError and OptionError."""
+    ways = {
+        "response_format": _of_format(body.response_format) if body.response_format else None,
+        "structured_outputs": _of_fields(body.structured_outputs) if body.structured_outputs else None,
+        "tool_choice": tools.structured(body) if isinstance(body, ChatRequest) else None,
+    }
+    asked = {name: way for name, way in ways.items() if way is not None}
+    if len(asked) > 1:
+        told = " and ".join(asked)
+        raise ApiError(400, f"{told} each say what the text must be: give one of them", param=next(iter(asked)))
+    return next(iter(asked.values()), None)
+
+
+def _of_format(given: ResponseFormat) -> StructuredOutputs | None:
+    if given.type == "text":
+        return None
+    if given.type == "json_object":
+        return StructuredOutputs(json_object=True)
+    if given.json_schema is None or given.json_schema.schema_ is None:
+        raise ApiError(400, "response_format of type json_schema needs json_schema.schema", param="response_format")
+    return StructuredOutputs(json=given.json_schema.schema_)
+
+
+def _of_fields(given: StructuredFields) -> StructuredOutputs:
+    for name in ("whitespace_pattern", "disable_additional_properties"):
+        if getattr(given, name):
+            raise ApiError(400, f"structured_outputs.{name} is not supported: leave it out", param="structured_outputs")
+    said: dict[str, Any] = {"json": given.json_, "any_whitespace": given.disable_any_whitespace is False}
+    said |= {name: getattr(given, name) for name in ("regex", "choice", "grammar", "structural_tag", "after")}
+    return StructuredOutputs(**said, json_object=bool(given.json_object))

@@ -1,0 +1,224 @@
+"""Grammars' masks at any node, and what they force: a walk over paths never changes where the text is."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from small_grammars import END, START, VOCAB, grammar, ids, legal, vocabulary
+
+from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.sampling.constraint import Constraint, unpack
+from specbuild.runtime.sampling.grammar import Free, Grammar, Grammars
+from specbuild.runtime.sampling.grammar_process import grammar_of
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
+from specbuild.runtime.sampling.structured import StructuredOutputs
+
+FORKED = "ab(c|d0+|a)1?"
+
+
+def test_masks_are_of_the_path() -> None:
+    matcher = grammar(regex=FORKED).matcher(VOCAB)
+    assert isinstance(grammar(regex="a"), Constraint)
+    assert legal(matcher) == {*ids("ab aba")} | ({*ids("a")} & legal(matcher))
+    assert legal(matcher, ids("ab")) == {*ids("a c d")}
+    assert legal(matcher, ids("ab d")) == {*ids("0")}
+    assert legal(matcher, ids("ab d 0 0")) == {*ids("0 1"), END}
+    assert legal(matcher, ids("ab d 0 1")) == {END}
+    assert legal(matcher, [*ids("ab c 1"), END, END]) == {END}
+    assert legal(matcher, ids("ab")) == {*ids("a c d")}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_where_it_was_asked_before_does_not_matter(seed: int) -> None:
+    """Random walks, with questions about other paths between, against a matcher that is asked once."""
+    rng, constraint = random.Random(seed), grammar(regex="(a(b|cd)*,)*0{2,4}|(ab,?)*1")
+    matcher, text = constraint.matcher(VOCAB), list[int]()
+    while END not in text and len(text) < 30:
+        for _ in range(4):
+            path = list[int]()
+            for _ in range(rng.randrange(5)):
+                path.append(rng.choice(sorted(legal(matcher, path))))
+            fresh = constraint.matcher(VOCAB)
+            for token in text:
+                fresh.emit(token)
+            assert legal(fresh, path) == legal(matcher, path)
+            run = matcher.follow(path, (), 6)
+            assert run == fresh.follow(path, (), 6)
+            for place, token in enumerate(run):
+                assert legal(matcher, [*path, *run[:place]]) == {token}
+        text.append(rng.choice(sorted(legal(matcher))))
+        matcher.emit(text[-1])
+    assert not matcher._masks or len(matcher._masks) < 40
+
+
+@pytest.mark.parametrize(
+    ("regex", "path", "forced"),
+    [
+        ("abcd", "", "ab cd"),
+        ("abcd", "ab", "cd"),
+        ("abcd", "ab cd", "</s>"),
+        ("abcd", "ab cd </s>", "</s>"),
+        ("(a|0)cd1", "0", "cd 1"),
+        ("0+", "0", ""),
+        ("(a|0)cd1*", "0", "cd"),
+    ],
+)
+def test_what_is_forced(regex: str, path: str, forced: str) -> None:
+    matcher = grammar(regex=regex).matcher(VOCAB)
+    assert matcher.follow(ids(path), (), 9) == ids(forced)
+    assert matcher.follow(ids(path), (), 1) == ids(forced)[:1]
+
+
+def test_of_several_ends_all_are_legal_and_the_first_is_guessed() -> None:
+    matcher = grammar((END, START), regex="ab").matcher(VOCAB)
+    assert legal(matcher, ids("ab")) == {START, END}
+    assert matcher.follow((), (), 4) == ids("ab")
+    assert matcher.follow(ids("ab"), (), 4) == [END]
+
+
+def test_an_illegal_token_is_an_error_and_changes_nothing() -> None:
+    matcher = grammar(regex=FORKED).matcher(VOCAB)
+    with pytest.raises(ExecutionError, match="not what the structured output allows"):
+        matcher.mask(ids("ab 1"))
+    assert legal(matcher, ids("ab")) == {*ids("a c d")}
+
+
+@pytest.mark.parametrize("choice", [["a,b", "0"], ['c"d', "1\n", "\\d", "é"]])
+def test_choices_are_texts_not_patterns(choice: list[str]) -> None:
+    """What the vocabulary cannot write is no text: it ends where nothing is legal, and harms nobody else."""
+    texts, waiting = set(), [list[int]()]
+    matcher = grammar(choice=[*choice, "cd"]).matcher(VOCAB)
+    while waiting:
+        text = waiting.pop()
+        if END in text:
+            texts.add("".join("a b c d 0 1 , ab cd aba".split()[token] for token in text[:-1]))
+        else:
+            waiting += [[*text, token] for token in legal(matcher, text)]
+    assert texts == {"cd", *(each for each in choice if set(each) <= set("abcd01,"))}
+
+
+def test_before_its_token_a_text_is_free_and_does_not_end() -> None:
+    comma = ids(",")[0]
+    matcher = Free(comma, (END,), grammar(regex="ab")).matcher(VOCAB)
+    assert legal(matcher) == set(range(VOCAB)) - {END}
+    assert legal(matcher, ids("0 , ab")) == {END}
+    assert matcher.follow(ids("0"), (), 4) == []
+    assert matcher.follow(ids("0 ,"), (), 4) == ids("ab")
+    for token in ids("1 0 ,"):
+        matcher.emit(token)
+    assert legal(matcher) == {*ids("ab")} | ({*ids("a")} & legal(matcher))
+    assert legal(matcher, ids("ab")) == {END}
+
+
+class Counting:
+    """A compiler in this process."""
+
+    def __init__(self, size: int) -> None:
+        self.asked, self.size, self.closed = list[str](), size, False
+
+    def check(self, outputs: StructuredOutputs) -> tuple[str, int]:
+        self.asked.append(str(outputs.regex))
+        return grammar_of(outputs.to_dict()), self.size
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def grammars(size: int, cache: int) -> tuple[Grammars, Counting]:
+    compiler = Counting(size)
+    return Grammars(vocabulary, compiler, cache), compiler  # type: ignore[arg-type]
+
+
+def made(of: Grammars, regex: str, **more: Any) -> Grammar | Free:
+    return of.constraint(StructuredOutputs(regex=regex, **more), {",": 6}.get)
+
+
+def test_the_cache_is_bounded_by_bytes_and_what_is_used_stays() -> None:
+    kept, compiler = grammars(1 << 20, 2 << 20)
+    held = made(kept, "a")
+    for regex in "bcbd":
+        made(kept, regex)
+    assert compiler.asked == ["a", "b", "c", "d"]
+    assert made(kept, "a") is held
+    made(kept, "c")
+    assert compiler.asked == ["a", "b", "c", "d", "c"]
+    gone = weakref.ref(held)
+    del held
+    gc.collect()
+    assert gone() is None
+    kept.close()
+    assert compiler.closed
+
+
+def test_after_which_token() -> None:
+    kept, _ = grammars(1, 1 << 20)
+    assert legal(made(kept, "ab", after=",").matcher(VOCAB)) == set(range(VOCAB)) - {END}
+    with pytest.raises(OptionError, match="'</think>', which is no token"):
+        made(kept, "ab", after="</think>")
+
+
+def test_threads_share_what_is_compiled() -> None:
+    kept, _ = grammars(1, 1 << 20)
+    found = list[Any]()
+    threads = [threading.Thread(target=lambda: found.append(made(kept, "a{3}").matcher(VOCAB))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [legal(matcher) for matcher in found] == [legal(found[0])] * 4
+
+
+def test_without_llguidance_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(OptionError, match=r"pip install 'specbuild-trt\[structured\]'"):
+        made(grammars(1, 1)[0], "a")
+
+
+def test_past_the_model_s_vocabulary_nothing_is_asked() -> None:
+    """A tokenizer may know more tokens than the model has logits for."""
+    matcher = grammar(regex="[a-d]+").matcher(9)
+    assert matcher.mask(()).shape == (1,)
+    assert np.flatnonzero(unpack(matcher.mask(()), 9)).tolist() == ids("a b c d ab cd")
+
+
+def test_a_guess_is_followed_as_far_as_it_is_legal() -> None:
+    matcher = grammar(regex="(a|b)cd(0|1),ab").matcher(VOCAB)
+    assert matcher.follow((), ids("a cd 0 0"), 9) == ids("a cd 0 , ab")
+    assert matcher.follow((), ids("a cd 0"), 2) == ids("a cd")
+    assert matcher.follow(ids("b cd"), ids("cd"), 9) == []
+    assert legal(matcher) == {*ids("a b")}
+    free = Free(6, (END,), grammar(regex="ab")).matcher(VOCAB)
+    assert free.follow((), ids("0 0 , 1"), 9) == ids("0 0 , ab")
+    assert free.follow((), [*ids("0"), END, *ids(",")], 9) == ids("0")
+
+
+def test_a_sampler_chooses_what_is_forced_whatever_the_logits() -> None:
+    """But a logit that is no number stays an error; and what is drafted is legal."""
+    params = SamplingParams(temperature=1.0, seed=1, constraint=grammar(regex="ab(c|d)"))
+    sampler, row = Sampler(params, 1, [1], VOCAB), np.zeros(VOCAB, dtype=np.float32)
+    row[ids("ab")] = -80
+    assert sampler.choose(row, 1, ids("ab c")) == END
+    row[END] = -np.inf
+    with pytest.raises(ExecutionError, match="no token that the constraint allows"):
+        sampler.choose(row, 1, ids("ab c"))
+    assert sampler.foresees
+    assert {token for token, _ in sampler.drafted(row, 2, ids("ab"), 4)} == {*ids("c d")}
+    assert sampler.follow((), ids("1"), 4) == sampler.follow((), (), 4)
+
+
+def test_a_branch_that_comes_to_nothing_harms_no_other() -> None:
+    """Nothing in the vocabulary writes what has to come after 1: llguidance's matcher would stay in its error."""
+    matcher = grammar(choice=["1\n", "0,"]).matcher(VOCAB)
+    assert legal(matcher, ids("1")) == set()
+    assert matcher.reason
+    assert legal(matcher, ids("0")) == {*ids(",")}
+    matcher.emit(ids("0")[0])
+    assert matcher.follow((), (), 3) == ids(",")

@@ -1,0 +1,122 @@
+"""A process compiles; what takes too long or too much is killed with it, and the next one has another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from small_grammars import vocabulary
+
+from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.sampling.grammar_compiler import Compiler, Vocabulary
+from specbuild.runtime.sampling.structured import StructuredOutputs
+
+SOUND = StructuredOutputs(regex="a{3}")
+
+
+def pid(compiler: Compiler) -> int | None:
+    return compiler._process.pid if compiler._process else None
+
+
+def test_one_process_for_all_and_one_line_for_what_is_wrong() -> None:
+    compiler = Compiler(vocabulary)
+    assert pid(compiler) is None
+    assert compiler.check(SOUND)[0]
+    first = pid(compiler)
+    with pytest.raises(OptionError) as caught:
+        compiler.check(StructuredOutputs(json={"if": {}, "then": {}}))
+    assert str(caught.value) == 'structured_outputs cannot be used: Unimplemented keys: ["if", "then"]: leave it out'
+    with pytest.raises(OptionError, match="Unknown format: colour: leave it out"):
+        compiler.check(StructuredOutputs(json={"type": "string", "format": "colour"}))
+    assert pid(compiler) == first
+    compiler.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(first or 0, 0)
+
+
+def test_what_takes_too_long_is_killed_and_others_go_on() -> None:
+    compiler = Compiler(vocabulary, seconds=0.3)
+    compiler.check(SOUND)
+    first = pid(compiler)
+    os.kill(first or 0, signal.SIGSTOP)
+    with pytest.raises(OptionError, match=r"takes more than 0\.3 s or 512 MiB to compile"):
+        compiler.check(StructuredOutputs(regex="b"))
+    assert compiler.check(SOUND)[0]
+    assert pid(compiler) not in (None, first)
+    compiler.close()
+
+
+def test_what_takes_too_much_memory_is_refused() -> None:
+    """4,096 long choices, in 4 MiB."""
+    compiler = Compiler(vocabulary, memory=4 << 20)
+    long = StructuredOutputs(choice=[f"{number}{'abcd' * 14}" for number in range(4096)])
+    with pytest.raises(OptionError):
+        compiler.check(long)
+    assert compiler.check(SOUND)[0]
+    compiler.close()
+
+
+def test_a_tokenizer_that_is_none() -> None:
+    compiler = Compiler(lambda: Vocabulary("{}", 12, (11,)))
+    with pytest.raises(ExecutionError, match="did not start"):
+        compiler.check(SOUND)
+
+
+def test_whoever_drops_it_leaves_no_process() -> None:
+    compiler = Compiler(vocabulary)
+    compiler.check(SOUND)
+    left = pid(compiler)
+    del compiler
+    with pytest.raises(ProcessLookupError):
+        os.kill(left or 0, 0)
+
+
+def test_threads_take_turns() -> None:
+    compiler, found = Compiler(vocabulary), list[str]()
+    threads = [threading.Thread(target=lambda: found.append(compiler.check(SOUND)[0])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    compiler.close()
+
+
+HOSTILE = [
+    {"regex": "(a{1,1000}){1,1000}"},
+    {"regex": "((a{0,100}){0,100}){0,100}"},
+    {"regex": "[ab]*a[ab]{2000}"},
+    {"regex": "(a?){5000}a{5000}"},
+    {"regex": "(" * 5000 + "a" + ")" * 5000},
+    {"regex": "a{1000000000}"},
+    {"grammar": "start: x\nx: x x x x | start*"},
+    {"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000},
+    {"json": {"$ref": "#"}},
+    {"json": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
+    {"json": {"allOf": [{"anyOf": [{"const": n * k} for n in range(20)]} for k in range(8)]}},
+    {"json": {"type": "array", "minItems": 10**9}},
+    {"json": {"type": "string", "pattern": "^(a|aa)+$", "maxLength": 10**9}},
+    {"json": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(6000)}}},
+]
+
+
+@pytest.mark.slow
+def test_hostile_ones_are_taken_or_refused_in_time() -> None:
+    """Each within the limit and the time to start another process, and the next one is served."""
+    compiler = Compiler(vocabulary, seconds=2.0)
+    compiler.check(SOUND)
+    for fields in HOSTILE:
+        began = time.monotonic()
+        told = ""
+        try:
+            compiler.check(StructuredOutputs(**fields))  # type: ignore[arg-type]
+        except OptionError as error:
+            told = str(error)
+        assert "\n" not in told
+        assert len(told) < 1000
+        assert time.monotonic() - began < 20
+        assert compiler.check(SOUND)[0]
+    compiler.close()

@@ -1,0 +1,67 @@
+"""A tokenizer of a few tokens, and llguidance's grammars over it, which are easily enumerated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.sampling.constraint import unpack
+from specbuild.runtime.sampling.grammar import Grammar
+from specbuild.runtime.sampling.grammar_compiler import Vocabulary
+from specbuild.runtime.sampling.grammar_process import compiled, grammar_of, tokenizer_of
+from specbuild.runtime.sampling.structured import StructuredOutputs
+
+TOKENS = ["a", "b", "c", "d", "0", "1", ",", "ab", "cd", "aba", "<s>", "</s>"]
+VOCAB, START, END = len(TOKENS), 10, 11
+
+
+def tokenizer_json() -> str:
+    """Bytes, a few merges and two special tokens."""
+    special = [{"id": place, "content": TOKENS[place], "special": True} for place in (START, END)]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [each | flags for each in special],
+            "pre_tokenizer": byte_level,
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "vocab": {name: place for place, name in enumerate(TOKENS)},
+                "merges": [["a", "b"], ["c", "d"], ["ab", "a"]],
+            },
+        }
+    )
+
+
+def vocabulary() -> Vocabulary:
+    return Vocabulary(tokenizer_json(), VOCAB, (END,))
+
+
+def grammar(ends: Sequence[int] = (END,), **fields: Any) -> Grammar:
+    """Compiled in this process."""
+    tokenizer = tokenizer_of(tokenizer_json(), VOCAB, list(ends))
+    return Grammar(compiled(tokenizer, grammar_of(StructuredOutputs(**fields).to_dict())), VOCAB, ends)
+
+
+def legal(matcher: Any, path: Sequence[int] = (), vocab_size: int = VOCAB) -> set[int]:
+    return set(np.flatnonzero(unpack(matcher.mask(path), vocab_size)).tolist())
+
+
+def ids(names: str) -> list[int]:
+    """Of tokens' names, with spaces between them."""
+    return [TOKENS.index(name) for name in names.split()]
+
+
+class Enumerable:
+    """A grammar as `constraints.probabilities` asks about it."""
+
+    def __init__(self, of: Grammar, end: int = END) -> None:
+        self._of, self.end = of, end
+
+    def legal(self, text: Sequence[int]) -> set[int]:
+        return legal(self._of.matcher(VOCAB), text)
