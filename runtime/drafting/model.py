@@ -184,6 +184,8 @@ class ModelDrafter:
         if self._tokens is not None:
             logits = spread(logits, self._tokens, text.sampler.vocab_size)
         position = len(text.tokens) - 1 + growth.depth
+        if (together := text.sampler.scores(logits, position)) is not None:
+            return best_tokens(together, growth.spec.branch)
         tokens = np.zeros((len(logits), growth.spec.branch), dtype=np.int64)
         scores = np.full(tokens.shape, -np.inf)
         for i, (node, row) in enumerate(zip(growth.frontier, logits, strict=True)):

@@ -20,7 +20,7 @@ from .constraint import Constraint, Matcher, ask, unpack
 from .cut_offs import CutOffs
 from .noise import Noise
 from .parameters import SamplingParams as SamplingParams
-from .ranking import contenders, ranking
+from .ranking import SMALL, contenders, ranking
 from .row import Logits, Row
 
 RIVALS = 64  # of a choice that are looked at one by one
@@ -106,6 +106,16 @@ class Sampler:
         if cut_offs and noise and misses is None and noise.few:
             cut_offs.narrow(min(noise.few, MOST_ALONE))
         yield from ranking(row, noise, cut_offs, misses, count)
+
+    def scores(self, logits: Logits, position: int) -> Logits | None:
+        """f(logits) + g of nodes at one position, `float32[nodes, V]`; None where they have to be looked at one by one.
+
+        That is where f sees the path or cuts off, where the vocabulary is large, or a row has no finite best.
+        """
+        if not self._plain or self._cuts or self.params.temperature == 0 or logits.shape[1] > SMALL:
+            return None
+        scores: Logits = logits / np.float32(self.params.temperature) + self.noise(position).all()
+        return scores if np.isfinite(scores.max(axis=1)).all() else None
 
     def drafted(
         self, logits: Logits, position: int, path: Sequence[int], misses: int, count: int = 1

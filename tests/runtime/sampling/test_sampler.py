@@ -435,3 +435,26 @@ def test_a_choice_is_settled_where_nothing_comes_near_and_never_where_something_
     position = next(t for t in range(50) if cold.choose(logits, t, ()) == 2)
     gap = cold.margin(logits, position, (), max({0, 1, 3}, key=lambda x: logits[x] * 2 + cold.noise(position).all()[x]))
     assert [cold.settles(logits, position, 2, share * gap / 2) for share in (0.9, 1.1)] == [True, False]
+
+
+def test_nodes_of_one_position_are_scored_together_as_one_by_one() -> None:
+    rows = np.stack([logits_of(seed) for seed in range(3)])
+    sampler = Sampler(SamplingParams(temperature=0.7), 4, [], VOCAB)
+    together = sampler.scores(rows, 5)
+    assert together is not None
+    for row, scores in zip(rows, together, strict=True):
+        assert np.array_equal(scores, scores_of(sampler, row, 5, ()))
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "repetition_penalty": 1.2}], ids=str
+)
+def test_nodes_whose_processors_differ_are_not_scored_together(params: dict[str, Any]) -> None:
+    assert Sampler(SamplingParams(**params), 4, [], VOCAB).scores(logits_of(1)[None], 5) is None
+
+
+@pytest.mark.parametrize("broken", [NAN, INF, -INF])
+def test_nodes_without_a_best_token_are_not_scored_together(broken: float) -> None:
+    rows = np.stack([logits_of(1), logits_of(2)])
+    rows[1, :] = broken
+    assert Sampler(SamplingParams(temperature=1.0), 4, [], VOCAB).scores(rows, 5) is None
