@@ -22,7 +22,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2029,
     ("face", ".py"): 36,
     ("measure", ".py"): 1326,
-    ("runtime", ".py"): 5367,
+    ("runtime", ".py"): 5371,
     ("runtime/backends", ".py"): 2517,
     ("runtime/decoding", ".py"): 1671,
     ("serve", ".py"): 1864,

@@ -72,12 +72,13 @@ class Noise:
         """A token's noise, but for rounding to float32."""
         return -math.log(-math.log(((int(self.words[token]) >> 12) + 0.5) * 2.0**-52))
 
-    def reaching(self, least: float) -> NDArray[np.bool_] | None:
-        """Who may have at least so much noise, `bool[V]`; whoever is left out has less. None: all may."""
+    def reaching(self, least: float, tokens: Tokens | None = None) -> NDArray[np.bool_] | None:
+        """Who of all tokens, or of these, may have so much noise, `bool`; who is left out has less. None: all may."""
         if not least > LEAST:
             return None
         share = -math.expm1(-math.exp(-least))  # of the words
-        return self.words >= np.uint64(max(0, (1 << 64) - int(share * 2.0**64 * (1 + 1e-6)) - (1 << 13)))
+        first = np.uint64(max(0, (1 << 64) - int(share * 2.0**64 * (1 + 1e-6)) - (1 << 13)))
+        return (self.words if tokens is None else self.words[tokens]) >= first
 
     def leaders(self, count: int) -> Tokens:
         """About the `count` tokens with most noise, or more of them; may be fewer."""

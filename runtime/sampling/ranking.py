@@ -13,6 +13,7 @@ from .row import Logits, Row, Tokens
 
 SMALL = 8192  # vocabulary whose noise is computed once a position: a few comparisons a node would cost more
 FEW = 512  # tokens that are ranked at once
+DENSE = 8  # of so many tokens one: fewer are cheaper to gather than all to compare
 _ROUNDED = 2.0**-20  # of a score: more than its sum and its noise are rounded by
 
 
@@ -29,12 +30,14 @@ def contenders(row: Row, noise: Noise | None, least: float, left: Tokens | None 
     else:
         if tokens is None or tokens.size > max(FEW, noise.few):
             slack = _slack(least)
-            loud = noise.reaching(least - row.most - slack)
+            loud = least - row.most - slack
             if tokens is None:
                 likely = row.reaching(least - noise.most - slack)
-                tokens = (likely if loud is None else likely & loud).nonzero()[0]
-            elif loud is not None:
-                tokens = tokens[loud[tokens]]
+                if np.count_nonzero(likely) * DENSE > likely.size and (both := noise.reaching(loud)) is not None:
+                    likely &= both
+                tokens = likely.nonzero()[0]
+            if tokens.size > FEW and (reach := noise.reaching(loud, tokens)) is not None:
+                tokens = tokens[reach]
         scores = row.of(tokens) + noise.of(tokens)
     kept = scores >= least
     return tokens[kept], scores[kept]
