@@ -1,6 +1,6 @@
 """What sampling costs: a plain sampled token next to a greedy one, and how much of a draft's speedup is left by it.
 
-python benchmarks/sampling_cost.py BUNDLE… --old PYTHON [--drafts BUNDLE…] [--turns 3] [--out FOLDER]
+python benchmarks/sampling_cost.py BUNDLE… --old PYTHON [--drafts BUNDLE…] [--turns 3] --out FILE
 
 PYTHON is that of an environment with the old specbuild, which gets the same bundles. Within a process the ways take
 turns prompt by prompt, so a ratio is of two texts decoded one after the other.
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-NEW_TOKENS = 48
+NEW_TOKENS = 32
 PROMPTS = Path(__file__).resolve().parent.parent / "tests" / "data" / "kinds.jsonl"
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -101,6 +101,12 @@ def differing(old: list[Measured], new: list[Measured]) -> int:
     return sum(x["tokens"] != y["tokens"] for one, other in pairs for x, y in zip(one, other, strict=True))
 
 
+def summary(kind: str, old: list[Measured], new: list[Measured]) -> dict[str, Any]:
+    """Of one bundle, plainly decoded or with drafts."""
+    found: dict[str, Any] = {"turns": len(new), "differing texts": differing(old, new)}
+    return found | ({"ways": plain(old, new)} if kind == "plain" else {"old": kept(old), "new": kept(new)})
+
+
 def main() -> None:
     """Run both in turns, and write what came out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -127,13 +133,8 @@ def main() -> None:
                     command = [python, __file__, str(bundle), "--decode", kind, "--prompts", str(options.prompts)]
                     made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                     results[who].append(json.loads(made.stdout.splitlines()[-1]))
-            row: dict[str, Any] = {"differing texts": differing(results["old"], results["new"])}
-            if kind == "plain":
-                row["ways"] = plain(results["old"], results["new"])
-            else:
-                row |= {who: kept(runs) for who, runs in results.items()}
-            found[kind][bundle.name] = row | {"turns": options.turns, "prompts": options.prompts}
-    options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+                found[kind][bundle.name] = summary(kind, **results) | {"prompts": options.prompts}
+                options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
