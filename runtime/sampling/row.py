@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.intp]
-WIDTH = 16  # tokens in a block at most, of whose largest logits the likeliest are found
+BLOCKS, LEAST_BLOCKS = 8, 512  # of the row, for each of the likeliest that are looked for, and at least
 _ROUNDED = 2.0**-21  # of a threshold: more than dividing and rounding it to float32 may move it
 _TINY, _HUGE = 1e-36, 3.4e38
 
@@ -47,12 +47,12 @@ class Row:
     def head(self, count: int) -> Tokens:
         """The `count` likeliest tokens, their equals, and perhaps some more that come next; ascending.
 
-        Each of the `count` likeliest blocks has a token that is as likely as the last of these blocks.
+        Each of the `count` likeliest blocks has a token that is as likely as the last of these blocks. They are sorted,
+        for a partition of many equals is slow.
         """
-        width = min(WIDTH, self.raw.size // (4 * count))
+        blocks = max(BLOCKS * count, LEAST_BLOCKS)
+        width = self.raw.size // blocks
         if width < 2:
             return np.arange(self.raw.size)
-        blocks = self.raw.size // width
-        largest = self.raw[: width * blocks].reshape(width, blocks).max(axis=0)
-        least = np.partition(largest, blocks - count)[blocks - count]
-        return self.reaching(float(least / self._temperature)).nonzero()[0]
+        largest = np.sort(self.raw[: width * blocks].reshape(width, blocks).max(axis=0))
+        return self.reaching(float(largest[-count] / self._temperature)).nonzero()[0]
