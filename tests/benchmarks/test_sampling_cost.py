@@ -25,6 +25,8 @@ def test_a_way_is_held_against_greedy_texts_by_the_clock_and_by_accepting() -> N
         "round ms": 12.0,
         "accept us": 1100.0,
         "choice alone us": 1100.0,
+        "quickest greedy round ms": 10.0,
+        "choice alone over quickest greedy round": 1.1,
     }
     assert (row["new"]["texts over greedy"], row["new"]["accepting over greedy rounds"]) == (1.03, 1.02)
 
