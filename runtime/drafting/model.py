@@ -184,11 +184,14 @@ class ModelDrafter:
         if self._tokens is not None:
             logits = spread(logits, self._tokens, text.sampler.vocab_size)
         position = len(text.tokens) - 1 + growth.depth
+        if (together := text.sampler.scores(logits, position)) is not None:
+            return best_tokens(together, growth.spec.branch)
         tokens = np.zeros((len(logits), growth.spec.branch), dtype=np.int64)
         scores = np.full(tokens.shape, -np.inf)
         for i, (node, row) in enumerate(zip(growth.frontier, logits, strict=True)):
-            ranked = text.sampler.drafted(row, position, [*growth.before, *growth.pool.path(node)], PATIENCE)
-            for j, (token, score) in enumerate(islice(ranked, growth.spec.branch)):
+            path, branch = [*growth.before, *growth.pool.path(node)], growth.spec.branch
+            ranked = text.sampler.drafted(row, position, path, PATIENCE, branch)
+            for j, (token, score) in enumerate(islice(ranked, branch)):
                 tokens[i, j], scores[i, j] = token, score
         return tokens, likelihoods(scores)
 

@@ -5,41 +5,55 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Logits = NDArray[np.float32]
+from .row import Logits, Row, Tokens
 
 
 class CutOffs:
     """Top-k, then top-p, then min-p over one node's logits, each on what the one before left.
 
     Top-k and min-p are one threshold. Top-p is asked token by token, which needs no sort: the mass above a token is
-    summed when the walk comes to it, and the walk comes to few. Tokens of equal logits stay or go together.
+    summed when somebody looks at it, and few are looked at. Tokens of equal logits stay or go together.
+
+    left: the tokens that top-k and min-p leave, ascending; None: all. threshold: the least logit among them.
     """
 
-    def __init__(self, logits: Logits, top_k: int, top_p: float, min_p: float) -> None:
-        self._logits, self._top_k, self._top_p = logits, top_k, top_p
-        self._floor = float(logits.max()) + math.log(min_p) if min_p > 0 else -math.inf
-        self._kth = self._next = -math.inf  # the k-th largest logit, and the largest one that top-k leaves out
-        if 0 < top_k < logits.size:
-            ranked = np.partition(logits, (-top_k - 1, -top_k))
-            self._next, self._kth = float(ranked[-top_k - 1]), float(ranked[-top_k])
-        if self._top_p < 1:
-            self._weights = np.exp(logits - logits.max())
-            self._total = float(self._weights[logits >= self._kth].sum(dtype=np.float64))
+    def __init__(self, row: Row, top_k: int, top_p: float, min_p: float) -> None:
+        self._row, self._top_k, self._top_p = row, top_k, top_p
+        self.cuts_mass = top_p < 1
+        self._floor = row.most + math.log(min_p) if min_p > 0 else -math.inf
+        self._kth = -math.inf  # the k-th largest logit
+        self._among: Tokens | None = None  # what top-k leaves
+        if 0 < top_k < row.raw.size:
+            self._among = row.head(top_k)
+            values = row.of(self._among)
+            if values.size >= top_k:  # else fewer have a score at all
+                self._kth = float(np.partition(values, -top_k)[-top_k])
+                self._among = self._among[values >= self._kth]
+        self.threshold, self.left = max(self._kth, self._floor), self._among
+        if self._floor > self._kth:
+            likely = row.reaching(self._floor).nonzero()[0] if self.left is None else self.left
+            self.left = likely[row.of(likely) >= self._floor]
+        if top_p < 1:
+            self._values = row.all() if self._among is None else row.of(self._among)
+            self._weights = self._weigh(self._values)
+            self._total = float(self._weights.sum(dtype=np.float64))
 
-    def mask(self, scores: Logits) -> Logits:
-        """The scores, −inf where top-k or min-p leave a token out."""
-        threshold = max(self._kth, self._floor)
-        return scores if threshold == -math.inf else np.where(self._logits >= threshold, scores, np.float32(-np.inf))
+    def narrow(self, few: int) -> None:
+        """Leave no token that top-p leaves out, where all that it leaves in are among the `few` likeliest."""
+        if self._top_p >= 1 or self.left is not None or self._top_p * self._total > few:
+            return  # a token has a mass of 1 at most
+        likely = self._row.head(few)
+        values = self._row.of(likely)
+        ranked = np.argsort(-values)
+        weights = self._weights[likely[ranked]].astype(np.float64)
+        inside = np.cumsum(weights) - weights < self._top_p * self._total * (1 + 1e-6)
+        if not inside[-1]:
+            self.left = likely[values >= values[ranked[np.count_nonzero(inside) - 1]]]
 
-    def in_top_p(self, token: int) -> bool:
-        """Whether top-p leaves a token in that top-k did."""
-        return self._top_p >= 1 or self._mass_above(float(self._logits[token])) < self._top_p
-
-    def drop_up_to(self, token: int, scores: Logits) -> None:
-        """Set to −inf the scores of a token that top-p leaves out and of all that are no likelier, so left out too."""
-        scores[self._logits <= self._logits[token]] = -np.inf
+    def in_top_p(self, value: float) -> bool:
+        """Whether top-p leaves tokens of this logit in that top-k did."""
+        return self._top_p >= 1 or self._mass_above(value) < self._top_p
 
     def surely(self, token: int, moved: float) -> bool | None:
         """Whether a token is left in, wherever each two logits lie up to `moved` farther apart; None: it depends."""
@@ -49,19 +63,23 @@ class CutOffs:
 
     def _leaves(self, token: int, moved: float) -> bool:
         """Whether every cut-off leaves a token in whose rivals all gain as much on it, or with `moved` < 0 all lose."""
-        value = float(self._logits[token]) - moved
-        above = self._logits > value
-        above[token] = False
-        if value < self._floor or (self._kth > -math.inf and np.count_nonzero(above) >= self._top_k):
+        value = self._row.value(token) - moved
+        if value < self._floor:
+            return False
+        above = self._row.reaching(value).nonzero()[0]
+        values = self._row.of(above)
+        values = values[(values > value) & (above != token)]
+        if self._kth > -math.inf and values.size >= self._top_k:
             return False
         if self._top_p >= 1:
             return True
-        mass = float(self._weights[above].sum(dtype=np.float64)) * math.exp(min(moved, 700.0))
-        return mass < self._top_p * (mass + self._total - float(self._weights[above].sum(dtype=np.float64)))
+        found = float(self._weigh(values).sum(dtype=np.float64))
+        mass = found * math.exp(min(moved, 700.0))
+        return mass < self._top_p * (mass + self._total - found)
 
     def slacks(self, token: int) -> list[float]:
         """Per cut-off that is on, how far inside it a token is, in logits, for top-p in mass; negative outside."""
-        value, slacks = float(self._logits[token]), []
+        value, slacks = self._row.value(token), []
         if self._kth > -math.inf:
             slacks.append(value - (self._next if value >= self._kth else self._kth))
         if self._top_p < 1:
@@ -70,9 +88,14 @@ class CutOffs:
             slacks.append(value - self._floor)
         return slacks
 
+    @property
+    def _next(self) -> float:
+        """The largest logit that top-k leaves out, or the last one's equal."""
+        return float(np.partition(self._row.all(), -self._top_k - 1)[-self._top_k - 1])
+
     def _top_p_slack(self, value: float) -> float:
         """The less of two moves: of the mass above across top-p, or of the token across its neighbour at the cut."""
-        ranked = np.sort(self._logits[self._logits >= self._kth])[::-1]
+        ranked = np.sort(self._values)[::-1]
         weights = np.exp((ranked - ranked[0]).astype(np.float64))
         before = (np.cumsum(weights) - weights)[np.searchsorted(-ranked, -ranked)]  # equals share what is above them
         lowest = float(ranked[before < self._top_p * weights.sum()][-1])
@@ -81,5 +104,10 @@ class CutOffs:
             return min(mass, value - float(out[0])) if out.size else math.inf
         return max(mass, value - lowest)
 
+    def _weigh(self, values: Logits) -> Logits:
+        """Probabilities over the likeliest token's."""
+        weights: Logits = np.exp(values - np.float32(self._row.most))
+        return weights
+
     def _mass_above(self, value: float) -> float:
-        return float(self._weights[self._logits > value].sum(dtype=np.float64)) / self._total
+        return float(self._weights[(self._values > value).nonzero()[0]].sum(dtype=np.float64)) / self._total

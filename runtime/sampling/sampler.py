@@ -7,21 +7,24 @@ An argmax over logits plus Gumbel noise is an exact sample of their softmax (Gum
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specbuild.runtime.errors import ExecutionError, OptionError, message_of, shown
 
 from .constraint import Constraint, Foreseeing, Matcher, ask, only, unpack
 from .cut_offs import CutOffs
+from .noise import Noise
 from .parameters import SamplingParams as SamplingParams
+from .ranking import SMALL, contenders, ranking
+from .row import Logits, Row
 
-Logits = NDArray[np.float32]
 RIVALS = 64  # of a choice that are looked at one by one
+MOST_ALONE = 128  # tokens of which top-p may leave some, so that no others' noise is needed
 
 
 def _matcher(constraint: Constraint, vocab_size: int) -> Matcher:
@@ -41,14 +44,6 @@ def _matcher(constraint: Constraint, vocab_size: int) -> Matcher:
 def fresh_seed() -> int:
     """53 bits of entropy: a seed that survives JSON in every language."""
     return secrets.randbits(53)
-
-
-def gumbel(seed: int, position: int, vocab_size: int) -> Logits:
-    """g(seed, t, ·): `float32[V]` of standard Gumbel noise; 64-bit word x of Philox(key=[seed, t]) is token x's."""
-    words = np.random.Philox(key=np.array([seed, position], dtype=np.uint64)).random_raw(vocab_size)
-    uniform = ((words >> np.uint64(12)) + 0.5) * 2.0**-52  # in the open interval (0, 1), exact in float64
-    noise: Logits = (-np.log(-np.log(uniform))).astype(np.float32)
-    return noise
 
 
 class Sampler:
@@ -71,7 +66,7 @@ class Sampler:
         if self._repeats:
             self._seen[np.asarray(prompt, dtype=np.int64)] = True
         self._output: Counter[int] = Counter()
-        self._noise: dict[int, Logits] = {}
+        self._noise: dict[int, Noise] = {}
 
     @property
     def greedy(self) -> bool:
@@ -89,41 +84,45 @@ class Sampler:
         for past in [t for t in self._noise if t < position]:
             del self._noise[past]
 
-    def noise(self, position: int) -> Logits:
-        """g at one position, kept until the text has passed it."""
+    def noise(self, position: int) -> Noise:
+        """g at one position, kept until the text has passed it: target, draft and all nodes there have the same."""
         if position not in self._noise:
-            self._noise[position] = gumbel(self.seed, position, self.vocab_size)
+            self._noise[position] = Noise(self.seed, position, self.vocab_size)
         return self._noise[position]
 
     def ranked(
-        self, logits: Logits, position: int, path: Sequence[int], misses: int | None = None
+        self, logits: Logits, position: int, path: Sequence[int], misses: int | None = None, count: int = 1
     ) -> Iterator[tuple[int, float]]:
         """Tokens and their scores f(logits) + g, best first, the lowest id among equals; no token a cut-off excludes.
 
         `path`: the drafted tokens from below the root down to the node. Ends early after `misses` excluded ones.
+        `count`: how many are looked for; others are found too, more slowly.
         """
-        processed = self.processed(logits, path)
-        if not np.isfinite(processed.max()):
+        row = self._row(logits, path)
+        if not math.isfinite(row.most):
             return  # no token may be chosen, or the model gave what is no number
-        scores = processed + self.noise(position) if self.params.temperature > 0 else processed.copy()
-        cut_offs = self._cut_offs(processed) if self._cuts else None
-        if cut_offs:
-            scores = cut_offs.mask(scores)
-        while (score := scores[token := int(scores.argmax())]) > -np.inf:
-            if cut_offs is None or cut_offs.in_top_p(token):
-                yield token, float(score)
-            elif misses is not None:
-                misses -= 1
-                if misses < 0:
-                    return
-            else:
-                cut_offs.drop_up_to(token, scores)
-            scores[token] = -np.inf
+        noise = self.noise(position) if self.params.temperature > 0 else None
+        cut_offs = self._cut_offs(row) if self._cuts else None
+        if cut_offs and noise and misses is None and noise.few:
+            cut_offs.narrow(min(noise.few, MOST_ALONE))
+        yield from ranking(row, noise, cut_offs, misses, count)
 
-    def drafted(self, logits: Logits, position: int, path: Sequence[int], misses: int) -> Iterator[tuple[int, float]]:
+    def scores(self, logits: Logits, position: int) -> Logits | None:
+        """f(logits) + g of nodes at one position, `float32[nodes, V]`; None where they have to be looked at one by one.
+
+        That is where f sees the path or cuts off, where the vocabulary is large, or a row has no finite best.
+        """
+        if not self._plain or self._cuts or self.params.temperature == 0 or logits.shape[1] > SMALL:
+            return None
+        scores: Logits = logits / np.float32(self.params.temperature) + self.noise(position).all()
+        return scores if np.isfinite(scores.max(axis=1)).all() else None
+
+    def drafted(
+        self, logits: Logits, position: int, path: Sequence[int], misses: int, count: int = 1
+    ) -> Iterator[tuple[int, float]]:
         """As `ranked`, for a draft. What the constraint raises ends it; the next choice raises it again."""
         try:
-            yield from self.ranked(logits, position, path, misses)
+            yield from self.ranked(logits, position, path, misses, count)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a library's panic is no Exception
@@ -178,8 +177,14 @@ class Sampler:
 
     def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
         """f before the cut-offs: what the constraint allows, penalties, bias, temperature."""
-        if self._plain and self.params.temperature in (0, 1):
-            return logits
+        return self._row(logits, path).all()
+
+    def _row(self, logits: Logits, path: Sequence[int]) -> Row:
+        """As `processed`, computed where somebody looks."""
+        return Row(logits if self._plain else self.adjusted(logits, path), self.params.temperature)
+
+    def adjusted(self, logits: Logits, path: Sequence[int]) -> Logits:
+        """What the constraint allows, penalties and bias, in a copy."""
         p, out = self.params, logits.copy()
         if self.matcher is not None and (mask := ask(self.matcher, path, len(out))) is not None:
             out[~unpack(mask, len(out))] = -np.inf
@@ -188,8 +193,9 @@ class Sampler:
             if path:
                 seen = seen.copy()
                 seen[np.asarray(path, dtype=np.int64)] = True
-            penalty = np.float32(p.repetition_penalty)
-            out[seen] = np.where(out[seen] > 0, out[seen] / penalty, out[seen] * penalty)
+            ids, penalty = seen.nonzero()[0], np.float32(p.repetition_penalty)
+            values = out[ids]
+            out[ids] = np.where(values > 0, values / penalty, values * penalty)
         if self._counts:
             counts = self._output + Counter(path)
             ids = np.fromiter(counts.keys(), dtype=np.int64)
@@ -197,23 +203,24 @@ class Sampler:
             out[ids] -= np.float32(p.frequency_penalty) * times + np.float32(p.presence_penalty)
         if self._bias.size:
             out[self._bias_ids] += self._bias
-        if p.temperature not in (0, 1):
-            out /= np.float32(p.temperature)
         return out
 
-    def _cut_offs(self, processed: Logits) -> CutOffs:
-        return CutOffs(processed, self.params.top_k, self.params.top_p, self.params.min_p)
+    def _cut_offs(self, row: Row) -> CutOffs:
+        return CutOffs(row, self.params.top_k, self.params.top_p, self.params.min_p)
 
     def settles(self, logits: Logits, position: int, token: int, bound: float) -> bool:
         """Whether `token`, the choice, stays it wherever each two logits lie up to `bound` farther apart."""
-        p, processed = self.params, self.processed(logits, ())
+        p, row, chosen = self.params, self._row(logits, ()), np.array([token])
         moved = bound * max(p.repetition_penalty, 1 / p.repetition_penalty) / (p.temperature or 1.0)
-        scores = processed + self.noise(position) if p.temperature > 0 else processed
-        rivals = np.flatnonzero(scores >= scores[token] - moved)
+        noise = self.noise(position) if p.temperature > 0 else None
+        score = (row.of(chosen) + noise.of(chosen) if noise else row.of(chosen))[0]
+        if score == -np.inf:
+            return False
+        rivals, _ = contenders(row, noise, float(score - moved))
         rivals = rivals[rivals != token]
         if not self._cuts:
             return not rivals.size
-        cut_offs = self._cut_offs(processed)
+        cut_offs = self._cut_offs(row)
         few = rivals.size <= RIVALS and cut_offs.surely(token, moved) is True
         return few and all(cut_offs.surely(int(rival), moved) is False for rival in rivals)
 
@@ -226,10 +233,10 @@ class Sampler:
         chosen, processed = self.choose(logits, position, path), self.processed(logits, path)
         if chosen == other:
             return 0.0
-        scores = processed + self.noise(position) if self.params.temperature > 0 else processed
+        scores = processed + self.noise(position).all() if self.params.temperature > 0 else processed
         gap = float(scores[chosen] - scores[other])
         if not self._cuts:
             return gap
-        cut_offs = self._cut_offs(processed)
+        cut_offs = self._cut_offs(self._row(logits, path))
         inside = cut_offs.slacks(other)
         return min([gap, *cut_offs.slacks(chosen)]) if min(inside) >= 0 else -min(inside)

