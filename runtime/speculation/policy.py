@@ -3,7 +3,8 @@
 A round does what promises most tokens a second: nothing, the text's continuation so far as it pays, or a tree of the
 draft model. That promise, λ, is what a second is worth in tokens. While the tree grows, another level, or a node to
 verify, is worth its while where the tokens that it adds are more than λ times its seconds: the stop rule of CaDDTree
-(arXiv 2606.01813). Seconds are the timing table's, never a clock's. No token depends on any of it.
+(arXiv 2606.01813). Seconds are the timing table's, corrected by what rounds take (`live.py`). No token depends on any
+of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .draft_limits import NO_LIMITS, Limits
+from .live import LiveTimings
 from .sessions import Session, Sessions
 from .timings import Chances, Times, TimingTable
 from .tree import TreeSpec
@@ -55,7 +57,7 @@ PLAIN = Option("plain", 0, 1.0, 1.0)
 class SequencePolicy:
     """One sequence's policy: how drafts of its session have fared, and what its next round does."""
 
-    timings: TimingTable
+    live: LiveTimings
     chances: Chances
     temperature: float
     drafts: bool  # whether there is a model to draft with
@@ -76,16 +78,21 @@ class SequencePolicy:
     def __post_init__(self) -> None:
         self.model, self.lookup = self.session.model, self.session.lookup
 
+    @property
+    def timings(self) -> TimingTable:
+        """The table, as it was measured."""
+        return self.live.timings
+
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
-        self._times = times = self.timings.at(batch, self.temperature)
+        self._times = times = self.live.at(batch, self.temperature)
         self._room = room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
         plain = Option("plain", 0, 1.0, times.alone)
         self._continued = self._continuation(matched, min(room, LONGEST)) if matched else []
         best = self._lookup(self._tree(self.model.ratio, room, plain))
         least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
-        self.now, self._rate = best if best.rate >= least else plain, best.rate
-        if self.now is plain and self.session.probing.due():
+        self.now, self._rate = best if best.rate >= least and not self.live.plain_due else plain, best.rate
+        if self.now is plain and not self.live.plain_due and self.session.probing.due():
             if self._tree(HOPE, room, plain).rate > least:
                 self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1), 1)
             else:
@@ -252,12 +259,15 @@ class Policy:
         limits: Limits = NO_LIMITS,
         clock: Callable[[], float] = time.monotonic,
         free: int = 0,
+        live: LiveTimings | None = None,
     ) -> None:
         """`drafts`: whether there is a model to draft with. `clock`: seconds, by which sessions are forgotten.
 
-        `free`: drafted nodes that cost nothing, because a step of one node is filled up.
+        `free`: drafted nodes that cost nothing, because a step of one node is filled up. `live`: the table as rounds
+        correct it, whoever tells it of them; None: nobody does.
         """
         self.timings, self.drafts, self.limits, self.free = timings, drafts, limits, free
+        self.live = live or LiveTimings(timings)
         self.sessions = Sessions(clock)
 
     def for_request(self, temperature: float, session: str | None = None) -> SequencePolicy:
@@ -266,4 +276,4 @@ class Policy:
         It begins with what others of its session have learnt, or without one with what was seen of the model in all.
         """
         chances, known = self.timings.chances(temperature), self.sessions.of(session, temperature > 0)
-        return SequencePolicy(self.timings, chances, temperature, self.drafts, known, self.limits, self.free)
+        return SequencePolicy(self.live, chances, temperature, self.drafts, known, self.limits, self.free)
