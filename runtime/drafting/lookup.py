@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 LONGEST = 12  # tokens compared at most
@@ -32,12 +33,28 @@ def from_text(sequence: Sequence, batch: int, looks_up: bool = True, drafts: boo
         if not drafts:
             return lookup(history, shape)
         return repeats(history, shape, SURE if sequence.params.temperature else SURE_GREEDY) if looks_up else None
-    start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
-    policy.guess = int(history[start]) if matched else -1
-    option = policy.choose(batch, matched, sequence.limit - len(history) - 1)
-    if option.kind in ("model", "probe"):
+    start, matched = look(sequence, policy, looks_up)
+    policy.choose(batch, matched, room(sequence))
+    return decided(sequence, policy, start)
+
+
+def look(sequence: Sequence, policy: SequencePolicy, looks_up: bool) -> tuple[int, int]:
+    """Where the text's continuation begins, and how many tokens before it match; the policy watches its first."""
+    start, matched = next(iter(matches(sequence.history, 1)), (0, 0)) if looks_up else (0, 0)
+    policy.guess = int(sequence.history[start]) if matched else -1
+    return start, matched
+
+
+def room(sequence: Sequence) -> int:
+    """Nodes that may be drafted: before the text's end, and in its part of a step."""
+    return min(sequence.limit - len(sequence.tokens) - 1, sequence.room)
+
+
+def decided(sequence: Sequence, policy: SequencePolicy, start: int) -> Tree | None:
+    """The continuation that was decided for, from `start` on; None: the model is asked."""
+    if policy.now.kind in ("model", "probe"):
         return None
-    return Tree.chain([int(history[-1]), *continuation(history, start, option.nodes)])
+    return Tree.chain([sequence.tokens[-1], *continuation(sequence.history, start, policy.now.nodes)])
 
 
 def lookup(history: NDArray[np.int64], spec: TreeSpec) -> Tree:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import cache
 from statistics import median
 from typing import Literal
 
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 
 from .timings import Times, TimingTable
 
-OWN, LAST = 3, 7  # ratios whose median counts: of a shape, and for the metric
+OWN, LAST = 5, 7  # ratios whose median counts: of a shape, and for the metric
 SHRINK = 0.25  # ratios of plain decoding's that a shape's own are mixed with
 FRESH = 128  # rounds after which a shape is forgotten
-MOVED = 0.03  # by how much, in logarithms, a correction differs before it is applied
+MOVED, FAR = 0.03, 0.2  # how far, in logarithms, a correction moves before it is applied: in a while, at once
+PATIENCE = 8  # rounds
 LARGEST = 4.0  # of a ratio's logarithm
-LEFT_WITHIN = 4  # rounds of a shape in which a machine that changed is seen: most of OWN, and one
+LEFT_WITHIN = 6  # rounds of a shape in which a machine that changed is seen
 ADRIFT, PLAIN_AGE, PLAIN_ROUNDS = 0.1, 512, 3  # when plain decoding is measured again, and for how many rounds
 PerRow = NDArray[np.float64]
 Part = Literal["verify", "draft", "own"]
@@ -42,17 +44,17 @@ class _Shape:
     told: float = 0.0  # what was applied
     anchor: float | None = None  # what it took when plain decoding was measured last
 
-    def record(self, seen: float, plain: float, now: int) -> bool:
-        """One more; whether it has moved since it was applied."""
+    def record(self, seen: float, plain: float, now: int) -> float:
+        """One more; how far it has moved since it was applied."""
         if now - self.at > FRESH or abs(plain - self.then) > ADRIFT:
             self.recent.clear()
         self.recent.append(seen)
         count = len(self.recent)
-        self.own, self.then, self.at = plain + (median(self.recent) - plain) * count / (count + SHRINK), plain, now
-        if abs(self.own - self.told) < MOVED:
-            return False
-        self.told = self.own
-        return True
+        ordered = sorted(self.recent)
+        off, noise = ordered[count // 2] - plain, (ordered[-2] - ordered[1]) / 2 if count > 3 else 0.0
+        off = math.copysign(max(abs(off) - noise, 0.0), off) * count / (count + SHRINK)
+        self.own, self.then, self.at = plain + off, plain, now
+        return abs(self.own - self.told)
 
     def now(self, plain: float) -> float:
         """As it was, and moved by what plain decoding has moved since, unless it had moved before."""
@@ -99,7 +101,7 @@ class LiveTimings:
         self.timings, self.lanes, self.on = timings, lanes, on
         self.said = self.took = 0.0
         self._parts: dict[Part, _Factors] = {"verify": _Factors(), "draft": _Factors(), "own": _Factors()}
-        self._now = self._version = self._steps = 0
+        self._now = self._version = self._steps = self._applied = 0
         self._made = dict[tuple[int, bool], tuple[int, Times]]()
         self._plain, self._plain_at, self._plain_due = _Shape(), 0, 0
         self._shape, self._seen, self._last, self._verified = _Shape(), 0.0, 0.0, deque[float](maxlen=LAST)
@@ -149,7 +151,7 @@ class LiveTimings:
         self._now += 1
         if not drafted:
             self._plain_at, self._plain_due = self._now, max(self._plain_due - 1, 0)
-            self._version += self._plain.record(self._last, self._plain.own, self._now)
+            self._apply(self._plain, self._plain.record(self._last, self._plain.own, self._now))
             for each in self._parts["verify"].shapes.values():
                 each.anchor = None
         elif not self._plain_due and (self._shape.adrift or self._now - self._plain_at > PLAIN_AGE):
@@ -172,8 +174,13 @@ class LiveTimings:
             self.said += expected
             self.took += seconds
             self._seen = min(max(math.log(seconds / expected), -LARGEST), LARGEST)
-            self._version += one.record(self._seen, self._plain.own, self._now)
+            self._apply(one, one.record(self._seen, self._plain.own, self._now))
         return one
+
+    def _apply(self, shape: _Shape, moved: float) -> None:
+        """Small changes wait for each other: a table costs as much as a few tokens' choices."""
+        if moved > FAR or (moved > MOVED and self._now - self._applied >= PATIENCE):
+            self._version, self._applied, shape.told = self._version + 1, self._now, shape.own
 
     def _corrected(self, times: Times) -> Times:
         verify, draft, own = (self._parts[part] for part in ("verify", "draft", "own"))
@@ -199,6 +206,7 @@ def shape_of(rows: int) -> int:
     return round(2 * math.log2(max(rows, 1)))
 
 
+@cache
 def _shapes(count: int) -> PerRow:
     found: PerRow = 2 * np.log2(np.maximum(np.arange(count), 1))
     return found
