@@ -22,9 +22,9 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2029,
     ("face", ".py"): 36,
     ("measure", ".py"): 1326,
-    ("runtime", ".py"): 5347,
+    ("runtime", ".py"): 5564,
     ("runtime/backends", ".py"): 2517,
-    ("runtime/decoding", ".py"): 1726,
+    ("runtime/decoding", ".py"): 1753,
     ("serve", ".py"): 1867,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin

@@ -29,6 +29,9 @@ from .loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
 from .planner import Planner
 from .reading import Reader, step_input
 
+PACE = 2.5  # times as long as plain decoding a step takes at most that reads prompts beside others
+LEAST = 2  # tokens of each prompt in a step in any case
+
 
 class HostLoop:
     """Drives a target and a drafter; knows no backend, no tokenizer and no queue. See `Loop`."""
@@ -87,8 +90,26 @@ class HostLoop:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
         drafting = self.planner.drafting(sequences) if self.drafter else []
         proposed = self.drafter.propose(drafting) if self.drafter and drafting else []
-        drafted = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
-        return [drafted.get(s.slot) or self.reader.next_chunk(s, len(sequences) == 1) for s in sequences]
+        trees = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
+        decoding = {s.slot: trees.get(s.slot) or Tree([s.tokens[-1]]) for s in sequences if s.decodes}
+        reading = [s for s in sequences if not s.decodes]
+        if reading:
+            taken = [s.pending - 1 + len(decoding[s.slot]) for s in sequences if s.decodes]
+            chunks = self.reader.chunks(reading, self._left(taken, len(reading)), len(sequences) == 1)
+            decoding |= {s.slot: chunk for s, chunk in zip(reading, chunks, strict=True)}
+        return [decoding[s.slot] for s in sequences]
+
+    def _left(self, taken: Seq[int], reading: int) -> int:
+        """Rows of a step that are the prompts', beside sequences that decode and have so many each.
+
+        As many as may be; and where others wait for their next tokens, as make them wait hardly longer.
+        """
+        most = self._options.step_nodes
+        left = 1 << 30 if most is None else most - sum(taken)
+        if self.live and self.live.on and taken:
+            paced = self.live.rows_within(self._rows([1] * len(taken)), PACE) - self._rows(taken) + reading
+            left = min(left, max(paced, LEAST * reading))
+        return left
 
     def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> None:
         """Walk the tree along the target's choices, emit them, commit the path in both caches.

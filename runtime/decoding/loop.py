@@ -30,7 +30,7 @@ class LoopOptions:
     its end; None: as many as otherwise. exactness: the class that the target's steps are filled up to, None: it has
     none. bound: how much farther apart two logits may lie outside of it; a device accepts nothing that is.
     sequence_nodes: of a sequence that drafts in a step, what is computed again included; None: what the target takes.
-    live: is told what rounds take; None: nobody is.
+    step_nodes: of all sequences in a step; None: no limit. live: is told what rounds take; None: nobody is.
     """
 
     limits: Limits = NO_LIMITS
@@ -39,6 +39,7 @@ class LoopOptions:
     exactness: ExactnessClass | None = None
     bound: float = 0.0
     sequence_nodes: int | None = None
+    step_nodes: int | None = None
     live: LiveTimings | None = None
 
 

@@ -80,11 +80,12 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
     each: int | None = None
     if options.max_num_batched_tokens is not None:
         each = options.max_num_batched_tokens // options.batch_size
-        chunk, lone_chunk = min(chunk, each), min(lone_chunk, options.max_num_batched_tokens)
+        chunk, lone_chunk = (min(size, options.max_num_batched_tokens) for size in (chunk, lone_chunk))
         asked = limits.max_draft_tokens
         limits = replace(limits, max_draft_tokens=each - 1 if asked is None else min(each - 1, asked))
     live, bound = policy.live if policy else None, manifest.exactness_bound
-    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness, bound, each, live)
+    step = options.max_num_batched_tokens
+    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness, bound, each, step, live)
     return HostLoop(target, drafter, chunk, frozenset(manifest.eos_token_ids), how), policy
 
 

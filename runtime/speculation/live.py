@@ -163,6 +163,11 @@ class LiveTimings:
         """A round that says nothing of the loop's own time: it read prompts."""
         self._steps = 0
 
+    def rows_within(self, rows: int, times: float) -> int:
+        """How many rows a step may have that takes so many times as long as one of `rows`; as many as were measured."""
+        seconds = self.at(self.lanes or 1).verify_rows
+        return int(np.searchsorted(seconds, times * _at(seconds, rows), side="right")) - 1
+
     @property
     def plain_due(self) -> bool:
         """Whether plain decoding, which nobody has seen since the machine changed, is to be measured again."""
