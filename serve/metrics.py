@@ -217,13 +217,16 @@ class _Gauges(Collector):
         running = GaugeMetricFamily(f"{self._prefix}num_requests_running", "Samples that have a slot.", labels=labels)
         waiting = GaugeMetricFamily(f"{self._prefix}num_requests_waiting", "Samples without one.", labels=labels)
         cache = GaugeMetricFamily(f"{self._prefix}kv_cache_usage_perc", "Of the caches, 0 to 1.", labels=labels)
+        told = "What steps take now over what the timing table says."
+        correction = GaugeMetricFamily(f"{OURS}timing_correction", told, labels=labels)
         for name, engine in self._engines.items():
             try:
-                usage = engine.usage
+                usage, off = engine.usage, engine.correction
             except Exception:  # its worker may have died anywhere; health says so, and a scrape is of the others too
                 continue
             running.add_metric([name], usage.running)
             waiting.add_metric([name], usage.waiting + usage.to_come)
             share = usage.cache_tokens / max(usage.cache_capacity_tokens, 1)
+            correction.add_metric([name], off)
             cache.add_metric([name], min(share, 1.0))  # texts that share pages count them more than once
-        yield from (running, waiting, cache)
+        yield from (running, waiting, cache, correction)

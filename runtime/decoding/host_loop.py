@@ -6,7 +6,7 @@ Prompts are read by the same step: a chunk of a prompt is a long chain whose nod
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, nullcontext
 
@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.executor import Executor
+from specbuild.runtime.backends.executor import Executor, StepInput
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import Drafter, ModelDrafter
 from specbuild.runtime.requests.metrics import RunStats, Tally
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.acceptance import walk
+from specbuild.runtime.speculation.live import LiveTimings
 from specbuild.runtime.speculation.tree import Tree
 
 from .admission import Admission
@@ -27,6 +28,9 @@ from .emission import Emission
 from .loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
 from .planner import Planner
 from .reading import Reader, step_input
+
+PACE = 2.5  # times as long as plain decoding a step takes at most that reads prompts beside others
+LEAST = 2  # tokens of each prompt in a step in any case
 
 
 class HostLoop:
@@ -46,7 +50,7 @@ class HostLoop:
         most = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
         self.emission, self.planner, self._options = Emission(eos), Planner(options.limits, most), options
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
-        self.exactness = options.exactness
+        self.exactness, self.live = options.exactness, options.live
         self.bound = options.bound if options.exactness else 0.0
         self.admission = admission or Admission(target, drafter, options.prefix_caching)
         self.pick, self.release = self.admission.pick, self.admission.release
@@ -54,23 +58,58 @@ class HostLoop:
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`."""
-        with accounted(self, sequences), nvtx.range("round"):
+        with accounted(self, sequences) as account, nvtx.range("round"):
             self.admission.enter(sequences)
             trees = self.draft(sequences)
             inputs = [step_input(s, t) for s, t in zip(sequences, trees, strict=True)]
             ahead = self.drafter.ahead(sequences) if self.drafter else nullcontext()
             with nvtx.range("verify"), ahead:
+                before = self.target.seconds
                 logits = self.target.step(inputs)
+            if self.live:
+                self._tell(self.live, account, sequences, inputs, self.target.seconds - before)
             for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
                 with nvtx.range("accept"), alone(sequence):
                     (self.accept if sequence.decodes else self.reader.accept)(sequence, tree, rows)
+
+    def _tell(
+        self, live: LiveTimings, account: accounted, sequences: Seq[Sequence], inputs: Seq[StepInput], seconds: float
+    ) -> None:
+        """What a step took; and when the round is over, if all decode, what they and their trees have to do with it."""
+        rows, least = self._rows(map(len, (each.tokens for each in inputs))), self._rows(s.pending for s in sequences)
+        live.step("verify", rows, seconds)
+        if all(s.decodes for s in sequences):
+            account.decoded = rows - least
+
+    def _rows(self, counts: Iterable[int]) -> int:
+        """Of a step whose sequences have so many, with what fills it up and those of idle slots."""
+        each, found = self.exactness.sequence_rows if self.exactness else 1, [*counts]
+        return sum(-(-count // each) * each for count in found) + self.target.batch_size - len(found)
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
         drafting = self.planner.drafting(sequences) if self.drafter else []
         proposed = self.drafter.propose(drafting) if self.drafter and drafting else []
-        drafted = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
-        return [drafted.get(s.slot) or self.reader.next_chunk(s, len(sequences) == 1) for s in sequences]
+        trees = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
+        decoding = {s.slot: trees.get(s.slot) or Tree([s.tokens[-1]]) for s in sequences if s.decodes}
+        reading = [s for s in sequences if not s.decodes]
+        if reading:
+            taken = [s.pending - 1 + len(decoding[s.slot]) for s in sequences if s.decodes]
+            chunks = self.reader.chunks(reading, self._left(taken, len(reading)), len(sequences) == 1)
+            decoding |= {s.slot: chunk for s, chunk in zip(reading, chunks, strict=True)}
+        return [decoding[s.slot] for s in sequences]
+
+    def _left(self, taken: Seq[int], reading: int) -> int:
+        """Rows of a step that are the prompts', beside sequences that decode and have so many each.
+
+        As many as may be; and where others wait for their next tokens, as make them wait hardly longer.
+        """
+        most = self._options.step_nodes
+        left = 1 << 30 if most is None else most - sum(taken)
+        if self.live and self.live.on and taken:
+            paced = self.live.rows_within(self._rows([1] * len(taken)), PACE) - self._rows(taken) + reading
+            left = min(left, max(paced, LEAST * reading))
+        return left
 
     def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> None:
         """Walk the tree along the target's choices, emit them, commit the path in both caches.

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import current_thread, main_thread
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.metrics import RunStats, Tally
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
+from specbuild.runtime.speculation.live import LiveTimings
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class LoopOptions:
     its end; None: as many as otherwise. exactness: the class that the target's steps are filled up to, None: it has
     none. bound: how much farther apart two logits may lie outside of it; a device accepts nothing that is.
     sequence_nodes: of a sequence that drafts in a step, what is computed again included; None: what the target takes.
+    step_nodes: of all sequences in a step; None: no limit. live: is told what rounds take; None: nobody is.
     """
 
     limits: Limits = NO_LIMITS
@@ -37,6 +39,8 @@ class LoopOptions:
     exactness: ExactnessClass | None = None
     bound: float = 0.0
     sequence_nodes: int | None = None
+    step_nodes: int | None = None
+    live: LiveTimings | None = None
 
 
 DEFAULTS = LoopOptions()
@@ -128,6 +132,7 @@ class CountingLoop(Loop, Protocol):
     """A loop as `accounted` sees it."""
 
     tally: Tally
+    live: LiveTimings | None
 
 
 def cache_bytes(loop: Loop) -> int:
@@ -136,24 +141,39 @@ def cache_bytes(loop: Loop) -> int:
 
 
 class accounted:  # noqa: N801  (it reads as a word, and costs less than a generator in every round)
-    """Add a round to a loop's statistics; one that raises is not counted."""
+    """Add a round to a loop's statistics, and tell its live timings; one that raises is not counted.
 
-    __slots__ = ("_before", "_emitted", "_loop", "_sequences")
+    `decoded`: rows that trees added to a step in which all decode; None: it was no such step.
+    """
+
+    __slots__ = ("_before", "_emitted", "_loop", "_sequences", "decoded")
 
     def __init__(self, loop: CountingLoop, sequences: Seq[Sequence]) -> None:
         self._loop, self._sequences = loop, sequences
+        self.decoded: int | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._before, self._emitted = _clock(self._loop), sum(len(s.output) for s in self._sequences)
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             tally, (now, draft, verify), before = self._loop.tally, _clock(self._loop), self._before
+            total, draft, verify = now - before[0], draft - before[1], verify - before[2]
             tally.rounds += 1
             tally.emitted += sum(len(s.output) for s in self._sequences) - self._emitted
-            tally.total += now - before[0]
-            tally.draft += draft - before[1]
-            tally.verify += verify - before[2]
+            tally.total += total
+            tally.draft += draft
+            tally.verify += verify
+            if live := self._loop.live:
+                self._tell(live, total - draft - verify)
+                tally.told, tally.timed = live.said, live.took
+
+    def _tell(self, live: LiveTimings, own: float) -> None:
+        if self.decoded is None:
+            live.skip()
+        else:
+            live.round(own, len(self._sequences), self.decoded, any(s.params.temperature > 0 for s in self._sequences))
 
 
 class alone:  # noqa: N801

@@ -34,6 +34,12 @@ class Reader:
             return Tree([sequence.tokens[-1]])
         return Tree.chain(sequence.tokens[sequence.cached :][: self._lone_chunk if alone else self.chunk])
 
+    def chunks(self, reading: Seq[Sequence], rows: int, alone: bool) -> list[Tree]:
+        """The next chunks of prompts that share so many rows of a step, each as many as another where it has them."""
+        most = self._lone_chunk if alone else self.chunk
+        wanted = [min(sequence.pending, most) for sequence in reading]
+        return [Tree.chain(s.tokens[s.cached :][:size]) for s, size in zip(reading, fair(wanted, rows), strict=True)]
+
     def run(self, sequences: Seq[Sequence]) -> None:
         """A chunk of each prompt, in a step of their own; after its last one a sequence has its first token."""
         chunks = [self.next_chunk(sequence, len(sequences) == 1) for sequence in sequences]
@@ -63,6 +69,16 @@ class Reader:
             wanted = min(max(start + len(part) - len(tokens) + count, 0), len(part))
             given = StepInput(0, start, start, part, range(start, start + len(part)), None, wanted)
             yield self._target.step([given])[0].copy()
+
+
+def fair(wanted: Seq[int], rows: int) -> list[int]:
+    """`rows` among those who want so many each: nobody has fewer than another unless it wants no more; 1 at least."""
+    given, left = [0] * len(wanted), rows
+    order = sorted(range(len(wanted)), key=lambda at: wanted[at])
+    for number, at in enumerate(order):
+        given[at] = max(min(wanted[at], left // (len(order) - number)), 1)
+        left -= given[at]
+    return given
 
 
 def step_input(sequence: Sequence, tree: Tree) -> StepInput:

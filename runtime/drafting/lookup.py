@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 LONGEST = 12  # tokens compared at most
@@ -36,21 +37,38 @@ def from_text(sequence: Sequence, batch: int, looks_up: bool = True, drafts: boo
         sure = SURE if sequence.params.temperature else SURE_GREEDY
         tree = repeats(history, shape, sure) if looks_up else None
         return tree and follow(sequence, tree, shape.nodes)
+    start, matched = look(sequence, policy, looks_up)
+    policy.choose(batch, matched, room(sequence))
+    return decided(sequence, policy, shape, start)
+
+
+def look(sequence: Sequence, policy: SequencePolicy, looks_up: bool) -> tuple[int, int]:
+    """Where the text's continuation begins, and how many tokens before it match; the policy watches its first."""
+    history = sequence.history
     start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
     if matched and sequence.sampler.follow((), [int(history[start])], 1) != [history[start]]:
-        matched = 0
+        matched = 0  # its constraint forbids it
     policy.guess = int(history[start]) if matched else -1
-    option = policy.choose(batch, matched, room := sequence.limit - len(history) - 1)
-    if option.kind in ("model", "probe"):
+    return start, matched
+
+
+def room(sequence: Sequence) -> int:
+    """Nodes that may be drafted: before the text's end, and in its part of a step."""
+    return min(sequence.limit - len(sequence.tokens) - 1, sequence.room)
+
+
+def decided(sequence: Sequence, policy: SequencePolicy, shape: TreeSpec, start: int) -> Tree | None:
+    """The continuation that was decided for, from `start` on; None: the model is asked."""
+    if policy.now.kind in ("model", "probe"):
         return None
-    tree = Tree.chain([int(history[-1]), *continuation(history, start, option.nodes)])
-    return follow(sequence, tree, min(room, shape.nodes, policy.room))
+    tree = Tree.chain([sequence.tokens[-1], *continuation(sequence.history, start, policy.now.nodes)])
+    return follow(sequence, tree, min(room(sequence), shape.nodes, policy.room))
 
 
 def forced(sequence: Sequence, shape: TreeSpec, batch: int) -> Tree | None:
     """What has to come, whatever a model would say, as a chain; None where that is nothing. See `from_text`."""
-    policy, room = sequence.policy, min(shape.nodes, sequence.limit - len(sequence.tokens) - 1)
-    found = sequence.sampler.follow((), (), min(room, policy.force(batch, room)) if policy else room)
+    policy, nodes = sequence.policy, min(shape.nodes, room(sequence))
+    found = sequence.sampler.follow((), (), min(nodes, policy.force(batch, nodes)) if policy else nodes)
     if found and policy:
         policy.forced(len(found))
     return Tree.chain([sequence.tokens[-1], *found]) if found else None

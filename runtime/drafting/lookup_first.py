@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.batch import Batch, Wish
 from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import Tree
 
 from .habits import Habits
-from .lookup import follow, from_text
+from .lookup import decided, follow, forced, from_text, look, room
 from .model import ModelDrafter
 
 
@@ -38,7 +39,7 @@ class LookupDrafter:
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A tree per sequence, from the text or from the model."""
-        trees = [from_text(s, len(sequences), self._looks_up, self.model is not None) for s in sequences]
+        trees = self._from_texts(sequences)
         self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
         if self._looks_up:
             for sequence, tree in zip(sequences, trees, strict=True):
@@ -48,6 +49,29 @@ class LookupDrafter:
         proposed = self.model.propose(asked) if self.model and asked else ()
         drafted = (follow(s, tree, s.shape.nodes if s.shape else 0) for s, tree in zip(asked, proposed, strict=False))
         return [tree or next(drafted) for tree in trees]
+
+    def _from_texts(self, sequences: Seq[Sequence]) -> list[Tree | None]:
+        """From texts alone; None: the model is asked. Those that have a policy are decided together."""
+        deciding = [(s, s.policy, s.shape) for s in sequences if s.policy and s.shape]
+        share, trees = None, dict[int, Tree | None]()
+        if len(deciding) > 1 or any((policy.live.lanes or 1) > 1 for _, policy, _ in deciding):
+            for sequence, _, shape in deciding:
+                if sequence.sampler.foresees and (tree := forced(sequence, shape, len(sequences))):
+                    trees[sequence.slot] = tree
+            deciding = [each for each in deciding if each[0].slot not in trees]
+            if deciding:
+                seen = [look(s, policy, self._looks_up) for s, policy, _ in deciding]
+                batch = Batch(
+                    [Wish(p, at[1], room(s), s.pending) for (s, p, _), at in zip(deciding, seen, strict=True)]
+                )
+                batch.decide()
+                share = batch.share
+                places = zip(deciding, seen, strict=True)
+                trees |= {s.slot: decided(s, p, shape, at[0]) for (s, p, shape), at in places}
+        if self.model:
+            self.model.share = share
+        rest = len(sequences), self._looks_up, self.model is not None
+        return [trees[s.slot] if s.slot in trees else from_text(s, *rest) for s in sequences]
 
     def _fill(self, sequence: Sequence, policy: SequencePolicy, tree: Tree) -> None:
         token = self.habits.guess(sequence.tokens, sequence.params.cache_salt, policy.guess)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -17,10 +17,13 @@ from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import Executor, StepInput, share_rows
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import Sampler
+from specbuild.runtime.speculation.live import LiveTimings
+from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth, best_tokens, likelihoods
 
 DrafterName = Literal["model", "ngram"]
+Share = Callable[[Seq[tuple[SequencePolicy, Seq[float]]]], None]
 PATIENCE = 4  # tokens outside top-p the draft passes over before it stops looking for children
 ONE = TreeSpec.parse("chain:1")
 
@@ -101,6 +104,8 @@ class ModelDrafter:
         self._growth: dict[int, Growth] = {}
         self._guesses: dict[int, Text] = {}
         self._thread = ThreadPoolExecutor(1, "specbuild-draft") if overlap else None
+        self.share: Share | None = None  # says how many nodes of each tree are verified; None: each policy does
+        self.live: LiveTimings | None = None  # is told what steps take; not of those beside the target's
 
     def again(self, overlap: bool = False) -> Self:
         """Another one of the same model, that knows of no text yet."""
@@ -115,6 +120,9 @@ class ModelDrafter:
         texts = [self._text(s, s.shape) for s in sequences if s.shape]
         self._grow([text for text in texts if not text.growth.depth])
         self._growth.update((text.slot, text.growth) for text in texts)
+        if self.share:
+            known = [(text.growth.policy, text.growth.ranked()) for text in texts]
+            self.share([(policy, scores) for policy, scores in known if policy and policy.now.kind == "model"])
         return [text.growth.tree() for text in texts]
 
     def _text(self, sequence: Sequence, shape: TreeSpec) -> Text:
@@ -134,7 +142,7 @@ class ModelDrafter:
             growing = [text for text in growing if not text.growth.done]
             if growing:
                 with nvtx.range("draft level"):
-                    logits = self.executor.step([self._level(text) for text in growing])
+                    logits = self._step([self._level(text) for text in growing])
 
     def _catch_up(self, texts: Seq[Text]) -> list[NDArray[np.float32]]:
         """Run what each text's cache is behind, its last token included; the logits after it."""
@@ -142,8 +150,16 @@ class ModelDrafter:
             behind = [text for text in texts if self._behind(text) > self._chunk]
             if not behind:
                 with nvtx.range("draft level"):
-                    return self.executor.step([self._last(text) for text in texts])
+                    return self._step([self._last(text) for text in texts])
             self.executor.step([self._chain(text, 0) for text in behind])
+
+    def _step(self, inputs: Seq[StepInput]) -> list[NDArray[np.float32]]:
+        before = self.executor.seconds
+        logits = self.executor.step(inputs)
+        if self.live and not self._thread:
+            rows = sum(len(each.tokens) for each in inputs) + self.executor.batch_size - len(inputs)
+            self.live.step("draft", rows, self.executor.seconds - before)
+        return logits
 
     def _behind(self, text: Text) -> int:
         """Rows that a text's cache lacks."""

@@ -19,6 +19,7 @@ from specbuild.runtime.drafting.factory import drafter_of, habits_of
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.errors import BundleError, OptionError, PromptError
 from specbuild.runtime.requests.tokenizer import Tokenizer
+from specbuild.runtime.speculation.live import LiveTimings
 from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import TimingTable, find
 from specbuild.runtime.speculation.tree import TreeSpec
@@ -72,16 +73,19 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
             draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
             undo.callback(draft.close)
             model = drafter_of(bundle, draft, target, PROMPT_CHUNK, overlap)
+            model.live = policy.live if policy else None
         undo.pop_all()
     drafter = LookupDrafter(model, options.drafter != "model", habits_of(bundle))
     chunk, lone_chunk, limits = manifest.buckets[-1], max(manifest.buckets[-1], PROMPT_CHUNK), options.limits
     each: int | None = None
     if options.max_num_batched_tokens is not None:
         each = options.max_num_batched_tokens // options.batch_size
-        chunk, lone_chunk = min(chunk, each), min(lone_chunk, options.max_num_batched_tokens)
+        chunk, lone_chunk = (min(size, options.max_num_batched_tokens) for size in (chunk, lone_chunk))
         asked = limits.max_draft_tokens
         limits = replace(limits, max_draft_tokens=each - 1 if asked is None else min(each - 1, asked))
-    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness, manifest.exactness_bound, each)
+    live, bound = policy.live if policy else None, manifest.exactness_bound
+    step = options.max_num_batched_tokens
+    how = LoopOptions(limits, options.prefix_caching, lone_chunk, exactness, bound, each, step, live)
     return HostLoop(target, drafter, chunk, frozenset(manifest.eos_token_ids), how), policy
 
 
@@ -100,6 +104,8 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
         exactness = find(models.target, bundle.manifest.buckets[-1] if most is None else 1 + most)
         if draft and bundle.manifest.models["draft"].kind != "model":
             hosted = drafter_of(bundle, draft, models.target, draft.model.buckets[-1], overlap=False)
+        policy = _policy(bundle, options, models.target, _free(exactness))
+        live = policy.live if policy else None
         loop = DeviceLoop(
             models.target,
             None if hosted else draft,
@@ -107,10 +113,10 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
             frozenset(bundle.manifest.eos_token_ids),
             drafter=options.drafter,
             hosted=hosted,
-            options=LoopOptions(options.limits, options.prefix_caching, exactness=exactness),
+            options=LoopOptions(options.limits, options.prefix_caching, exactness=exactness, live=live),
             ahead=AHEAD if options.resident else 0,
         )
-        return loop, _policy(bundle, options, models.target, _free(exactness))
+        return loop, policy
 
 
 def _free(exactness: ExactnessClass | None) -> int:
@@ -170,4 +176,5 @@ def _policy(bundle: Bundle, options: LoadOptions, target: Executor, free: int = 
         tuned, now = (", ".join(map(str, each.values())) for each in (timings.machine, here))
         what = "on another machine" if other else "with another thread count"
         _log.warning("%s was tuned %s (%s; here %s): run specbuild tune", bundle.folder, what, tuned, now)
-    return Policy(timings, _drafts(bundle, options), options.limits, free=free)
+    live = LiveTimings(timings, target.batch_size, options.live_timings)
+    return Policy(timings, _drafts(bundle, options), options.limits, free=free, live=live)

@@ -72,6 +72,7 @@ class Engine:
             Validator(manifest, tokenizer, loop.check, policy, loop.bound, options.max_model_len),
         )
         self.timings = policy.timings if policy else None  # None: the bundle was never tuned
+        self._live = policy.live if policy else None
         observer = Observer(options.on_finish) if options.on_finish else None
         self.scheduler = Scheduler(loop, batch_size, options.max_waiting, clock, observer, options.stall_timeout)
 
@@ -221,6 +222,11 @@ class Engine:
     def stats(self) -> RunStats:
         """Where the time of all rounds from loading until now went; it never changes, so ask again for later ones."""
         return self._loop.stats
+
+    @property
+    def correction(self) -> float:
+        """What steps of the target take now over what the timing table says; 1 where there is no table."""
+        return self._live.correction if self._live else 1.0
 
     @property
     def notes(self) -> list[str]:

@@ -22,6 +22,7 @@ MAX_THREADS = 64  # or as many as there are cores
 _KINDS: tuple[tuple[str, type, str], ...] = (
     ("resident", bool, "true or false"),
     ("prefix_caching", bool, "true or false"),
+    ("live_timings", bool, "true or false"),
     ("overlap", bool, "true, false or None"),
     ("kv_cache_tokens", int, "a whole number or None"),
     ("limits", Limits, "Limits"),
@@ -38,6 +39,7 @@ class LoadOptions:
     batch_size: how many sequences share a step, at most what the bundle was built for.
     max_waiting: requests in the queue at most.
     prefix_caching: a prompt that begins as a text in a cache does is read from there on.
+    live_timings: the timing table's seconds are corrected by what rounds take (docs/policy.md).
     limits: what rounds may draft, whatever requests ask for.
     on_finish: called with each request's result, on a thread of its own; what it raises is logged, and a slow one
     delays nobody.
@@ -74,6 +76,7 @@ class LoadOptions:
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     chat_template: str | None = None
+    live_timings: bool = True
 
     def __post_init__(self) -> None:
         if self.drafter not in (None, "model", "ngram"):
@@ -162,3 +165,4 @@ class LoadKeywords(TypedDict, total=False):
     max_model_len: int | None
     max_num_batched_tokens: int | None
     chat_template: str | None
+    live_timings: bool

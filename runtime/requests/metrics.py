@@ -144,6 +144,7 @@ class RunStats:
 
     It never changes: a later one is another.
     `accept`, `commit`: of rounds that decode; 0 on a device, which does both by itself. A prompt's chunks have neither.
+    `told`, `timed`: of what the timing table has seconds of, these and the clock's; 0 where there is none.
     """
 
     rounds: int = 0
@@ -153,6 +154,8 @@ class RunStats:
     verify: float = 0.0
     accept: float = 0.0
     commit: float = 0.0
+    told: float = 0.0
+    timed: float = 0.0
 
     @classmethod
     def sum(cls, parts: Iterable[RunStats]) -> RunStats:
@@ -174,6 +177,11 @@ class RunStats:
         return self.loop / self.total if self.total else 0.0
 
     @property
+    def correction(self) -> float:
+        """What steps and rounds took, over what the timing table says; 1 where there is none."""
+        return self.timed / self.told if self.told else 1.0
+
+    @property
     def host(self) -> float:
         """What is left of the loop's time without accepting and committing."""
         return self.loop - self.accept - self.commit
@@ -183,7 +191,8 @@ class RunStats:
         seconds = {
             f"{part}_s": getattr(self, part) for part in ("total", "draft", "verify", "accept", "commit", "host")
         }
-        return {"rounds": self.rounds, "emitted": self.emitted, **seconds, "loop_share": self.loop_share}
+        counts = {"rounds": self.rounds, "emitted": self.emitted}
+        return {**counts, **seconds, "loop_share": self.loop_share, "correction": self.correction}
 
 
 @dataclass(slots=True)
@@ -197,6 +206,8 @@ class Tally:
     verify: float = 0.0
     accept: float = 0.0
     commit: float = 0.0
+    told: float = 0.0
+    timed: float = 0.0
 
     def snapshot(self) -> RunStats:
         """What it is now."""

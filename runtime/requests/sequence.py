@@ -42,6 +42,7 @@ class Sequence:
     stop_reason: str | int | None = None  # the stop string or token id that ended it; None: something else did
     error: SpecbuildError | None = None
     shape: TreeSpec | None = field(init=False)  # the tree, no larger than the round's limits
+    room: int = 1 << 16  # nodes that its part of a step has room for
     _ids: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,8 +84,8 @@ class Sequence:
 
         `max_nodes`: of its part of a step, what is read again included.
         """
-        room = max_nodes - self.pending
-        self.shape = self.tree and self.tree.within(limits.max_nodes(batch, min(room, self.tree.nodes)))
+        self.room = max_nodes - self.pending
+        self.shape = self.tree and self.tree.within(limits.max_nodes(batch, min(self.room, self.tree.nodes)))
 
     def emit(self, token: int, eos: frozenset[int]) -> None:
         """Append a token; sets `finish_reason` where the text ends with it."""

@@ -3,7 +3,8 @@
 A round does what promises most tokens a second: nothing, the text's continuation so far as it pays, or a tree of the
 draft model. That promise, λ, is what a second is worth in tokens. While the tree grows, another level, or a node to
 verify, is worth its while where the tokens that it adds are more than λ times its seconds: the stop rule of CaDDTree
-(arXiv 2606.01813). Seconds are the timing table's, never a clock's. No token depends on any of it.
+(arXiv 2606.01813). Seconds are the timing table's, corrected by what rounds take (`live.py`). No token depends on any
+of it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .draft_limits import NO_LIMITS, Limits
+from .live import LiveTimings
+from .option import PLAIN, Option
 from .sessions import Session, Sessions
 from .timings import Chances, Times, TimingTable
 from .tree import TreeSpec
@@ -29,33 +31,13 @@ STEADY = 0.97  # of what the best tree promises, for which a device goes on as b
 HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
 UNLIKELY, SHALLOW = 0.05, 2  # tokens that no continuation is made longer for; levels that are weighed in any case
 LONGEST = 24  # tokens of the text's continuation at most
-Kind = Literal["plain", "lookup", "habit", "model", "probe", "forced"]
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """What a round might do: tokens it should emit, and seconds. `nodes`: drafted; of the model's tree, a guess."""
-
-    kind: Kind
-    nodes: int
-    tokens: float
-    seconds: float
-    levels: int = 0  # of the model's tree
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds
-
-
-PLAIN = Option("plain", 0, 1.0, 1.0)
 
 
 @dataclass(slots=True)
 class SequencePolicy:
     """One sequence's policy: how drafts of its session have fared, and what its next round does."""
 
-    timings: TimingTable
+    live: LiveTimings
     chances: Chances
     temperature: float
     drafts: bool  # whether there is a model to draft with
@@ -69,41 +51,63 @@ class SequencePolicy:
     below: list[float] = field(default_factory=list)  # by node of the round's tree: that a child comes true, calibrated
     _times: Times = field(init=False)
     _rate: float = 0.0  # λ
-    _continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
+    continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
+    matched: int = 0  # tokens before it
+    room: int = 0  # nodes that may be drafted
+    allotted: int | None = None  # nodes that a batch verifies of the model's tree; None: that is its own affair
+    _others: int = 0
+    _levels: tuple[float, list[float]] | None = None  # see `levels`, by the ratio
     _grown: Option = PLAIN  # what a device has grown last
-    _room: int = 0  # nodes that may be drafted
 
     def __post_init__(self) -> None:
         self.model, self.lookup = self.session.model, self.session.lookup
 
+    @property
+    def timings(self) -> TimingTable:
+        """The table, as it was measured."""
+        return self.live.timings
+
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
-        self._times = times = self.timings.at(batch, self.temperature)
-        self._room = room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
-        plain = Option("plain", 0, 1.0, times.alone)
-        self._continued = self._continuation(matched, min(room, LONGEST)) if matched else []
-        best = self._lookup(self._tree(self.model.ratio, room, plain))
+        plain = self.weigh(self.live.at(batch, self.temperature), batch, matched, room)
+        best = self._lookup(self._tree(self.model.ratio, self.room, plain))
         least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
-        self.now, self._rate = best if best.rate >= least else plain, best.rate
-        if self.now is plain and self.session.probing.due():
-            if self._tree(HOPE, room, plain).rate > least:
-                self.now = Option("probe", 1, 1 + self.model.ratio * self.chances.step, self._seconds(1, 1), 1)
+        good = best.rate >= least and not self.live.plain_due
+        return self.settle(best if good else plain, best.rate, plain, least)
+
+    def weigh(self, times: Times, batch: int, matched: int, room: int, others: int = 0) -> Option:
+        """What a round costs, and what might be drafted in it: see `choose`. Returns the round of plain decoding.
+
+        others: tokens that the same seconds bring of other sequences.
+        """
+        self._times, self._others, self.allotted = times, others, None
+        self.room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
+        self.matched, self.continued = matched, self._continuation(matched, min(self.room, LONGEST)) if matched else []
+        return Option("plain", 0, 1.0 + others, times.alone)
+
+    def settle(self, best: Option, rate: float, plain: Option, least: float) -> Option:
+        """The round's decision: an option, a probe where nothing is worth it, or what costs nothing.
+
+        rate: λ; least: tokens a second that a probe has to hope for.
+        """
+        self.now, self._rate = best, rate
+        if self.now is plain and not self.live.plain_due and self.session.probing.due():
+            if self._tree(HOPE, self.room, plain).rate > least:
+                self.now = Option(
+                    "probe", 1, plain.tokens + self.model.ratio * self.chances.step, self._seconds(1, 1), 1
+                )
             else:
                 self.session.probing.probed(0)
-        if self.now is plain and self.free and self._continued and matched > 1:  # less is no better than habit
-            self.now = Option("lookup", min(self.free, len(self._continued)), 1 + self._continued[0], plain.seconds)
-        self.below = [*self._continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
+        if self.now is plain and self.free and self.continued and self.matched > 1:  # less is no better than habit
+            tokens = plain.tokens + self.continued[0]
+            self.now = Option("lookup", min(self.free, len(self.continued)), tokens, plain.seconds)
+        self.below = [*self.continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
         return self.now
-
-    @property
-    def room(self) -> int:
-        """Nodes that the round may draft."""
-        return self._room
 
     @property
     def spare(self) -> int:
         """Nodes that the round's step has room for beside what was decided."""
-        return min(self.free, self._room) if self.now.kind == "plain" else 0
+        return min(self.free, self.room) if self.now.kind == "plain" else 0
 
     def fill(self) -> None:
         """A node is drafted there: it costs nothing, promises nothing, and nothing is learnt of it."""
@@ -112,20 +116,27 @@ class SequencePolicy:
     @property
     def promised(self) -> float:
         """What the round promises over plain decoding: tokens a second, as a ratio."""
-        return 1.0 if self.now is PLAIN else self.now.rate * self._times.alone
+        return 1.0 if self.now is PLAIN else self.now.rate * self._times.alone / (1 + self._others)
 
     def _continuation(self, matched: int, count: int) -> list[float]:
         """The chance of each token after those before it: the match grows with each."""
         known = self.chances.lookup
-        return [known[min(matched + more, len(known) - 1)] for more in range(count)]
+        return [*known[matched : matched + count], *known[-1:] * (matched + count - max(len(known), matched))][:count]
 
-    def _lookup(self, best: Option) -> Option:
-        """The text's continuation at its best length, where it promises more than another option."""
-        tokens, reached, ratio, rate, times = 1.0, 1.0, self.lookup.ratio, best.rate, self._times
-        for count, chance in enumerate(self._continued, 1):
+    def reached(self) -> list[float]:
+        """The chance that each token of the text's continuation comes true, with all before it; so far as is likely."""
+        found, reached, ratio = list[float](), 1.0, self.lookup.ratio
+        for chance in self.continued:
             reached *= min(chance * ratio, SURE)
             if reached < UNLIKELY:
                 break
+            found.append(reached)
+        return found
+
+    def _lookup(self, best: Option) -> Option:
+        """The text's continuation at its best length, where it promises more than another option."""
+        tokens, rate, times = 1.0 + self._others, best.rate, self._times
+        for count, reached in enumerate(self.reached(), 1):
             tokens += reached
             seconds = times.verify.item(count + 1) + times.round
             if tokens > rate * seconds:
@@ -137,9 +148,8 @@ class SequencePolicy:
 
         A token's chance is `ratio` times the calibrated one.
         """
-        reach, tokens, reached, rate = self.chances.reach, 1.0, SURE, best.rate
-        for levels in range(1, min(len(reach) - 1, room) + 1 if self.drafts else 1):
-            reached = min((reach[levels] - reach[levels - 1]) * ratio**levels, reached)
+        tokens, rate = 1.0 + self._others, best.rate
+        for levels, reached in enumerate(self.levels(ratio, room), 1):
             tokens += reached
             nodes = min(2 * levels, room)
             seconds = self._seconds(levels, nodes)
@@ -149,6 +159,15 @@ class SequencePolicy:
                 break
         return best
 
+    def levels(self, ratio: float, room: int) -> list[float]:
+        """Tokens that each further level of the model's tree brings, at `ratio` times the calibrated chance."""
+        if self._levels is None or self._levels[0] != ratio:
+            reach, found = self.chances.reach, list[float]()
+            for levels in range(1, len(reach) if self.drafts else 1):
+                found.append(min((reach[levels] - reach[levels - 1]) * ratio**levels, found[-1] if found else SURE))
+            self._levels = ratio, found
+        return self._levels[1][: max(room, 0)]
+
     def _seconds(self, levels: int, nodes: int) -> float:
         times = self._times
         draft = times.once + levels * (times.draft.item(1) + times.level)
@@ -156,9 +175,8 @@ class SequencePolicy:
 
     def force(self, batch: int, room: int) -> int:
         """How many nodes may be drafted of what has to come."""
-        self._times = times = self.timings.at(batch, self.temperature)
-        self._room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
-        return self._room
+        self.weigh(self.live.at(batch, self.temperature), batch, 0, room)
+        return self.room
 
     def forced(self, nodes: int) -> None:
         """So many nodes that have to come are drafted: it is worth it, and nothing is learnt of it."""
@@ -198,6 +216,8 @@ class SequencePolicy:
         """How many nodes, best first by the logarithms of their chances, are worth verifying."""
         if self.now.kind == "probe":
             return min(len(scores), 1)
+        if self.allotted is not None:
+            return min(len(scores), self.allotted)
         expected = np.concatenate([[0.0], np.cumsum(np.exp(scores))])
         return int((expected - self._rate * self._times.verify[1 : len(expected) + 1]).argmax())
 
@@ -241,7 +261,7 @@ class SequencePolicy:
 
     def resume(self, option: Option) -> None:
         """A round that was decided before the last `choose` comes to its end."""
-        self.now, self.guess, self._continued, self.below = option, -1, [], [0.0]
+        self.now, self.guess, self.continued, self.below = option, -1, [], [0.0]
         if option.levels:
             self._promise_levels()
 
@@ -256,7 +276,7 @@ class SequencePolicy:
         if self.now.kind == "lookup":
             self.lookup.record(accepted, chances)
             return
-        self.lookup.record(int(token == self.guess), self._continued[:1])
+        self.lookup.record(int(token == self.guess), self.continued[:1])
         if chances:
             self.session.record(accepted, chances)
         if self.now.kind == "probe":
@@ -273,12 +293,15 @@ class Policy:
         limits: Limits = NO_LIMITS,
         clock: Callable[[], float] = time.monotonic,
         free: int = 0,
+        live: LiveTimings | None = None,
     ) -> None:
         """`drafts`: whether there is a model to draft with. `clock`: seconds, by which sessions are forgotten.
 
-        `free`: drafted nodes that cost nothing, because a step of one node is filled up.
+        `free`: drafted nodes that cost nothing, because a step of one node is filled up. `live`: the table as rounds
+        correct it, whoever tells it of them; None: nobody does.
         """
         self.timings, self.drafts, self.limits, self.free = timings, drafts, limits, free
+        self.live = live or LiveTimings(timings)
         self.sessions = Sessions(clock)
 
     def for_request(self, temperature: float, session: str | None = None) -> SequencePolicy:
@@ -287,4 +310,4 @@ class Policy:
         It begins with what others of its session have learnt, or without one with what was seen of the model in all.
         """
         chances, known = self.timings.chances(temperature), self.sessions.of(session, temperature > 0)
-        return SequencePolicy(self.timings, chances, temperature, self.drafts, known, self.limits, self.free)
+        return SequencePolicy(self.live, chances, temperature, self.drafts, known, self.limits, self.free)

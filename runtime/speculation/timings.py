@@ -76,25 +76,34 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one batch size. `verify[n]`, `draft[n]`: a step of n nodes of each sequence, n from 0, where it is 0."""
+    """Of one batch size. `verify[n]`, `draft[n]`: a step of n nodes of each sequence, n from 0, where it is 0.
+
+    `verify_rows[r]`, `draft_rows[r]`: of r rows of all its `lanes` together, a row of each idle one among them.
+    """
 
     verify: NDArray[np.float64]
     draft: NDArray[np.float64]  # a bundle without a draft: 0 alone; 0 where all levels are drafted at once
     plain: float  # the loop's own part of a round that drafts nothing
     round: float  # of one that verifies a tree
     level: float  # of each level that the draft grows
+    verify_rows: NDArray[np.float64]
+    draft_rows: NDArray[np.float64]
     once: float = 0.0  # the one step of a draft that drafts all levels at once
+    lanes: int = 1
+    sampled: bool = False
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], nodes: int, sampled: bool = False) -> Times:
+    def of(cls, record: Mapping[str, Any], nodes: int, sampled: bool = False, lanes: int = 1) -> Times:
         """From JSON, up to `nodes`: pairs of nodes and seconds, between which cost grows evenly, and never falls.
 
-        sampled: the loop's own times are those of sampled rounds, where the table has them.
+        sampled: the loop's own times are those of sampled rounds, where the table has them. lanes: the batch size.
         """
         verify, draft = (_filled(record[name], nodes) for name in ("verify", "draft"))
         own, once = record.get("sampled", record) if sampled else record, float(record.get("once", 0.0))
-        times = {name: float(own[name]) for name in ("plain", "round", "level")}
-        return cls(verify, np.zeros(nodes + 1) if once else draft, **times, once=once)
+        draft = np.zeros(nodes + 1) if once else draft
+        plain, with_tree, level = (float(own[name]) for name in ("plain", "round", "level"))
+        rows = [_by_rows(each, lanes) for each in (verify, draft)]
+        return cls(verify, draft, plain, with_tree, level, rows[0], rows[1], once, lanes, sampled)
 
     @property
     def node(self) -> float:
@@ -160,7 +169,9 @@ class TimingTable:
         try:
             found = checked(record, _Table)
             by_size = sorted((int(batch), each) for batch, each in record["times"].items())
-            times, others = ({size: Times.of(each, nodes, how) for size, each in by_size} for how in (False, True))
+            times, others = (
+                {size: Times.of(each, nodes, how, size) for size, each in by_size} for how in (False, True)
+            )
             greedy, sampled = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
             return cls(found.machine, found.widest, times, others, greedy, sampled, found.overlap)
         except ValueError as error:
@@ -208,3 +219,14 @@ def _filled(pairs: Sequence[Sequence[float]], nodes: int) -> NDArray[np.float64]
     wanted = np.arange(1, nodes + 1)
     filled = np.interp(wanted, sizes, seconds) + np.maximum(wanted - sizes[-1], 0) * steep
     return np.concatenate([[0.0], filled])
+
+
+def _by_rows(seconds: NDArray[np.float64], lanes: int) -> NDArray[np.float64]:
+    """By rows of all lanes together, of seconds by rows of each of them; `lanes` rows at least."""
+    found: NDArray[np.float64] = np.interp(
+        np.maximum(np.arange(lanes * (len(seconds) - 1) + 1) / lanes, min(1.0, len(seconds) - 1)),
+        np.arange(len(seconds)),
+        seconds,
+    )
+    found[0] = 0.0
+    return found

@@ -58,6 +58,10 @@ class Growth:
         order = sorted(range(1, len(self.pool)), key=lambda n: -self.scores[n])  # stable: parents first
         return [0, *sorted(order[:count])]
 
+    def ranked(self) -> list[float]:
+        """The scores of as many nodes as the tree may have, best first."""
+        return sorted(self.scores[1:], reverse=True)[: self.spec.nodes]
+
     @property
     def done(self) -> bool:
         """No further level is wanted."""
@@ -66,8 +70,7 @@ class Growth:
     def tree(self) -> Tree:
         """The final tree, its likeliest branch first; remembers where its nodes lie in the pool."""
         policy, tree = self.policy, self.pool
-        best = sorted(self.scores[1:], reverse=True)[: self.spec.nodes] if policy else []
-        self.kept = self._trunk_first(self.best(policy.verifies(best) if policy else None))
+        self.kept = self._trunk_first(self.best(policy.verifies(self.ranked()) if policy else None))
         if self.kept != list(range(len(self.pool))):
             tree, index = Tree([self.pool.tokens[0]]), {0: 0}
             for node in self.kept[1:]:

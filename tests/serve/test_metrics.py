@@ -84,7 +84,9 @@ def test_what_never_ran_has_no_times() -> None:
 
 def test_series_of_what_is_served_begin_at_zero(engine: Engine) -> None:
     found = samples(Metrics({"m": engine}))
-    counted = {name: value for (name, label), value in found.items() if not name.startswith("specbuild:num_requests")}
+    gauges = "specbuild:num_requests", "specbuild:timing_correction"
+    counted = {name: value for (name, label), value in found.items() if not name.startswith(gauges)}
+    assert found["specbuild:timing_correction", ""] == engine.correction > 0
     assert set(counted.values()) == {0}
     assert {label for name, label in found if name == "specbuild:request_success_total"} >= {"stop", "length", "abort"}
     for name in ("inter_token_latency_seconds_count", "spec_decode_num_drafts_total", "prompt_tokens_total"):
@@ -159,6 +161,7 @@ def test_engines_that_cannot_say_how_they_are_do_no_harm(engine: Engine) -> None
             raise RuntimeError("a bug")
 
     class Crowded:
+        correction = 1.5
         usage = replace(engine.usage, cache_tokens=20, cache_capacity_tokens=10)
 
     engines: dict[str, Any] = {"broken": Broken(), "crowded": Crowded(), "m": engine}
@@ -166,6 +169,7 @@ def test_engines_that_cannot_say_how_they_are_do_no_harm(engine: Engine) -> None
     assert 'specbuild:num_requests_running{model_name="m"} 0.0' in text
     assert 'specbuild:num_requests_running{model_name="broken"}' not in text
     assert 'specbuild:kv_cache_usage_perc{model_name="crowded"} 1.0' in text
+    assert 'specbuild:timing_correction{model_name="crowded"} 1.5' in text
 
 
 def test_closed_and_failed_engines_are_scraped(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

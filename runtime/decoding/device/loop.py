@@ -38,6 +38,7 @@ from .resident import Flights
 from .room import Room
 from .rounds import Draft, Rounds
 from .state import ProcessorFlags
+from .step_clock import StepClock
 
 
 class DeviceLoop:
@@ -68,11 +69,8 @@ class DeviceLoop:
         self.room, table = Room(target, self.draft_executor), target.model.pages
         drafts = self.rounds.grower or hosted
         keeps = options.prefix_caching, self.exactness is None  # texts are read in steps of another shape
-        self.admission = admission = (
-            PagedAdmission(target, drafts, table, self.room.needed, *keeps)
-            if table
-            else Admission(target, drafts, *keeps)
-        )
+        paged = PagedAdmission(target, drafts, table, self.room.needed, *keeps) if table else None
+        self.admission = admission = paged or Admission(target, drafts, *keeps)
         self.pick, self.cached_tokens, self.page_tokens = admission.pick, admission.cached_tokens, admission.page_tokens
         self.proposals = Proposals(
             self.planner,
@@ -83,11 +81,13 @@ class DeviceLoop:
             hosted,
             hosted or (self.rounds.grower.hosted() if self.rounds.grower else None),
         )
+        self.live, self.clock = options.live, StepClock(options.live, target, self.draft_executor)
         self.flights = Flights(self.rounds, self.room, ahead, hosted is not None) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`; where rounds follow each other, one of them, or all that are left where they must stop."""
-        with accounted(self, sequences), nvtx.range("round"):
+        with accounted(self, sequences) as account, nvtx.range("round"):
+            self.clock.begin()
             plan = None
             if self.flights:
                 sequences, plan = self._steer(self.flights, sequences)
@@ -96,12 +96,12 @@ class DeviceLoop:
                 if self.flights.read_out:
                     self._land(sequences)
             elif sequences:
-                self._run(sequences, plan)
+                self.clock.tell(account, sequences, self._run(sequences, plan))
 
     def _steer(self, flights: Flights, sequences: Seq[Sequence]) -> tuple[Seq[Sequence], Seq[Draft] | None]:
         """Let the rounds under way go on, or stop them and begin others; who is left, and what they draft if known."""
         if flights.under_way:
-            plan = self._plan(sequences) if flights.of(sequences) else None
+            plan = self.proposals.plan(sequences) if flights.of(sequences) else None
             if plan and flights.go_on(plan):
                 return sequences, plan
             self._land(sequences)
@@ -110,26 +110,24 @@ class DeviceLoop:
             sequences = [s for s in sequences if not s.finish_reason]
         if not sequences or not all(s.output for s in sequences):
             return sequences, None
-        plan = self._plan(sequences)
+        plan = self.proposals.plan(sequences)
         flights.launch(plan)
         return sequences, plan
 
-    def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> None:
-        """A round by itself: sequences that have emitted nothing yet read their prompts, the others decode."""
+    def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> int:
+        """A round by itself: who has emitted nothing yet reads its prompt, the others decode; see `StepClock.tell`."""
         self.admission.enter(sequences)
         reading = [s for s in sequences if not s.output]
         for sequence in reading:
             self.rounds.slots.hold(sequence.slot, len(sequence.tokens))
         if len(reading) < len(sequences):
-            self._decode(plan or self._plan([s for s in sequences if s.output]))
+            nodes = self._decode(plan or self.proposals.plan([s for s in sequences if s.output]))
         if reading:
             self.reader.run(reading)
+        return 0 if reading else nodes
 
-    def _plan(self, sequences: Seq[Sequence]) -> list[Draft]:
-        return self.proposals.plan(sequences)
-
-    def _decode(self, plan: Seq[Draft]) -> None:
-        """A round on the device, and what the host learns of it."""
+    def _decode(self, plan: Seq[Draft]) -> int:
+        """A round on the device, and what the host learns of it; nodes of each sequence in its step."""
         self.proposals.grow(plan)
         asked, nodes = ProcessorFlags.of([draft.sequence.params for draft in plan]), self.rounds.bucket(plan)
         self.rounds.draft(plan, nodes, asked)
@@ -142,6 +140,7 @@ class DeviceLoop:
                 self._accept(draft, nodes)
         if self.rounds.blocks[nodes].host["fault"].any():
             self.rounds.forget_faults(nodes)
+        return nodes
 
     def _keep_hidden(self, plan: Seq[Draft], nodes: int) -> None:
         """What the target made of the accepted nodes, for a head."""

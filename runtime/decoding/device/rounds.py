@@ -15,7 +15,7 @@ from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Cache, Choose, Dtype
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
-from specbuild.runtime.speculation.policy import Option
+from specbuild.runtime.speculation.option import Option
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 from .state import Block, Graphs, ProcessorFlags, Slots, enqueue_tree_inputs, launch, layer_addresses, round_block

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.decoding.host_loop import LEAST, PACE, HostLoop
 from specbuild.runtime.decoding.loop import LoopOptions
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import Drafter, ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
+from specbuild.runtime.speculation.live import LiveTimings
+from specbuild.runtime.speculation.timings import TimingTable
 
 VOCAB = 12
 CHUNK = 8
@@ -297,3 +299,54 @@ def test_statistics_that_were_read_do_not_change(hash_model: Any, hash_executor:
     before = loop.stats
     run(loop, [request_of([1, 2], SamplingParams(max_new_tokens=4, speculation="off"))])
     assert (before.rounds, loop.stats.rounds, loop.stats.since(before).emitted) == (0, 4, 4)
+
+
+LINEAR = {"verify": [[1, 10.0], [64, 41.5]], "draft": [[1, 0.2], [64, 0.4]], "plain": 0.4, "round": 0.4, "level": 0.04}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("live", "budget"), [(True, None), (True, 24), (False, 24), (False, None)])
+def test_a_long_prompt_never_stops_the_others(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, live: bool, budget: int | None, temperature: float
+) -> None:
+    """Its chunks share the rows of a step with those who decode: they emit in each, and two prompts are read evenly."""
+    model = hash_model(3)
+    chances = {"likely": [0.0], "chance": [0.5], "step": 0.5, "reach": [0, 0.5], "lookup": [0.0, 0.5]}
+    record = {"schema": 2, "machine": {}, "widest": "best:16", "times": {"4": LINEAR}}
+    table = TimingTable.of(record | {"chances": {"greedy": chances, "sampled": chances}}, 64)
+    told = LiveTimings(table, 4) if live else None
+    options = LoopOptions(sequence_nodes=budget and budget // 4, step_nodes=budget, live=told)
+    executor = hash_executor(model, 4, 400)
+    loop = HostLoop(executor, LookupDrafter(), 64, frozenset(), options)
+    steps, inner = list[dict[int, int]](), executor.step
+
+    def step(inputs: Any) -> Any:
+        steps.append({each.slot: len(each.tokens) for each in inputs})
+        executor.seconds = 0.0
+        return inner(inputs)
+
+    executor.step = step
+    params = SamplingParams(max_new_tokens=60, temperature=temperature, seed=1, speculation="chain:4")
+    first = [request_of([1, 2, slot], params, slot=slot) for slot in range(2)]
+    loop.round(first)
+    late = [request_of([5, 6, 7, slot] * 40, params, slot=slot) for slot in (2, 3)]
+    begun = len(steps)
+    while not all(each.output for each in late):
+        before = [len(each.output) for each in first]
+        loop.round([*first, *late])
+        assert all(len(each.output) > count for each, count in zip(first, before, strict=True))
+    reading = steps[begun:-1]
+    assert all(abs(each[2] - each[3]) <= 1 for each in reading)
+    if budget:
+        assert max(sum(each.values()) for each in reading) == budget
+    if live:
+        plain_step = float(table.at(4).verify_rows[4])
+        for each in reading:
+            slow = float(table.at(4).verify_rows[sum(each.values())])
+            assert slow <= PACE * plain_step or each[2] == each[3] == LEAST
+    if not (live or budget):
+        assert reading[0][2] == 64
+    while active := [each for each in [*first, *late] if not each.finish_reason]:
+        loop.round(active)
+    for each in [*first, *late]:
+        assert each.output == plain(model, each.tokens[: each.metrics.num_prompt_tokens], params)

@@ -55,7 +55,7 @@ class Fake:
     """As much of a loop as a round's account needs."""
 
     def __init__(self, drafts: bool = True) -> None:
-        self.tally, self.target = Tally(), SimpleNamespace(seconds=10.0, cache_bytes=600)
+        self.live, self.tally, self.target = None, Tally(), SimpleNamespace(seconds=10.0, cache_bytes=600)
         self.draft_executor = SimpleNamespace(seconds=20.0, cache_bytes=70) if drafts else None
 
     @property
@@ -267,11 +267,11 @@ def test_a_devices_sibling_may_leave_all_to_the_model(host: KernelLibrary, folde
     sequence.slot, sequence.cached = 0, 19
     for drafter in (None, "model"):
         loop = Made(host, folder, drafter=drafter).loop
-        found = {each: loop.sibling(looks_up=each)._plan([sequence])[0].tree for each in (True, False)}
+        found = {each: loop.sibling(looks_up=each).proposals.plan([sequence])[0].tree for each in (True, False)}
         assert found[True]
         assert found[True].tokens == [61, 17, 4, 29]
         assert found[False] is None
-        (own,) = loop._plan([sequence])
+        (own,) = loop.proposals.plan([sequence])
         assert (own.tree is None) == (drafter == "model"), "a sibling changes nothing of it"
 
 

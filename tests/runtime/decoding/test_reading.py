@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hash_models import FaultyModel, HashExecutor
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.decoding.emission import Emission
-from specbuild.runtime.decoding.reading import Reader, step_input
+from specbuild.runtime.decoding.reading import Reader, fair, step_input
 from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -215,3 +217,16 @@ def test_a_tree_says_who_sees_whom(request_of: Any) -> None:
         [1, 0, 1, 1, 0],
         [1, 1, 0, 0, 1],
     ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=16), st.integers(0, 600))
+def test_prompts_share_a_step_fairly(wanted: list[int], rows: int) -> None:
+    """No more than there is, but one of each; nobody has more than it wants, nor than another that wants as much."""
+    given_each = fair(wanted, rows)
+    assert all(1 <= given <= want for given, want in zip(given_each, wanted, strict=True))
+    assert sum(given_each) <= max(rows, len(wanted))
+    least = min((given for given, want in zip(given_each, wanted, strict=True) if given < want), default=None)
+    if least is not None:
+        assert max(given_each) <= least + 1
+        assert sum(given_each) > rows - len(wanted)

@@ -47,6 +47,7 @@ OTHERS: dict[str, Any] = {  # every other option, otherwise than by default
     "stall_timeout": 5.0,
     "max_model_len": 16,
     "chat_template": "{{ messages }}",
+    "live_timings": False,
 }
 
 
@@ -89,6 +90,7 @@ def test_nothing_has_to_be_said() -> None:
         **{"batch_size": 1, "max_waiting": MAX_WAITING, "resident": False, "prefix_caching": True},
         **dict.fromkeys(["max_model_len", "max_num_batched_tokens", "chat_template", "overlap", "on_finish"]),
         "stall_timeout": 60.0,
+        "live_timings": True,
     }
 
 

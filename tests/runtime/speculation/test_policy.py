@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from odd_clocks import bewitch
 
 from specbuild.runtime import Limits, SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
@@ -13,6 +14,7 @@ from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.live import FRESH, LEFT_WITHIN
 from specbuild.runtime.speculation.policy import Option, Policy
 from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.trust import CAUTION, Trust
@@ -156,6 +158,49 @@ def test_a_draft_that_turns_bad_is_left_and_taken_up_again(
     assert sum(map(bool, during[5:])) < 0.2 * len(during)
     assert sum(drafted > 2 for drafted in after) > 0.9 * len(after)
     assert done.output == plain(hash_model(7), [1, 2, 3], done.params)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_are_the_same_by_any_clock(hash_model: Any, metered: Any, plain: Any, seed: int) -> None:
+    meter, model = metered(hash_model(3), hash_model(3, error=0.4), SMALL), hash_model(3)
+    meter.loop.live = meter.loop.drafter.model.live = meter.policy.live
+    bewitch(meter.model, seed)
+    bewitch(meter.draft, 9 - seed)
+    done = meter.run([1, 2, 3], 120, temperature=float(seed % 2), seed=5)
+    assert done.output == plain(model, [1, 2, 3], done.params)
+    assert meter.policy.live.took > 0
+
+
+def test_a_machine_on_which_trees_take_long_is_left_and_taken_up_again(hash_model: Any, metered: Any) -> None:
+    """Another process has taken the second core: from the 60th token to the 160th a row costs what a step does."""
+    meter = metered(hash_model(3), hash_model(3, error=0.2), LARGE)
+    meter.loop.live = meter.loop.drafter.model.live = meter.policy.live
+    step, busy = meter.model.step, False
+    meter.model.seconds = meter.draft.seconds = 0.0
+
+    def timed(shares: Any) -> Any:
+        rows = sum(len(share.tokens) for share in shares)
+        meter.model.seconds += float(meter.times.verify[1]) * rows if busy else float(meter.times.verify[rows])
+        return step(shares)
+
+    meter.model.step = timed
+    seen = list[tuple[int, int]]()
+
+    def look(emitted: int) -> None:
+        nonlocal busy
+        busy = 60 <= emitted < 160
+        seen.append((emitted, len(meter.rounds)))
+
+    meter.run([1, 2, 3], 540, look)
+    drafted = [(emitted, meter.rounds[number][0]) for emitted, number in seen]
+    before, during, after = (
+        [nodes for at, nodes in drafted if begin <= at < end]
+        for begin, end in ((1, 60), (60, 160), (160 + 2 * FRESH, 540))
+    )
+    assert sum(nodes > 2 for nodes in before) > 0.8 * len(before)
+    assert during[LEFT_WITHIN] == 0
+    assert sum(nodes > 1 for nodes in during[LEFT_WITHIN:]) < 0.2 * len(during)
+    assert sum(nodes > 2 for nodes in after) > 0.7 * len(after)
 
 
 def test_where_nothing_can_pay_nothing_is_tried(hash_model: Any, metered: Any) -> None:

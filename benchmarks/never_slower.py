@@ -1,0 +1,196 @@
+"""`auto` against plain decoding, in turns: by bundle, concurrency and temperature, alone and beside a busy process.
+
+python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only NAME] [--pairs 30] [--seconds 150]
+
+A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests by both, one after the other, in
+turns first; its ratio is plain seconds over `auto`'s. Requests are the prompts of pycode, or with PATH,chat those of
+`tests/data/kinds.jsonl`, whose categories follow each other. `busy`: from half of the pairs on another process keeps a
+core busy. What FILE has of a cell is not run again, so it may be run in pieces; --seconds: then no cell is begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, machine, prompts
+
+from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.errors import OptionError
+
+TEMPERATURES = (0.0, 0.8)
+CONCURRENCIES = (1, 2, 4)
+CROWDS = (8, 16)
+NEW_TOKENS, LONG = 64, 900
+RESAMPLES = 2000
+WAYS = ("off", "auto")
+_SPIN = "while True: pass"
+
+
+@contextmanager
+def spinning(busy: bool) -> Iterator[None]:
+    """While inside, another process keeps a core busy."""
+    process = subprocess.Popen([sys.executable, "-c", _SPIN]) if busy else None
+    try:
+        yield
+    finally:
+        if process:
+            process.kill()
+            process.wait()
+
+
+def asked_of(kind: str) -> list[str]:
+    """Texts to go on with; of the reference pair, which knows Python alone, all are code."""
+    if kind == "code":
+        return prompts()
+    lines = (ROOT / "tests" / "data" / "kinds.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    return [each.get("prompt") or each["messages"][0]["content"] for each in found]
+
+
+def interval(ratios: Sequence[float]) -> list[float]:
+    """The 95 % interval of the geometric mean, by resampling pairs."""
+    drawn, logs = random.Random(0), [math.log(each) for each in ratios]
+    means = sorted(statistics.fmean(drawn.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
+    return [math.exp(means[int(RESAMPLES * share)]) for share in (0.025, 0.975)]
+
+
+class Timed:
+    """A run of requests at once: seconds in all, and when each chunk of each came."""
+
+    def __init__(self, engine: Engine, texts: Sequence[Any], params: SamplingParams) -> None:
+        self.arrivals = [list[float]() for _ in texts]
+        self.tokens, began = 0, time.perf_counter()
+        for chunk in engine.stream(list(texts), params):
+            self.arrivals[chunk.index].append(time.perf_counter())
+            if chunk.result:
+                self.tokens += len(chunk.result.token_ids)
+        self.seconds = time.perf_counter() - began
+
+    def gaps(self) -> list[float]:
+        """Seconds between what came of each."""
+        return [later - first for each in self.arrivals for first, later in itertools.pairwise(each)]
+
+    def tpots(self) -> list[float]:
+        """Mean seconds of a token of each request, after its first chunk."""
+        return [(each[-1] - each[0]) / (NEW_TOKENS - 1) for each in self.arrivals if len(each) > 1]
+
+
+def pair(engines: dict[str, Engine], texts: Sequence[str], temperature: float, number: int) -> dict[str, Timed]:
+    """The same requests by each way, each second time in the other order."""
+    ways = WAYS if number % 2 else WAYS[::-1]
+    found = {}
+    for way in ways:
+        params = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True, speculation=way)
+        found[way] = Timed(engines[way], texts, params)
+    return found
+
+
+def cell(path: Path, texts: list[str], size: int, temperature: float, pairs: int, busy: bool) -> dict[str, Any]:
+    """The ratios of some pairs, and the tails."""
+    ratios, gaps, tpots = list[float](), {way: list[float]() for way in WAYS}, {way: list[float]() for way in WAYS}
+    with ExitStack() as stack:
+        engines = {way: stack.enter_context(Engine.load(path, batch_size=size, prefix_caching=False)) for way in WAYS}
+        for way, engine in engines.items():  # its first steps of each shape are bound
+            engine.generate(texts[:size], SamplingParams(16, temperature=temperature, ignore_eos=True, speculation=way))
+        for number in range(pairs):
+            chosen = [texts[(number * size + at) % len(texts)] for at in range(size)]
+            with spinning(busy and number >= pairs // 2):
+                found = pair(engines, chosen, temperature, number)
+            ratios.append(found["off"].seconds / found["auto"].seconds)
+            for way, each in found.items():
+                gaps[way] += each.gaps()
+                tpots[way] += each.tpots()
+        correction = engines["auto"].correction
+    return summary(ratios, gaps, tpots) | {"correction": correction}
+
+
+def summary(ratios: list[float], gaps: dict[str, list[float]], tpots: dict[str, list[float]]) -> dict[str, Any]:
+    """What a cell says: the geometric mean with its interval, and `auto`'s tails over plain decoding's."""
+    return {
+        "pairs": len(ratios),
+        "ratio": statistics.geometric_mean(ratios),
+        "interval": interval(ratios),
+        "tpot_p99": quantile(tpots["auto"], 0.99) / quantile(tpots["off"], 0.99),
+        "longest_gap": max(gaps["auto"]) / max(gaps["off"]),
+        "ratios": [round(each, 4) for each in ratios],
+    }
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Of the values the smallest that so many are no larger than."""
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str, Any]:
+    """p99 of the gaps of two who decode, while a third's long prompt is read, over that without it."""
+    gaps: dict[bool, list[float]] = {False: [], True: []}
+    with Engine.load(path, batch_size=4, prefix_caching=False) as engine:
+        one = engine.encode("\n".join(texts))
+        prompt = (one * (1 + long // len(one)))[:long]
+        params = SamplingParams(NEW_TOKENS, ignore_eos=True)
+        for number in range(turns):
+            for disturbed in (False, True):
+                chosen = [engine.encode(texts[(2 * number + at) % len(texts)]) for at in range(2)]
+                found = Timed(engine, [*chosen, *([prompt] if disturbed else [])], params)
+                end = found.arrivals[2][0] if disturbed else math.inf  # its first token: it is read by then
+                pairs = [each for arrivals in found.arrivals[:2] for each in itertools.pairwise(arrivals)]
+                gaps[disturbed] += [later - first for first, later in pairs if first < end]
+    tails = {name: quantile(gaps[name], 0.99) for name in gaps}
+    return {"tokens": long, "turns": turns, "p99_ratio": tails[True] / tails[False], "p99_s": tails[True]}
+
+
+def cells(name: str, path: Path, pairs: int, kind: str) -> Iterator[tuple[str, Any]]:
+    """Every cell of a bundle, by its name in the output."""
+    texts = asked_of(kind)
+    for size, temperature, busy in itertools.product(CONCURRENCIES, TEMPERATURES, (False, True)):
+        label = f"{name} concurrency={size} temperature={temperature}{' busy' if busy else ''}"
+        yield label, lambda s=size, t=temperature, b=busy: cell(path, texts, s, t, pairs, b)
+    yield f"{name} prompt", lambda: prompt_cell(path, texts, LONG, max(pairs // 3, 2))
+    for size in CROWDS:
+        yield f"{name} concurrency={size} temperature=0.0", lambda s=size: cell(path, texts, s, 0.0, pairs, False)
+
+
+def main() -> int:
+    """Run what is missing, as long as there is time; the exit status is 1 where a cell is below the bar."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--bundle", action="append", required=True, metavar="NAME=PATH[,chat]")
+    parser.add_argument("--only", default="", help="cells whose name has this")
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    asked, began = parser.parse_args(), time.perf_counter()
+    result: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"cells": {}}
+    for given in asked.bundle:
+        name, _, where = given.partition("=")
+        path, _, kind = where.partition(",")
+        for label, run in cells(name, Path(path), asked.pairs, kind or "code"):
+            if asked.only not in label or label in result["cells"] or time.perf_counter() - began > asked.seconds:
+                continue
+            try:
+                result["cells"][label] = found = run()
+            except OptionError as error:  # a crowd that the bundle was not built for
+                print(f"{label}: {error}", file=sys.stderr)
+                continue
+            asked.out.write_text(json.dumps({"machine": machine()} | result, indent=1) + "\n")
+            told = {key: value for key, value in found.items() if key != "ratios"}
+            print(label, json.dumps(told), flush=True)
+    ratios = [each["ratio"] for each in result["cells"].values() if "ratio" in each]
+    slow = [label for label, each in result["cells"].items() if each.get("interval", [1, 1])[1] < 0.98]
+    print(f"{len(ratios)} cells, pooled {statistics.geometric_mean(ratios or [1.0]):.3f}; surely below 0.98: {slow}")
+    return int(bool(slow))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

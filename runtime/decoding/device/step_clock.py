@@ -1,0 +1,40 @@
+"""What the steps of a round took on a device, as its live timings are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from specbuild.runtime.backends.executor import Executor
+from specbuild.runtime.decoding.loop import accounted
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.live import LiveTimings
+
+
+@dataclass(slots=True)
+class StepClock:
+    """The target's and the draft's seconds, from when a round began; each waits for what it has enqueued."""
+
+    live: LiveTimings | None
+    target: Executor
+    draft: Executor | None
+    _began: tuple[float, float] = field(default=(0.0, 0.0))
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._began = self._seconds
+
+    @property
+    def _seconds(self) -> tuple[float, float]:
+        return self.target.seconds, self.draft.seconds if self.draft else 0.0
+
+    def tell(self, account: accounted, sequences: Seq[Sequence], nodes: int) -> None:
+        """A round is done by itself, whose step had so many nodes of each slot; 0: prompts were read as well."""
+        if self.live is None or not nodes:
+            return
+        (target, draft), lanes = self._seconds, self.target.batch_size
+        levels = max(s.policy.now.levels if s.policy else 0 for s in sequences)
+        if levels and self.draft:
+            self.live.step("draft", lanes, draft - self._began[1], levels)
+        self.live.step("verify", lanes * nodes, target - self._began[0])
+        account.decoded = lanes * (nodes - (self.target.buckets or [1])[0])

@@ -1,0 +1,202 @@
+"""One decision a round for all its sequences together: nodes go where they are worth most.
+
+Plain decoding emits a token of each; what else a step verifies costs by the sum of its rows, whoever's they are. So the
+candidates of all sequences are ranked by what a row of them is worth, and as many are taken as together promise most
+tokens a second. A draft model's levels are steps that all who draft with it share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .option import Option
+from .policy import MARGIN, SHALLOW, SequencePolicy
+from .timings import Times
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a sequence might draft: tokens that matched, nodes that it has room for, rows that its text needs."""
+
+    policy: SequencePolicy
+    matched: int
+    room: int
+    pending: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Tokens that a round should emit, and seconds; of each sequence, nodes that its text or the model brings."""
+
+    tokens: float
+    seconds: float
+    nodes: tuple[int, ...]
+    models: frozenset[int] = frozenset()
+    levels: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(slots=True)
+class Batch:
+    """A round of several sequences: it decides for all, and shares verified nodes out once the model's trees are grown.
+
+    rows: of its step, with all that is decided but the model's trees. rate: λ, tokens a second.
+    """
+
+    wishes: Sequence[Wish]
+    rows: int = field(init=False)
+    rate: float = field(init=False)
+    each: int = field(init=False)  # rows of a sequence are filled up to a multiple of it
+    _times: Times = field(init=False)
+    _texts: list[list[float]] = field(init=False)  # of each sequence: what each token of its continuation is worth
+    _trees: list[list[float]] = field(init=False)  # and each level of the model's tree
+
+    def __post_init__(self) -> None:
+        first, count = self.wishes[0].policy, len(self.wishes)
+        self._times = times = first.live.at(count, max(wish.policy.temperature for wish in self.wishes))
+        self.each = 1 + max(wish.policy.free for wish in self.wishes)
+        self.rows = max(times.lanes - count, 0) + sum(self._filled(wish, 0) for wish in self.wishes)
+        share = count / times.lanes
+        seen = replace(
+            times,
+            verify=times.verify_rows[self.rows - 1 :],
+            draft=self._draft(times),
+            plain=times.plain * share,
+            round=times.round * share,
+            level=times.level / times.lanes,
+        )
+        for wish in self.wishes:
+            wish.policy.weigh(seen, count, wish.matched, wish.room, count - 1)
+        self._texts = [wish.policy.reached() for wish in self.wishes]
+        self._trees = [wish.policy.levels(wish.policy.model.ratio, wish.policy.room) for wish in self.wishes]
+
+    def _draft(self, times: Times) -> NDArray[np.float64]:
+        """A sequence's share of a step of the draft, by its nodes, where all have as many."""
+        if len(times.draft_rows) < 2:
+            return times.draft_rows
+        count = len(self.wishes)
+        shared: NDArray[np.float64] = times.draft_rows[max(times.lanes - count, 0) :: count] / count
+        return shared
+
+    def decide(self) -> None:
+        """Set what every sequence does."""
+        count = len(self.wishes)
+        plain = _Plan(float(count), self._seconds(self.rows, drafts=False), (0,) * count)
+        best = self._best(plain)
+        self.rate, alone = max(best.rate, plain.rate), Option("plain", 0, float(count), plain.seconds)
+        limit = self.wishes[0].policy.limits.min_expected_speedup
+        least = plain.rate * max(limit, 1 + (MARGIN - 1) / count)
+        for number, (wish, nodes) in enumerate(zip(self.wishes, best.nodes, strict=True)):
+            option = alone
+            if number in best.models:
+                option = Option("model", nodes, best.tokens, best.seconds, min(best.levels, len(self._trees[number])))
+            elif self._more(wish, nodes):
+                option = Option("lookup", nodes, best.tokens, best.seconds)
+                self.rows += self._more(wish, nodes)
+            wish.policy.settle(option, self.rate, alone, least)
+
+    def _best(self, plain: _Plan) -> _Plan:
+        """The best of those plans that promise their margin over plain decoding."""
+        limits, live = self.wishes[0].policy.limits, self.wishes[0].policy.live
+        best, score = plain, plain.rate
+        if live.plain_due:
+            return plain
+        texts = self._from_texts(plain)
+        placed = zip(self.wishes, self._texts, texts.nodes, strict=True)
+        drawn = [(sum(chances[:nodes]), self._more(wish, nodes)) for wish, chances, nodes in placed]
+        for levels in range(1 + max(map(len, self._trees))):
+            plan = self._with_model(levels, texts, drawn, max(best.rate, plain.rate)) if levels else texts
+            found = self._score(plan, plain)
+            if found > score and plan.rate >= plain.rate * limits.min_expected_speedup:
+                best, score = plan, found
+            elif levels > SHALLOW:
+                break
+        return best
+
+    def _score(self, plan: _Plan, plain: _Plan) -> float:
+        """Tokens a second, less the margin for each sequence that drafts at a cost."""
+        drafting = enumerate(zip(self.wishes, plan.nodes, strict=True))
+        paying = sum(i in plan.models or self._more(wish, nodes) > 0 for i, (wish, nodes) in drafting)
+        return plan.rate - (MARGIN - 1) * paying / plain.seconds
+
+    def _units(self) -> Iterator[tuple[float, float, int, int, int]]:
+        """Parts of continuations that fill rows up: worth of a row, negative; worth; rows; whose; nodes until then."""
+        for number, (wish, chances) in enumerate(zip(self.wishes, self._texts, strict=True)):
+            worth, began = 0.0, 0
+            for count, chance in enumerate(chances, 1):
+                worth += chance
+                if count == len(chances) or not (wish.pending + count) % self.each:
+                    rows = self._filled(wish, count) - self._filled(wish, began)
+                    yield -worth / max(rows, 0.5), worth, rows, number, count
+                    worth, began = 0.0, count
+
+    def _from_texts(self, plain: _Plan) -> _Plan:
+        """Continuations of texts alone: what is worth most a row comes first."""
+        best, tokens, rows, nodes = plain, plain.tokens, self.rows, list(plain.nodes)
+        for _, worth, more, number, count in sorted(self._units()):
+            tokens, rows, nodes[number] = tokens + worth, rows + more, count
+            seconds = self._seconds(rows)
+            if tokens / seconds > best.rate:
+                best = _Plan(tokens, seconds, tuple(nodes))
+        return best
+
+    def _with_model(self, levels: int, texts: _Plan, drawn: Sequence[tuple[float, int]], rate: float) -> _Plan:
+        """The model drafts so many levels for those whom it brings more than their text.
+
+        drawn: of each sequence what its text is worth in that plan, and how many rows that adds.
+        """
+        times, models, nodes = self._times, list[int](), list(texts.nodes)
+        row, rows, tokens = rate * times.node / times.lanes, self.rows, float(len(self.wishes))
+        for number, (wish, (text, more)) in enumerate(zip(self.wishes, drawn, strict=True)):
+            tree = sum(self._trees[number][:levels])
+            if tree > text:
+                grown = min(2 * levels, wish.policy.room)
+                added = self._more(wish, grown)
+                if tree - text > row * (added - more):
+                    models.append(number)
+                    nodes[number], tokens, rows = grown, tokens + tree, rows + added
+                    continue
+            tokens, rows = tokens + text, rows + more
+        if not models:
+            return texts
+        step = _at(times.draft_rows, times.lanes) + times.level * len(models) / times.lanes
+        seconds = self._seconds(rows) + times.once + levels * step
+        return _Plan(tokens, seconds, tuple(nodes), frozenset(models), levels)
+
+    def share(self, grown: Sequence[tuple[SequencePolicy, Sequence[float]]]) -> None:
+        """Set how many nodes of each tree are verified, by the logarithms of their chances, best first."""
+        if not grown:
+            return
+        chances = np.concatenate([np.exp(np.asarray(scores, dtype=np.float64)) for _, scores in grown])
+        whose = np.repeat(np.arange(len(grown)), [len(scores) for _, scores in grown])
+        order = np.argsort(-chances, kind="stable")
+        expected = np.concatenate([[0.0], np.cumsum(chances[order])])
+        seconds = np.array([_at(self._times.verify_rows, self.rows + count) for count in range(len(expected))])
+        counts = np.bincount(whose[order[: int((expected - self.rate * seconds).argmax())]], minlength=len(grown))
+        for (policy, scores), count in zip(grown, counts.tolist(), strict=True):
+            policy.allotted = min(count + -(1 + count) % self.each, len(scores))
+
+    def _filled(self, wish: Wish, nodes: int) -> int:
+        """Rows of a sequence that drafts so many nodes."""
+        return -(-(wish.pending + nodes) // self.each) * self.each
+
+    def _more(self, wish: Wish, nodes: int) -> int:
+        return self._filled(wish, nodes) - self._filled(wish, 0) if nodes else 0
+
+    def _seconds(self, rows: int, drafts: bool = True) -> float:
+        """Of a round beside the draft."""
+        own = (self._times.round if drafts else self._times.plain) * len(self.wishes) / self._times.lanes
+        return _at(self._times.verify_rows, rows) + own
+
+
+def _at(seconds: NDArray[np.float64], rows: int) -> float:
+    """By rows; past the last as steep as on average."""
+    last = len(seconds) - 1
+    return float(seconds[rows]) if rows <= last else float(seconds[last]) * rows / max(last, 1)

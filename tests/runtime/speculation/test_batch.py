@@ -1,0 +1,146 @@
+"""Decisions of a round for all its sequences: nodes where they are worth most, and never more than they bring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbuild.runtime import Limits, SamplingParams
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
+from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.speculation.batch import Batch, Wish
+from specbuild.runtime.speculation.live import LiveTimings
+from specbuild.runtime.speculation.policy import Policy, SequencePolicy
+from specbuild.runtime.speculation.timings import TimingTable
+
+FLAT = {"verify": [[1, 10.0], [64, 20.0]], "draft": [[1, 0.2], [64, 2.0]], "plain": 0.4, "round": 0.4, "level": 0.04}
+STEEP = FLAT | {"verify": [[1, 10.0], [2, 20.0], [64, 640.0]]}
+CHANCES = {
+    "likely": [-8.0, -2.0, -1.0, -0.5, -0.1, 0.0],
+    "chance": [0.01, 0.1, 0.35, 0.6, 0.85, 0.95],
+    "step": 0.75,
+    "reach": [0, 0.75, 1.3, 1.7, 2.0, 2.2, 2.35, 2.45, 2.5],
+    "lookup": [0.0, 0.3, 0.5, 0.6, 0.7, 0.75],
+}
+
+
+def made(times: dict[str, Any], drafts: bool, free: int = 0, limits: Limits | None = None, lanes: int = 4) -> Policy:
+    record = {"schema": 2, "machine": {}, "widest": "best:16", "times": {"1": times, str(lanes): times}}
+    table = TimingTable.of(record | {"chances": {"greedy": CHANCES, "sampled": CHANCES}}, 64)
+    return Policy(table, drafts, limits or Limits(), free=free, live=LiveTimings(table, lanes))
+
+
+def decided(policy: Policy, matched: list[int], room: int = 40, pending: int = 1) -> tuple[Batch, list[SequencePolicy]]:
+    each = [policy.for_request(0.0) for _ in matched]
+    batch = Batch([Wish(one, count, room, pending) for one, count in zip(each, matched, strict=True)])
+    batch.decide()
+    return batch, each
+
+
+def test_nodes_go_where_they_are_worth_most() -> None:
+    """Who repeats itself drafts, by how much; who does not, does not; and where rows are dear hardly anybody does."""
+    _, each = decided(made(FLAT, drafts=False), [5, 1, 0, 3])
+    nodes = [one.now.nodes for one in each]
+    assert nodes[0] > nodes[3] > nodes[1] >= nodes[2] == 0
+    assert [one.now.kind for one in each][2] == "plain"
+    _, each = decided(made(STEEP, drafts=False), [5, 1, 0, 3])
+    assert sum(one.now.nodes for one in each) <= 1
+
+
+def test_one_that_repeats_itself_is_drafted_for_beside_those_that_do_not() -> None:
+    """The margin is asked of who drafts, not of all."""
+    _, each = decided(made(FLAT, drafts=False), [5, 0, 0, 0])
+    assert each[0].now.kind == "lookup"
+    assert each[0].now.nodes > 2
+    assert each[0].promised > 1
+
+
+def test_the_model_drafts_for_those_whom_it_serves() -> None:
+    """And for nobody where a level takes as long as a step of the target."""
+    for level, models in ((0.2, [1]), (10.0, [])):
+        policy = made(STEEP | {"draft": [[1, level], [64, 2 * level]], "verify": FLAT["verify"]}, drafts=True)
+        each = [policy.for_request(0.0) for _ in range(3)]
+        each[2].model.accepted = 0.0
+        Batch([Wish(one, 5 * (not number), 40) for number, one in enumerate(each)]).decide()
+        assert each[0].now.kind == "lookup"
+        assert [number for number, one in enumerate(each) if one.now.kind == "model"] == models
+
+
+def test_one_sequence_in_an_engine_of_several_pays_for_its_own_rows() -> None:
+    """Not for rows of slots that are idle: so it drafts more than if all did as it does."""
+    policy = made(STEEP | {"verify": [[1, 10.0], [64, 150.0]]}, drafts=False)
+    together = policy.for_request(0.0)
+    together.choose(1, 5, 40)
+    _, (alone,) = decided(policy, [5])
+    assert alone.now.nodes >= together.now.nodes > 0
+
+
+def test_a_row_that_is_there_anyway_costs_nothing() -> None:
+    dear = FLAT | {"verify": [[1, 10.0], [2, 30.0], [64, 900.0]]}
+    _, each = decided(made(dear, drafts=False, free=1), [5, 0])
+    assert [(one.now.kind, one.now.nodes) for one in each] == [("lookup", 1), ("plain", 0)]
+    assert each[1].spare == 1
+
+
+@pytest.mark.parametrize("limits", [Limits(max_draft_tokens=2), Limits(min_expected_speedup=900)])
+def test_limits_hold(limits: Limits) -> None:
+    _, each = decided(made(FLAT, drafts=True, limits=limits), [5, 5, 0])
+    most = limits.max_draft_tokens or 0
+    assert max(one.now.nodes for one in each) == most
+
+
+def test_verified_nodes_are_shared_out_by_chance() -> None:
+    batch, each = decided(made(FLAT, drafts=True), [0, 0])
+    good, bad = np.log(np.linspace(0.95, 0.5, 12)).tolist(), np.log(np.linspace(0.3, 0.001, 12)).tolist()
+    batch.share([(each[0], good), (each[1], bad)])
+    first, second = (one.verifies(scores) for one, scores in zip(each, (good, bad), strict=True))
+    assert first == 12 > second
+    batch.share([])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=16),
+    st.integers(0, 40),
+    st.sampled_from([0, 1, 3]),
+    st.booleans(),
+    st.integers(1, 4),
+    st.sampled_from([FLAT, STEEP]),
+)
+def test_no_plan_promises_less_than_plain_decoding(
+    matched: list[int], room: int, free: int, drafts: bool, pending: int, times: dict[str, Any]
+) -> None:
+    batch, each = decided(made(times, drafts, free, lanes=16), matched, room, pending)
+    for one in each:
+        assert one.now.nodes <= max(room, 0)
+        assert one.promised >= 1 - 1e-9 or one.now.kind == "probe"
+    assert batch.rows >= 16
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("times", [FLAT, STEEP])
+def test_tokens_are_plain_decodings(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, times: dict[str, Any], temperature: float
+) -> None:
+    """Three at once, of unlike lengths, one of them drafting a tree that it asked for."""
+    model, draft = hash_model(3), hash_model(3, error=0.4)
+    loop = HostLoop(
+        hash_executor(model, 3, 400), LookupDrafter(ModelDrafter(hash_executor(draft, 3, 400), 64)), 64, frozenset()
+    )
+    policy = made(times, drafts=True, lanes=3)
+    params = [
+        SamplingParams(max_new_tokens=20 + 15 * slot, speculation="best:8", seed=slot, temperature=temperature)
+        for slot in range(3)
+    ]
+    requests = [request_of([1, 2, slot + 3], each, slot=slot) for slot, each in enumerate(params)]
+    for request in requests[:2]:
+        request.policy = policy.for_request(temperature)
+    while active := [request for request in requests if not request.finish_reason]:
+        loop.round(active)
+    for slot, request in enumerate(requests):
+        assert request.output == plain(model, [1, 2, slot + 3], params[slot])

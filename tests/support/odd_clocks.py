@@ -1,0 +1,13 @@
+"""A clock that says anything at all, for what no token may depend on."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+
+def bewitch(executor: Any, seed: int) -> None:
+    """From now on an executor's `seconds` are random: steps take ages, nothing, or less than that."""
+    drawn = random.Random(seed)
+    told = property(lambda self: drawn.choice([0.0, -5.0, 1e-9, 1e9, drawn.random()]), lambda self, value: None)
+    executor.__class__ = type("Bewitched", (type(executor),), {"seconds": told})

@@ -1,0 +1,94 @@
+"""A loop on a host in a device's place with a tuned table, and what plain decoding says of the same requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from device_requests import Made, prompt_of, request_of, run
+from host_device import HostDevice, HostQueue
+from tiny_models import BUCKETS, CHUNK, executor
+
+from specbuild.runtime import Limits
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.decoding.loop import LoopOptions
+from specbuild.runtime.requests.sequence import Sequence
+from specbuild.runtime.speculation.policy import Policy
+from specbuild.runtime.speculation.timings import TimingTable
+
+NODES = BUCKETS[-1]
+# By bucket, as a device's steps are: as long for every node count that runs in the same one.
+LARGE = {
+    "verify": [[1, 10.0], [2, 10.2], [4, 10.6], [5, 11.4], [8, 11.4], [9, 13.0], [16, 13.0]],
+    "draft": [[1, 0.5], [16, 0.6]],
+    "plain": 0.1,
+    "round": 0.2,
+    "level": 0.05,
+}
+SMALL = LARGE | {"verify": [[1, 1.0], [16, 9.0]], "draft": [[1, 0.9], [16, 1.0]]}
+CHANCES = {
+    "likely": [-8.0, -2.0, -1.0, -0.5, -0.1, 0.0],
+    "chance": [0.01, 0.1, 0.35, 0.6, 0.85, 0.95],
+    "step": 0.75,
+    "reach": [0, 0.75, 1.3, 1.7, 2.0, 2.2, 2.35, 2.45, 2.5],
+    "lookup": [0.0, 0.3, 0.5, 0.6, 0.7, 0.75],
+}
+
+
+def policy_of(times: dict[str, Any], limits: Limits | None = None, drafts: bool = True) -> Policy:
+    record = {"schema": 2, "machine": {}, "widest": "best:15", "times": {"1": times}}
+    table = TimingTable.of(record | {"chances": {"greedy": CHANCES, "sampled": CHANCES}}, NODES)
+    return Policy(table, drafts, limits or Limits())
+
+
+class Tuned(Made):
+    """A loop of one slot and its policy."""
+
+    def __init__(
+        self,
+        host: KernelLibrary,
+        folder: Path,
+        times: dict[str, Any],
+        names: tuple[str, ...] = ("target", "draft"),
+        limits: Limits | None = None,
+        ahead: int = 0,
+        **more: Any,
+    ) -> None:
+        super().__init__(host, folder, more.pop("batch_size", 1), names)
+        draft = executor(names[1], self.device, folder, self.target.batch_size) if len(names) > 1 else None
+        if draft and more.pop("hostile", False):
+            logits = self.device.array(draft.model.logits)
+            draft.model.spoil = lambda nodes: np.negative(logits, out=logits)  # type: ignore[attr-defined]
+        options = LoopOptions(limits or Limits())
+        queue = HostQueue(host, self.device)
+        self.loop = DeviceLoop(
+            self.target, draft, queue, frozenset(), more.pop("drafter", "model"), None, options, ahead
+        )
+        self.policy = policy_of(times, limits, len(names) > 1)
+
+    def requests(self, count: int = 1, tokens: int = 40, **fields: Any) -> list[Sequence]:
+        found = [
+            request_of(
+                prompt_of(i, 5 + 3 * i), **{"speculation": "best:15", "max_new_tokens": tokens, "seed": i} | fields
+            )
+            for i in range(count)
+        ]
+        for each in found:
+            each.policy = self.policy.for_request(each.params.temperature)
+        return found
+
+
+def plain(folder: Path, wanted: list[Sequence]) -> list[list[int]]:
+    """The same requests one by one, without speculation, by the loop on the host."""
+    alone = HostLoop(executor("target", HostDevice(), folder, 1), None, CHUNK, frozenset())
+    copies = [request_of(s.tokens[: len(s.tokens) - len(s.output)], **_fields(s)) for s in wanted]
+    return [s.output for s in run(alone, copies)]
+
+
+def _fields(sequence: Sequence) -> dict[str, Any]:
+    p = sequence.params
+    names = ("max_new_tokens", "temperature", "seed", "top_p", "frequency_penalty", "logit_bias")
+    return {name: getattr(p, name) for name in names} | {"speculation": "off"}
