@@ -34,9 +34,7 @@ FORM = {
     "required": [*KEYS, *MORE],
     "additionalProperties": False,
 }
-CHATS = [
-    f"Fill in the customer form as JSON for a customer from {land}." for land in FORM["properties"][KEYS[1]]["enum"]
-]  # type: ignore[index]
+CHATS = [f"Fill in the customer form as JSON for a customer from {land}." for land in ("Spain", "Germany")]
 LARGE = 262_144
 
 
