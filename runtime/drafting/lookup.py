@@ -37,14 +37,15 @@ def from_text(sequence: Sequence, batch: int, looks_up: bool = True, drafts: boo
         tree = repeats(history, shape, sure) if looks_up else None
         return tree and follow(sequence, tree, shape.nodes)
     start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
-    if matched and sequence.sampler.follow((), [int(history[start])], 1) != [history[start]]:
+    foresees = sequence.sampler.foresees
+    if matched and foresees and sequence.sampler.follow((), [int(history[start])], 1) != [history[start]]:
         matched = 0
     policy.guess = int(history[start]) if matched else -1
     option = policy.choose(batch, matched, room := sequence.limit - len(history) - 1)
     if option.kind in ("model", "probe"):
         return None
     tree = Tree.chain([int(history[-1]), *continuation(history, start, option.nodes)])
-    return follow(sequence, tree, min(room, shape.nodes, policy.room))
+    return follow(sequence, tree, min(room, shape.nodes, policy.room)) if foresees else tree
 
 
 def forced(sequence: Sequence, shape: TreeSpec, batch: int) -> Tree | None:
