@@ -22,7 +22,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2050,
     ("face", ".py"): 37,
     ("measure", ".py"): 1326,
-    ("runtime", ".py"): 5768,
+    ("runtime", ".py"): 5772,
     ("runtime/backends", ".py"): 2517,
     ("runtime/decoding", ".py"): 1671,
     ("serve", ".py"): 2069,

@@ -180,7 +180,7 @@ class Sampler:
             return logits
         p, out = self.params, logits.copy()
         if self.matcher is not None and (mask := ask(self.matcher, path, len(out))) is not None:
-            out[~unpack(mask, len(out))] = -np.inf
+            np.copyto(out, np.float32(-np.inf), where=~unpack(mask, len(out)))
         if self._repeats:
             seen = self._seen
             if path:
