@@ -11,7 +11,7 @@ EXACTNESS := $(foreach precision,fp32 int8 int4,benchmarks/results/exactness-$(p
 
 .SECONDARY:
 
-.PHONY: demo serve-demo test test-all soak exactness attack lint kernels bench clean
+.PHONY: demo serve-demo test test-all soak exactness structured attack lint kernels bench clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -34,7 +34,7 @@ test-all: test
 	$(PYTEST) --tier slow
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
-soak: exactness
+soak: exactness structured
 	$(BIN)/python scripts/soak.py --out benchmarks/results/soak.json
 
 # A real model in every precision, every way of decoding against plain decoding alone: hours, and goes on if stopped.
@@ -43,6 +43,11 @@ exactness: $(EXACTNESS)
 benchmarks/results/exactness-%.json: build/smollm2-%.bundle/manifest.json
 	$(BIN)/python scripts/exactness_sweep.py $(<D) --prompts tests/data/chats.jsonl --prompts tests/data/prompts.jsonl \
 	  --out build/exactness-$*.json && mv build/exactness-$*.json $@
+
+# 200 schemas and 50 regexes and grammars on a real model, every way: half an hour, and goes on if stopped.
+structured: build/smollm2-int8.bundle/manifest.json
+	$(BIN)/python scripts/structured_sweep.py $(<D) --out build/structured.json
+	cp build/structured.json benchmarks/results/structured.json
 
 build/smollm2-%.bundle/manifest.json: build/smollm2/config.json
 	$(BIN)/specbuild build --target $(<D) --precision $* --max-kl 2 --max-seq-len 1024 --output $(@D) --force

@@ -34,21 +34,20 @@ FORM = {
     "required": [*KEYS, *MORE],
     "additionalProperties": False,
 }
-CHATS = [
-    f"Fill in the customer form as JSON for a customer from {land}." for land in FORM["properties"][KEYS[1]]["enum"]
-]  # type: ignore[index]
+CHATS = [f"Fill in the customer form as JSON for a customer from {land}." for land in ("Spain", "Germany")]
 LARGE = 262_144
 
 
 def widened(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
     """A tokenizer.json of so many tokens: further ones are pairs of what there was, which no merge makes."""
     vocabulary = tokenizer["model"]["vocab"]
-    names, place = [*vocabulary], 0
+    names, place = [*vocabulary], max(vocabulary.values())
     rng = np.random.default_rng(0)
     while len(vocabulary) < size - 64:
-        place = max(place, max(vocabulary.values())) + 1
         name = "".join(names[int(number)] for number in rng.integers(256, len(names), 2))
-        vocabulary.setdefault(name, place)
+        if name not in vocabulary:
+            place += 1
+            vocabulary[name] = place
     return tokenizer
 
 
@@ -68,6 +67,8 @@ def masks(content: str, size: int, ends: list[int], sets: list[dict[str, Any]]) 
             began = time.perf_counter()
             np.copyto(logits, -np.inf, where=~legal)
             applied.append(1e3 * (time.perf_counter() - began))
+            if not legal.any():
+                raise SystemExit(f"{row} came to nothing: {matcher.reason}")
             for token in [*path, int(rng.choice(np.flatnonzero(legal)))]:
                 if token in ends:
                     break

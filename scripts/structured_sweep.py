@@ -29,8 +29,8 @@ TEMPERATURES, SPECULATION, BATCHES = (0, 1), ("auto", "off"), (1, 4)
 Told = dict[str, Any]
 
 
-def main() -> None:
-    """Decode what is missing, and write what came out of all that was done."""
+def main() -> int:
+    """Decode what is missing, write what came out of all that was done; 1 where any of it failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -58,6 +58,7 @@ def main() -> None:
     summary |= {"of": len(rows(options.set)), "llguidance": version("llguidance"), "machine": machine()}
     options.out.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(told_of(done), indent=2))
+    return int(bool(summary["failed"]))
 
 
 def decoded(engines: dict[int, Engine], part: list[tuple[int, Told]], most: int) -> list[Told]:
@@ -113,4 +114,4 @@ def told_of(done: list[Told]) -> Told:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -46,7 +46,8 @@ def look(sequence: Sequence, policy: SequencePolicy, looks_up: bool) -> tuple[in
     """Where the text's continuation begins, and how many tokens before it match; the policy watches its first."""
     history = sequence.history
     start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
-    if matched and sequence.sampler.follow((), [int(history[start])], 1) != [history[start]]:
+    foresees = sequence.sampler.foresees
+    if matched and foresees and sequence.sampler.follow((), [int(history[start])], 1) != [history[start]]:
         matched = 0  # its constraint forbids it
     policy.guess = int(history[start]) if matched else -1
     return start, matched
@@ -62,6 +63,8 @@ def decided(sequence: Sequence, policy: SequencePolicy, shape: TreeSpec, start: 
     if policy.now.kind in ("model", "probe"):
         return None
     tree = Tree.chain([sequence.tokens[-1], *continuation(sequence.history, start, policy.now.nodes)])
+    if not sequence.sampler.foresees:
+        return tree
     return follow(sequence, tree, min(room(sequence), shape.nodes, policy.room))
 
 

@@ -22,6 +22,7 @@ from .structured import StructuredOutputs
 SECONDS = 5.0  # that a grammar may take
 STARTING = 60.0  # that the process may take to read a tokenizer
 BYTES = 512 << 20  # of memory that a grammar may take
+NICE = 10  # of the process: models go first
 _CHILD = Path(__file__).with_name("grammar_process.py")
 
 
@@ -66,6 +67,7 @@ class Compiler:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
+        os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
         self._process, self._end = process, weakref.finalize(self, _kill, process)
         told = {
             "path": sys.path,

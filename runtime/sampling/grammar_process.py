@@ -14,7 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-FUEL = {"max_lexer_states": 50_000, "verbose_errors": False}  # of one matcher, about 100 MB; no schema in messages
+FUEL = {  # of one matcher: about 100 MB, and 10 ms a mask; no schema in messages
+    "max_lexer_states": 50_000,
+    "step_max_items": 200_000,
+    "verbose_errors": False,
+}
 
 
 def grammar_of(outputs: dict[str, Any]) -> str:

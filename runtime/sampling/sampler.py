@@ -59,6 +59,8 @@ class Sampler:
         self._repeats = p.repetition_penalty != 1
         self._counts = p.frequency_penalty != 0 or p.presence_penalty != 0
         self.matcher = _matcher(p.constraint, vocab_size) if p.constraint is not None else None
+        self._foreseeing = self.matcher if isinstance(self.matcher, Foreseeing) else None
+        self.foresees = self._foreseeing is not None  # whether the constraint says what has to come
         self._raised: BaseException | None = None  # by the constraint, while somebody drafted
         self._plain = not (self._repeats or self._counts or self._bias.size or self.matcher is not None)
         self._cuts = p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
@@ -128,15 +130,10 @@ class Sampler:
         except BaseException as error:  # a library's panic is no Exception
             self._raised = error
 
-    @property
-    def foresees(self) -> bool:
-        """Whether the constraint says what has to come."""
-        return isinstance(self.matcher, Foreseeing)
-
     def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
         """See `Foreseeing`. What the constraint raises ends it; the next choice raises it again."""
         try:
-            return self.matcher.follow(path, guess, count) if isinstance(self.matcher, Foreseeing) else list(guess)
+            return self._foreseeing.follow(path, guess, count) if self._foreseeing else list(guess)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a library's panic is no Exception
@@ -145,7 +142,8 @@ class Sampler:
 
     def release(self) -> None:
         """The text has ended: let go of the constraint's matcher and of the noise."""
-        self.matcher = None
+        self.matcher = self._foreseeing = None
+        self.foresees = False
         self._noise.clear()
 
     def check(self) -> None:
@@ -172,7 +170,7 @@ class Sampler:
 
     def _forced(self, path: Sequence[int]) -> int | None:
         """The only token that the constraint allows; None where it allows others, or would have to be asked again."""
-        mask = ask(self.matcher, path, self.vocab_size) if isinstance(self.matcher, Foreseeing) else None
+        mask = ask(self._foreseeing, path, self.vocab_size) if self._foreseeing else None
         return None if mask is None else only(mask, self.vocab_size)
 
     def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
@@ -187,7 +185,7 @@ class Sampler:
         """What the constraint allows, penalties and bias, in a copy."""
         p, out = self.params, logits.copy()
         if self.matcher is not None and (mask := ask(self.matcher, path, len(out))) is not None:
-            out[~unpack(mask, len(out))] = -np.inf
+            np.copyto(out, np.float32(-np.inf), where=~unpack(mask, len(out)))
         if self._repeats:
             seen = self._seen
             if path:

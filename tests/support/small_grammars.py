@@ -42,10 +42,10 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(tokenizer_json(), VOCAB, (END,))
 
 
-def grammar(ends: Sequence[int] = (END,), **fields: Any) -> Grammar:
-    """Compiled in this process."""
-    tokenizer = tokenizer_of(tokenizer_json(), VOCAB, list(ends))
-    return Grammar(compiled(tokenizer, grammar_of(StructuredOutputs(**fields).to_dict())), VOCAB, ends)
+def grammar(ends: Sequence[int] = (END,), vocab_size: int = VOCAB, **fields: Any) -> Grammar:
+    """Compiled in this process; of a model that has more tokens, none of the others is legal."""
+    tokenizer = tokenizer_of(tokenizer_json(), vocab_size, list(ends))
+    return Grammar(compiled(tokenizer, grammar_of(StructuredOutputs(**fields).to_dict())), vocab_size, ends)
 
 
 def legal(matcher: Any, path: Sequence[int] = (), vocab_size: int = VOCAB) -> set[int]:

@@ -11,7 +11,7 @@ import pytest
 from small_grammars import vocabulary
 
 from specbuild.runtime.errors import ExecutionError, OptionError
-from specbuild.runtime.sampling.grammar_compiler import Compiler, Vocabulary
+from specbuild.runtime.sampling.grammar_compiler import NICE, Compiler, Vocabulary
 from specbuild.runtime.sampling.structured import StructuredOutputs
 
 SOUND = StructuredOutputs(regex="a{3}")
@@ -26,6 +26,7 @@ def test_one_process_for_all_and_one_line_for_what_is_wrong() -> None:
     assert pid(compiler) is None
     assert compiler.check(SOUND)[0]
     first = pid(compiler)
+    assert os.getpriority(os.PRIO_PROCESS, first or 0) == NICE
     with pytest.raises(OptionError) as caught:
         compiler.check(StructuredOutputs(json={"if": {}, "then": {}}))
     assert str(caught.value) == 'structured_outputs cannot be used: Unimplemented keys: ["if", "then"]: leave it out'

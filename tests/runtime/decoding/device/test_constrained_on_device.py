@@ -9,6 +9,8 @@ import pytest
 from constraints import OneOf, family
 from device_requests import Made, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
+from small_grammars import END as GRAMMAR_END
+from small_grammars import grammar
 from tiny_models import CHUNK, VOCAB, executor
 
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
@@ -127,3 +129,33 @@ def test_a_constraint_that_raises_is_its_request_s_error(
     assert "no such rule" in str(broken.error)
     assert broken.output == expected[1][: len(broken.output)]
     assert [(s.error, s.output) for s in (good, free)] == [(None, expected[1]), (None, expected[2])]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("names", [("target", "draft"), ("target",)], ids=["draft", "lookup"])
+def test_what_a_grammar_forces_is_drafted(
+    host: KernelLibrary, folder: Path, names: tuple[str, ...], temperature: float
+) -> None:
+    """Masks reach the kernels as bitmasks a node; tokens are plain decoding's, and long runs take few rounds."""
+
+    def wanted(tree: str) -> list[Sequence]:
+        regexes = "(ab|cd)0101,0101,(a|b|c)10101010", "[abcd]{3}(0|1){4}cd"
+        fields = {"speculation": tree, "temperature": temperature, "max_new_tokens": 24}
+        return [
+            request_of(prompt_of(n, 5), seed=n, constraint=grammar(vocab_size=VOCAB, regex=regex), **fields)
+            for n, regex in enumerate(regexes)
+        ]
+
+    def loop() -> Made:
+        made = Made(host, folder, 2, names, eos=frozenset({GRAMMAR_END}))
+        draft = executor(names[1], made.device, folder, 2) if len(names) > 1 else None
+        made.loop = DeviceLoop(made.target, draft, HostQueue(host, made.device), frozenset({GRAMMAR_END}), "model")
+        return made
+
+    alone = executor("target", HostDevice(), folder, 1)
+    expected = run(HostLoop(alone, None, CHUNK, frozenset({GRAMMAR_END})), wanted("off"))
+    made = loop()
+    found = run(made.loop, wanted("chain:6"))
+    assert [(s.error, s.output) for s in found] == [(None, s.output) for s in expected]
+    assert [s.finish_reason for s in found] == ["stop", "stop"]
+    assert made.loop.stats.rounds < max(len(s.output) for s in found)
