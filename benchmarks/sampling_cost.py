@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -158,7 +159,8 @@ def main() -> None:
                     command = [python, __file__, str(bundle), "--decode", kind, "--prompts", str(options.prompts)]
                     made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                     results[who].append(json.loads(made.stdout.splitlines()[-1]))
-                found[kind][bundle.name] = summary(kind, **results) | {"prompts": options.prompts}
+                row = summary(kind, **results) | {"prompts": options.prompts, "load": os.getloadavg()[0]}
+                found[kind][bundle.name] = row
                 options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 

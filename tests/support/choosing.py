@@ -56,8 +56,8 @@ class GivenNoise(Noise):
     def lead(self) -> int:
         return int(self.all().argmax())
 
-    def reaching(self, least: float) -> Any:
-        return self.all() >= least
+    def reaching(self, least: float, tokens: Any = None) -> Any:
+        return (self.all() if tokens is None else self.all()[tokens]) >= least
 
 
 class Case:
