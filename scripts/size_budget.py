@@ -21,10 +21,10 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder/quantize", ".py"): 1396,
     ("cli", ".py"): 2029,
     ("face", ".py"): 36,
-    ("measure", ".py"): 1326,
+    ("measure", ".py"): 1442,
     ("runtime", ".py"): 5564,
     ("runtime/backends", ".py"): 2517,
-    ("runtime/decoding", ".py"): 1753,
+    ("runtime/decoding", ".py"): 1755,
     ("serve", ".py"): 1867,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
