@@ -137,7 +137,7 @@ def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str
     """p99 of the gaps of two who decode, while a third's long prompt is read, over that without it."""
     gaps: dict[bool, list[float]] = {False: [], True: []}
     with Engine.load(path, batch_size=4, prefix_caching=False) as engine:
-        one = engine.encode("\n".join(texts))
+        one = engine.encode("\n".join(texts)[: 2 * long])
         prompt = (one * (1 + long // len(one)))[:long]
         params = SamplingParams(NEW_TOKENS, ignore_eos=True)
         for number in range(turns):

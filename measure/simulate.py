@@ -160,6 +160,6 @@ class Simulator:
             self._live.step("draft", self._lanes, took)
         self._live.step("verify", rows, verify)
         own = self._machine("own", 1, (table.round if rows > least else table.plain) + levels * table.level, number)
-        self._live.round(own, self._lanes, rows - least, temperature > 0)
+        self._live.round(own, self._lanes, rows - least, temperature > 0, self._lanes)
         done.seconds += verify + sum(draft) + own
         done.rounds += 1

@@ -173,7 +173,9 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
         if self.decoded is None:
             live.skip()
         else:
-            live.round(own, len(self._sequences), self.decoded, any(s.params.temperature > 0 for s in self._sequences))
+            sampled = any(s.params.temperature > 0 for s in self._sequences)
+            grown = sum(s.policy is None or s.policy.now.levels > 0 for s in self._sequences)
+            live.round(own, len(self._sequences), self.decoded, sampled, max(grown, 1))
 
 
 class alone:  # noqa: N801

@@ -136,18 +136,19 @@ class LiveTimings:
             self._shape, self._last = shape, self._seen
             self._verified.append(self._seen)
 
-    def round(self, seconds: float, sequences: int, drafted: int, sampled: bool) -> None:
+    def round(self, seconds: float, sequences: int, drafted: int, sampled: bool, grown: int = 1) -> None:
         """A round is over, whose loop took so long beside the models: policy, sampler, commits and all.
 
-        drafted: rows that the trees of all its sequences, who decode all of them, added to plain decoding's.
+        drafted: rows that the trees of all its sequences, who decode all of them, added to plain decoding's; grown: for
+        how many of them the draft grew one.
         """
         if not self.on:
             return
-        times, share = self.timings.at(self.lanes or 1, float(sampled)), sequences / (self.lanes or 1)
+        times = self.timings.at(self.lanes or 1, float(sampled))
         steps, self._steps = self._steps, 0
         own = times.round if drafted else times.plain
         kind = 3 * sampled + (2 if steps else 1 if drafted else 0)
-        self._note("own", kind, (own + steps * times.level) * share, seconds)
+        self._note("own", kind, (own * sequences + steps * times.level * grown) / (self.lanes or 1), seconds)
         self._now += 1
         if not drafted:
             self._plain_at, self._plain_due = self._now, max(self._plain_due - 1, 0)
@@ -164,8 +165,11 @@ class LiveTimings:
         self._steps = 0
 
     def rows_within(self, rows: int, times: float) -> int:
-        """How many rows a step may have that takes so many times as long as one of `rows`; as many as were measured."""
-        seconds = self.at(self.lanes or 1).verify_rows
+        """How many rows a step may have that takes so many times as long as one of `rows`; as many as were measured.
+
+        By the table alone: it never falls, and a ratio of two of its steps is less of a machine's than they are.
+        """
+        seconds = self.timings.at(self.lanes or 1).verify_rows
         return int(np.searchsorted(seconds, times * _at(seconds, rows), side="right")) - 1
 
     @property

@@ -1,0 +1,57 @@
+"""What a cell says of its pairs, and that a run goes on where it was stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("never_slower", ROOT / "benchmarks" / "never_slower.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_cell_has_its_mean_its_interval_and_its_tails(benchmark: Any) -> None:
+    found = benchmark.summary(
+        [2.0, 0.5, 1.0, 1.0], {"off": [1.0, 2.0], "auto": [1.0, 3.0]}, {"off": [1.0], "auto": [0.5]}
+    )
+    assert (found["pairs"], found["ratio"], found["longest_gap"], found["tpot_p99"]) == (4, 1.0, 1.5, 0.5)
+    low, high = found["interval"]
+    assert 0.5 <= low < 1 < high <= 2
+    assert benchmark.interval([1.25] * 30) == pytest.approx([1.25, 1.25])
+    assert benchmark.quantile([3.0, 1.0, 2.0], 0.99) == 3.0
+
+
+def test_a_cell_that_is_there_is_not_run_again_and_a_slow_one_fails(
+    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran, out = list[str](), tmp_path / "out.json"
+
+    def cells(name: str, path: Path, pairs: int, kind: str) -> Iterator[tuple[str, Any]]:
+        gaps = {way: [1.0] for way in ("off", "auto")}
+        for label, ratio in (("fast", 1.2), ("slow", 0.9)):
+            yield label, lambda at=label, is_=ratio: ran.append(at) or benchmark.summary([is_] * pairs, gaps, gaps)
+
+    monkeypatch.setattr(benchmark, "cells", cells)
+    monkeypatch.setattr(benchmark, "machine", dict)
+    for only, status, run in (("fast", 0, ["fast"]), ("", 1, ["fast", "slow"]), ("", 1, ["fast", "slow"])):
+        monkeypatch.setattr(sys, "argv", ["x", "--out", str(out), "--bundle", "a=b", "--pairs", "3", "--only", only])
+        assert benchmark.main() == status
+        assert ran == run
+    assert set(json.loads(out.read_text())["cells"]) == {"fast", "slow"}
+    assert "surely below 0.98: ['slow']" in capsys.readouterr().out
