@@ -21,11 +21,11 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder/quantize", ".py"): 1394,
     ("cli", ".py"): 2082,
     ("face", ".py"): 37,
-    ("measure", ".py"): 1327,
-    ("runtime", ".py"): 5777,
+    ("measure", ".py"): 1443,
+    ("runtime", ".py"): 6426,
     ("runtime/backends", ".py"): 2518,
-    ("runtime/decoding", ".py"): 1671,
-    ("serve", ".py"): 2221,
+    ("runtime/decoding", ".py"): 1755,
+    ("serve", ".py"): 2224,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }
