@@ -22,7 +22,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2082,
     ("face", ".py"): 37,
     ("measure", ".py"): 1443,
-    ("runtime", ".py"): 6426,
+    ("runtime", ".py"): 6422,
     ("runtime/backends", ".py"): 2518,
     ("runtime/decoding", ".py"): 1755,
     ("serve", ".py"): 2224,

@@ -62,11 +62,6 @@ class SequencePolicy:
     def __post_init__(self) -> None:
         self.model, self.lookup = self.session.model, self.session.lookup
 
-    @property
-    def timings(self) -> TimingTable:
-        """The table, as it was measured."""
-        return self.live.timings
-
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
         plain = self.weigh(self.live.at(batch, self.temperature), batch, matched, room)
@@ -82,7 +77,8 @@ class SequencePolicy:
         """
         self._times, self._others, self.allotted = times, others, None
         self.room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
-        self.matched, self.continued = matched, self._continuation(matched, min(self.room, LONGEST)) if matched else []
+        self.matched, count = matched, min(self.room, LONGEST) if matched else 0
+        self.continued = self.chances.continuation(matched, count)
         return Option("plain", 0, 1.0 + others, times.alone)
 
     def settle(self, best: Option, rate: float, plain: Option, least: float) -> Option:
@@ -117,11 +113,6 @@ class SequencePolicy:
     def promised(self) -> float:
         """What the round promises over plain decoding: tokens a second, as a ratio."""
         return 1.0 if self.now is PLAIN else self.now.rate * self._times.alone / (1 + self._others)
-
-    def _continuation(self, matched: int, count: int) -> list[float]:
-        """The chance of each token after those before it: the match grows with each."""
-        known = self.chances.lookup
-        return [*known[matched : matched + count], *known[-1:] * (matched + count - max(len(known), matched))][:count]
 
     def reached(self) -> list[float]:
         """The chance that each token of the text's continuation comes true, with all before it; so far as is likely."""
@@ -236,7 +227,8 @@ class SequencePolicy:
         if self.now.kind == "model":
             last = self._grown
             fits = 0 < last.levels <= shape.depth and last.nodes <= shape.nodes
-            if fits and self._expected(last.levels) >= STEADY * self._rate * self._seconds(last.levels, last.nodes):
+            expected = 1.0 + sum(self.levels(self.model.ratio, last.levels))
+            if fits and expected >= STEADY * self._rate * self._seconds(last.levels, last.nodes):
                 self.now = replace(self.now, levels=last.levels, nodes=last.nodes)
             else:
                 nodes = next((step for step in steps if step > self.now.nodes), shape.nodes + 1) - 1
@@ -244,11 +236,6 @@ class SequencePolicy:
                 self.now = self._grown = replace(self.now, levels=levels, nodes=nodes)
         self._promise_levels()
         return replace(shape, depth=self.now.levels, nodes=self.now.nodes)
-
-    def _expected(self, levels: int) -> float:
-        """Tokens of a round whose tree has so many levels."""
-        reach, ratio = self.chances.reach, self.model.ratio
-        return 1.0 + sum((reach[d] - reach[d - 1]) * ratio**d for d in range(1, levels + 1))
 
     def _promise_levels(self) -> None:
         """As `promise`, for a tree of which only the levels are known: node d of its path lies d levels deep."""

@@ -142,6 +142,11 @@ class Chances:
             raise ValueError("chances must be of 0 to 1, one for each likelihood, which ascend")
         return cls(likely, chance, float(record["step"]), tuple(record["reach"]), tuple(record["lookup"]))
 
+    def continuation(self, matched: int, count: int) -> list[float]:
+        """The chance of each token of the text's continuation after those before it: the match grows with each."""
+        known = self.lookup
+        return [*known[matched : matched + count], *known[-1:] * (matched + count - max(len(known), matched))][:count]
+
     def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
         """The logarithms of children's chances, by those of their likelihoods; −inf where there is no child."""
         found: NDArray[np.float64] = np.log(np.interp(likelihoods, self.likely, self.chance))
