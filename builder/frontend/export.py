@@ -246,7 +246,7 @@ def _explained(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collection, which looks through a trace's objects again and again and finds none to free."""
+    """Without garbage collection, which looks through a trace's objects again and again; what is garbage goes after."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -254,6 +254,7 @@ def _uncollected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+            gc.collect()
 
 
 @contextmanager

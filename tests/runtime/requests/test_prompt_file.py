@@ -66,6 +66,7 @@ def test_every_sampling_field_overrides(tmp_path: Path, name: str) -> None:
         "cache_salt": "a tenant's",
         "priority": -1,
         "background": True,
+        "structured_outputs": {"regex": "a+"},
         "min_tokens": 1,
         "skip_special_tokens": False,
     }

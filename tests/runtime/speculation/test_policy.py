@@ -217,7 +217,7 @@ def test_lookup_goes_as_far_as_it_pays() -> None:
     shorter, longer = policy.choose(1, 1, 60).nodes, policy.choose(1, 5, 60).nodes
     assert 0 < shorter < longer
     assert policy.choose(1, 5, 2).nodes == 2
-    assert policy.choose(1, 0, 60) == Option("plain", 0, 1.0, policy.timings.at(1).alone)
+    assert policy.choose(1, 0, 60) == Option("plain", 0, 1.0, policy.live.timings.at(1).alone)
     for _ in range(20):
         policy.choose(1, 5, 60)
         policy.record([0], 7)

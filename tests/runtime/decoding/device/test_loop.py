@@ -103,14 +103,14 @@ def test_lookups_are_sent(
         return [request_of(prompt, speculation=tree, **each) for prompt, each in zip(prompts, more, strict=True)]
 
     made, sent = Made(host, folder, 2, names, drafter=None), list[int]()
-    plan = made.loop._plan
+    plan = made.loop.proposals.plan
 
     def noted(sequences: list[Sequence]) -> list[Draft]:
         drafts = plan(sequences)
         sent.extend(len(draft.tree) if draft.tree else 0 for draft in drafts)
         return drafts
 
-    monkeypatch.setattr(made.loop, "_plan", noted)
+    monkeypatch.setattr(type(made.loop.proposals), "plan", lambda _, sequences: noted(sequences))
     done = run(made.loop, wanted("best:6"))
     assert [s.output for s in done] == [s.output for s in plain(wanted("off"))]
     assert max(sent) == 7
@@ -210,7 +210,7 @@ def test_a_fault_ends_its_sequence_alone(
 
     made, reference = Made(host, folder, names=("target",)), [s.output for s in plain(wanted("off"))]
     batch = wanted("chain:3")
-    found, plan = list[int](), made.loop._plan
+    found, plan = list[int](), made.loop.proposals.plan
 
     def wrong(sequences: list[Sequence]) -> list[Draft]:
         drafts = plan(sequences)
@@ -220,7 +220,7 @@ def test_a_fault_ends_its_sequence_alone(
                 draft.tree = Tree([sequence.tokens[-1], 5, 6], [-1, 2, 0], [0, 1, 1])
         return drafts
 
-    monkeypatch.setattr(made.loop, "_plan", wrong)
+    monkeypatch.setattr(type(made.loop.proposals), "plan", lambda _, sequences: wrong(sequences))
     run(made.loop, batch)
     assert "fault PARENT" in str(batch[0].error)
     assert batch[0].output == reference[0][: found[0]]

@@ -90,6 +90,7 @@ def test_tokens_are_plain_decodings(
     assert sorted([*paged.pages._free, *{p for slot in paged.pages.of for p in slot}]) == list(range(1, pages + 1))
 
 
+@pytest.mark.slow
 def test_rounds_by_themselves_end_where_the_pages_do(host: KernelLibrary) -> None:
     """A perfect draft, and a device as far ahead as it may be: past the text's end, and not past its pages."""
     paged = Paged(host, 2, EVERY, AHEAD, names=("target", "target"))
@@ -110,6 +111,7 @@ def conversations(tree: str) -> list[Sequence]:
     ]
 
 
+@pytest.mark.slow(but=("off",))
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "off"])
 def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
     paged, (first, *others) = Paged(host, 4, 12), conversations(tree)
