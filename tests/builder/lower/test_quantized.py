@@ -185,7 +185,7 @@ def plans(make_model: Make, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return plan
 
 
-@pytest.mark.slow(only=("int8", "int8:static"))
+@pytest.mark.slow(but=("fp8",))
 @needs_rtx
 @pytest.mark.parametrize(
     "precision", ["int8", "int8:static", "int4:128,rtn", "int4:64,rtn/bf16", "fp8", "fp8:tensor/bf16"]

@@ -111,7 +111,7 @@ def conversations(tree: str) -> list[Sequence]:
     ]
 
 
-@pytest.mark.slow(but=("off",))
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "off"])
 def test_prefixes_are_shared_by_page(host: KernelLibrary, tree: str) -> None:
     paged, (first, *others) = Paged(host, 4, 12), conversations(tree)
