@@ -254,7 +254,7 @@ def _uncollected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-            gc.collect()
+            gc.collect(0)  # what was made meanwhile
 
 
 @contextmanager
