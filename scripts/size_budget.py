@@ -22,10 +22,10 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2082,
     ("face", ".py"): 37,
     ("measure", ".py"): 1443,
-    ("runtime", ".py"): 6422,
+    ("runtime", ".py"): 6419,
     ("runtime/backends", ".py"): 2518,
     ("runtime/decoding", ".py"): 1755,
-    ("serve", ".py"): 2224,
+    ("serve", ".py"): 2225,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

@@ -65,8 +65,8 @@ async def answer(service: Service, request: Request, body: Sampling, kind: type[
     state.request_id = body.request_id or state.request_id
     served = service.models.pick(body.model)
     state.told.update(model=served.name, user=body.user)
-    tenant, stopped = None if options.share_prefix_cache else state.tenant, service.oracle and service.oracle.stopped
-    caller = Caller(tenant, options.request_timeout, served.name not in (stopped or ()))
+    speculates = service.oracle is None or served.name not in service.oracle.stopped
+    caller = Caller(None if options.share_prefix_cache else state.tenant, options.request_timeout, speculates)
     waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
     generation = Generation(
         served, body, caller, count, None if waits else service.pool, service.metrics, service.compiling

@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
@@ -13,6 +14,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
+
+from .oracle import Outcome
 
 OURS = "specbuild:"
 MAX_POSITIONS = 32  # of an accepted token in its round; later ones count for the last
@@ -49,7 +52,6 @@ _HISTOGRAMS = {
 }
 _REASONS = {"cancelled": "abort"}  # vLLM's word
 _ENDS = ("stop", "length", "deadline", "abort", "error")
-_SHADOWS = ("equal", "different", "unfinished", "dropped", "failed")
 
 
 class Metrics:
@@ -84,7 +86,7 @@ class Metrics:
         self._gaps.begin(model)
         for reason in _ENDS:
             self._requests.labels(model, reason)
-        for outcome in _SHADOWS:
+        for outcome in get_args(Outcome):
             self._shadows.labels(model, outcome)
         counters = {name: each.labels(model) for name, each in self._counters.items()}
         return _Series(counters, {name: each.labels(model) for name, each in self._histograms.items()})
@@ -101,7 +103,7 @@ class Metrics:
         """A request was not taken."""
         self._rejections.labels(model, reason).inc()
 
-    def shadowed(self, model: str, outcome: str) -> None:
+    def shadowed(self, model: str, outcome: Outcome) -> None:
         """A text was decoded again without speculation, or was not; see `Oracle`."""
         self._shadows.labels(model, outcome).inc()
 

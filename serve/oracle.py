@@ -36,7 +36,7 @@ Outcome = Literal["equal", "different", "unfinished", "dropped", "failed"]
 class Counts(Protocol):
     """What is told of shadows; see `Metrics.shadowed`."""
 
-    def shadowed(self, model: str, outcome: str) -> None:
+    def shadowed(self, model: str, outcome: Outcome) -> None:
         """A shadow is settled."""
         ...
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .option import Option
 from .policy import MARGIN, SHALLOW, SequencePolicy
-from .timings import Times
+from .timings import Times, seconds_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Batch:
             tokens, rows = tokens + text, rows + more
         if not models:
             return texts
-        step = _at(times.draft_rows, times.lanes) + times.level * len(models) / times.lanes
+        step = seconds_at(times.draft_rows, times.lanes) + times.level * len(models) / times.lanes
         seconds = self._seconds(rows) + times.once + levels * step
         return _Plan(tokens, seconds, tuple(nodes), frozenset(models), levels)
 
@@ -178,7 +178,7 @@ class Batch:
         whose = np.repeat(np.arange(len(grown)), [len(scores) for _, scores in grown])
         order = np.argsort(-chances, kind="stable")
         expected = np.concatenate([[0.0], np.cumsum(chances[order])])
-        seconds = np.array([_at(self._times.verify_rows, self.rows + count) for count in range(len(expected))])
+        seconds = np.array([seconds_at(self._times.verify_rows, self.rows + count) for count in range(len(expected))])
         counts = np.bincount(whose[order[: int((expected - self.rate * seconds).argmax())]], minlength=len(grown))
         for (policy, scores), count in zip(grown, counts.tolist(), strict=True):
             policy.allotted = min(count + -(1 + count) % self.each, len(scores))
@@ -193,10 +193,4 @@ class Batch:
     def _seconds(self, rows: int, drafts: bool = True) -> float:
         """Of a round beside the draft."""
         own = (self._times.round if drafts else self._times.plain) * len(self.wishes) / self._times.lanes
-        return _at(self._times.verify_rows, rows) + own
-
-
-def _at(seconds: NDArray[np.float64], rows: int) -> float:
-    """By rows; past the last as steep as on average."""
-    last = len(seconds) - 1
-    return float(seconds[rows]) if rows <= last else float(seconds[last]) * rows / max(last, 1)
+        return seconds_at(self._times.verify_rows, rows) + own

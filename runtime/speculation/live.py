@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .timings import Times, TimingTable
+from .timings import Times, TimingTable, seconds_at
 
 OWN, LAST = 5, 7  # ratios whose median counts: of a shape, and for the metric
 SHRINK = 0.25  # ratios of plain decoding's that a shape's own are mixed with
@@ -128,9 +128,9 @@ class LiveTimings:
         times = self.timings.at(self.lanes or 1)
         if part == "draft":
             self._steps += count
-            expected = times.once or _at(times.draft_rows, rows)
+            expected = times.once or seconds_at(times.draft_rows, rows)
         else:
-            expected = _at(times.verify_rows, rows)
+            expected = seconds_at(times.verify_rows, rows)
         shape = self._note(part, shape_of(rows), count * expected, seconds)
         if part == "verify":
             self._shape, self._last = shape, self._seen
@@ -170,7 +170,7 @@ class LiveTimings:
         By the table alone: it never falls, and a ratio of two of its steps is less of a machine's than they are.
         """
         seconds = self.timings.at(self.lanes or 1).verify_rows
-        return int(np.searchsorted(seconds, times * _at(seconds, rows), side="right")) - 1
+        return int(np.searchsorted(seconds, times * seconds_at(seconds, rows), side="right")) - 1
 
     @property
     def plain_due(self) -> bool:
@@ -219,9 +219,3 @@ def shape_of(rows: int) -> int:
 def _shapes(count: int) -> PerRow:
     found: PerRow = 2 * np.log2(np.maximum(np.arange(count), 1))
     return found
-
-
-def _at(seconds: PerRow, rows: int) -> float:
-    """By rows; past the last as steep as on average."""
-    last = len(seconds) - 1
-    return float(seconds[rows]) if rows <= last else float(seconds[last]) * rows / max(last, 1)

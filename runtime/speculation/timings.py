@@ -74,6 +74,12 @@ class _Table:
     overlap: bool = False
 
 
+def seconds_at(seconds: NDArray[np.float64], rows: int) -> float:
+    """Of a step of so many rows, by `seconds[rows]`; past the last as steep as on average."""
+    last = len(seconds) - 1
+    return float(seconds[rows]) if rows <= last else float(seconds[last]) * rows / max(last, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """Of one batch size. `verify[n]`, `draft[n]`: a step of n nodes of each sequence, n from 0, where it is 0.

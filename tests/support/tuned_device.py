@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from device_requests import Made, prompt_of, request_of, run
 from host_device import HostDevice, HostQueue
+from made_up_chances import CHANCES
 from tiny_models import BUCKETS, CHUNK, executor
 
 from specbuild.runtime import Limits
@@ -29,13 +30,6 @@ LARGE = {
     "level": 0.05,
 }
 SMALL = LARGE | {"verify": [[1, 1.0], [16, 9.0]], "draft": [[1, 0.9], [16, 1.0]]}
-CHANCES = {
-    "likely": [-8.0, -2.0, -1.0, -0.5, -0.1, 0.0],
-    "chance": [0.01, 0.1, 0.35, 0.6, 0.85, 0.95],
-    "step": 0.75,
-    "reach": [0, 0.75, 1.3, 1.7, 2.0, 2.2, 2.35, 2.45, 2.5],
-    "lookup": [0.0, 0.3, 0.5, 0.6, 0.7, 0.75],
-}
 
 
 def policy_of(times: dict[str, Any], limits: Limits | None = None, drafts: bool = True) -> Policy:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up_chances import CHANCES
 
 from specbuild.runtime import Limits, SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
@@ -20,13 +21,6 @@ from specbuild.runtime.speculation.timings import TimingTable
 
 FLAT = {"verify": [[1, 10.0], [64, 20.0]], "draft": [[1, 0.2], [64, 2.0]], "plain": 0.4, "round": 0.4, "level": 0.04}
 STEEP = FLAT | {"verify": [[1, 10.0], [2, 20.0], [64, 640.0]]}
-CHANCES = {
-    "likely": [-8.0, -2.0, -1.0, -0.5, -0.1, 0.0],
-    "chance": [0.01, 0.1, 0.35, 0.6, 0.85, 0.95],
-    "step": 0.75,
-    "reach": [0, 0.75, 1.3, 1.7, 2.0, 2.2, 2.35, 2.45, 2.5],
-    "lookup": [0.0, 0.3, 0.5, 0.6, 0.7, 0.75],
-}
 
 
 def made(times: dict[str, Any], drafts: bool, free: int = 0, limits: Limits | None = None, lanes: int = 4) -> Policy:

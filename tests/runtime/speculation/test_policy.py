@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_up_chances import CHANCES
 from odd_clocks import bewitch
 
 from specbuild.runtime import Limits, SamplingParams
@@ -22,13 +23,6 @@ from specbuild.runtime.speculation.trust import CAUTION, Trust
 VOCAB = 12
 LARGE = {"verify": [[1, 12.0], [64, 48.0]], "draft": [[1, 0.6], [64, 4.0]], "plain": 0.1, "round": 0.2, "level": 0.1}
 SMALL = {"verify": [[1, 0.8], [64, 5.0]], "draft": [[1, 0.2], [64, 0.6]], "plain": 0.05, "round": 0.1, "level": 0.05}
-CHANCES = {
-    "likely": [-8.0, -2.0, -1.0, -0.5, -0.1, 0.0],
-    "chance": [0.01, 0.1, 0.35, 0.6, 0.85, 0.95],
-    "step": 0.75,
-    "reach": [0, 0.75, 1.3, 1.7, 2.0, 2.2, 2.35, 2.45, 2.5],
-    "lookup": [0.0, 0.3, 0.5, 0.6, 0.7, 0.75],
-}
 
 
 def table_of(times: dict[str, Any]) -> TimingTable:
