@@ -21,6 +21,7 @@ from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.onnxruntime_cuda import OrtModel
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.decoding.device.proposals import Proposals
 from specbuild.runtime.decoding.device.rounds import Draft
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.errors import ExecutionError
@@ -79,16 +80,16 @@ def test_a_fault_ends_its_sequence_alone(
 ) -> None:
     """The plugin reports none; who checks the tree for it does."""
     loop, batch = loop_of(host, 2), requests("chain:3", 2)
-    plan = loop._plan
+    plan = Proposals.plan
 
-    def wrong(sequences: list[Sequence]) -> list[Draft]:
-        drafts = plan(sequences)
+    def wrong(proposals: Proposals, sequences: list[Sequence]) -> list[Draft]:
+        drafts = plan(proposals, sequences)
         for draft, sequence in zip(drafts, sequences, strict=True):
             if sequence is batch[0] and len(sequence.output) > 2:
                 draft.tree, draft.spec = Tree([sequence.tokens[-1], 5, 6], [-1, 2, 0], [0, 1, 1]), None
         return drafts
 
-    monkeypatch.setattr(loop, "_plan", wrong)
+    monkeypatch.setattr(Proposals, "plan", wrong)
     run(loop, batch)
     assert "fault PARENT" in str(batch[0].error)
     assert batch[0].output == expected[0][: len(batch[0].output)]
