@@ -50,7 +50,7 @@ structured: build/smollm2-int8.bundle/manifest.json
 	cp build/structured.json benchmarks/results/structured.json
 
 build/smollm2-%.bundle/manifest.json: build/smollm2/config.json
-	$(BIN)/specbuild build --target $(<D) --precision $* --max-kl 2 --max-seq-len 1024 --output $(@D) --force
+	$(BIN)/specbuild build --target $(<D) --precision $* $(if $(filter-out fp32,$*),--max-kl 2) --max-seq-len 1024 --output $(@D) --force
 
 build/smollm2/config.json: | $(VENV)/.ready
 	$(BIN)/python scripts/real_model.py $(@D)

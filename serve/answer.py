@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from .errors import ApiError, api_error, json_response
 from .fields import CompletionRequest, Sampling, check_known
 from .formats import Format
-from .generation import ClientGoneError, EventStream, Generation, unless_gone
+from .generation import ClientGoneError, EventStream, Generation, Watcher, unless_gone
 from .logs import error_of
 from .metrics import Metrics
 from .models import Models
@@ -41,6 +41,7 @@ class Service:
     metrics: Metrics
     traces: Traces = field(default_factory=Traces)
     oracle: Oracle | None = None
+    watchers: Sequence[Watcher] = ()  # the oracle among them
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
     compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_COMPILING, "specbuild-compile"))
 
@@ -69,7 +70,15 @@ async def answer(service: Service, request: Request, body: Sampling, kind: type[
     caller = Caller(None if options.share_prefix_cache else state.tenant, options.request_timeout, speculates)
     waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
     generation = Generation(
-        served, body, caller, count, None if waits else service.pool, service.metrics, service.compiling
+        served,
+        body,
+        caller,
+        count,
+        None if waits else service.pool,
+        service.metrics,
+        service.compiling,
+        state.request_id,
+        state.tenant,
     )
     form = kind(generation, f"{kind.prefix}-{state.request_id}", options.spec_metrics, options.return_token_ids)
     trace = service.traces.begin(kind.operation, served.name, request.headers, body)
@@ -129,7 +138,7 @@ def _done(
     if service.options.log_requests:
         told["prompt"] = generation.body.model_dump_json(include={"prompt", "messages"})
         told["text"] = json.dumps([result.text for result in results])
-    if service.oracle:
-        service.oracle.offer(generation)
+    for watcher in service.watchers:
+        watcher.ended(generation)
     if trace:
         trace.end(told["prompt_tokens"], results, kind)

@@ -44,6 +44,8 @@ class Generation:
     pool: ThreadPoolExecutor | None  # where it is tokenized; None: where it may wait for long
     observer: Observes | None = None
     compiling: ThreadPoolExecutor | None = None  # where structured outputs are compiled; None: somewhere
+    request_id: str = ""
+    tenant: str | None = None  # whose API key it came with, by its hash; None: no keys
     prompts: list[list[int]] = field(default_factory=list)
     params: SamplingParams = field(default_factory=SamplingParams)
     results: dict[int, Result] = field(default_factory=dict)  # by choice
@@ -106,6 +108,18 @@ class Generation:
         for number, result in enumerate(results):
             index, sample = divmod(number, self.samples)
             yield Chunk(index, sample, result.text, result.token_ids, result.logprobs, result)
+
+
+class Watcher(Protocol):
+    """Is told of ended requests on the event loop's thread: what takes longer than microseconds, `run` does."""
+
+    def ended(self, generation: Generation) -> None:
+        """A request has ended, however: `generation.results` has the samples that did. Must not raise."""
+        ...
+
+    async def run(self) -> None:
+        """Work beside the requests until it is cancelled; one that has nothing to do may return."""
+        ...
 
 
 def checked(result: Result) -> Result:

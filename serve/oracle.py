@@ -79,8 +79,8 @@ class Oracle:
         self._waiting = {name: deque[Shadow]() for name in self._models}
         self._draw, self._kept = random.Random(), 0
 
-    def offer(self, generation: Generation) -> None:
-        """A request has ended: its texts that may have been speculated on, or a share of them, wait for their twins."""
+    def ended(self, generation: Generation) -> None:
+        """See `Watcher`: texts that may have been speculated on, or a share of them, wait for their twins."""
         name = generation.served.name
         for choice, result in generation.results.items():
             if result.finish_reason not in ("stop", "length") or not result.metrics:

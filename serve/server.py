@@ -23,6 +23,7 @@ from .admission import Admission
 from .answer import Service
 from .app import make_app
 from .connection import Connection
+from .generation import Watcher
 from .logs import RequestLog
 from .metrics import Metrics
 from .models import Models, ServedModel
@@ -75,7 +76,8 @@ def _load(
     told.set_result(metrics)
     served = Models(models)
     oracle = Oracle(served, options, metrics, log) if options.shadow else None
-    service = Service(served, options, metrics, oracle=oracle)
+    watchers: list[Watcher] = [oracle] if oracle else []
+    service = Service(served, options, metrics, oracle=oracle, watchers=watchers)
     closing.callback(service.traces.close)
     return service
 
@@ -145,8 +147,7 @@ class _Life:
         serving = loop.create_task(self._uvicorn.serve([self._listening]))
         stopping = loop.create_task(self._stopping.wait())
         dying = loop.create_task(self._death())
-        oracle = self._service.oracle
-        shadowing = loop.create_task(oracle.run()) if oracle else None
+        watching = [loop.create_task(watcher.run()) for watcher in self._service.watchers]
         self._log.event("info", f"serving at {listener.url(self._listening, self._service.options)}")
         await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
@@ -155,7 +156,7 @@ class _Life:
         self._uvicorn.should_exit = True
         await serving
         status = 1 if dying.done() else 0
-        for task in filter(None, (stopping, dying, shadowing)):
+        for task in (stopping, dying, *watching):
             task.cancel()
         return status
 

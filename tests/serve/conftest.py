@@ -46,7 +46,7 @@ def make_client(engine: Engine, bundle: Path, log: Log) -> Iterator[Callable[...
             )
             models, metrics = Models([model]), Metrics({"pycode": engine}, options.metrics_prefix)
             oracle = Oracle(models, options, metrics, log) if options.shadow else None  # type: ignore[arg-type]
-            service = Service(models, options, metrics, oracle=oracle)
+            service = Service(models, options, metrics, oracle=oracle, watchers=[oracle] if oracle else [])
             client = TestClient(make_app(service, log), raise_server_exceptions=False)
             client.service = service  # type: ignore[attr-defined]
             stack.callback(service.pool.shutdown)

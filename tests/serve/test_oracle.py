@@ -131,7 +131,7 @@ def offer(oracle: Oracle, *results: Result, samples: int = 1) -> None:
     generation: Any = SimpleNamespace(
         served=oracle._models["m"], results=dict(enumerate(results)), samples=samples, params=params, prompts=[[1], [2]]
     )
-    oracle.offer(generation)
+    oracle.ended(generation)
 
 
 @pytest.mark.parametrize(
