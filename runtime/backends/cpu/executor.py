@@ -36,15 +36,15 @@ _Shape = tuple[tuple[int, int, int], ...]  # of each lane: rows, those of them t
 
 @dataclass(slots=True)
 class _Plan:
-    """Everything bound for steps of one shape."""
+    """What steps of one shape read and write, beside the cache."""
 
-    binding: Any  # onnxruntime.IOBinding
+    inputs: list[tuple[str, Any]]  # onnxruntime.OrtValues by name, over the arrays below
+    outputs: list[tuple[str, Any]]
     tokens: NDArray[np.int64]
     positions: NDArray[np.int64]
     logits: list[NDArray[np.float32]]  # per lane, `[wanted, V]`
     fed: NDArray[np.float32]  # hidden states that are read, `[1, T, H]`, and those that are written
     hidden: NDArray[np.float32]
-    keep: list[NDArray[Any]]  # arrays that are bound by address only
 
 
 class OrtExecutor:
@@ -70,14 +70,18 @@ class OrtExecutor:
             self._last_row = np.zeros((batch_size, 1), dtype=np.int32)
             self._logits = np.empty((batch_size * rows, spec.vocab_size), dtype=np.float32)
             self._rows = SlotRows(spec, batch_size)
+            self._binding = self._session.io_binding()
+            self._bind_cache()
         except MemoryError as error:
             raise ExecutionError(f"the {spec.name} does not fit into memory ({error}): load a smaller batch") from None
         self._plans: dict[_Shape, _Plan] = {}
+        self._bound: _Plan | None = None
 
     def keep_to(self, exactness: ExactnessClass | None) -> None:
         """Pad every step to a class from now on; None: none."""
         self.exactness = exactness
         self._plans.clear()
+        self._bound = None
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         """Run one step; see `Executor.step`."""
@@ -98,7 +102,8 @@ class OrtExecutor:
             first += rows
         started = time.perf_counter()
         try:
-            self._session.run_with_iobinding(plan.binding)
+            self._bind(plan)
+            self._session.run_with_iobinding(self._binding)
         except Exception as error:
             raise ExecutionError(f"ONNX Runtime failed in a step: {one_line(error)}") from error
         finally:
@@ -149,45 +154,52 @@ class OrtExecutor:
                 raise ExecutionError(f"the {self.spec.name} has no rows to fill a step up: build the bundle again")
         return tuple(zip(rows, counts, [lane.logits for lane in lanes], strict=True))
 
+    def _bind_cache(self) -> None:
+        """Bind what every step reads and writes in the same place."""
+        for slot in range(self.batch_size):
+            self._binding.bind_ortvalue_input(f"last_row.{slot}", _value(self._last_row[slot]))
+            for layer in range(self.spec.layers):
+                for value, kind in enumerate(("key", "value")):
+                    rows = _value(self._cache.view(layer, bool(value), slot))
+                    self._binding.bind_ortvalue_input(f"past_{kind}.{layer}.{slot}", rows)
+                    self._binding.bind_ortvalue_output(f"present_{kind}.{layer}.{slot}", rows)
+
+    def _bind(self, plan: _Plan) -> None:
+        """Bind what the last step had otherwise."""
+        if plan is self._bound:
+            return
+        for name, value in plan.inputs:
+            self._binding.bind_ortvalue_input(name, value)
+        for name, value in plan.outputs:
+            self._binding.bind_ortvalue_output(name, value)
+        self._bound = plan
+
     def _plan(self, shape: _Shape) -> _Plan:
-        """Bind a step's inputs and outputs once."""
+        """Make a step's inputs and outputs once."""
         sizes, _, wanted = zip(*shape, strict=True)
-        binding, keep, ends = self._session.io_binding(), [], np.cumsum(sizes)
+        ends = np.cumsum(sizes)
         tokens, positions = np.zeros((1, ends[-1]), dtype=np.int64), np.zeros((1, ends[-1]), dtype=np.int64)
         lasts = [end - rows + count for end, (rows, count, _) in zip(ends, shape, strict=True)]
         nodes = [node for last, count in zip(lasts, wanted, strict=True) for node in range(last - count, last)]
         total, splits = len(nodes), np.cumsum(wanted)[:-1]
         nodes += [0] * max(not total, -total % self.exactness.rows if self.exactness else 0)
         logits = self._logits[: len(nodes)]
-
-        def bind(name: str, array: NDArray[Any], output: bool = False) -> None:
-            keep.append(array)
-            method = binding.bind_output if output else binding.bind_input
-            method(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-
-        bind("input_ids", tokens)
-        bind("position_ids", positions)
-        bind("logit_nodes", np.array(nodes, dtype=np.int64))
-        bind("logits", logits[None], output=True)
         fed, hidden = (np.zeros((1, ends[-1], self.spec.hidden), dtype=np.float32) for _ in range(2))
+        inputs = {"input_ids": tokens, "position_ids": positions, "logit_nodes": np.array(nodes, dtype=np.int64)}
+        outputs = {"logits": logits[None]}
         if self.spec.reads_hidden:
-            bind("hidden_in", fed)
+            inputs["hidden_in"] = fed
         if self.spec.hidden:
-            bind("hidden", hidden, output=True)
+            outputs["hidden"] = hidden
         if self.batch_size > 1:
-            bind("lane_sizes", np.array(sizes, dtype=np.int64))
+            inputs["lane_sizes"] = np.array(sizes, dtype=np.int64)
         for slot, size in enumerate(sizes):
             for window, bias in self._bias.items():
-                bind(f"bias.{window}.{slot}", bias[slot, :size][None, None])
-            bind(f"last_row.{slot}", self._last_row[slot])
-            for layer in range(self.spec.layers):
-                for value, kind in enumerate(("key", "value")):
-                    rows = self._cache.view(layer, bool(value), slot)
-                    bind(f"past_{kind}.{layer}.{slot}", rows)
-                    bind(f"present_{kind}.{layer}.{slot}", rows, output=True)
+                inputs[f"bias.{window}.{slot}"] = bias[slot, :size][None, None]
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        plan = _Plan(binding, tokens, positions, np.split(logits[:total], splits), fed, hidden, keep)
+        bound = ([(name, _value(array)) for name, array in each.items()] for each in (inputs, outputs))
+        plan = _Plan(*bound, tokens, positions, np.split(logits[:total], splits), fed, hidden)
         self._plans[shape] = plan
         return plan
 
@@ -222,4 +234,9 @@ class OrtExecutor:
     def close(self) -> None:
         """Free the session and the cache."""
         self._plans.clear()
-        del self._session, self._cache, self._rows
+        del self._session, self._binding, self._bound, self._cache, self._rows
+
+
+def _value(array: NDArray[Any]) -> Any:
+    """ONNX Runtime's tensor over an array's memory, which it keeps alive."""
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
