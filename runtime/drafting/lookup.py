@@ -45,7 +45,7 @@ def from_text(sequence: Sequence, batch: int, looks_up: bool = True, drafts: boo
 def look(sequence: Sequence, policy: SequencePolicy, looks_up: bool) -> tuple[int, int]:
     """Where the text's continuation begins, and how many tokens before it match; the policy watches its first."""
     history = sequence.history
-    start, matched = next(iter(matches(history, 1)), (0, 0)) if looks_up else (0, 0)
+    start, matched = longest(history) if looks_up else (0, 0)
     foresees = sequence.sampler.foresees
     if matched and foresees and sequence.sampler.follow((), [int(history[start])], 1) != [history[start]]:
         matched = 0  # its constraint forbids it
@@ -138,6 +138,23 @@ def matches(history: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
             if len(found) == count:
                 return list(found.items())
     return list(found.items())
+
+
+def longest(history: NDArray[np.int64]) -> tuple[int, int]:
+    """The best of `matches`; zeros where there is none."""
+    ends, most, length = np.flatnonzero(history[:-1] == history[-1]), min(LONGEST, len(history) - 1), 1
+    if not ends.size:
+        return 0, 0
+    while ends.size > 1 and length < most:
+        longer = ends[ends >= length]
+        longer = longer[history[longer - length] == history[-1 - length]]
+        if not longer.size:
+            break
+        ends, length = longer, length + 1
+    end = int(ends[-1])
+    while length < most and end >= length and history[end - length] == history[-1 - length]:
+        length += 1
+    return end + 1, length
 
 
 def continuation(history: NDArray[np.int64], start: int, count: int) -> list[int]:

@@ -8,10 +8,10 @@ tokens a second. A draft model's levels are steps that all who draft with it sha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .option import Option
 from .policy import MARGIN, SHALLOW, SequencePolicy
@@ -56,34 +56,19 @@ class Batch:
     each: int = field(init=False)  # rows of a sequence are filled up to a multiple of it
     _times: Times = field(init=False)
     _texts: list[list[float]] = field(init=False)  # of each sequence: what each token of its continuation is worth
-    _trees: list[list[float]] = field(init=False)  # and each level of the model's tree
+    _trees: list[list[float]] = field(init=False)  # and what so many levels of the model's tree are, from none on
 
     def __post_init__(self) -> None:
         first, count = self.wishes[0].policy, len(self.wishes)
         self._times = times = first.live.at(count, max(wish.policy.temperature for wish in self.wishes))
         self.each = 1 + max(wish.policy.free for wish in self.wishes)
         self.rows = max(times.lanes - count, 0) + sum(self._filled(wish, 0) for wish in self.wishes)
-        share = count / times.lanes
-        seen = replace(
-            times,
-            verify=times.verify_rows[self.rows - 1 :],
-            draft=self._draft(times),
-            plain=times.plain * share,
-            round=times.round * share,
-            level=times.level / times.lanes,
-        )
+        seen = first.live.share(times, self.rows, count)
         for wish in self.wishes:
             wish.policy.weigh(seen, count, wish.matched, wish.room, count - 1)
         self._texts = [wish.policy.reached() for wish in self.wishes]
-        self._trees = [wish.policy.levels(wish.policy.model.ratio, wish.policy.room) for wish in self.wishes]
-
-    def _draft(self, times: Times) -> NDArray[np.float64]:
-        """A sequence's share of a step of the draft, by its nodes, where all have as many."""
-        if len(times.draft_rows) < 2:
-            return times.draft_rows
-        count = len(self.wishes)
-        shared: NDArray[np.float64] = times.draft_rows[max(times.lanes - count, 0) :: count] / count
-        return shared
+        levels = (wish.policy.levels(wish.policy.model.ratio, wish.policy.room) for wish in self.wishes)
+        self._trees = [[0.0, *accumulate(each)] for each in levels]
 
     def decide(self) -> None:
         """Set what every sequence does."""
@@ -96,7 +81,8 @@ class Batch:
         for number, (wish, nodes) in enumerate(zip(self.wishes, best.nodes, strict=True)):
             option = alone
             if number in best.models:
-                option = Option("model", nodes, best.tokens, best.seconds, min(best.levels, len(self._trees[number])))
+                levels = min(best.levels, len(self._trees[number]) - 1)
+                option = Option("model", nodes, best.tokens, best.seconds, levels)
             elif self._more(wish, nodes):
                 option = Option("lookup", nodes, best.tokens, best.seconds)
                 self.rows += self._more(wish, nodes)
@@ -111,7 +97,7 @@ class Batch:
         texts = self._from_texts(plain)
         placed = zip(self.wishes, self._texts, texts.nodes, strict=True)
         drawn = [(sum(chances[:nodes]), self._more(wish, nodes)) for wish, chances, nodes in placed]
-        for levels in range(1 + max(map(len, self._trees))):
+        for levels in range(max(map(len, self._trees))):
             plan = self._with_model(levels, texts, drawn, max(best.rate, plain.rate)) if levels else texts
             found = self._score(plan, plain)
             if found > score and plan.rate >= plain.rate * limits.min_expected_speedup:
@@ -155,7 +141,7 @@ class Batch:
         times, models, nodes = self._times, list[int](), list(texts.nodes)
         row, rows, tokens = rate * times.node / times.lanes, self.rows, float(len(self.wishes))
         for number, (wish, (text, more)) in enumerate(zip(self.wishes, drawn, strict=True)):
-            tree = sum(self._trees[number][:levels])
+            tree = self._trees[number][min(levels, len(self._trees[number]) - 1)]
             if tree > text:
                 grown = min(2 * levels, wish.policy.room)
                 added = self._more(wish, grown)

@@ -103,6 +103,7 @@ class LiveTimings:
         self._parts: dict[Part, _Factors] = {"verify": _Factors(), "draft": _Factors(), "own": _Factors()}
         self._now = self._version = self._steps = self._applied = 0
         self._made = dict[tuple[int, bool], tuple[int, Times]]()
+        self._shares = dict[tuple[int, int], tuple[Times, Times]]()
         self._plain, self._plain_at, self._plain_due = _Shape(), 0, 0
         self._shape, self._seen, self._last, self._verified = _Shape(), 0.0, 0.0, deque[float](maxlen=LAST)
 
@@ -120,6 +121,13 @@ class LiveTimings:
         if found is None or found[0] != self._version:
             found = made[key] = self._version, self._corrected(self.timings.at(key[0], temperature))
         return found[1]
+
+    def share(self, times: Times, rows: int, count: int) -> Times:
+        """See `Times.share`."""
+        made = self._shares.get((rows, count))
+        if made is None or made[0] is not times:
+            made = self._shares[rows, count] = times, times.share(rows, count)
+        return made[1]
 
     def step(self, part: Literal["verify", "draft"], rows: int, seconds: float, count: int = 1) -> None:
         """Steps of the target or of the draft took so long, with so many rows of all sequences, fillers included."""

@@ -107,7 +107,7 @@ class SequencePolicy:
 
     def fill(self) -> None:
         """A node is drafted there: it costs nothing, promises nothing, and nothing is learnt of it."""
-        self.now, self.below = replace(self.now, kind="habit", nodes=1), [0.0, 0.0]
+        self.now, self.below = Option("habit", 1, self.now.tokens, self.now.seconds), [0.0, 0.0]
 
     @property
     def promised(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,6 +110,18 @@ class Times:
         plain, with_tree, level = (float(own[name]) for name in ("plain", "round", "level"))
         rows = [_by_rows(each, lanes) for each in (verify, draft)]
         return cls(verify, draft, plain, with_tree, level, rows[0], rows[1], once, lanes, sampled)
+
+    def share(self, rows: int, count: int) -> Times:
+        """One sequence's share, of `count` whose step has so many rows before anything is drafted."""
+        share, draft = count / self.lanes, self.draft_rows
+        return replace(
+            self,
+            verify=self.verify_rows[rows - 1 :],
+            draft=draft[max(self.lanes - count, 0) :: count] / count if len(draft) > 1 else draft,
+            plain=self.plain * share,
+            round=self.round * share,
+            level=self.level / self.lanes,
+        )
 
     @property
     def node(self) -> float:

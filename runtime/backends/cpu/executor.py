@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -176,30 +177,31 @@ class OrtExecutor:
 
     def _plan(self, shape: _Shape) -> _Plan:
         """Make a step's inputs and outputs once."""
-        sizes, _, wanted = zip(*shape, strict=True)
-        ends = np.cumsum(sizes)
-        tokens, positions = np.zeros((1, ends[-1]), dtype=np.int64), np.zeros((1, ends[-1]), dtype=np.int64)
-        lasts = [end - rows + count for end, (rows, count, _) in zip(ends, shape, strict=True)]
-        nodes = [node for last, count in zip(lasts, wanted, strict=True) for node in range(last - count, last)]
-        total, splits = len(nodes), np.cumsum(wanted)[:-1]
-        nodes += [0] * max(not total, -total % self.exactness.rows if self.exactness else 0)
-        logits = self._logits[: len(nodes)]
-        fed, hidden = (np.zeros((1, ends[-1], self.spec.hidden), dtype=np.float32) for _ in range(2))
+        nodes, ends, total = list[int](), list[int](), 0
+        for rows, count, wanted in shape:
+            nodes += range(total + count - wanted, total + count)
+            ends.append(len(nodes))
+            total += rows
+        chosen = len(nodes)
+        nodes += [0] * max(not chosen, -chosen % self.exactness.rows if self.exactness else 0)
+        tokens, positions = np.zeros((1, total), dtype=np.int64), np.zeros((1, total), dtype=np.int64)
+        fed, hidden = (np.zeros((1, total, self.spec.hidden), dtype=np.float32) for _ in range(2))
         inputs = {"input_ids": tokens, "position_ids": positions, "logit_nodes": np.array(nodes, dtype=np.int64)}
-        outputs = {"logits": logits[None]}
+        outputs = {"logits": self._logits[: len(nodes)][None]}
         if self.spec.reads_hidden:
             inputs["hidden_in"] = fed
         if self.spec.hidden:
             outputs["hidden"] = hidden
         if self.batch_size > 1:
-            inputs["lane_sizes"] = np.array(sizes, dtype=np.int64)
-        for slot, size in enumerate(sizes):
+            inputs["lane_sizes"] = np.array([rows for rows, _, _ in shape], dtype=np.int64)
+        for slot, (rows, _, _) in enumerate(shape):
             for window, bias in self._bias.items():
-                inputs[f"bias.{window}.{slot}"] = bias[slot, :size][None, None]
+                inputs[f"bias.{window}.{slot}"] = bias[slot, :rows][None, None]
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
         bound = ([(name, _value(array)) for name, array in each.items()] for each in (inputs, outputs))
-        plan = _Plan(*bound, tokens, positions, np.split(logits[:total], splits), fed, hidden)
+        logits = [self._logits[first:end] for first, end in pairwise([0, *ends])]
+        plan = _Plan(*bound, tokens, positions, logits, fed, hidden)
         self._plans[shape] = plan
         return plan
 

@@ -18,6 +18,7 @@ from specbuild.runtime.drafting.lookup import (
     follow,
     forced,
     from_text,
+    longest,
     lookup,
     matches,
     repeats,
@@ -56,6 +57,7 @@ def naive_continuation(tokens: list[int], start: int, count: int) -> list[int]:
 @given(histories, st.integers(1, 40))
 def test_matches_against_a_naive_search(tokens: list[int], count: int) -> None:
     assert matches(array(tokens), count) == naive_matches(tokens)[:count]
+    assert longest(array(tokens)) == (naive_matches(tokens) or [(0, 0)])[0]
 
 
 @settings(deadline=None)
