@@ -53,6 +53,9 @@ class LookupDrafter:
     def _from_texts(self, sequences: Seq[Sequence]) -> list[Tree | None]:
         """From texts alone; None: the model is asked. Those that have a policy are decided together."""
         deciding = [(s, s.policy, s.shape) for s in sequences if s.policy and s.shape]
+        if self.model:
+            for sequence, policy, _ in deciding:
+                policy.owed = self.model.owed(sequence)
         share, trees = None, dict[int, Tree | None]()
         if len(deciding) > 1 or any((policy.live.lanes or 1) > 1 for _, policy, _ in deciding):
             for sequence, _, shape in deciding:

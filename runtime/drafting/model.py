@@ -125,6 +125,10 @@ class ModelDrafter:
             self.share([(policy, scores) for policy, scores in known if policy and policy.now.kind == "model"])
         return [text.growth.tree() for text in texts]
 
+    def owed(self, sequence: Sequence) -> int:
+        """Tokens before the last one whose rows the cache lacks."""
+        return len(sequence.tokens) - 1 - self._cached[sequence.slot]
+
     def _text(self, sequence: Sequence, shape: TreeSpec) -> Text:
         guess = self._guesses.pop(sequence.slot, None)
         if guess and guess.tokens == sequence.tokens and guess.growth.spec == shape:

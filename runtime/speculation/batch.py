@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from .option import Option
-from .policy import MARGIN, SHALLOW, SequencePolicy
+from .policy import MARGIN, READINGS, SHALLOW, SequencePolicy
 from .timings import Times, seconds_at
 
 
@@ -55,6 +55,8 @@ class Batch:
     rate: float = field(init=False)
     each: int = field(init=False)  # rows of a sequence are filled up to a multiple of it
     _times: Times = field(init=False)
+    _level: float = field(init=False)  # seconds of a step of the draft, and of one more row of the target
+    _row: float = field(init=False)
     _texts: list[list[float]] = field(init=False)  # of each sequence: what each token of its continuation is worth
     _trees: list[list[float]] = field(init=False)  # and what so many levels of the model's tree are, from none on
 
@@ -66,6 +68,7 @@ class Batch:
         seen = first.live.share(times, self.rows, count)
         for wish in self.wishes:
             wish.policy.weigh(seen, count, wish.matched, wish.room, count - 1)
+        self._level, self._row = seconds_at(times.draft_rows, times.lanes), times.node / times.lanes
         self._texts = [wish.policy.reached() for wish in self.wishes]
         levels = (wish.policy.levels(wish.policy.model.ratio, wish.policy.room) for wish in self.wishes)
         self._trees = [[0.0, *accumulate(each)] for each in levels]
@@ -98,13 +101,26 @@ class Batch:
         placed = zip(self.wishes, self._texts, texts.nodes, strict=True)
         drawn = [(sum(chances[:nodes]), self._more(wish, nodes)) for wish, chances, nodes in placed]
         for levels in range(max(map(len, self._trees))):
-            plan = self._with_model(levels, texts, drawn, max(best.rate, plain.rate)) if levels else texts
-            found = self._score(plan, plain)
-            if found > score and plan.rate >= plain.rate * limits.min_expected_speedup:
-                best, score = plan, found
-            elif levels > SHALLOW:
+            if not levels or self._at_best(levels, drawn, plain) > score:
+                plan = self._with_model(levels, texts, drawn, max(best.rate, plain.rate)) if levels else texts
+                found = self._score(plan, plain)
+                if found > score and plan.rate >= plain.rate * limits.min_expected_speedup:
+                    best, score = plan, found
+                    continue
+            if levels > SHALLOW:
                 break
         return best
+
+    def _at_best(self, levels: int, drawn: Sequence[tuple[float, int]], plain: _Plan) -> float:
+        """More than the score of any plan of so many levels: as if what they bring needed no rows."""
+        brought = sum(max(self._tree(at, levels), text) for at, (text, _) in enumerate(drawn))
+        seconds = min(plain.seconds, self._seconds(self.rows)) + self._times.once + levels * self._level
+        return (plain.tokens + brought) / seconds - (MARGIN - 1) / plain.seconds
+
+    def _tree(self, number: int, levels: int) -> float:
+        """What so many levels of the model's tree are worth to a sequence, or as many as it has room for."""
+        tree = self._trees[number]
+        return tree[levels if levels < len(tree) else -1]
 
     def _score(self, plan: _Plan, plain: _Plan) -> float:
         """Tokens a second, less the margin for each sequence that drafts at a cost."""
@@ -139,9 +155,9 @@ class Batch:
         drawn: of each sequence what its text is worth in that plan, and how many rows that adds.
         """
         times, models, nodes = self._times, list[int](), list(texts.nodes)
-        row, rows, tokens = rate * times.node / times.lanes, self.rows, float(len(self.wishes))
+        row, rows, tokens = rate * self._row, self.rows, float(len(self.wishes))
         for number, (wish, (text, more)) in enumerate(zip(self.wishes, drawn, strict=True)):
-            tree = self._trees[number][min(levels, len(self._trees[number]) - 1)]
+            tree = self._tree(number, levels)
             if tree > text:
                 grown = min(2 * levels, wish.policy.room)
                 added = self._more(wish, grown)
@@ -152,8 +168,9 @@ class Batch:
             tokens, rows = tokens + text, rows + more
         if not models:
             return texts
-        step = seconds_at(times.draft_rows, times.lanes) + times.level * len(models) / times.lanes
-        seconds = self._seconds(rows) + times.once + levels * step
+        step = self._level + times.level * len(models) / times.lanes
+        reading = sum(self.wishes[number].policy.reading(times.draft_rows, times.lanes) for number in models)
+        seconds = self._seconds(rows) + times.once + levels * step + reading / READINGS
         return _Plan(tokens, seconds, tuple(nodes), frozenset(models), levels)
 
     def share(self, grown: Sequence[tuple[SequencePolicy, Sequence[float]]]) -> None:

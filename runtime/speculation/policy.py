@@ -22,7 +22,7 @@ from .draft_limits import NO_LIMITS, Limits
 from .live import LiveTimings
 from .option import PLAIN, Option
 from .sessions import Session, Sessions
-from .timings import Chances, Times, TimingTable
+from .timings import Chances, Times, TimingTable, seconds_at
 from .tree import TreeSpec
 from .trust import SURE, Trust
 
@@ -31,6 +31,7 @@ STEADY = 0.97  # of what the best tree promises, for which a device goes on as b
 HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
 UNLIKELY, SHALLOW = 0.05, 2  # tokens that no continuation is made longer for; levels that are weighed in any case
 LONGEST = 24  # tokens of the text's continuation at most
+READINGS = 16  # rounds by which a draft pays for having read the text
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class SequencePolicy:
     session: Session
     limits: Limits = NO_LIMITS
     free: int = 0  # nodes that a step has room for beside the root, whether they are drafted or not
+    owed: int = 0  # tokens of the text that the draft model has not read
     model: Trust = field(init=False)
     lookup: Trust = field(init=False)
     now: Option = PLAIN
@@ -56,6 +58,7 @@ class SequencePolicy:
     room: int = 0  # nodes that may be drafted
     allotted: int | None = None  # nodes that a batch verifies of the model's tree; None: that is its own affair
     _others: int = 0
+    _read: float = 0.0  # rounds of plain decoding that a probe's reading takes
     _levels: tuple[float, list[float]] | None = None  # see `levels`, by the ratio
     _grown: Option = PLAIN  # what a device has grown last
 
@@ -64,14 +67,16 @@ class SequencePolicy:
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
-        plain = self.weigh(self.live.at(batch, self.temperature), batch, matched, room)
+        times = self.live.at(batch, self.temperature)
+        self.weigh(times, batch, matched, room)
+        plain = Option("plain", 0, 1.0, times.alone)
         best = self._lookup(self._tree(self.model.ratio, self.room, plain))
         least = plain.rate * max(self.limits.min_expected_speedup, MARGIN)
         good = best.rate >= least and not self.live.plain_due
         return self.settle(best if good else plain, best.rate, plain, least)
 
-    def weigh(self, times: Times, batch: int, matched: int, room: int, others: int = 0) -> Option:
-        """What a round costs, and what might be drafted in it: see `choose`. Returns the round of plain decoding.
+    def weigh(self, times: Times, batch: int, matched: int, room: int, others: int = 0) -> None:
+        """What a round costs, and what might be drafted in it: see `choose`.
 
         others: tokens that the same seconds bring of other sequences.
         """
@@ -79,7 +84,6 @@ class SequencePolicy:
         self.room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
         self.matched, count = matched, min(self.room, LONGEST) if matched else 0
         self.continued = self.chances.continuation(matched, count)
-        return Option("plain", 0, 1.0 + others, times.alone)
 
     def settle(self, best: Option, rate: float, plain: Option, least: float) -> Option:
         """The round's decision: an option, a probe where nothing is worth it, or what costs nothing.
@@ -89,9 +93,9 @@ class SequencePolicy:
         self.now, self._rate = best, rate
         if self.now is plain and not self.live.plain_due and self.session.probing.due():
             if self._tree(HOPE, self.room, plain).rate > least:
-                self.now = Option(
-                    "probe", 1, plain.tokens + self.model.ratio * self.chances.step, self._seconds(1, 1), 1
-                )
+                tokens = plain.tokens + self.model.ratio * self.chances.step
+                self.now = Option("probe", 1, tokens, self._seconds(1, 1), 1)
+                self._read = self.reading(self._times.draft, 1) / plain.seconds
             else:
                 self.session.probing.probed(0)
         if self.now is plain and self.free and self.continued and self.matched > 1:  # less is no better than habit
@@ -161,8 +165,12 @@ class SequencePolicy:
 
     def _seconds(self, levels: int, nodes: int) -> float:
         times = self._times
-        draft = times.once + levels * (times.draft.item(1) + times.level)
+        draft = times.once + levels * (times.draft.item(1) + times.level) + self.reading(times.draft, 1) / READINGS
         return draft + times.verify.item(nodes + 1) + times.round
+
+    def reading(self, draft: NDArray[np.float64], rows: int) -> float:
+        """Seconds that the draft takes to read what it owes, in a step that has so many rows anyway."""
+        return seconds_at(draft, rows + self.owed) - seconds_at(draft, rows) if self.owed > 0 else 0.0
 
     def force(self, batch: int, room: int) -> int:
         """How many nodes may be drafted of what has to come."""
@@ -267,7 +275,7 @@ class SequencePolicy:
         if chances:
             self.session.record(accepted, chances)
         if self.now.kind == "probe":
-            self.session.probing.probed(accepted)
+            self.session.probing.probed(accepted, self._read)
 
 
 class Policy:

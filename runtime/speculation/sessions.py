@@ -16,6 +16,7 @@ from .trust import PRIOR, Trust
 SHARED_MEMORY = 0.98  # what is left of a round a round later, where all sequences record
 LOOKUP_PRIOR = 8.0
 PROBES = (16, 256)  # rounds until a draft that does not pay is tried again: the first time, and at most
+PRICE = 48  # rounds of rest for each round, past the first, that a probe has cost
 MAX_SESSIONS = 1024  # the one that was asked for longest ago is forgotten first
 MAX_AGE = 3600.0  # seconds without a request, after which a session is forgotten
 
@@ -32,9 +33,12 @@ class Probing:
         self.rest -= 1
         return self.rest < 0
 
-    def probed(self, accepted: int) -> None:
-        """What came of it: the next round may try again, or none for longer than the last time."""
-        self.rest = 0 if accepted else self.wait
+    def probed(self, accepted: int, rounds: float = 0.0) -> None:
+        """What came of it: the next round may try again, or none for longer than the last time.
+
+        rounds: of plain decoding, that the draft took to read the text for it.
+        """
+        self.rest = 0 if accepted else self.wait + int(PRICE * max(rounds - 1.0, 0.0))
         self.wait = max(self.wait // 2, PROBES[0]) if accepted else min(2 * self.wait, PROBES[1])
 
 
