@@ -7,28 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from constraints import probabilities
+from constraints import fits, loop_of, probabilities
 from device_requests import run
 from small_grammars import END, VOCAB, Enumerable, grammar, legal
 
 from specbuild.runtime import SamplingParams
-from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
+from specbuild.runtime.drafting import lookup
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.sampling.grammar import Free
 from specbuild.runtime.sampling.min_tokens import MinTokens
+from specbuild.runtime.speculation.tree_growth import Growth
 
 EOS = frozenset({END})
-BATCH = 4
-QUANTILE = 3.0902  # of the normal distribution, 0.999
 REGEXES = ("(ab(c|d|0+)1?,)*cd", "(a|b){4}(cd){2}0{3}[01]", "abcd01,abcd01,(ab|cd)1", "[ab]{1,9}")
-
-
-def loop_of(hash_model: Any, hash_executor: Any, seed: int, drafter: str) -> HostLoop:
-    model = hash_model(seed)
-    executor = hash_executor(hash_model(seed, error=0.4), BATCH)
-    drafts = None if drafter == "lookup" else ModelDrafter(executor, 8, overlap=drafter == "ahead")
-    return HostLoop(hash_executor(model, BATCH), LookupDrafter(drafts, looks_up=drafter != "model"), 16, EOS)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -59,11 +50,6 @@ def test_tokens_are_plain_decodings(
     assert accepted > 0
 
 
-def critical(degrees: int) -> float:
-    """The 0.999 quantile of χ² (Wilson and Hilferty, 1931)."""
-    return degrees * (1 - 2 / (9 * degrees) + QUANTILE * (2 / (9 * degrees)) ** 0.5) ** 3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", ["off", "topk:2,3", "best:8"])
 def test_the_distribution_is_the_model_s_among_what_is_legal(
@@ -77,13 +63,7 @@ def test_the_distribution_is_the_model_s_among_what_is_legal(
     loop = loop_of(hash_model, hash_executor, 4, "model")
     wanted = [request_of([7, 7], replace(base, seed=n, speculation=tree)) for n in range(draws)]
     seen = Counter(tuple(s.output) for s in run(loop, wanted))
-    assert seen.keys() <= expected.keys()
-    rare = {text for text, chance in expected.items() if chance * draws < 5}
-    counts = [(seen[text], expected[text] * draws) for text in expected.keys() - rare]
-    if rare:
-        counts.append((sum(seen[text] for text in rare), max(sum(expected[text] for text in rare) * draws, 1e-9)))
-    assert len(counts) > 5
-    assert sum((got - wanted) ** 2 / wanted for got, wanted in counts) < critical(len(counts) - 1)
+    assert fits(seen, expected) > 5
 
 
 def test_a_text_whose_rest_is_forced_ends_without_the_draft_model(
@@ -111,6 +91,25 @@ def test_a_model_s_chain_goes_on_with_what_has_to_come(
     assert done.error is None
     assert done.output == plain(hash_model(2), [1, 2], params, EOS)
     assert loop.stats.rounds < len(done.output) / 3
+
+
+@pytest.mark.parametrize("drafter", ["model", "ahead", "lookup"])
+def test_a_side_branch_goes_on_with_what_has_to_come(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two branches, each followed by more than a tree has levels: fewer rounds than with branches that are as grown."""
+    params = SamplingParams(60, speculation="best:30", constraint=grammar(regex="((a|b)(c|d)01,10,01,10,,)+"))
+    rounds = list[int]()
+    for prolongs in (True, False):
+        if not prolongs:
+            monkeypatch.setattr(Growth, "prolong", lambda *_: None)
+            monkeypatch.setattr(lookup, "follow", lambda _, tree, nodes: tree)
+        loop = loop_of(hash_model, hash_executor, 3, drafter)
+        (done,) = run(loop, [request_of([1, 2], params)])
+        loop.close()
+        assert (done.error, done.output) == (None, plain(hash_model(3), [1, 2], params, EOS))
+        rounds.append(loop.stats.rounds)
+    assert rounds[0] < rounds[1]
 
 
 def test_stop_strings_lengths_and_samples_hold_beside_a_grammar(

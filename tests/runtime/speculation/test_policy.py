@@ -18,6 +18,7 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.live import FRESH, LEFT_WITHIN
 from specbuild.runtime.speculation.policy import Option, Policy
 from specbuild.runtime.speculation.timings import TimingTable
+from specbuild.runtime.speculation.sessions import Session
 from specbuild.runtime.speculation.trust import CAUTION, Trust
 
 VOCAB = 12
@@ -375,3 +376,15 @@ def test_of_a_lookup_that_was_cut_and_went_on_only_its_own_tokens_are_trials(
     policy.follow(kept, 6)
     policy.record(range(accepted + 1), 7)
     assert seen == [(min(accepted, trials), trials)]
+
+
+def test_of_a_tree_what_had_to_come_is_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root with two children, of which the first is followed by two tokens that have to come."""
+    policy = Policy(table_of(LARGE), drafts=True).for_request(0.0)
+    policy.choose(1, 0, 8)
+    policy.promise([-1, 0, 1, 2, 0], [0.0, -0.5, -0.5, -0.5, -2.0], [False, False, True, True, False])
+    seen = list[tuple[int, int]]()
+    monkeypatch.setattr(Session, "record", lambda _, came, chances: seen.append((came, len(chances))))
+    for path in ([0], [0, 4], [0, 1], [0, 1, 2, 3]):
+        policy.record(path, 7)
+    assert seen == [(0, 1), (1, 1), (1, 1), (1, 1)]
