@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from constraints import fits, loop_of, probabilities
 from device_requests import run
-from small_grammars import END, VOCAB, Enumerable, grammar, legal
+from small_grammars import END, START, VOCAB, Enumerable, grammar, ids, legal
 
 from specbuild.runtime import SamplingParams
+from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.drafting import lookup
 from specbuild.runtime.drafting.model import ModelDrafter
+from specbuild.runtime.sampling.constraint import tree_masks
 from specbuild.runtime.sampling.grammar import Free
 from specbuild.runtime.sampling.min_tokens import MinTokens
+from specbuild.runtime.speculation.tree import Tree
 from specbuild.runtime.speculation.tree_growth import Growth
 
 EOS = frozenset({END})
+MARKER = 6  # before which some texts are free
 REGEXES = ("(ab(c|d|0+)1?,)*cd", "(a|b){4}(cd){2}0{3}[01]", "abcd01,abcd01,(ab|cd)1", "[ab]{1,9}")
 
 
@@ -110,6 +117,83 @@ def test_a_side_branch_goes_on_with_what_has_to_come(
         assert (done.error, done.output) == (None, plain(hash_model(3), [1, 2], params, EOS))
         rounds.append(loop.stats.rounds)
     assert rounds[0] < rounds[1]
+
+
+class Blind:
+    """A drafter that knows the text that comes, and nothing of its grammar: `say` makes its windows of the next tokens."""
+
+    executor = None
+
+    def __init__(self, texts: list[list[int]], say: Callable[[list[int]], list[int]], branched: bool) -> None:
+        self._texts, self._say, self._branched = texts, say, branched
+        self.windows = list[tuple[list[int], list[int]]]()  # what was emitted, and what was drafted after it
+
+    def propose(self, sequences: list[Any]) -> list[Tree]:
+        trees = list[Tree]()
+        for s in sequences:
+            right = self._texts[s.index][len(s.output) :][:4]
+            tree = Tree.chain([s.tokens[-1], *([] if self._branched else self._say(right))])
+            for branch in [self._say(right), self._say(right)[1:]] if self._branched else ():
+                node = 0
+                for token in branch:  # the second branch is one token further than it should be
+                    node = tree.children().get((node, token)) or tree.add(token, node)
+            self.windows.append((list(s.output), tree.tokens[1:]))
+            masks = np.full((len(tree), 1), 0xFFFFFFFF, dtype=np.uint32)
+            tree_masks(s.sampler.matcher, tree, VOCAB, masks)  # as a device asks
+            trees.append(tree)
+        return trees
+
+    def ahead(self, _: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def nothing(self, *_: Any) -> None:
+        pass
+
+    commit = keep = release = close = nothing
+
+
+def behind_the_marker(right: list[int]) -> list[int]:
+    """Behind the token that ends the reasoning, what would have gone on with it, and then what is right."""
+    place = right.index(MARKER) + 1 if MARKER in right else len(right)
+    return [*right[:place], *ids("0 d"), *right[place:]]
+
+
+@pytest.mark.parametrize("branched", [False, True])
+@pytest.mark.parametrize(
+    "say",
+    [
+        pytest.param(lambda right: [*right[:2], MARKER, *right[2:]], id="vllm-46118-marker"),
+        pytest.param(lambda right: [*right[:2], START, *right[2:]], id="vllm-46118-special"),
+        pytest.param(behind_the_marker, id="vllm-53046"),
+        pytest.param(lambda right: [*right, END, *ids("a cd"), END], id="vllm-52805"),
+        pytest.param(lambda right: ids(", d , d"), id="nothing-right"),
+    ],
+)
+def test_drafts_that_know_nothing_of_the_grammar_harm_nothing(
+    hash_model: Any, hash_executor: Any, request_of: Any, plain: Any, say: Any, branched: bool
+) -> None:
+    """What went wrong in vLLM with a window that a draft had filled unaware of the grammar.
+
+    46118: a special token, there the reasoning's end, amid a structure; the request was ended with it. 53046: drafts
+    behind the reasoning's end, made before the grammar began; it was advanced with them. 52805: drafts behind the end
+    of the text; it was advanced past its end. Here such nodes are no choice, whoever drafts them, and what was asked of
+    the matcher on their paths leaves no trace: the texts are plain decoding's, and the others' in the batch.
+    """
+    params = [
+        SamplingParams(
+            24, temperature, seed=4, speculation="best:12", constraint=Free(MARKER, (END,), grammar(regex=r))
+        )
+        for temperature, r in ((0.0, "(a|b)+cd,(0|1),cd"), (1.0, "(ab|cd){2,3},(0|1){1,4}"), (0.0, "[ab]{1,3}"))
+    ]
+    params = [replace(each, logit_bias={MARKER: 3.0}) for each in params]
+    texts = [plain(hash_model(2), [1, 2, place], each, EOS) for place, each in enumerate(params)]
+    drafter = Blind(texts, say, branched)
+    loop = HostLoop(hash_executor(hash_model(2), 4), drafter, 16, EOS)  # type: ignore[arg-type]
+    done = run(loop, [request_of([1, 2, place], each, place) for place, each in enumerate(params)])
+    assert [(s.error, s.output) for s in done] == [(None, text) for text in texts]
+    assert any(MARKER in text and text.index(MARKER) < len(text) - 2 for text in texts)
+    assert any(MARKER in window and MARKER not in text for text, window in drafter.windows)
+    assert any(END in text for text in texts)
 
 
 def test_stop_strings_lengths_and_samples_hold_beside_a_grammar(

@@ -17,8 +17,8 @@ from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.live import FRESH, LEFT_WITHIN
 from specbuild.runtime.speculation.policy import Option, Policy
-from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.sessions import Session
+from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.trust import CAUTION, Trust
 
 VOCAB = 12
