@@ -124,8 +124,7 @@ class ModelDrafter:
                 text.growth.prolong(text.sampler.follow, sequence.limit - len(text.tokens) - 1)
         self._growth.update((text.slot, text.growth) for text in texts)
         if self.share:
-            known = [(text.growth.policy, text.growth.ranked()) for text in texts]
-            self.share([(policy, scores) for policy, scores in known if policy and policy.now.kind == "model"])
+            self.share([(p, t.growth.ranked()) for t in texts if (p := t.growth.policy) and p.now.kind == "model"])
         return [text.growth.tree() for text in texts]
 
     def _text(self, sequence: Sequence, shape: TreeSpec) -> Text:

@@ -212,15 +212,10 @@ class SequencePolicy:
         expected = np.concatenate([[0.0], np.cumsum(np.exp(scores))])
         return int((expected - self._rate * self._times.verify[1 : len(expected) + 1]).argmax())
 
-    def promise(self, parents: Sequence[int], scores: Sequence[float], forced: Sequence[bool] | None = None) -> None:
-        """The model's tree, as it will be verified: `parents` and the logarithms of its nodes' chances.
-
-        forced: which nodes have to come after their parents; nothing is learnt of those. None: none have to.
-        """
+    def promise(self, parents: Sequence[int], scores: Sequence[float]) -> None:
+        """The model's tree, as it will be verified: `parents` and the logarithms of its nodes' chances."""
         self.below = [0.0] * len(parents)
         for node in range(1, len(parents)):
-            if forced and forced[node]:
-                continue
             self.below[parents[node]] += math.exp(scores[node] - scores[parents[node]] - self._log_ratio)
 
     def grown(self, shape: TreeSpec, steps: Sequence[int]) -> TreeSpec:

@@ -93,8 +93,9 @@ class Growth:
             for node in self.kept[1:]:
                 index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
         if policy:
-            scores, forced = [self.scores[node] for node in self.kept], [node in self.forced for node in self.kept]
-            policy.promise(tree.parents, scores, forced)
+            policy.promise(tree.parents, [self.scores[node] for node in self.kept])
+            for at in (place for place, node in enumerate(self.kept) if node in self.forced):
+                policy.below[tree.parents[at]] = 0.0  # what has to come is no trial
         return tree
 
     def _trunk_first(self, nodes: list[int]) -> list[int]:

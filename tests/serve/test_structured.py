@@ -150,15 +150,13 @@ def test_a_server_s_structures_begin_after_its_reasoning(
     """The bias makes the token come, which a text of this pair has no other reason to say."""
     client, token = make_client(reasoning_end="return"), engine.tokenizer.token_id("return")
     asked = CHAT | {"response_format": OF_SCHEMA, "logit_bias": {str(token): 9}, "speculation": speculation}
-    free, end, text = text_of(client, **asked).partition("return")
+    _, end, text = text_of(client, **asked).partition("return")
     assert end
     jsonschema.validate(json.loads(text), SCHEMA)
     jsonschema.validate(json.loads(text_of(client, **asked, reasoning_end="")), SCHEMA)
-    fields = asked | {"structured_outputs": {"choice": ["yes"], "after": "class"}, "response_format": None}
-    free, end, text = text_of(
-        client, **fields | {"logit_bias": {str(engine.tokenizer.token_id("class")): 30}}
-    ).partition("class")
-    assert (end, text) == ("class", "yes")
+    own = {"structured_outputs": {"choice": ["yes"], "after": "class"}, "response_format": None}
+    bias = {"logit_bias": {str(engine.tokenizer.token_id("class")): 30}}
+    assert text_of(client, **asked | own | bias).partition("class")[1:] == ("class", "yes")
 
 
 def test_an_object_that_is_cut_off_says_so(client: TestClient) -> None:

@@ -1,4 +1,4 @@
-"""A constraint that is easily enumerated: a text is one of some sequences of tokens, and then ends; and loops for it."""
+"""A constraint that is easily enumerated: a text is one of some sequences of tokens, and then ends. Loops for it."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_a_side_branch_goes_on_with_what_has_to_come(
 
 
 class Blind:
-    """A drafter that knows the text that comes, and nothing of its grammar: `say` makes its windows of the next tokens."""
+    """A drafter that knows what comes, and nothing of its grammar: `say` makes its windows of the next tokens."""
 
     executor = None
 
