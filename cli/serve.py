@@ -107,6 +107,11 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     show_default=True,
     help="What becomes of fields that nothing here reads.",
 )
+@click.option(
+    "--reasoning-end",
+    metavar="TOKEN",
+    help="Structured outputs begin after this token, such as </think>; a request's reasoning_end goes before it.",
+)
 @click.option("--share-prefix-cache", is_flag=True, help="Callers of different API keys share cached prompts.")
 @click.option(
     "--shadow",

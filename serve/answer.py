@@ -67,7 +67,8 @@ async def answer(service: Service, request: Request, body: Sampling, kind: type[
     served = service.models.pick(body.model)
     state.told.update(model=served.name, user=body.user)
     speculates = service.oracle is None or served.name not in service.oracle.stopped
-    caller = Caller(None if options.share_prefix_cache else state.tenant, options.request_timeout, speculates)
+    tenant = None if options.share_prefix_cache else state.tenant
+    caller = Caller(tenant, options.request_timeout, speculates, options.reasoning_end)
     waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
     generation = Generation(
         served,

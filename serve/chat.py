@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from specbuild.runtime import Chat, Chunk, Engine
+from specbuild.runtime import Chat, Chunk, Engine, StructuredOutputs
 
 from . import logprobs, tools
 from .fields import ChatRequest, Message, TextPart
@@ -54,7 +54,7 @@ class ChatFormat(Format):
 
     def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
         """See `Format.choice`."""
-        content, calls = tools.calls(chunk.text, self._body)
+        content, calls = tools.calls(chunk.text, self._body, self._after)
         message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
         if calls:
             message["tool_calls"] = calls
@@ -72,9 +72,9 @@ class ChatFormat(Format):
     def _content(self, number: int, chunk: Chunk, said: dict[str, Any]) -> str:
         """What of the text is to be sent now; at its end the calls that it makes are said."""
         self._texts[number] = whole = self._texts.get(number, "") + chunk.text
-        sent, content = self._sent.get(number, 0), tools.shown(whole, self._body, ended=False)
+        sent, content = self._sent.get(number, 0), tools.shown(whole, self._body, ended=False, after=self._after)
         if chunk.result:
-            content, calls = tools.calls(whole, self._body)
+            content, calls = tools.calls(whole, self._body, self._after)
             if calls:
                 said["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
                 self._called.add(number)
@@ -92,6 +92,12 @@ class ChatFormat(Format):
         body = self.generation.body
         assert isinstance(body, ChatRequest)
         return body
+
+    @property
+    def _after(self) -> str | None:
+        """The token that ends the reasoning, where the text is held to something after it."""
+        outputs = self.generation.params.structured_outputs
+        return StructuredOutputs.of(outputs).after if outputs else None
 
     def _logprobs(self, chunk: Chunk) -> Any:
         return None if chunk.logprobs is None else logprobs.chat(self.generation.engine, chunk.logprobs)

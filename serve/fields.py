@@ -122,6 +122,7 @@ class Sampling(Body):
     receipt: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredFields | None = None
+    reasoning_end: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
 
 
 class CompletionRequest(Sampling):

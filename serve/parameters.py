@@ -29,12 +29,13 @@ _MAX_JSON = 1 << 20
 class Caller:
     """Who asks: `tenant` keeps prefix caches apart, None shares them; `timeout`: seconds that the server allows.
 
-    `speculates`: whether anything may be drafted for them.
+    `speculates`: whether anything may be drafted for them. `reasoning_end`: see `structured`.
     """
 
     tenant: str | None = None
     timeout: float | None = None
     speculates: bool = True
+    reasoning_end: str | None = None
 
 
 def defaults_of(bundle: Bundle) -> dict[str, Any]:
@@ -57,6 +58,9 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
         given["top_k"] = max(body.top_k, 0)  # vLLM's -1 is off, as 0 is
     if body.seed is not None:
         given["seed"] = body.seed % 2**64
+    outputs = structured(body, caller.reasoning_end)
+    if outputs and outputs.after:
+        given.setdefault("skip_special_tokens", False)  # so that the text says where its reasoning ends
     deadlines = [each for each in (body.deadline, caller.timeout) if each is not None]
     return SamplingParams(
         **{**defaults, **given},
@@ -65,7 +69,7 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
         logprobs=_logprobs(body),
         deadline=min(deadlines, default=None),
         speculation=_speculation(body) if caller.speculates else "off",
-        structured_outputs=structured(body),
+        structured_outputs=outputs,
         cache_salt=_salt(caller.tenant, body.cache_salt),
     )
 

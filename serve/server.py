@@ -17,6 +17,7 @@ from pathlib import Path
 import uvicorn
 
 from specbuild.runtime import AsyncEngine, Bundle, Engine, LoadOptions, Result
+from specbuild.runtime.errors import OptionError, shown
 
 from . import limits, listener
 from .admission import Admission
@@ -67,6 +68,9 @@ def _load(
         size = bundle.manifest.max_batch_size if options.max_num_seqs is None else options.max_num_seqs
         engine = Engine.load(path, replace(load, batch_size=size, max_waiting=options.max_waiting, on_finish=finished))
         closing.callback(engine.close)
+        if options.reasoning_end and engine.tokenizer.token_id(options.reasoning_end) is None:
+            told = f"reasoning_end is {shown(options.reasoning_end)}, which is no token of {names[0]}"
+            raise OptionError(f"{told}: name the one that ends its reasoning")
         admission = Admission(size, options.max_waiting, options.max_queued_tokens)
         return ServedModel(names, path, AsyncEngine(engine), defaults_of(bundle), admission)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from specbuild.runtime import StructuredOutputs
@@ -11,8 +12,11 @@ from .errors import ApiError
 from .fields import ChatRequest, ResponseFormat, Sampling, StructuredFields
 
 
-def structured(body: Sampling) -> StructuredOutputs | None:
-    """At most one of them; raises ApiError and OptionError."""
+def structured(body: Sampling, reasoning_end: str | None = None) -> StructuredOutputs | None:
+    """At most one of them; raises ApiError and OptionError.
+
+    reasoning_end: the server's token before which texts are free; the request's goes before it, and "" is none.
+    """
     ways = {
         "response_format": _of_format(body.response_format) if body.response_format else None,
         "structured_outputs": _of_fields(body.structured_outputs) if body.structured_outputs else None,
@@ -22,7 +26,9 @@ def structured(body: Sampling) -> StructuredOutputs | None:
     if len(asked) > 1:
         told = " and ".join(asked)
         raise ApiError(400, f"{told} each say what the text must be: give one of them", param=next(iter(asked)))
-    return next(iter(asked.values()), None)
+    found = next(iter(asked.values()), None)
+    after = reasoning_end if body.reasoning_end is None else body.reasoning_end
+    return replace(found, after=after) if found and after and found.after is None else found
 
 
 def _of_format(given: ResponseFormat) -> StructuredOutputs | None:

@@ -76,10 +76,13 @@ def _calls(functions: list[Function], several: bool) -> str:
     return "\n".join(["%llguidance {}", f'start: "[" call {more} "]"', f"call: {names}", *rules])
 
 
-def shown(text: str, body: ChatRequest, ended: bool) -> str:
-    """What of a text is the message's content for certain, before any call."""
+def shown(text: str, body: ChatRequest, ended: bool, after: str | None = None) -> str:
+    """What of a text is the message's content for certain, before any call. `after`: ends a reasoning without calls."""
     if not body.tools or body.tool_choice == "none":
         return text
+    if after:
+        reasoning, end, rest = text.partition(after)
+        return reasoning + end + (shown(rest, body, ended) if end else "")
     if body.tool_choice not in (None, "auto"):
         return ""
     at = text.find(OPEN)
@@ -89,11 +92,15 @@ def shown(text: str, body: ChatRequest, ended: bool) -> str:
     return text[: len(text) - held]
 
 
-def calls(text: str, body: ChatRequest) -> tuple[str, list[Call]]:
-    """A whole text's content and calls; what was cut off in the middle of a call is content."""
+def calls(text: str, body: ChatRequest, after: str | None = None) -> tuple[str, list[Call]]:
+    """A whole text's content and calls; what was cut off in the middle of a call is content. `after`: see `shown`."""
     choice = body.tool_choice
     if not body.tools or choice == "none":
         return text, []
+    if after:
+        reasoning, end, rest = text.partition(after)
+        content, made = calls(rest, body) if end else ("", [])
+        return reasoning + end + content, made
     if isinstance(choice, NamedTool):
         return "", [_call(choice.function.name, text)]
     if choice == "required":

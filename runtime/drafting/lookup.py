@@ -78,15 +78,24 @@ def forced(sequence: Sequence, shape: TreeSpec, batch: int) -> Tree | None:
 
 
 def follow(sequence: Sequence, tree: Tree, nodes: int) -> Tree:
-    """A chain without what its constraint forbids, and with what has to come after it, up to `nodes`."""
-    if not sequence.sampler.foresees or not tree.is_chain or len(tree) == 1:
+    """A tree without what its constraint forbids, each branch with what has to come after it, up to `nodes`."""
+    if not sequence.sampler.foresees or len(tree) == 1:
         return tree
-    drafted = tree.tokens[1:]
-    found = sequence.sampler.follow((), drafted, max(nodes, len(drafted)))
-    if sequence.policy:
+    grown, children, found = Tree(tree.tokens[:1]), dict[tuple[int, int], int](), list[int]()
+    most, inner = max(nodes, len(tree) - 1), {*tree.parents}
+    for leaf in (node for node in range(len(tree)) if node not in inner):
+        found, node = sequence.sampler.follow((), tree.path(leaf), most), 0
+        for token in found:
+            if (node, token) not in children:
+                if len(grown) > most:
+                    break
+                children[node, token] = grown.add(token, node)
+            node = children[node, token]
+    if sequence.policy:  # its trees are chains
+        drafted = tree.tokens[1:]
         same = next((at for at, pair in enumerate(zip(drafted, found, strict=False)) if pair[0] != pair[1]), None)
         sequence.policy.follow(min(len(drafted), len(found)) if same is None else same, len(found))
-    return Tree.chain([tree.tokens[0], *found])
+    return grown
 
 
 def lookup(history: NDArray[np.int64], spec: TreeSpec) -> Tree:

@@ -16,7 +16,7 @@ from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import Tree
 
 from .habits import Habits
-from .lookup import decided, follow, forced, from_text, look, room
+from .lookup import decided, forced, from_text, look, room
 from .model import ModelDrafter
 
 
@@ -47,7 +47,7 @@ class LookupDrafter:
                     self._fill(sequence, sequence.policy, tree)
         asked = [s for s, tree in zip(sequences, trees, strict=True) if not tree]
         proposed = self.model.propose(asked) if self.model and asked else ()
-        drafted = (follow(s, tree, s.shape.nodes if s.shape else 0) for s, tree in zip(asked, proposed, strict=False))
+        drafted = iter(proposed)
         return [tree or next(drafted) for tree in trees]
 
     def _from_texts(self, sequences: Seq[Sequence]) -> list[Tree | None]:

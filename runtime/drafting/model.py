@@ -119,10 +119,12 @@ class ModelDrafter:
         """Grow all sequences' trees together, a step of the draft a level."""
         texts = [self._text(s, s.shape) for s in sequences if s.shape]
         self._grow([text for text in texts if not text.growth.depth])
+        for text, sequence in zip(texts, (s for s in sequences if s.shape), strict=True):
+            if text.sampler.foresees:
+                text.growth.prolong(text.sampler.follow, sequence.limit - len(text.tokens) - 1)
         self._growth.update((text.slot, text.growth) for text in texts)
         if self.share:
-            known = [(text.growth.policy, text.growth.ranked()) for text in texts]
-            self.share([(policy, scores) for policy, scores in known if policy and policy.now.kind == "model"])
+            self.share([(p, t.growth.ranked()) for t in texts if (p := t.growth.policy) and p.now.kind == "model"])
         return [text.growth.tree() for text in texts]
 
     def owed(self, sequence: Sequence) -> int:

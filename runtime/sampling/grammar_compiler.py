@@ -67,7 +67,7 @@ class Compiler:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+        os.setpriority(os.PRIO_PROCESS, process.pid, max(NICE, os.getpriority(os.PRIO_PROCESS, process.pid)))
         self._process, self._end = process, weakref.finalize(self, _kill, process)
         told = {
             "path": sys.path,

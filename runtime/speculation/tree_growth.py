@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +31,7 @@ class Growth:
     run: int = 0  # nodes that have a row
     seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: who sees whom
     kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
+    forced: set[int] = field(default_factory=set)  # nodes in the pool that have to come after their parents
     policy: SequencePolicy | None = (
         None  # says how far it is worth going; the scores are then the logarithms of chances
     )
@@ -58,6 +60,21 @@ class Growth:
         order = sorted(range(1, len(self.pool)), key=lambda n: -self.scores[n])  # stable: parents first
         return [0, *sorted(order[:count])]
 
+    def prolong(self, follow: Callable[[Sequence[int], Sequence[int], int], list[int]], depth: int) -> None:
+        """Add what has to come after each of the best nodes that has no child; it is as likely as that node.
+
+        follow: see `Foreseeing`. depth: of the tree, at most.
+        """
+        inner = {*self.pool.parents}
+        for leaf in [node for node in self.best()[1:] if node not in inner]:
+            node, path = leaf, self.pool.path(leaf)
+            found = follow((), path, min(depth, self.spec.nodes)) if len(path) < depth else path
+            for token in found[len(path) :] if found[: len(path)] == path else ():
+                node = self.pool.add(token, node)
+                self.scores.append(self.scores[leaf])
+                self.rows.append(-1)
+                self.forced.add(node)
+
     def ranked(self) -> list[float]:
         """The scores of as many nodes as the tree may have, best first."""
         return sorted(self.scores[1:], reverse=True)[: self.spec.nodes]
@@ -77,6 +94,8 @@ class Growth:
                 index[node] = tree.add(self.pool.tokens[node], index[self.pool.parents[node]])
         if policy:
             policy.promise(tree.parents, [self.scores[node] for node in self.kept])
+            for at in (place for place, node in enumerate(self.kept) if node in self.forced):
+                policy.below[tree.parents[at]] = 0.0  # what has to come is no trial
         return tree
 
     def _trunk_first(self, nodes: list[int]) -> list[int]:

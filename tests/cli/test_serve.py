@@ -55,6 +55,7 @@ def _logs_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["{}", "--request-timeout", "-1"], ["request"]),
         (["{}", "--shutdown-timeout", "nan"], ["shutdown"]),
         (["{}", "--max-waiting", "0"], ["max_waiting"]),
+        (["{}", "--reasoning-end", "</nothing>"], ["</nothing>", "no token of"]),
         (["{}", "--config", "none.yaml"], ["none.yaml", "YAML"]),
         (["{}", "--config", "list.yaml"], ["list.yaml", "no table"]),
         (["{}", "--config", "empty.yaml"], ["empty.yaml", "no table"]),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import pytest
 from fastapi.testclient import TestClient
 
-from specbuild.runtime import StructuredOutputs
+from specbuild.runtime import Engine, StructuredOutputs
 from specbuild.runtime.errors import OptionError
 from specbuild.serve.errors import ApiError
 from specbuild.serve.fields import ChatRequest, CompletionRequest
+from specbuild.serve.parameters import DEFAULTS, Caller, sampling
 from specbuild.serve.structured import structured
 
 SCHEMA = {
@@ -61,6 +64,38 @@ def test_what_is_asked_for(fields: dict[str, Any], expected: dict[str, Any] | No
     assert (found and found.to_dict()) == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "served", "expected"),
+    [
+        ({"response_format": OF_SCHEMA}, None, None),
+        ({"response_format": OF_SCHEMA}, "</think>", "</think>"),
+        ({"response_format": OF_SCHEMA, "reasoning_end": "</other>"}, "</think>", "</other>"),
+        ({"response_format": OF_SCHEMA, "reasoning_end": "</other>"}, None, "</other>"),
+        ({"response_format": OF_SCHEMA, "reasoning_end": ""}, "</think>", None),
+        ({"structured_outputs": {"regex": "a", "after": "</own>"}}, "</think>", "</own>"),
+        ({"structured_outputs": {"regex": "a"}}, "</think>", "</think>"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "</think>", "</think>"),
+        ({"tools": TOOLS}, "</think>", "</think>"),
+    ],
+)
+def test_it_begins_after_the_reasoning(fields: dict[str, Any], served: str | None, expected: str | None) -> None:
+    """The request's own token goes before the server's; the rest is as without either."""
+    asked = ChatRequest.model_validate(CHAT | fields)
+    found, plain = structured(asked, served), structured(asked)
+    assert found
+    assert plain
+    assert found.after == expected
+    assert replace(found, after=None) == replace(plain, after=None)
+    params = sampling(asked, DEFAULTS, 100, Caller(reasoning_end=served))
+    assert (params.structured_outputs, params.skip_special_tokens) == (found, expected is None)
+
+
+def test_what_is_free_stays_free_of_it() -> None:
+    asked = ChatRequest.model_validate(CHAT | {"reasoning_end": "</think>"})
+    assert structured(asked, "</other>") is None
+    assert sampling(asked, DEFAULTS, 100, Caller(reasoning_end="</other>")).skip_special_tokens
+
+
 def test_completions_have_it_too() -> None:
     asked = CompletionRequest.model_validate({"prompt": "x", "structured_outputs": {"regex": "a"}})
     assert structured(asked) == StructuredOutputs(regex="a")
@@ -106,6 +141,22 @@ def test_texts_are_what_was_asked_for(client: TestClient) -> None:
     answer = client.post("/v1/completions", json={"prompt": "x", "structured_outputs": {"choice": ["abc"]}})
     assert answer.json()["choices"][0]["text"] == "abc"
     assert answer.json()["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("speculation", ["auto", "off", "best:8"])
+def test_a_server_s_structures_begin_after_its_reasoning(
+    make_client: Callable[..., TestClient], engine: Engine, speculation: str
+) -> None:
+    """The bias makes the token come, which a text of this pair has no other reason to say."""
+    client, token = make_client(reasoning_end="return"), engine.tokenizer.token_id("return")
+    asked = CHAT | {"response_format": OF_SCHEMA, "logit_bias": {str(token): 9}, "speculation": speculation}
+    _, end, text = text_of(client, **asked).partition("return")
+    assert end
+    jsonschema.validate(json.loads(text), SCHEMA)
+    jsonschema.validate(json.loads(text_of(client, **asked, reasoning_end="")), SCHEMA)
+    own = {"structured_outputs": {"choice": ["yes"], "after": "class"}, "response_format": None}
+    bias = {"logit_bias": {str(engine.tokenizer.token_id("class")): 30}}
+    assert text_of(client, **asked | own | bias).partition("class")[1:] == ("class", "yes")
 
 
 def test_an_object_that_is_cut_off_says_so(client: TestClient) -> None:

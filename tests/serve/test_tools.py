@@ -90,14 +90,41 @@ def test_texts_and_calls(text: str, fields: dict[str, Any], content: str, called
     assert len({call["id"] for call in made}) == len(made)
 
 
-@given(st.lists(st.sampled_from(["<tool_call>", "<tool", "_call>", "a", "<", "\n"]), max_size=8).map("".join))
-def test_what_is_shown_only_grows_and_ends_as_the_whole(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "fields", "content", "called"),
+    [
+        ('So.</think>[{"name":"stop","arguments":{}}]', {"tool_choice": "required"}, "So.</think>", ["stop"]),
+        ('So.</think>{"city":"</think>"}', {"tool_choice": NAMED}, "So.</think>", ["weather"]),
+        (
+            '<tool_call></think>Yes.<tool_call>{"name": "stop", "arguments": {}}',
+            {},
+            "<tool_call></think>Yes.",
+            ["stop"],
+        ),
+        ('<tool_call>{"name": "stop"}', {}, '<tool_call>{"name": "stop"}', []),
+        ('[{"name":"stop"', {"tool_choice": "required"}, '[{"name":"stop"', []),
+        ('So.</think>[{"na', {"tool_choice": "required"}, 'So.</think>[{"na', []),
+        ("a</think>b", {"tool_choice": "none"}, "a</think>b", []),
+    ],
+)
+def test_a_reasoning_is_content_and_has_no_calls(
+    text: str, fields: dict[str, Any], content: str, called: list[str]
+) -> None:
+    """Calls come after its end; a text that never ends it is all reasoning."""
+    found, made = calls(text, body(**fields), "</think>")
+    assert (found, [call["function"]["name"] for call in made]) == (content, called)
+    assert found.startswith(shown(text, body(**fields), ended=False, after="</think>"))
+
+
+@pytest.mark.parametrize("after", [None, "</think>"])
+@given(text=st.lists(st.sampled_from(["<tool_call>", "<tool", "</think>", "a", "<", "\n"]), max_size=8).map("".join))
+def test_what_is_shown_only_grows_and_ends_as_the_whole(text: str, after: str | None) -> None:
     asked, before = body(), ""
     for end in range(len(text) + 1):
-        now = shown(text[:end], asked, ended=False)
+        now = shown(text[:end], asked, ended=False, after=after)
         assert now.startswith(before)
         before = now
-    assert shown(text, asked, ended=True).startswith(before)
+    assert shown(text, asked, ended=True, after=after).startswith(before)
 
 
 def streamed(client: TestClient, **fields: Any) -> tuple[str, list[Any], str]:
@@ -119,6 +146,18 @@ def test_a_call_that_was_asked_for_obeys_its_schema(client: TestClient, choice: 
     jsonschema.validate(arguments, SCHEMAS[name])
     content, (other,), reason = streamed(client, **fields)
     assert (content, other["function"], other["index"], reason) == ("", call["function"], 0, "tool_calls")
+
+
+def test_a_server_s_calls_come_after_its_reasoning(make_client: Any, engine: Any) -> None:
+    """Whole and streamed; the bias makes the token come that ends it."""
+    client, token = make_client(reasoning_end="return"), engine.tokenizer.token_id("return")
+    fields = {"tool_choice": NAMED, "logit_bias": {str(token): 9}}
+    (whole,) = client.post("/v1/chat/completions", json=CHAT | fields).json()["choices"]
+    (call,) = whole["message"]["tool_calls"]
+    assert whole["message"]["content"].endswith("return")
+    jsonschema.validate(json.loads(call["function"]["arguments"]), PLACE)
+    content, (other,), reason = streamed(client, **fields)
+    assert (content, other["function"], reason) == (whole["message"]["content"], call["function"], "tool_calls")
 
 
 def test_a_free_text_may_call_and_is_parsed(client: TestClient) -> None:

@@ -1,16 +1,22 @@
-"""A constraint that is easily enumerated: a text is one of some sequences of tokens, and then ends."""
+"""A constraint that is easily enumerated: a text is one of some sequences of tokens, and then ends. Loops for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.drafting.lookup_first import LookupDrafter
+from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.sampling.constraint import Bitmask, pack
 from specbuild.runtime.sampling.sampler import SamplingParams
+
+BATCH = 4
+QUANTILE = 3.0902  # of the normal distribution, 0.999
 
 
 @dataclass(frozen=True)
@@ -77,3 +83,28 @@ def probabilities(
             yield from grown((*text, token), chance * share)
 
     return dict(grown((), 1.0))
+
+
+def fits(seen: Mapping[tuple[int, ...], int], expected: Mapping[tuple[int, ...], float]) -> int:
+    """Assert by χ² that texts were drawn with these chances, at the 0.999 quantile; returns how many classes it had.
+
+    Texts of which fewer than five are expected are counted together (Wilson and Hilferty, 1931, have the quantile).
+    """
+    draws = sum(seen.values())
+    assert seen.keys() <= expected.keys()
+    rare = {text for text, chance in expected.items() if chance * draws < 5}
+    counts = [(seen[text], expected[text] * draws) for text in expected.keys() - rare]
+    if rare:
+        counts.append((sum(seen[text] for text in rare), max(sum(expected[text] for text in rare) * draws, 1e-9)))
+    degrees = len(counts) - 1
+    critical = degrees * (1 - 2 / (9 * degrees) + QUANTILE * (2 / (9 * degrees)) ** 0.5) ** 3
+    assert sum((got - wanted) ** 2 / wanted for got, wanted in counts) < critical
+    return len(counts)
+
+
+def loop_of(hash_model: Any, hash_executor: Any, seed: int, drafter: str, end: int = 11) -> HostLoop:
+    """A loop over hash models in batches of four. `drafter`: lookup, model, both, or ahead: both, beside the target."""
+    executor = hash_executor(hash_model(seed, error=0.4), BATCH)
+    drafts = None if drafter == "lookup" else ModelDrafter(executor, 8, overlap=drafter == "ahead")
+    target = hash_executor(hash_model(seed), BATCH)
+    return HostLoop(target, LookupDrafter(drafts, looks_up=drafter != "model"), 16, frozenset({end}))

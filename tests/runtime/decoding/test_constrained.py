@@ -7,26 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from constraints import OneOf, family, probabilities
+from constraints import OneOf, family, fits, loop_of, probabilities
 from device_requests import run
 
 from specbuild.runtime import SamplingParams
-from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.drafting.lookup_first import LookupDrafter
-from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 
 VOCAB, END = 12, 11
 EOS = frozenset({END})
-BATCH = 4
-QUANTILE = 3.0902  # of the normal distribution, 0.999
-
-
-def loop_of(hash_model: Any, hash_executor: Any, seed: int, drafter: str) -> HostLoop:
-    model = hash_model(seed)
-    executor = hash_executor(hash_model(seed, error=0.4), BATCH)
-    drafts = None if drafter == "lookup" else ModelDrafter(executor, 8, overlap=drafter == "ahead")
-    return HostLoop(hash_executor(model, BATCH), LookupDrafter(drafts, looks_up=drafter != "model"), 16, EOS)
 
 
 def requests(request_of: Any, seed: int, tree: str, temperature: float, count: int = 8) -> list[Sequence]:
@@ -71,11 +59,6 @@ def test_tokens_are_plain_decodings(
     assert accepted > 0
 
 
-def critical(degrees: int) -> float:
-    """The 0.999 quantile of χ² (Wilson and Hilferty, 1931)."""
-    return degrees * (1 - 2 / (9 * degrees) + QUANTILE * (2 / (9 * degrees)) ** 0.5) ** 3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", ["topk:2,3", "best:8"])
 def test_the_distribution_is_the_model_s_among_what_is_allowed(
@@ -90,13 +73,7 @@ def test_the_distribution_is_the_model_s_among_what_is_allowed(
     loop = loop_of(hash_model, hash_executor, 4, "model")
     wanted = [request_of([7, 7], replace(base, seed=n, speculation=tree)) for n in range(draws)]
     seen = Counter(tuple(s.output) for s in run(loop, wanted))
-    assert seen.keys() <= expected.keys()
-    rare = {text for text, chance in expected.items() if chance * draws < 5}
-    counts = [(seen[text], expected[text] * draws) for text in expected.keys() - rare]
-    if rare:
-        counts.append((sum(seen[text] for text in rare), max(sum(expected[text] for text in rare) * draws, 1e-9)))
-    statistic = sum((got - wanted) ** 2 / wanted for got, wanted in counts)
-    assert statistic < critical(len(counts) - 1)
+    fits(seen, expected)
     assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in wanted) > draws / 4
 
 

@@ -183,9 +183,19 @@ def test_a_lookup_is_cut_where_it_is_illegal_and_goes_on_with_what_has_to_come(r
     made = asked_of(request_of, "(a|b)cd1", speculation="chain:6")
     found = follow(made, Tree.chain([9, *ids("a 0 0")]), 6)
     assert found.tokens[1:] == ids("a cd 1")
-    branched = Tree([9])
-    branched.add(0, 0)
-    branched.add(1, 0)
-    assert follow(made, branched, 6) is branched
     free = request_of([1, 2], SamplingParams(9, speculation="off"))
     assert follow(free, (same := Tree.chain([9, 1, 2])), 6) is same
+
+
+def test_each_branch_goes_on_with_what_has_to_come_while_there_is_room(request_of: Any) -> None:
+    """The first ones first; a branch that is illegal is left out, and what two have in common is there once."""
+    made, branched = asked_of(request_of, "((a|b)cd0)+1", speculation="best:9"), Tree([9])
+    for token, parent in zip(ids("a cd b 0 1"), (0, 1, 0, 0, 2), strict=True):
+        branched.add(token, parent)  # a cd 1, b, 0: neither 1 nor 0 is legal there
+    found = follow(made, branched, 9)
+    assert {tuple(found.path(node)) for node in range(1, len(found))} == {
+        *(tuple(ids("a cd 0")[:count]) for count in (1, 2, 3)),
+        *(tuple(ids("b cd 0")[:count]) for count in (1, 2, 3)),
+    }
+    assert len(follow(made, branched, 5)) == 6
+    assert follow(made, branched, 5).trunk == 4

@@ -11,6 +11,7 @@ import pytest
 from small_grammars import vocabulary
 
 from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.sampling import grammar_compiler
 from specbuild.runtime.sampling.grammar_compiler import NICE, Compiler, Vocabulary
 from specbuild.runtime.sampling.structured import StructuredOutputs
 
@@ -26,7 +27,7 @@ def test_one_process_for_all_and_one_line_for_what_is_wrong() -> None:
     assert pid(compiler) is None
     assert compiler.check(SOUND)[0]
     first = pid(compiler)
-    assert os.getpriority(os.PRIO_PROCESS, first or 0) == NICE
+    assert os.getpriority(os.PRIO_PROCESS, first or 0) == max(NICE, os.getpriority(os.PRIO_PROCESS, 0))
     with pytest.raises(OptionError) as caught:
         compiler.check(StructuredOutputs(json={"if": {}, "then": {}}))
     assert str(caught.value) == 'structured_outputs cannot be used: Unimplemented keys: ["if", "then"]: leave it out'
@@ -83,6 +84,15 @@ def test_threads_take_turns() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 4
+    compiler.close()
+
+
+def test_it_never_goes_before_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the engine itself gives way further, which nobody but root could undo."""
+    monkeypatch.setattr(grammar_compiler, "NICE", -20)
+    compiler = Compiler(vocabulary)
+    assert compiler.check(SOUND)[0]
+    assert os.getpriority(os.PRIO_PROCESS, pid(compiler) or 0) == os.getpriority(os.PRIO_PROCESS, 0)
     compiler.close()
 
 

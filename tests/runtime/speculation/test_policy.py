@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from made_up_chances import CHANCES
 from odd_clocks import bewitch
+from small_grammars import END, grammar
 
 from specbuild.runtime import Limits, SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
@@ -17,7 +18,10 @@ from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.live import FRESH, LEFT_WITHIN
 from specbuild.runtime.speculation.policy import Option, Policy
+from specbuild.runtime.speculation.sessions import Session
 from specbuild.runtime.speculation.timings import TimingTable
+from specbuild.runtime.speculation.tree import Tree, TreeSpec
+from specbuild.runtime.speculation.tree_growth import Growth
 from specbuild.runtime.speculation.trust import CAUTION, Trust
 
 VOCAB = 12
@@ -95,6 +99,31 @@ def test_tokens_are_plain_decodings(
     model = hash_model(3)
     done = metered(model, hash_model(3, error=error), times).run([1, 2, 3], 60, temperature=temperature, seed=5)
     assert done.output == plain(model, [1, 2, 3], done.params)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("times", [LARGE, SMALL])
+def test_what_has_to_come_after_a_draft_pays(
+    hash_model: Any,
+    metered: Any,
+    times: dict[str, Any],
+    temperature: float,
+    plain: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens are plain decoding's, and cost less than where each branch ends where the draft did."""
+    made = grammar(regex="((a|b)(c|d)01,10,01,10,,)+")
+    asked = {"temperature": temperature, "seed": 5, "constraint": made, "logit_bias": {END: -90.0}}
+    seconds = list[float]()
+    for prolongs in (True, False):
+        if not prolongs:
+            monkeypatch.setattr(Growth, "prolong", lambda *_: None)
+        meter = metered(hash_model(3), hash_model(3, error=0.5), times)
+        done = meter.run([1, 2, 3], 120, **asked)
+        assert (done.error, done.output) == (None, plain(hash_model(3), [1, 2, 3], done.params))
+        assert done.metrics.speculative_decoding.decisions["model"]
+        seconds.append(meter.seconds)
+    assert seconds[0] < 0.95 * seconds[1]
 
 
 @pytest.mark.parametrize(("times", "least"), [(LARGE, 1.9), (SMALL, 1.15)])
@@ -375,3 +404,21 @@ def test_of_a_lookup_that_was_cut_and_went_on_only_its_own_tokens_are_trials(
     policy.follow(kept, 6)
     policy.record(range(accepted + 1), 7)
     assert seen == [(min(accepted, trials), trials)]
+
+
+def test_of_a_tree_what_had_to_come_is_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root with two children, of which the first is followed by two tokens that have to come."""
+    policy = Policy(table_of(LARGE), drafts=True).for_request(0.0)
+    policy.choose(1, 0, 8)
+    growth = Growth(TreeSpec.parse("best:4"), Tree([3]), policy=policy)
+    growth.grow(np.array([[5, 6, 7, 8]]), np.array([[-0.2, -0.9, -np.inf, -np.inf]]))
+    growth.prolong(lambda _, path, count: [*path, *([1, 2] if path == [5] else [])], 9)
+    tree = growth.tree()
+    assert (tree.tokens, tree.parents) == ([3, 5, 1, 2, 6], [-1, 0, 1, 2, 0])
+    assert policy.below[0] > 0
+    assert policy.below[1:] == [0.0] * 4
+    seen = list[tuple[int, int]]()
+    monkeypatch.setattr(Session, "record", lambda _, came, chances: seen.append((came, len(chances))))
+    for path in ([0], [0, 4], [0, 1], [0, 1, 2, 3]):
+        policy.record(path, 7)
+    assert seen == [(0, 1), (1, 1), (1, 1), (1, 1)]

@@ -353,3 +353,38 @@ def test_a_policy_says_which_nodes_are_expanded_and_which_verified(policy: Seque
     leaves = [node for node in range(len(tree)) if node not in tree.parents]
     assert {policy.below[leaf] for leaf in leaves} == {0.0}
     assert all(policy.below[node] > 0 for node in range(len(tree)) if node not in leaves)
+
+
+def test_what_has_to_come_after_a_leaf_is_as_likely_as_the_leaf() -> None:
+    """It comes before less likely branches, each within the tree's nodes and the depth that is allowed."""
+    runs = {(5,): [7, 8], (6,): [9], (4,): []}
+
+    def follow(_: Any, guess: Any, count: int) -> list[int]:
+        return [*guess, *runs[tuple(guess)]][:count]
+
+    def prolonged(nodes: int, depth: int) -> set[Path]:
+        growth = Growth(TreeSpec("any", 3, 3, 3, 1, nodes), Tree([0]))
+        growth.grow(np.array([[6, 5, 4]]), np.array([[-2.0, -0.2, -3.0]]))
+        growth.prolong(follow, depth)
+        tree = growth.tree()
+        assert len(tree) <= nodes + 1
+        assert [growth.pool.tokens[node] for node in growth.kept] == tree.tokens
+        assert tree.path(tree.trunk - 1) == [5, 7, 8][: tree.trunk - 1]
+        assert all(growth.rows[node] == -1 for node in growth.forced)
+        assert tree.trunk == len(growth.likeliest()) + 1
+        return paths(tree)
+
+    everything = {(5,), (5, 7), (5, 7, 8), (6,), (6, 9), (4,)}
+    assert prolonged(9, 9) == prolonged(6, 9) == everything
+    assert prolonged(5, 9) == everything - {(4,)}
+    assert prolonged(4, 9) == everything - {(4,), (6, 9)}
+    assert prolonged(3, 9) == {(5,), (5, 7), (5, 7, 8)}
+    assert prolonged(9, 2) == everything - {(5, 7, 8)}
+    assert prolonged(9, 1) == {(5,), (6,), (4,)}
+
+
+def test_nothing_goes_on_after_a_leaf_that_is_not_legal() -> None:
+    growth = Growth(TreeSpec.parse("topk:2,1"), Tree([0]))
+    growth.grow(np.array([[5, 6]]), np.array([[-0.2, -2.0]]))
+    growth.prolong(lambda path, guess, count: [9, 9, 9], 9)
+    assert (len(growth.pool), growth.forced) == (3, set())
