@@ -28,7 +28,7 @@ def log_factors(values: ArrayLike, mean: ArrayLike, side: Side = "above") -> Arr
     if side == "either":
         return np.concatenate([log_factors(x, m), log_factors(x, m, "below")], axis=-1)
     gain = x / m - 1 if side == "above" else (1 - x) / (1 - m) - 1
-    return np.log1p(FRACTIONS * np.where(np.isnan(gain), 0.0, gain)[..., None])
+    return np.asarray(np.log1p(FRACTIONS * np.where(np.isnan(gain), 0.0, gain)[..., None]))
 
 
 def start(shape: tuple[int, ...] = (), side: Side = "above") -> Array:

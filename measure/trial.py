@@ -118,7 +118,7 @@ class Trial:
     def promoted(self) -> Array:
         """Whether no harm is proven, and every margin is kept."""
         kept = (self.fine() >= self._bar) | ~self._needed
-        return np.asarray(kept.all(axis=-1) & ~self.rolled_back())
+        return np.asarray(kept.all(axis=-1) & np.logical_not(self.rolled_back()))
 
     def verdict(self) -> Verdict:
         """What follows, of a trial of shape ()."""

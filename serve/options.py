@@ -9,6 +9,8 @@ from typing import Literal, get_args
 
 from specbuild.runtime.errors import OptionError, shown
 
+from .arms import CanaryOptions
+from .drift import DriftOptions
 from .responses import SpecMetrics
 
 Extra = Literal["refuse", "ignore"]
@@ -28,6 +30,7 @@ class ServeOptions:
     different API keys may read rows of each other's prompts. shadow: the share of texts, 0 to 1, that the shadow oracle
     decodes again; shadow_dir: a folder that has a file for each that differs, with the prompt's tokens where
     shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them.
+    canary, drift: what is compared, and what is watched; None: nothing.
     """
 
     host: str = "127.0.0.1"
@@ -53,6 +56,8 @@ class ServeOptions:
     shadow_dir: Path | None = None
     shadow_keep_prompts: bool = False
     shadow_action: ShadowAction = "log"
+    canary: CanaryOptions | None = None
+    drift: DriftOptions | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -21,7 +21,7 @@ X = np.random.default_rng(28).beta(6, 4, size=200)
 COINS = (np.random.default_rng(29).random(300) < 0.1).astype(float)
 # By confseq 0.0.11 of PyPI (Waudby-Smith's own), after so many values: the mean over FRACTIONS f of
 # `betting_mart(x, m, lambdas_fn_positive=lambda x, m: np.full(len(x), f / m), theta=1, trunc_scale=1)`.
-# Its wheel needs Boost and does not compile for Python 3.11, so its pure part was run once, from the source distribution:
+# Its wheel needs Boost and does not compile for Python 3.11, so its pure part was run once from its sources:
 # PYTHONPATH=confseq-0.0.11/src, with `numpy.float_ = numpy.float64`.
 CONFSEQ = [
     (X, 0.5, {1: 1.0004754796968762, 10: 1.3606234488030526, 50: 237.08669211885044, 200: 50271634712.66213}),
