@@ -47,12 +47,13 @@ class Reference:
         spreads = np.abs(2 * ranks - 1)
         sides = []
         for each, mean in ((ranks, 0.5), (spreads, self._spread)):
-            sides.append(log_factors(each, min(mean + MARGIN, 0.99)))
-            sides.append(log_factors(each, max(mean - MARGIN, 0.01), "below"))
+            above, below = mean + MARGIN, mean - MARGIN  # which no mean is outside (0, 1): nothing is staked on it
+            sides.append(log_factors(each if above < 1 else np.full_like(each, np.nan), above))
+            sides.append(log_factors(each if below > 0 else np.full_like(each, np.nan), below, "below"))
         return np.stack(sides, axis=-2)
 
     def stability(self, values: Sequence[float]) -> float:
-        """The population stability index of values: 0 where they lie as the reference does, above 0.25 by custom much."""
+        """The population stability index of values: 0 where they lie as the reference does, and above 0.25 far off."""
         if not values:
             return 0.0
         found = self._binned(np.asarray(values, np.float64))
@@ -88,7 +89,7 @@ class Signal:
         self._capital = restarted(self._capital, self.reference.log_factors(value))
         if log_e(self._capital.reshape(-1)) < np.log(PATIENCE):
             return None
-        direction = _DIRECTIONS[int(log_e(self._capital).argmax())]
+        direction = _DIRECTIONS[int((log_e(self._capital) >= np.log(PATIENCE) / 2).argmax())]
         self._capital = self._nothing()
         return Alarm(direction, self.reference.mean, float(np.mean(self.recent)), self.psi)
 

@@ -120,13 +120,18 @@ class Trial:
         kept = (self.fine() >= self._bar) | ~self._needed
         return np.asarray(kept.all(axis=-1) & np.logical_not(self.rolled_back()))
 
-    def verdict(self) -> Verdict:
+    def kind(self) -> Kind:
         """What follows, of a trial of shape ()."""
+        return "rollback" if self.rolled_back() else "promote" if self.promoted() else "hold"
+
+    def verdict(self) -> Verdict:
+        """What follows and why, of a trial of shape ()."""
         harm, fine, rows = self.harm(), self.fine(), self.evidence()
-        if self.rolled_back():
-            return Verdict("rollback", _number(_log_mean(harm)), rows[int(harm.argmax())])
+        kind = self.kind()
+        if kind == "rollback":
+            return Verdict(kind, _number(_log_mean(harm)), rows[int(harm.argmax())])
         least = int(np.where(self._needed, fine, np.inf).argmin())
-        return Verdict("promote" if self.promoted() else "hold", _number(fine[least]), rows[least])
+        return Verdict(kind, _number(fine[least]), rows[least])
 
     def evidence(self) -> list[Evidence]:
         """What is known of each metric, of a trial of shape ()."""

@@ -1,4 +1,4 @@
-"""A canary: a share of a model's requests runs as the candidate, is compared with the rest, and rolled back if worse."""
+"""A canary: a share of a model's requests runs as the candidate, and is rolled back where it is worse than the rest."""
 
 from __future__ import annotations
 
@@ -14,45 +14,25 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta
 
-from specbuild.measure.trial import Metric, Trial, Verdict
-from specbuild.runtime import TreeSpec
+from specbuild.measure.trial import Trial, Verdict
 from specbuild.runtime.checked_json import Text, checked
-from specbuild.runtime.errors import OptionError, SpecbuildError
+from specbuild.runtime.errors import SpecbuildError
 
 from . import state_file
 from .arms import CanaryOptions, Draw, Draws
+from .comparison import arms_of, metrics_of, scorer_of
 from .fields import Sampling
 from .generation import Generation
 from .logs import RequestLog, error_of
 from .models import Models, ServedModel
 from .observation import observed
-from .scoring import Score, Scorer
+from .scoring import Score
 
 Phase = Literal["running", "paused", "promoted", "rolled back"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 HELD = 1024  # ended requests that wait for earlier ones; more, and those are given up
 _LOOK, _SAVE = 0.1, 5.0  # seconds between two looks at what has ended, and two writes of the state
-_WORSE_QUALITY = 0.1  # nats a token that a promotion of another bundle must rule out
-
-
-def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
-    """What the arms are compared by; `quality`: whether the texts of both are scored."""
-    slower = math.log1p(options.margin)
-    found = [
-        Metric("ttft", "time", margin=slower),
-        Metric("tpot", "time", margin=slower),
-        Metric("e2el", "time"),
-        Metric("errors", "share", margin=0.02),
-        Metric("cut", "share", "either"),
-        Metric("tokens", "count", "either"),
-        Metric("invalid", "share"),
-    ]
-    if options.speculates_in_both:
-        found.append(Metric("acceptance", "share", "lower"))
-    if quality:
-        found.append(Metric("quality", "number", "lower", _WORSE_QUALITY))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +162,11 @@ class Canary:
             return
         given = np.array([values.get(metric.name, math.nan) for metric in self.trial.metrics])
         self.trial.add(draw.candidate, draw.weight, given)
-        verdict = self.trial.verdict()
-        known = self.verdict.kind if self.verdict else "hold"
-        if verdict.kind != "hold" and known not in (verdict.kind, "rollback"):
-            self.verdict = verdict
-            level = "error" if verdict.kind == "rollback" else "info"
-            told = f"the canary's verdict is {verdict.kind}"
+        kind, known = self.trial.kind(), self.verdict.kind if self.verdict else "hold"
+        if kind != "hold" and known not in (kind, "rollback"):
+            self.verdict = verdict = self.trial.verdict()
+            level = "error" if kind == "rollback" else "info"
+            told = f"the canary's verdict is {kind}"
             self._log.event(level, told, model=self.baseline.name, candidate=self.options.candidate, **told_of(verdict))
         self._act()
 
@@ -272,28 +251,3 @@ def told_of(verdict: Verdict) -> dict[str, Any]:
     names = zip(("baseline", "candidate"), evidence.means, evidence.n, strict=True)
     means = {f"{arm}_{what}": value for arm, mean, n in names for what, value in (("mean", mean), ("requests", n))}
     return {"metric": evidence.metric, "e": verdict.e, **means}
-
-
-def arms_of(models: Models, options: CanaryOptions) -> tuple[ServedModel, ServedModel]:
-    """The models of baseline and candidate; raises OptionError."""
-    others = [model for model in models.all if options.model not in model.names]
-    if options.model is None:
-        served = candidate = models.all[0]
-    elif len(others) == len(models.all) or not others:
-        names = ", ".join(model.name for model in models.all)
-        raise OptionError(f"canary model={options.model} is another model that is served, besides one of {names}")
-    else:
-        served, candidate = others[0], next(model for model in models.all if options.model in model.names)
-    for model, way in ((candidate, options.speculation(True)), (served, options.speculation(False))):
-        if way not in (None, "auto", "off"):
-            TreeSpec.parse(way).check(model.engine.engine.manifest.buckets[-1])
-    return served, candidate
-
-
-def scorer_of(baseline: ServedModel, candidate: ServedModel, log: RequestLog) -> Scorer | None:
-    """What scores texts of both bundles under the baseline; None where their tokens are not the same ones."""
-    manifests = [model.engine.engine.manifest for model in (baseline, candidate)]
-    if len({each.files[each.tokenizer].sha256 for each in manifests}) > 1:
-        log.event("warning", "the canary's bundles have other tokenizers: quality is not compared")
-        return None
-    return Scorer(baseline, log, candidate)
