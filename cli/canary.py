@@ -34,7 +34,7 @@ def command(url: str, api_key: str | None, as_json: bool) -> None:
         return
     try:
         _show(view)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ExecutionError(
             f"{url} answers with no canary ({type(error).__name__}: {error}): is it specbuild?"
         ) from None
@@ -61,14 +61,14 @@ def _show(view: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console, bar = Console(), 1 / view["alpha"]
-    requests, verdict = view["requests"], view["verdict"]
-    console.print(f"{view['model']}: {view['candidate']} against {view['baseline']}", highlight=False)
-    console.print(
-        f"{view['phase']} at {view['weight']:g} % of {view['max_weight']:g} %; {requests['candidate']} requests of "
-        f"{requests['candidate'] + requests['baseline']}",
-        highlight=False,
-    )
+    requests, verdict, texts = view["requests"], view["verdict"], view["divergence"]
+    share = f"{requests['candidate']} requests of {requests['candidate'] + requests['baseline']}"
+    about = verdict["evidence"]["metric"]
+    lines = [
+        f"{view['model']}: {view['candidate']} against {view['baseline']}",
+        f"{view['phase']} at {view['weight']:g} % of {view['max_weight']:g} %; {share}",
+        f"{verdict['kind']}: E {verdict['e']:.3g} of {1 / view['alpha']:g}, by {about}",
+    ]
     table = Table("metric", "baseline", "candidate", "requests", "E of harm", "E of no harm", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -76,8 +76,8 @@ def _show(view: dict[str, Any]) -> None:
         means = ["" if mean is None else f"{mean:.4g}" for mean in each["means"]]
         fine = "" if each["fine"] is None else f"{each['fine']:.3g}"
         table.add_row(each["metric"], *means, "{} + {}".format(*each["n"]), f"{each['harm']:.3g}", fine)
-    console.print(table)
-    about = verdict["evidence"]["metric"]
-    console.print(f"{verdict['kind']}: E {verdict['e']:.3g} of {bar:g}, by {about}", style="bold", highlight=False)
-    if view["divergence"]:
-        console.print(f"KL {view['divergence']['kl']:.4g} nats a token over {view['divergence']['texts']} texts")
+    if texts:
+        lines.append(f"KL {texts['kl']:.4g} nats a token over {texts['texts']} texts")
+    click.echo("\n".join(lines[:2]))
+    Console().print(table)
+    click.echo("\n".join(lines[2:]))
