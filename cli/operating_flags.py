@@ -32,6 +32,11 @@ _CANARY: dict[str, dict[str, Any]] = {
         "type": click.Choice(["session", "request"]),
         "help": "Whether a session, else a user, keeps its arm; session by default.",
     },
+    "canary-ignore": {
+        "multiple": True,
+        "metavar": "METRIC",
+        "help": "That decides nothing, such as ttft; may be repeated.",
+    },
     "canary-state": {"type": _FILE, "metavar": "FILE", "help": "Goes on from there after a restart."},
 }
 _DRIFT: dict[str, dict[str, Any]] = {
@@ -41,7 +46,7 @@ _DRIFT: dict[str, dict[str, Any]] = {
     "drift-sample": {"type": _FILE, "metavar": "FILE", "help": "Has live texts, for specbuild distill."},
     "drift-sample-share": {"type": float, "metavar": "SHARE", "help": "Of texts that go there; 0.1 by default."},
 }
-OPTIONS: list[click.Parameter] = [click.Option([f"--{name}"], **given) for name, given in {**_CANARY, **_DRIFT}.items()]
+OPTIONS: list[click.Option] = [click.Option([f"--{name}"], **given) for name, given in {**_CANARY, **_DRIFT}.items()]
 
 
 def taken(given: dict[str, Any]) -> tuple[CanaryOptions | None, DriftOptions | None]:
@@ -57,7 +62,7 @@ def _of(flags: dict[str, dict[str, Any]], name: str, field: str, given: dict[str
     """One feature's options by the names of its fields; empty where it is off."""
     values = {flag.replace("-", "_"): given.pop(flag.replace("-", "_")) for flag in flags}
     found = {field if key == name else key.removeprefix(f"{name}_"): value for key, value in values.items()}
-    found = {key: value for key, value in found.items() if value is not None}
+    found = {key: value for key, value in found.items() if value not in (None, ())}
     if found and field not in found:
         raise OptionError(
             f"--{name}-{next(iter(found)).replace('_', '-')} does nothing without --{name}: give that too"

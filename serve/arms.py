@@ -13,6 +13,7 @@ from specbuild.runtime.errors import OptionError, shown
 
 Action = Literal["promote", "rollback", "both", "none"]
 Sticky = Literal["session", "request"]
+METRICS = ("ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid", "acceptance", "quality")
 KEYS = 65_536  # whose first request has been seen; more, and the oldest counts again
 
 
@@ -24,7 +25,7 @@ class CanaryOptions:
     "speculation=…". weight, step_weight, max_weight: percent of the requests that run as the candidate, at first, added
     every `interval` seconds, and at last. alpha: the probability of a rollback where the candidate is no worse. margin:
     how much slower a candidate may be, as a share, and still be promoted. action: what verdicts do on their own.
-    sticky: whether a session keeps its arm. state: a file that a restart goes on from.
+    sticky: whether a session keeps its arm. ignore: metrics that decide nothing. state: a file from which a restart goes on.
     """
 
     candidate: str
@@ -37,6 +38,7 @@ class CanaryOptions:
     margin: float = 0.1
     action: Action = "rollback"
     sticky: Sticky = "session"
+    ignore: tuple[str, ...] = ()
     state: Path | None = None
 
     def __post_init__(self) -> None:
@@ -61,6 +63,8 @@ class CanaryOptions:
         for value, known in ((self.action, Action), (self.sticky, Sticky)):
             if value not in get_args(known):
                 raise OptionError(f"{shown(value)} is none of {', '.join(get_args(known))}")
+        if unknown := {*self.ignore} - {*METRICS}:
+            raise OptionError(f"canary_ignore is of {', '.join(METRICS)}, not {shown(min(unknown))}")
         if self.state is not None and not self.state.resolve().parent.is_dir():
             raise OptionError(f"canary_state is a file in a folder that exists, not {self.state}")
 

@@ -18,7 +18,7 @@ _QUALITY = 0.1  # nats a token by which another bundle's texts are less likely: 
 
 
 def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
-    """What the arms are compared by; `quality`: whether the texts of both are scored."""
+    """What the arms are compared by; `quality`: whether texts are scored. Raises OptionError where too much is ignored."""
     slower = math.log1p(options.margin)
     found = [
         Metric("ttft", "time", margin=slower),
@@ -33,7 +33,10 @@ def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
         found.append(Metric("acceptance", "share", "lower"))
     if quality:
         found.append(Metric("quality", "number", "lower", _QUALITY))
-    return found
+    kept = [metric for metric in found if metric.name not in options.ignore]
+    if not any(metric.margin for metric in kept):
+        raise OptionError("canary_ignore leaves nothing that a promotion could rest on: ignore fewer metrics")
+    return kept
 
 
 def arms_of(models: Models, options: CanaryOptions) -> tuple[ServedModel, ServedModel]:

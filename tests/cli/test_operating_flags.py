@@ -12,7 +12,7 @@ from specbuild.runtime.errors import OptionError
 
 
 def given(**values: Any) -> dict[str, Any]:
-    return {"port": 1, **{str(option.name): None for option in OPTIONS}, **values}
+    return {"port": 1, **{str(option.name): () if option.multiple else None for option in OPTIONS}, **values}
 
 
 def test_nothing_given_is_nothing_compared_or_watched() -> None:
@@ -22,10 +22,18 @@ def test_nothing_given_is_nothing_compared_or_watched() -> None:
 
 
 def test_what_is_given_becomes_options() -> None:
-    values = given(canary="speculation=auto", canary_weight=5.0, canary_action="both", drift=Path("d"), drift_size=600)
+    values = given(
+        canary="speculation=auto",
+        canary_weight=5.0,
+        canary_action="both",
+        canary_ignore=("ttft",),
+        drift=Path("d"),
+        drift_size=600,
+    )
     canary, drift = taken(values)
     assert canary is not None
     assert drift is not None
+    assert canary.ignore == ("ttft",)
     assert (canary.candidate, canary.weight, canary.action, canary.step_weight) == ("speculation=auto", 5, "both", 10)
     assert (drift.reference, drift.size, drift.sample) == (Path("d"), 600, None)
 

@@ -28,6 +28,7 @@ from specbuild.serve.arms import CanaryOptions, Draws
         ({"alpha": 1}, "canary_alpha"),
         ({"margin": 0}, "canary_margin"),
         ({"action": "undo"}, "undo"),
+        ({"ignore": ("colour",)}, "canary_ignore"),
         ({"sticky": "user"}, "session, request"),
         ({"state": Path("no/such/folder/state.json")}, "canary_state"),
     ],

@@ -42,6 +42,13 @@ def test_acceptance_and_quality_are_compared_between_bundles_alone() -> None:
     assert more == [*names, "acceptance", "quality"]
 
 
+def test_what_is_ignored_decides_nothing() -> None:
+    less = CanaryOptions(candidate="speculation=off", ignore=("ttft", "invalid"))
+    assert [each.name for each in metrics_of(less, quality=False)] == ["tpot", "e2el", "errors", "cut", "tokens"]
+    with pytest.raises(OptionError, match="ignore fewer"):
+        metrics_of(CanaryOptions(candidate="speculation=off", ignore=("ttft", "tpot", "errors")), quality=False)
+
+
 def test_other_tokenizers_have_no_quality(log: Log) -> None:
     a, b = Models([ended.served("a"), ended.served("b", "another")]).all
     assert scorer_of(a, a, log) is not None  # type: ignore[arg-type]
