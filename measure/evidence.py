@@ -31,9 +31,9 @@ def log_factors(values: ArrayLike, mean: ArrayLike, side: Side = "above") -> Arr
     return np.asarray(np.log1p(FRACTIONS * np.where(np.isnan(gain), 0.0, gain)[..., None]))
 
 
-def start(shape: tuple[int, ...] = (), side: Side = "above") -> Array:
+def start(shape: tuple[int, ...] = ()) -> Array:
     """The capital of each bet before the first value, as logarithms."""
-    return np.zeros((*shape, len(FRACTIONS) * (1 + (side == "either"))))
+    return np.zeros((*shape, len(FRACTIONS)))
 
 
 def log_e(capital: Array) -> Array:

@@ -25,7 +25,7 @@ class CanaryOptions:
     "speculation=…". weight, step_weight, max_weight: percent of the requests that run as the candidate, at first, added
     every `interval` seconds, and at last. alpha: the probability of a rollback where the candidate is no worse. margin:
     how much slower a candidate may be, as a share, and still be promoted. action: what verdicts do on their own.
-    sticky: whether a session keeps its arm. ignore: metrics that decide nothing. state: a file from which a restart goes on.
+    sticky: whether a session keeps its arm. ignore: metrics that decide nothing. state: a file for restarts.
     """
 
     candidate: str

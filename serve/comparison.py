@@ -18,7 +18,7 @@ _QUALITY = 0.1  # nats a token by which another bundle's texts are less likely: 
 
 
 def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
-    """What the arms are compared by; `quality`: whether texts are scored. Raises OptionError where too much is ignored."""
+    """What the arms are compared by; `quality`: whether texts are scored. Raises OptionError where all is ignored."""
     slower = math.log1p(options.margin)
     found = [
         Metric("ttft", "time", margin=slower),
