@@ -270,10 +270,10 @@ def test_it_runs_until_it_is_cancelled_and_saves(log: Log, tmp_path: Path) -> No
 
 
 @pytest.mark.soak
-def test_twenty_planted_and_two_hundred_equal_runs(log: Log) -> None:
+def test_twenty_planted_and_sixty_equal_runs(log: Log) -> None:
     """The bars by the server's own class: requests one a second, steps of a minute."""
 
-    def phase(slower: float, seed: int) -> str:
+    async def phase(slower: float, seed: int) -> str:
         clock = Clock()
         canary = canary_of(log, weight=10, clock=clock)
         canary.draws.salt, rng = str(seed), random.Random(seed)
@@ -287,8 +287,8 @@ def test_twenty_planted_and_two_hundred_equal_runs(log: Log) -> None:
             ttft, tpot = (factor * rng.lognormvariate(heavy, 0.3) for _ in range(2))
             text = ended.result(0.1 * ttft, 0.02 * tpot, rng.randint(2, 200))
             canary.ended(ended.generation(model, text, draw=draw))
-            asyncio.run(canary.settle())
+            await canary.settle()
         return canary.phase
 
-    assert [phase(1.1, seed) for seed in range(20)].count("rolled back") >= 19
-    assert [phase(1.0, 1000 + seed) for seed in range(200)].count("rolled back") <= 10
+    assert [asyncio.run(phase(1.1, seed)) for seed in range(20)].count("rolled back") >= 19
+    assert [asyncio.run(phase(1.0, 1000 + seed)) for seed in range(60)].count("rolled back") <= 3

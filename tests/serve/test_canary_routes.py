@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from serving import Server
 
 from specbuild.serve.arms import CanaryOptions
 from specbuild.serve.canary_routes import PREFIX
@@ -84,3 +88,24 @@ def test_a_server_without_one_has_none_and_keys_are_asked_for(make_client: Calla
     keyed = make_client(canary=CanaryOptions(candidate="speculation=off"), api_keys=("k",))
     assert keyed.get("/canary").status_code == keyed.post("/canary/promote").status_code == 401
     assert keyed.get("/canary", headers={"Authorization": "Bearer k"}).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_killed_server_goes_on_with_its_canary(bundle: Path, tmp_path: Path) -> None:
+    config = tmp_path / "serve.yaml"
+    flags = {"port": 0, "canary": "speculation=chain:2", "canary-weight": 50, "canary-ignore": ["ttft"]}
+    config.write_text(yaml.safe_dump(flags | {"canary-state": str(tmp_path / "canary.json")}))
+    with Server(str(bundle), "--config", str(config)) as server, server.client() as client:
+        for seed in range(12):
+            assert client.post("/v1/completions", json=ASKED | {"seed": seed}).status_code == 200
+        for _ in range(100):
+            view = client.get("/canary").json()
+            if sum(view["evidence"][0]["n"]) == 12:
+                break
+            time.sleep(0.05)
+        paused = client.post("/canary/pause").json()
+        server.process.kill()
+    assert [each["metric"] for each in paused["evidence"]][:2] == ["tpot", "e2el"]
+    assert sum(paused["requests"].values()) == sum(paused["evidence"][0]["n"]) == 12
+    with Server(str(bundle), "--config", str(config)) as server, server.client() as client:
+        assert client.get("/canary").json() == paused
