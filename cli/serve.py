@@ -13,7 +13,7 @@ import click
 from specbuild.runtime import Limits, LoadOptions
 from specbuild.runtime.errors import OptionError
 
-from . import generate, interrupts
+from . import generate, interrupts, operating_flags
 
 API_KEYS = "SPECBUILD_API_KEY"  # several are separated by commas
 _MAX_CONFIG = 1 << 20  # bytes
@@ -165,7 +165,9 @@ def command(
     from specbuild.serve.models import names_of
     from specbuild.serve.options import ServeOptions
 
-    options = ServeOptions(**given, api_keys=_keys(api_key), allowed_origins=_origins(allowed_origins))
+    canary, drift = operating_flags.taken(given)
+    operating: dict[str, Any] = {"canary": canary, "drift": drift}
+    options = ServeOptions(**given, **operating, api_keys=_keys(api_key), allowed_origins=_origins(allowed_origins))
     log = logs.RequestLog(sys.stderr, options.log_requests)
     logs.install(log)
     status = server.run(names_of(list(bundles), served_model_name), options, load, log)
@@ -173,6 +175,7 @@ def command(
 
 
 command.params += [_GENERATES[name] for name in (*_LIMITS, *_LOADS)]
+command.params += operating_flags.OPTIONS
 
 
 def _keys(given: tuple[str, ...]) -> tuple[str, ...]:

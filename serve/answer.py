@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
+from .canary import Canary
 from .errors import ApiError, api_error, json_response
 from .fields import CompletionRequest, Sampling, check_known
 from .formats import Format
@@ -41,7 +42,8 @@ class Service:
     metrics: Metrics
     traces: Traces = field(default_factory=Traces)
     oracle: Oracle | None = None
-    watchers: Sequence[Watcher] = ()  # the oracle among them
+    canary: Canary | None = None
+    watchers: Sequence[Watcher] = ()  # oracle and canary among them
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
     compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_COMPILING, "specbuild-compile"))
 
@@ -64,11 +66,13 @@ async def answer(service: Service, request: Request, body: Sampling, kind: type[
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     state.request_id = body.request_id or state.request_id
-    served = service.models.pick(body.model)
+    served, way, draw = service.models.pick(body.model), None, None
+    if service.canary:
+        served, way, draw = service.canary.assign(served, body, state.tenant)
     state.told.update(model=served.name, user=body.user)
     speculates = service.oracle is None or served.name not in service.oracle.stopped
     tenant = None if options.share_prefix_cache else state.tenant
-    caller = Caller(tenant, options.request_timeout, speculates, options.reasoning_end)
+    caller = Caller(tenant, options.request_timeout, speculates, options.reasoning_end, way)
     waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
     generation = Generation(
         served,
@@ -80,6 +84,7 @@ async def answer(service: Service, request: Request, body: Sampling, kind: type[
         service.compiling,
         state.request_id,
         state.tenant,
+        draw,
     )
     form = kind(generation, f"{kind.prefix}-{state.request_id}", options.spec_metrics, options.return_token_ids)
     trace = service.traces.begin(kind.operation, served.name, request.headers, body)
@@ -118,9 +123,11 @@ def _done(
     if isinstance(error, _GONE):
         kind = "499"
         told["error"] = "the client left"
+        generation.status = 499
     elif failed := error or form.failed:
         said = api_error(failed)
         kind = said.code or str(said.status)
+        generation.status = said.status
         if form.failed:  # too late for a status
             told.update(error_of(failed))
         elif said.code:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from specbuild.runtime import SpecbuildError
 
-from . import responses
+from . import canary_routes, responses
 from .answer import Service, answer
 from .chat import ChatFormat, chat_of
 from .completions import CompletionFormat, prompts_of
@@ -41,6 +41,8 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.state.service = service
     app.include_router(_api(service))
     app.include_router(_operations(service))
+    if service.canary:
+        app.include_router(canary_routes.routes(service.canary))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientGoneError, _left)

@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from specbuild.runtime import Chunk, Constraint, Engine, Result, SamplingParams, StructuredOutputs
 
+from .arms import Draw
 from .errors import ApiError, api_error
 from .fields import Sampling
 from .models import ServedModel
@@ -46,6 +47,8 @@ class Generation:
     compiling: ThreadPoolExecutor | None = None  # where structured outputs are compiled; None: somewhere
     request_id: str = ""
     tenant: str | None = None  # whose API key it came with, by its hash; None: no keys
+    draw: Draw | None = None  # its arm of a canary, where it has one
+    status: int = 200  # of its answer, once it has ended; 499: the client left
     prompts: list[list[int]] = field(default_factory=list)
     params: SamplingParams = field(default_factory=SamplingParams)
     results: dict[int, Result] = field(default_factory=dict)  # by choice

@@ -9,6 +9,8 @@ from typing import Literal, get_args
 
 from specbuild.runtime.errors import OptionError, shown
 
+from .arms import CanaryOptions
+from .drift import DriftOptions
 from .responses import SpecMetrics
 
 Extra = Literal["refuse", "ignore"]
@@ -29,6 +31,7 @@ class ServeOptions:
     decodes again; shadow_dir: a folder that has a file for each that differs, with the prompt's tokens where
     shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them. reasoning_end:
     the token after which structured outputs begin; None: they begin at once.
+    canary, drift: what is compared, and what is watched; None: nothing.
     """
 
     host: str = "127.0.0.1"
@@ -55,6 +58,8 @@ class ServeOptions:
     shadow_keep_prompts: bool = False
     shadow_action: ShadowAction = "log"
     reasoning_end: str | None = None
+    canary: CanaryOptions | None = None
+    drift: DriftOptions | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -30,12 +30,14 @@ class Caller:
     """Who asks: `tenant` keeps prefix caches apart, None shares them; `timeout`: seconds that the server allows.
 
     `speculates`: whether anything may be drafted for them. `reasoning_end`: see `structured`.
+    `speculation`: by what, where a canary says so.
     """
 
     tenant: str | None = None
     timeout: float | None = None
     speculates: bool = True
     reasoning_end: str | None = None
+    speculation: str | None = None
 
 
 def defaults_of(bundle: Bundle) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
         n=body.n or 1,
         logprobs=_logprobs(body),
         deadline=min(deadlines, default=None),
-        speculation=_speculation(body) if caller.speculates else "off",
+        speculation=(caller.speculation or _speculation(body)) if caller.speculates else "off",
         structured_outputs=outputs,
         cache_salt=_salt(caller.tenant, body.cache_salt),
     )

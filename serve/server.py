@@ -23,7 +23,10 @@ from . import limits, listener
 from .admission import Admission
 from .answer import Service
 from .app import make_app
+from .canary import Canary
+from .canary_routes import CanaryMetrics
 from .connection import Connection
+from .drift import Drift
 from .generation import Watcher
 from .logs import RequestLog
 from .metrics import Metrics
@@ -80,8 +83,14 @@ def _load(
     told.set_result(metrics)
     served = Models(models)
     oracle = Oracle(served, options, metrics, log) if options.shadow else None
-    watchers: list[Watcher] = [oracle] if oracle else []
-    service = Service(served, options, metrics, oracle=oracle, watchers=watchers)
+    canary = Canary(served, options.canary, log, len(options.api_keys)) if options.canary else None
+    drift = Drift(served, options.drift, log) if options.drift else None
+    watchers: list[Watcher] = [each for each in (oracle, canary, drift) if each]
+    if canary:
+        metrics.register(CanaryMetrics(canary))
+    if drift:
+        metrics.register(drift)
+    service = Service(served, options, metrics, oracle=oracle, canary=canary, watchers=watchers)
     closing.callback(service.traces.close)
     return service
 

@@ -15,6 +15,9 @@ from specbuild.runtime import AsyncEngine, Bundle, Engine
 from specbuild.serve.admission import Admission
 from specbuild.serve.answer import Service
 from specbuild.serve.app import make_app
+from specbuild.serve.canary import Canary
+from specbuild.serve.canary_routes import CanaryMetrics
+from specbuild.serve.drift import Drift
 from specbuild.serve.metrics import Metrics
 from specbuild.serve.models import Models, ServedModel
 from specbuild.serve.options import ServeOptions
@@ -46,7 +49,14 @@ def make_client(engine: Engine, bundle: Path, log: Log) -> Iterator[Callable[...
             )
             models, metrics = Models([model]), Metrics({"pycode": engine}, options.metrics_prefix)
             oracle = Oracle(models, options, metrics, log) if options.shadow else None  # type: ignore[arg-type]
-            service = Service(models, options, metrics, oracle=oracle, watchers=[oracle] if oracle else [])
+            keys = len(options.api_keys)
+            canary = Canary(models, options.canary, log, keys) if options.canary else None  # type: ignore[arg-type]
+            drift = Drift(models, options.drift, log) if options.drift else None  # type: ignore[arg-type]
+            for each in (CanaryMetrics(canary) if canary else None, drift):
+                if each:
+                    metrics.register(each)
+            watchers = [each for each in (oracle, canary, drift) if each]
+            service = Service(models, options, metrics, oracle=oracle, canary=canary, watchers=watchers)
             client = TestClient(make_app(service, log), raise_server_exceptions=False)
             client.service = service  # type: ignore[attr-defined]
             stack.callback(service.pool.shutdown)

@@ -1,0 +1,72 @@
+"""How soon a canary finds a slower candidate and drift a shift, and how often a canary is wrong: by simulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specbuild.measure.drift import Reference, Signal
+from specbuild.measure.trial import Metric, Trial
+
+METRICS = (
+    Metric("ttft", "time", margin=float(np.log(1.1))),
+    Metric("tpot", "time", margin=float(np.log(1.1))),
+    Metric("e2el", "time"),
+    Metric("errors", "share", margin=0.02),
+    Metric("cut", "share", "either"),
+    Metric("tokens", "count", "either"),
+    Metric("invalid", "share"),
+)
+REQUESTS, ALPHA = 2000, 0.05
+
+
+def requests(rng: np.random.Generator, slower: Any, sigma: float, runs: int) -> Any:
+    """A request of each run: log-normal times, one in 33 of them much later, up to 256 tokens; slower: (ttft, tpot)."""
+    heavy = np.where(rng.random(runs) < 0.03, rng.exponential(1.0, runs), 0.0)
+    ttft, tpot = np.array([[0.1], [0.02]]) * np.exp(rng.normal(0, sigma, (2, runs)) + heavy) * np.stack(slower)
+    tokens = np.minimum(rng.geometric(1 / 120, runs), 256)
+    tpot = np.where(tokens > 1, tpot, np.nan)
+    whole, failed = ttft + np.nan_to_num(tpot) * (tokens - 1), rng.random(runs) < 0.003
+    return np.stack([ttft, tpot, whole, failed, tokens == 256, tokens, np.full(runs, np.nan)], axis=-1)
+
+
+def trials(ttft: float, tpot: float, sigma: float, runs: int) -> str:
+    """Shares and medians of so many runs, under a weight that steps from 10 % to 50 % every 60 requests."""
+    rng, trial = np.random.default_rng(1), Trial(METRICS, ALPHA, (runs,))
+    back, on = np.full(runs, np.inf), np.full(runs, np.inf)
+    for number in range(REQUESTS):
+        weight = min(0.1 + 0.1 * (number // 60), 0.5)
+        candidate = rng.random(runs) < weight
+        slower = [np.where(candidate, factor, 1.0) for factor in (ttft, tpot)]
+        trial.add(candidate, weight, requests(rng, slower, sigma, runs))
+        back[trial.rolled_back() & np.isinf(back)] = number + 1
+        on[trial.promoted() & np.isinf(on)] = number + 1
+    return (
+        f"rolled back {np.isfinite(back).mean():.1%} (median {np.median(back):.0f}), "
+        f"promoted before that {(on < back).mean():.1%} (median {np.median(on):.0f})"
+    )
+
+
+def drift(shift: float, runs: int = 40) -> str:
+    """Values until a shift by so many standard deviations is found."""
+    rng, found = np.random.default_rng(1), []
+    for _ in range(runs):
+        signal = Signal(Reference(rng.normal(0, 1, 1000)))
+        values = rng.normal(shift, 1, 3000)
+        found.append(next((place + 1 for place, each in enumerate(values) if signal.add(each)), np.inf))
+    return f"median {np.median(found):.0f}, within 500: {np.mean(np.array(found) <= 500):.0%}"
+
+
+def main() -> None:
+    """Print a line for each case."""
+    for sigma in (0.2, 0.3, 0.4):
+        print(f"TTFT and TPOT 10 % slower, sigma {sigma}: {trials(1.1, 1.1, sigma, 200)}")
+        print(f"TPOT alone 10 % slower, sigma {sigma}: {trials(1.0, 1.1, sigma, 200)}")
+    print(f"no difference, sigma 0.3: {trials(1.0, 1.0, 0.3, 2000)}")
+    for shift in (0.5, 0.75, 1.0):
+        print(f"drift by {shift} standard deviations: {drift(shift)}")
+
+
+if __name__ == "__main__":
+    main()

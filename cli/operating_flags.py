@@ -1,0 +1,70 @@
+"""The flags of `specbuild serve` for operating it: canary and drift."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specbuild.runtime.errors import OptionError
+
+if TYPE_CHECKING:
+    from specbuild.serve.arms import CanaryOptions
+    from specbuild.serve.drift import DriftOptions
+
+_FILE = click.Path(path_type=Path)
+_PERCENT = {"type": float, "metavar": "PERCENT"}
+_CANARY: dict[str, dict[str, Any]] = {
+    "canary": {"metavar": "WHAT", "help": "Compare: speculation=auto|off|TREE, or model=NAME, another served bundle."},
+    "canary-baseline": {"metavar": "WHAT", "help": "What it is compared with: asked, the default, or speculation=…"},
+    "canary-weight": {**_PERCENT, "help": "Of requests, that run as the candidate at first; 10 by default."},
+    "canary-step-weight": {**_PERCENT, "help": "Added every interval; 10 by default."},
+    "canary-interval": {"type": float, "metavar": "SECONDS", "help": "Between two steps; 60 by default."},
+    "canary-max-weight": {**_PERCENT, "help": "Where steps end; 50 by default."},
+    "canary-alpha": {"type": float, "help": "Probability of rolling back what does no harm; 0.05 by default."},
+    "canary-margin": {"type": float, "help": "How much slower a candidate may be to be promoted; 0.1 by default."},
+    "canary-action": {
+        "type": click.Choice(["promote", "rollback", "both", "none"]),
+        "help": "What verdicts do on their own; rollback by default.",
+    },
+    "canary-sticky": {
+        "type": click.Choice(["session", "request"]),
+        "help": "Whether a session, else a user, keeps its arm; session by default.",
+    },
+    "canary-ignore": {
+        "multiple": True,
+        "metavar": "METRIC",
+        "help": "That decides nothing, such as ttft; may be repeated.",
+    },
+    "canary-state": {"type": _FILE, "metavar": "FILE", "help": "Goes on from there after a restart."},
+}
+_DRIFT: dict[str, dict[str, Any]] = {
+    "drift": {"type": _FILE, "metavar": "FILE", "help": "Watch drift, against the reference window that FILE keeps."},
+    "drift-size": {"type": int, "metavar": "N", "help": "Values of each signal in the reference; 1000 by default."},
+    "drift-score": {"type": float, "metavar": "SHARE", "help": "Of texts, scored in idle time; 0 by default."},
+    "drift-sample": {"type": _FILE, "metavar": "FILE", "help": "Has live texts, for specbuild distill."},
+    "drift-sample-share": {"type": float, "metavar": "SHARE", "help": "Of texts that go there; 0.1 by default."},
+}
+OPTIONS: list[click.Option] = [click.Option([f"--{name}"], **given) for name, given in {**_CANARY, **_DRIFT}.items()]
+
+
+def taken(given: dict[str, Any]) -> tuple[CanaryOptions | None, DriftOptions | None]:
+    """Take these flags out of what was given, and make options of them; raises OptionError."""
+    from specbuild.serve.arms import CanaryOptions
+    from specbuild.serve.drift import DriftOptions
+
+    canary, drift = _of(_CANARY, "canary", "candidate", given), _of(_DRIFT, "drift", "reference", given)
+    return (CanaryOptions(**canary) if canary else None), (DriftOptions(**drift) if drift else None)
+
+
+def _of(flags: dict[str, dict[str, Any]], name: str, field: str, given: dict[str, Any]) -> dict[str, Any]:
+    """One feature's options by the names of its fields; empty where it is off."""
+    values = {flag.replace("-", "_"): given.pop(flag.replace("-", "_")) for flag in flags}
+    found = {field if key == name else key.removeprefix(f"{name}_"): value for key, value in values.items()}
+    found = {key: value for key, value in found.items() if value not in (None, ())}
+    if found and field not in found:
+        raise OptionError(
+            f"--{name}-{next(iter(found)).replace('_', '-')} does nothing without --{name}: give that too"
+        )
+    return found

@@ -1,0 +1,120 @@
+"""Arms: how a canary is asked for, and which requests run as its candidate."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from specbuild.runtime.errors import OptionError, shown
+
+Action = Literal["promote", "rollback", "both", "none"]
+Sticky = Literal["session", "request"]
+METRICS = ("ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid", "acceptance", "quality")
+KEYS = 65_536  # whose first request has been seen; more, and the oldest counts again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryOptions:
+    """Raises OptionError.
+
+    candidate: "speculation=auto", "speculation=off", "speculation=TREE" or "model=NAME". baseline: "asked", or
+    "speculation=…". weight, step_weight, max_weight: percent of the requests that run as the candidate, at first, added
+    every `interval` seconds, and at last. alpha: the probability of a rollback where the candidate is no worse. margin:
+    how much slower a candidate may be, as a share, and still be promoted. action: what verdicts do on their own.
+    sticky: whether a session keeps its arm. ignore: metrics that decide nothing. state: a file for restarts.
+    """
+
+    candidate: str
+    baseline: str = "asked"
+    weight: float = 10.0
+    step_weight: float = 10.0
+    interval: float = 60.0
+    max_weight: float = 50.0
+    alpha: float = 0.05
+    margin: float = 0.1
+    action: Action = "rollback"
+    sticky: Sticky = "session"
+    ignore: tuple[str, ...] = ()
+    state: Path | None = None
+
+    def __post_init__(self) -> None:
+        kind, equals, value = self.candidate.partition("=")
+        if kind not in ("speculation", "model") or not equals or not value:
+            told = "is speculation=auto, speculation=off, speculation=TREE or model=NAME"
+            raise OptionError(f"canary {told}, not {shown(self.candidate)}")
+        if self.baseline != "asked" and not self.baseline.startswith("speculation="):
+            raise OptionError(f"canary_baseline is asked or speculation=…, not {shown(self.baseline)}")
+        if self.candidate == self.baseline:
+            raise OptionError("canary and canary_baseline are the same: there is nothing to compare")
+        if not 0 < self.weight <= self.max_weight < 100:
+            raise OptionError(
+                f"canary_weight is above 0 and at most canary_max_weight, which is below 100, not {shown(self.weight)} "
+                f"of {shown(self.max_weight)}"
+            )
+        bounds = {"step_weight": (0, 100), "interval": (0.001, math.inf), "margin": (0.001, 10), "alpha": (1e-9, 0.5)}
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                told = f"{low:g}…{high:g}" if high < math.inf else f"at least {low:g}"
+                raise OptionError(f"canary_{name} is {told}, not {shown(getattr(self, name))}")
+        for value, known in ((self.action, Action), (self.sticky, Sticky)):
+            if value not in get_args(known):
+                raise OptionError(f"{shown(value)} is none of {', '.join(get_args(known))}")
+        if unknown := {*self.ignore} - {*METRICS}:
+            raise OptionError(f"canary_ignore is of {', '.join(METRICS)}, not {shown(min(unknown))}")
+        if self.state is not None and not self.state.resolve().parent.is_dir():
+            raise OptionError(f"canary_state is a file in a folder that exists, not {self.state}")
+
+    @property
+    def model(self) -> str | None:
+        """The candidate's name where it is another bundle."""
+        return self.candidate.removeprefix("model=") if self.candidate.startswith("model=") else None
+
+    def speculation(self, candidate: bool) -> str | None:
+        """What an arm's requests are drafted by; None: as they ask."""
+        way = self.candidate if candidate else self.baseline
+        return way.removeprefix("speculation=") if way.startswith("speculation=") else None
+
+    @property
+    def speculates_in_both(self) -> bool:
+        """Whether acceptance says something: the arms draft in the same way, in two bundles."""
+        return self.model is not None and self.baseline != "speculation=off"
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A request's arm. weight: the probability of the candidate. number: the how manieth request of the canary it is.
+
+    fresh: it is its key's first, so that its arm was drawn with it; later ones have the same arm, and are no evidence.
+    """
+
+    candidate: bool
+    weight: float
+    number: int
+    fresh: bool = True
+
+
+class Draws:
+    """Draws arms: a key keeps its arm while the weight stays, and goes over to the candidate alone while it grows."""
+
+    def __init__(self, salt: str) -> None:
+        self.salt, self.count = salt, 0
+        self._seen = OrderedDict[str, None]()
+
+    def draw(self, key: str | None, weight: float) -> Draw:
+        """The arm of a request. key: what its arm sticks to; None: nothing."""
+        number, self.count = self.count, self.count + 1
+        place = hashlib.sha256(f"{self.salt}\0{key if key is not None else number}".encode()).digest()
+        candidate = int.from_bytes(place[:8], "big") / 2**64 < weight
+        if key is None:
+            return Draw(candidate, weight, number)
+        name = place.hex()
+        fresh = name not in self._seen
+        self._seen[name] = None
+        self._seen.move_to_end(name)
+        while len(self._seen) > KEYS:
+            self._seen.popitem(last=False)
+        return Draw(candidate, weight, number, fresh)

@@ -1,0 +1,253 @@
+"""A canary: a share of a model's requests runs as the candidate, and is rolled back where it is worse than the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from specbuild.measure.trial import Trial, Verdict
+from specbuild.runtime.checked_json import Text, checked
+from specbuild.runtime.errors import SpecbuildError
+
+from . import state_file
+from .arms import CanaryOptions, Draw, Draws
+from .comparison import arms_of, metrics_of, scorer_of
+from .fields import Sampling
+from .generation import Generation
+from .logs import RequestLog, error_of
+from .models import Models, ServedModel
+from .observation import observed
+from .scoring import Score
+
+Phase = Literal["running", "paused", "promoted", "rolled back"]
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+HELD = 1024  # ended requests that wait for earlier ones; more, and those are given up
+_LOOK, _SAVE = 0.1, 5.0  # seconds between two looks at what has ended, and two writes of the state
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a state has besides the trial's."""
+
+    phase: Phase
+    weight: Percent
+    requests: Annotated[list[Count], Meta(min_length=2, max_length=2)]
+    salt: Text
+    draws: Count
+    divergences: Annotated[list[float], Meta(min_length=2, max_length=2)]
+    verdict: Verdict | None
+
+
+class Canary:
+    """Draws arms, collects what came of them, and acts on verdicts. For the event loop's thread alone.
+
+    It concerns the first model that is no candidate itself. Requests count in the order in which they came, each once
+    those before it have ended, so that a slow one cannot come late into the evidence.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        options: CanaryOptions,
+        log: RequestLog,
+        tenants: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`tenants`: how many API keys there are. Raises OptionError."""
+        self.options, self._log, self._tenants, self._clock = options, log, tenants, clock
+        self.baseline, self.candidate = arms_of(models, options)
+        self.phase: Phase = "running"
+        self.weight, self.requests = options.weight, [0, 0]  # baseline, candidate
+        self.verdict: Verdict | None = None  # the first that was no hold; harm that is proven later goes before it
+        self.divergences = [0.0, 0.0]  # texts, and the sum of their KL
+        self.draws = Draws(secrets.token_hex(8))
+        self._held, self._ready = dict[int, tuple[Draw, dict[str, float]] | None](), deque[tuple[Draw, Any]]()
+        self._scorer = scorer_of(self.baseline, self.candidate, log) if options.model else None
+        self.trial = Trial(metrics_of(options, self._scorer is not None), options.alpha)
+        self._restore()
+        self._next, self._stepped, self._saved = self.draws.count, clock(), clock()
+
+    def assign(
+        self, served: ServedModel, body: Sampling, tenant: str | None
+    ) -> tuple[ServedModel, str | None, Draw | None]:
+        """The model that serves a request, what it is drafted by (None: as it asks), and its draw where it counts.
+
+        Requests that say how they want to be drafted for are left alone, but where models are compared.
+        """
+        asks = (body.speculation, body.disable_spec_decode, body.num_speculative_tokens) != (None, None, None)
+        if served is not self.baseline or (asks and not self.options.model):
+            return served, None, None
+        if self.phase in ("promoted", "rolled back"):
+            draw, candidate = None, self.phase == "promoted"
+        else:
+            draw = self.draws.draw(self._key(body, tenant), self.weight / 100)
+            candidate = draw.candidate
+        self.requests[candidate] += 1
+        way = None if asks else self.options.speculation(candidate)
+        return self.candidate if candidate else served, way, draw
+
+    def _key(self, body: Sampling, tenant: str | None) -> str | None:
+        """What a request's arm sticks to: its session, else its user, else its API key where there are several."""
+        if self.options.sticky == "request":
+            return None
+        for kind, name in (("session", body.session), ("user", body.user)):
+            if name is not None:
+                return f"{tenant}\0{kind}\0{name}"
+        return tenant if self._tenants > 1 else None
+
+    def ended(self, generation: Generation) -> None:
+        """See `Watcher`."""
+        draw = generation.draw
+        if draw is None or draw.number < self._next:
+            return
+        values = observed(generation)
+        self._held[draw.number] = (draw, values) if values and draw.fresh else None
+        if values and self._scorer and draw.fresh:
+            self._score(generation, draw)
+        if len(self._held) > HELD:
+            self._next = min(self._held)
+        while self._next in self._held:
+            if found := self._held.pop(self._next):
+                self._ready.append(found)
+            self._next += 1
+
+    def _score(self, generation: Generation, draw: Draw) -> None:
+        """Have its first text scored under the baseline, and enter that as evidence whenever it is known."""
+
+        def tell(found: Score) -> None:
+            self._ready.append((draw, {"quality": found.logprob}))
+            if found.divergence is not None and draw.candidate:
+                self.divergences = [self.divergences[0] + 1, self.divergences[1] + found.divergence]
+
+        result = generation.results.get(0)
+        if result and self._scorer:
+            self._scorer.offer(generation.prompts[0], result.token_ids, tell)
+
+    async def run(self) -> None:
+        """See `Watcher`: weigh what has ended, step, save."""
+        scoring = asyncio.ensure_future(self._scorer.run()) if self._scorer else None
+        try:
+            while True:
+                await self.settle()
+                await asyncio.sleep(_LOOK)
+        finally:
+            if scoring:
+                scoring.cancel()
+            self.save()
+
+    async def settle(self) -> None:
+        """Weigh what has ended, each with a look at the verdict, and take the step that is due."""
+        while self._ready:
+            self.weigh(*self._ready.popleft())
+            await asyncio.sleep(0)  # requests go first
+        now = self._clock()
+        if self.phase == "running" and now - self._stepped >= self.options.interval:
+            self.weight, self._stepped = min(self.weight + self.options.step_weight, self.options.max_weight), now
+        if now - self._saved >= _SAVE:
+            self.save()
+
+    def weigh(self, draw: Draw, values: dict[str, float]) -> None:
+        """Enter a request's values as evidence, unless everything is decided, and act on what follows."""
+        if self.phase in ("promoted", "rolled back"):
+            return
+        given = np.array([values.get(metric.name, math.nan) for metric in self.trial.metrics])
+        self.trial.add(draw.candidate, draw.weight, given)
+        kind, known = self.trial.kind(), self.verdict.kind if self.verdict else "hold"
+        if kind != "hold" and known not in (kind, "rollback"):
+            self.verdict = verdict = self.trial.verdict()
+            level = "error" if kind == "rollback" else "info"
+            told = f"the canary's verdict is {kind}"
+            self._log.event(level, told, model=self.baseline.name, candidate=self.options.candidate, **told_of(verdict))
+        self._act()
+
+    def _act(self) -> None:
+        """Do what the verdict says, where that is asked for."""
+        if self.phase != "running" or self.verdict is None:
+            return
+        if self.options.action in (self.verdict.kind, "both"):
+            self.turn("promoted" if self.verdict.kind == "promote" else "rolled back")
+
+    def turn(self, phase: Phase) -> None:
+        """Go into another phase, by a verdict or because somebody says so."""
+        self.phase, self._stepped = phase, self._clock()
+        self.weight = {"promoted": 100.0, "rolled back": 0.0}.get(phase, self.weight)
+        self._log.event("info", f"the canary is {phase}", model=self.baseline.name, candidate=self.options.candidate)
+        self.save()
+        self._act()
+
+    def _identity(self) -> dict[str, Any]:
+        """What a state must be of, to go on from."""
+        options = self.options
+        names = [metric.name for metric in self.trial.metrics]
+        told = {"canary": options.candidate, "baseline": options.baseline, "model": self.baseline.name}
+        return told | {"alpha": options.alpha, "margin": options.margin, "metrics": names}
+
+    def save(self) -> None:
+        """Write the state, where it is kept; what goes wrong is logged."""
+        self._saved = self._clock()
+        if self.options.state is None:
+            return
+        body: dict[str, Any] = {
+            "phase": self.phase,
+            "weight": self.weight,
+            "requests": self.requests,
+            "salt": self.draws.salt,
+        }
+        body |= {"draws": self.draws.count, "divergences": self.divergences, "trial": self.trial.state()}
+        body["verdict"] = self.verdict.to_dict() if self.verdict else None
+        try:
+            state_file.store(self.options.state, self._identity(), body)
+        except SpecbuildError as error:
+            self._log.event("error", "the canary's state could not be written", **error_of(error))
+
+    def _restore(self) -> None:
+        """Go on from the state where there is one; raises OptionError."""
+        path = self.options.state
+        body = path and state_file.load(path, self._identity())
+        if not path or not body:
+            return
+        try:
+            kept = checked({name: body[name] for name in Kept.__annotations__}, Kept)
+            self.trial.restore(body["trial"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise state_file.unusable(path, error) from None
+        self.phase, self.weight, self.requests, self.verdict = kept.phase, kept.weight, kept.requests, kept.verdict
+        self.draws, self.divergences = Draws(kept.salt), kept.divergences
+        self.draws.count = kept.draws
+
+    def view(self) -> dict[str, Any]:
+        """What `GET /canary` says."""
+        options, texts = self.options, int(self.divergences[0])
+        return {
+            "model": self.baseline.name,
+            "candidate": options.candidate,
+            "baseline": options.baseline,
+            "phase": self.phase,
+            "weight": self.weight,
+            "max_weight": options.max_weight,
+            "action": options.action,
+            "alpha": options.alpha,
+            "margin": options.margin,
+            "requests": {"baseline": self.requests[0], "candidate": self.requests[1]},
+            "verdict": (self.verdict or self.trial.verdict()).to_dict(),
+            "evidence": [asdict(each) for each in self.trial.evidence()],
+            "divergence": {"texts": texts, "kl": self.divergences[1] / texts} if texts else None,
+        }
+
+
+def told_of(verdict: Verdict) -> dict[str, Any]:
+    """A verdict's evidence as fields of the log."""
+    evidence = verdict.evidence
+    names = zip(("baseline", "candidate"), evidence.means, evidence.n, strict=True)
+    means = {f"{arm}_{what}": value for arm, mean, n in names for what, value in (("mean", mean), ("requests", n))}
+    return {"metric": evidence.metric, "e": verdict.e, **means}

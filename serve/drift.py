@@ -1,0 +1,207 @@
+"""Drift: are texts and drafts of served models still as they were in a reference window, which a file keeps?"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from specbuild.measure.drift import Alarm, Reference, Signal
+from specbuild.runtime import Result
+from specbuild.runtime.checked_json import checked
+from specbuild.runtime.errors import OptionError, SpecbuildError, shown
+
+from . import state_file
+from .generation import Generation
+from .logs import RequestLog, error_of
+from .models import Models, ServedModel
+from .observation import observed
+from .sample import Sample
+from .scoring import Score, Scorer
+
+PREFIX = "specbuild:drift_"
+SIGNALS = ("tokens", "cut", "acceptance", *(f"acceptance_{depth}" for depth in range(1, 5)), "logprob", "entropy")
+QUEUED = 4096  # requests that wait to be looked at; more are dropped
+_LOOK = 0.1  # seconds between two looks at what has ended
+_SIGNALS_OF = dict[str, Annotated[list[float], Meta(min_length=1)]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftOptions:
+    """Raises OptionError.
+
+    reference: the file of the reference window, written once it is full. size: values of each signal in it. score: the
+    share of texts, 0 to 1, whose tokens are scored in idle time, for log-probability and entropy. sample: a file that
+    has live texts. sample_share: of texts that go there.
+    """
+
+    reference: Path
+    size: int = 1000
+    score: float = 0.0
+    sample: Path | None = None
+    sample_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 500 <= self.size <= 100_000:
+            raise OptionError(f"drift_size is 500…100000 values, not {shown(self.size)}")
+        for name in ("score", "sample_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise OptionError(f"drift_{name} is a share of texts, 0 to 1, not {shown(getattr(self, name))}")
+        for path in (self.reference, self.sample):
+            if path is not None and not path.resolve().parent.is_dir():
+                raise OptionError(f"{path} is in no folder that exists: make it, or give another file")
+
+
+class Watched:
+    """One model's signals: values until a reference is full, watched from then on."""
+
+    def __init__(self, size: int, references: Mapping[str, list[float]]) -> None:
+        self._size = size
+        self.collected = {name: list(references.get(name, ())) for name in SIGNALS}
+        self.signals = {name: Signal(Reference(each)) for name, each in references.items()}
+        self.alarms = dict.fromkeys(SIGNALS, 0)
+
+    def add(self, name: str, value: float) -> Alarm | bool:
+        """Take a value; an alarm, or whether a reference has become full by it."""
+        if signal := self.signals.get(name):
+            alarm = signal.add(value)
+            self.alarms[name] += alarm is not None
+            return alarm or False
+        values = self.collected[name]
+        values.append(value)
+        if len(values) < self._size:
+            return False
+        self.signals[name] = Signal(Reference(values))
+        return True
+
+
+class Drift(Collector):
+    """Watches every model. A canary's candidates are left out. For the event loop's thread, but for `collect`."""
+
+    def __init__(self, models: Models, options: DriftOptions, log: RequestLog) -> None:
+        """Raises OptionError for a file that is no reference of these bundles."""
+        self._options, self._log, self._draw = options, log, random.Random()
+        self._models = {model.name: model for model in models.all}
+        self._identity = {"drift": {name: model.engine.engine.manifest.digest for name, model in self._models.items()}}
+        kept = self._restore()
+        self.watched = {name: Watched(options.size, kept.get(name, {})) for name in self._models}
+        self._ended = deque[tuple[str, dict[str, float], list[Result], list[list[int]]]](maxlen=QUEUED)
+        self._scorers = {name: Scorer(model, log) for name, model in self._models.items()} if options.score else {}
+        self._sample = Sample(options.sample) if options.sample else None
+
+    def ended(self, generation: Generation) -> None:
+        """See `Watcher`."""
+        values = observed(generation)
+        if not values or (generation.draw and generation.draw.candidate):
+            return
+        results = [generation.results[choice] for choice in sorted(generation.results)]
+        self._ended.append((generation.served.name, values, results, generation.prompts))
+
+    async def run(self) -> None:
+        """See `Watcher`: look at what has ended."""
+        scoring = [asyncio.ensure_future(each.run()) for each in self._scorers.values()]
+        try:
+            while True:
+                await self.settle()
+                await asyncio.sleep(_LOOK)
+        finally:
+            for each in scoring:
+                each.cancel()
+
+    async def settle(self) -> None:
+        """Look at what has ended, one after another, requests first."""
+        while self._ended:
+            name, values, results, prompts = self._ended.popleft()
+            found = {signal: value for signal, value in values.items() if signal in SIGNALS}
+            if known := [each.logprob for result in results for each in result.logprobs or ()]:
+                found["logprob"] = sum(known) / len(known)
+            self.tell(name, found)
+            if results and prompts:
+                self._score(name, results[0], prompts[0], "logprob" not in found)
+                await self._keep(self._models[name], results[0], prompts[0])
+            await asyncio.sleep(0)
+
+    def _score(self, name: str, result: Result, prompt: list[int], logprob: bool) -> None:
+        def scored(score: Score) -> None:
+            self.tell(name, {"entropy": score.entropy, **({"logprob": score.logprob} if logprob else {})})
+
+        if self._scorers and self._draw.random() < self._options.score:
+            self._scorers[name].offer(prompt, result.token_ids, scored)
+
+    async def _keep(self, model: ServedModel, result: Result, prompt: list[int]) -> None:
+        """Have a text in the sample, if it is drawn; what goes wrong is logged, and ends the sample."""
+        if self._sample is None or self._draw.random() >= self._options.sample_share:
+            return
+        adding = partial(self._sample.add, model.engine.engine, model.name, prompt, result.token_ids)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, adding)
+        except SpecbuildError as error:
+            self._sample = None
+            self._log.event("error", "no more texts are sampled", **error_of(error))
+
+    def tell(self, name: str, values: Mapping[str, float]) -> None:
+        """Take a request's values of signals; log alarms, and write references that have become full."""
+        full = False
+        for signal, value in values.items():
+            found = self.watched[name].add(signal, value)
+            if isinstance(found, Alarm):
+                self._warn(name, signal, found)
+            full = full or found is True
+        if full:
+            self._save()
+
+    def _warn(self, name: str, signal: str, alarm: Alarm) -> None:
+        told = {"model": name, "signal": signal, **asdict(alarm)}
+        if signal.startswith("acceptance") and alarm.direction == "lower":
+            sample = self._options.sample or "SAMPLE.jsonl, which --drift-sample writes"
+            self._log.event("warning", "the draft is stale: fewer of its tokens come true", **told)
+            self._log.event(
+                "info", f"make a draft anew: specbuild distill TARGET --out DRAFT --text {sample}", model=name
+            )
+        else:
+            self._log.event("warning", f"{signal} has drifted", **told)
+
+    def _save(self) -> None:
+        models = {
+            name: {signal: each.collected[signal] for signal in each.signals} for name, each in self.watched.items()
+        }
+        try:
+            state_file.store(self._options.reference, self._identity, {"models": models})
+        except SpecbuildError as error:
+            self._log.event("error", "the reference window could not be written", **error_of(error))
+
+    def _restore(self) -> dict[str, _SIGNALS_OF]:
+        """The references by model and signal; raises OptionError."""
+        path = self._options.reference
+        body = state_file.load(path, self._identity)
+        if body is None:
+            return {}
+        try:
+            kept = checked(body.get("models"), dict[str, _SIGNALS_OF])
+            if any(unknown := each.keys() - {*SIGNALS} for each in kept.values()):
+                raise ValueError(f"no signals: {', '.join(sorted(unknown))[:200]}")
+        except ValueError as error:
+            raise state_file.unusable(path, error) from None
+        return kept
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        labels = "model_name", "signal"
+        psi = GaugeMetricFamily(PREFIX + "psi", "Population stability index of the latest values.", labels=labels)
+        alarms = CounterMetricFamily(PREFIX + "alarms", "Times that a signal was found to have moved.", labels=labels)
+        for name, watched in self.watched.items():
+            for signal, count in watched.alarms.items():
+                alarms.add_metric([name, signal], count)
+            for signal, each in list(watched.signals.items()):
+                psi.add_metric([name, signal], each.psi)
+        yield from (psi, alarms)

@@ -1,0 +1,54 @@
+"""What a request that has ended says of the way it was decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specbuild.runtime import RequestMetrics, Result
+
+from .generation import Generation
+
+_FAULTS = (408, 429)  # besides 500 and above: too slow, or too full
+
+
+def observed(generation: Generation) -> dict[str, float] | None:
+    """Values by name; None of a request that its client spoiled or left, and of one that a drain ended.
+
+    `errors` is 1 or 0, and where it is 1 nothing else is there. Means over samples: `ttft`, `tpot`, `e2el` in seconds,
+    `tokens`, and shares: `cut` (ended by a limit), `invalid` (structured outputs that did not end by themselves),
+    `acceptance` (of drafted tokens), `acceptance_d` (of rounds that drafted, with d tokens or more accepted).
+    """
+    status = generation.status
+    if status in _FAULTS or status >= 500:
+        return None if generation.served.admission.draining else {"errors": 1.0}
+    results = list(generation.results.values())
+    if status != 200 or not results:
+        return None
+    return {"errors": 0.0, **_ends(results, generation.params.structured_outputs is not None), **_metrics(results)}
+
+
+def _ends(results: list[Result], structured: bool) -> dict[str, float]:
+    cut = sum(result.finish_reason != "stop" for result in results) / len(results)
+    tokens = sum(len(result.token_ids) for result in results) / len(results)
+    return {"tokens": tokens, "cut": cut, **({"invalid": cut} if structured else {})}
+
+
+def _metrics(results: list[Result]) -> dict[str, float]:
+    own = [result.metrics for result in results if result.metrics and result.metrics.first_token is not None]
+    times: Mapping[str, list[float]] = {
+        "ttft": [each.ttft for each in own],
+        "tpot": [each.tpot for each in own if each.num_output_tokens > 1],
+        "e2el": [each.e2el for each in own],
+    }
+    return {name: sum(each) / len(each) for name, each in times.items() if each} | _acceptance(own)
+
+
+def _acceptance(own: list[RequestMetrics], depths: int = 4) -> dict[str, float]:
+    stats = [each.speculative_decoding for each in own]
+    drafted, rounds = sum(each.num_draft_tokens for each in stats), sum(each.num_spec_steps for each in stats)
+    if not drafted or not rounds:
+        return {}
+    found = {"acceptance": sum(each.num_accepted_draft_tokens for each in stats) / drafted}
+    for depth in range(1, depths + 1):
+        found[f"acceptance_{depth}"] = sum(sum(each.acceptance_histogram[depth:]) for each in stats) / rounds
+    return found

@@ -1,0 +1,90 @@
+"""Scores: emitted tokens under a model's own logits, computed while its engine has nothing else to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbuild.measure.divergence import kl
+from specbuild.runtime import Engine
+from specbuild.runtime.errors import EngineClosedError
+from specbuild.runtime.sampling.logprobs import log_softmax
+
+from .logs import RequestLog, error_of
+from .models import ServedModel
+
+WAITING = 64  # texts: what comes beyond is dropped
+LOGITS = 1 << 26  # bytes of a text's rows; the tokens beyond are not scored
+_LOOK = 0.02  # seconds between two looks whether the engines have nothing else to do
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A text under a model, means over its tokens in nats. divergence: KL of another model from it, where asked."""
+
+    logprob: float
+    entropy: float
+    divergence: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    prompt: list[int]
+    tokens: list[int]
+    tell: Callable[[Score], None]
+
+
+class Scorer:
+    """Scores texts under `model` in idle time, and how far `other` is from it. For one event loop's thread.
+
+    A request that comes meanwhile waits for at most one text's logits, of one model.
+    """
+
+    def __init__(self, model: ServedModel, log: RequestLog, other: ServedModel | None = None) -> None:
+        self._model, self._other, self._log = model, other, log
+        self._waiting = deque[_Text]()
+
+    def offer(self, prompt: list[int], tokens: list[int], tell: Callable[[Score], None]) -> bool:
+        """Have a text scored some time; whether there is room for it."""
+        if not tokens or len(self._waiting) >= WAITING:
+            return False
+        self._waiting.append(_Text(prompt, tokens, tell))
+        return True
+
+    async def run(self) -> None:
+        """Score until this is cancelled or an engine closes."""
+        loop = asyncio.get_running_loop()
+        models = [self._model, *([self._other] if self._other else [])]
+        while True:
+            while not self._waiting or any(model.admission.requests for model in models):
+                await asyncio.sleep(_LOOK)
+            text = self._waiting.popleft()
+            try:
+                text.tell(await loop.run_in_executor(None, self._score, text))
+            except EngineClosedError:
+                return
+            except Exception as error:  # of this one alone
+                told = "a text could not be scored"
+                self._log.event("warning", told, model=self._model.name, **error_of(error))
+
+    def _score(self, text: _Text) -> Score:
+        other = self._other.engine.engine if self._other else None
+        return score(self._model.engine.engine, text.prompt, text.tokens, other)
+
+
+def score(engine: Engine, prompt: Sequence[int], tokens: Sequence[int], other: Engine | None = None) -> Score:
+    """Score a text's tokens; as many as LOGITS lets. Raises what computing logits does."""
+    row = 4 * engine.manifest.models["target"].vocab_size
+    given = list(tokens[: max(LOGITS // row, 1)])
+    whole = [*prompt, *given][:-1]
+    logits = engine.text_logits(whole, len(given))
+    rows = log_softmax(logits)
+    chances = np.exp(rows)
+    entropy = -np.where(chances > 0, chances * np.where(chances > 0, rows, 0.0), 0.0).sum(axis=1)
+    logprob = float(rows[np.arange(len(given)), given].mean())
+    divergence = float(kl(logits, other.text_logits(whole, len(given))).mean()) if other else None
+    return Score(logprob, float(entropy.mean()), divergence)

@@ -1,0 +1,43 @@
+"""What a server keeps over a restart: JSON files, written as a whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime.bundle.atomic_output import write
+from specbuild.runtime.checked_json import JSON_BYTES, decode
+from specbuild.runtime.errors import OptionError
+
+
+def load(path: Path, of: dict[str, Any]) -> dict[str, Any] | None:
+    """What `store` has written; None where there is no file yet. Raises OptionError for a file of something else.
+
+    of: what the file must be of, by name.
+    """
+    try:
+        with path.open("rb") as file:
+            body = decode(file.read(JSON_BYTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read ({error.strerror or error}): give another file") from None
+    except ValueError as error:
+        raise OptionError(f"{path} cannot be read as JSON ({error}): give another file, or remove it") from None
+    given = body if isinstance(body, dict) else {}
+    for name, value in of.items():
+        if given.get(name) != value:
+            told = f"{name} is {str(given.get(name))[:80]!r} there, {str(value)[:80]!r} here"
+            raise OptionError(f"{path} is of something else ({told}): give another file, or remove it")
+    return given
+
+
+def store(path: Path, of: dict[str, Any], body: dict[str, Any]) -> None:
+    """Write a state; raises OutputError."""
+    write(path, (json.dumps({**of, **body}, allow_nan=False) + "\n").encode(), 0o600)
+
+
+def unusable(path: Path, error: Exception) -> OptionError:
+    """What is said of a file whose contents are no state."""
+    return OptionError(f"{path} is no state ({type(error).__name__}: {error}): give another file, or remove it")

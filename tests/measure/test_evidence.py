@@ -1,0 +1,134 @@
+"""E-processes: equal to another implementation's, quiet under their nulls, and quick to find what is there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specbuild.measure.evidence import (
+    Scale,
+    contrast,
+    detector,
+    e_process,
+    log_e,
+    log_factors,
+    restarted,
+    start,
+)
+
+ALPHA, RUNS = 0.05, 200
+X = np.random.default_rng(28).beta(6, 4, size=200)
+COINS = (np.random.default_rng(29).random(300) < 0.1).astype(float)
+# By confseq 0.0.11 of PyPI (Waudby-Smith's own), after so many values: the mean over FRACTIONS f of
+# `betting_mart(x, m, lambdas_fn_positive=lambda x, m: np.full(len(x), f / m), theta=1, trunc_scale=1)`.
+# Its wheel needs Boost and does not compile for Python 3.11, so its pure part was run once from its sources:
+# PYTHONPATH=confseq-0.0.11/src, with `numpy.float_ = numpy.float64`.
+CONFSEQ = [
+    (X, 0.5, {1: 1.0004754796968762, 10: 1.3606234488030526, 50: 237.08669211885044, 200: 50271634712.66213}),
+    (1 - X, 0.5, {1: 0.9995245203031237, 10: 0.7021781084324061, 50: 0.2603802121314305, 200: 0.06306478380732936}),
+    (X, 0.55, {1: 0.9724966482092817, 10: 0.9823780657878484, 50: 5.673030375076007, 200: 2664.051122249772}),
+    (1 - X, 0.45, {1: 1.0336152077442116, 10: 0.8780883291740479, 50: 0.36210186833890606, 200: 0.13650679535068042}),
+    (COINS, 0.05, {1: 6.838541666666667, 10: 9.903951494906908, 50: 2.45361310340277, 300: 2.322223601936167}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CONFSEQ)))
+def test_it_is_confseqs(case: int) -> None:
+    values, mean, expected = CONFSEQ[case]
+    found = np.exp(e_process(values, mean))
+    assert found[[n - 1 for n in expected]] == pytest.approx(list(expected.values()), rel=1e-9)
+
+
+def test_sides_mirror_each_other() -> None:
+    assert e_process(X, 0.3, "below") == pytest.approx(e_process(1 - X, 0.7))
+    both = np.log((np.exp(e_process(X, 0.3)) + np.exp(e_process(X, 0.3, "below"))) / 2)
+    assert e_process(X, 0.3, "either") == pytest.approx(both)
+
+
+def test_value_by_value_is_as_all_at_once_and_no_observation_changes_nothing() -> None:
+    capital, alarm = start((2,)), np.full((2, 6), -np.inf)
+    for x in X:
+        for value in (x, np.nan):
+            factors = log_factors([value, 1 - value], 0.5)
+            capital = capital + factors
+            if not np.isnan(value):
+                alarm = restarted(alarm, factors)
+    assert log_e(capital) == pytest.approx([e_process(X, 0.5)[-1], e_process(1 - X, 0.5)[-1]])
+    assert log_e(alarm) == pytest.approx([detector(X, 0.5)[-1], detector(1 - X, 0.5)[-1]])
+
+
+@pytest.mark.parametrize(
+    ("mean", "side", "draw"),
+    [
+        (0.02, "above", lambda rng, shape: rng.random(shape) < 0.02),
+        (0.5, "either", lambda rng, shape: rng.random(shape) < 0.5),
+        (0.2, "below", lambda rng, shape: rng.beta(0.2, 0.8, shape)),
+        (0.6, "either", lambda rng, shape: rng.beta(6, 4, shape)),
+    ],
+)
+def test_false_alarms_stay_below_alpha_however_often_one_looks(mean: float, side: str, draw: object) -> None:
+    values = draw(np.random.default_rng(3), (2000, RUNS))  # type: ignore[operator]
+    alarms = (e_process(values, mean, side) >= np.log(1 / ALPHA)).any(axis=0).sum()  # type: ignore[arg-type]
+    assert alarms <= ALPHA * RUNS
+
+
+def test_a_wrong_mean_is_found() -> None:
+    values = np.random.default_rng(4).random((800, RUNS)) < 0.1
+    assert (e_process(values, 0.05) >= np.log(1 / ALPHA)).any(axis=0).mean() > 0.95
+    assert not (e_process(values, 0.2) >= np.log(1 / ALPHA)).any()
+
+
+def test_a_detector_finds_a_change_after_a_long_quiet_time_and_e_processes_do_not() -> None:
+    rng = np.random.default_rng(5)
+    values = np.concatenate([rng.beta(6, 4, 20_000), rng.beta(7.5, 2.5, 300)])
+    assert detector(values, 0.6, "either")[:20_000].max() < np.log(1e6) < detector(values, 0.6, "either").max()
+    assert e_process(values, 0.6, "either").max() < np.log(1e6)
+
+
+def two_arms(slower: float, weight: float, seed: int, sigma: float = 0.3, requests: int = 2000) -> np.ndarray:
+    """When each of RUNS trials finds that the candidate is slower: requests until then, or infinity."""
+    rng, scale, capital = np.random.default_rng(seed), Scale.of(np.full(RUNS, np.nan)), start((RUNS,))
+    found = np.full(RUNS, np.inf)
+    for number in range(requests):
+        candidate = rng.random(RUNS) < weight
+        heavy = np.where(rng.random(RUNS) < 0.03, rng.exponential(1.0, RUNS), 0.0)  # one in 33 waits for something
+        load = 0.5 * np.sin(number / 300)  # which rises and falls
+        values = rng.normal(load, sigma, RUNS) + heavy + candidate * np.log(slower)
+        score = scale.score(values)
+        scale.add(values)
+        capital += log_factors(contrast(candidate, weight, score), 0.5)
+        found[(log_e(capital) >= np.log(1 / ALPHA)) & np.isinf(found)] = number + 1
+    return found
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.5])
+def test_two_equal_arms_stay_so_under_changing_load_and_heavy_tails(weight: float) -> None:
+    assert np.isfinite(two_arms(1.0, weight, seed=6)).sum() <= ALPHA * RUNS
+
+
+def test_ten_per_cent_are_found() -> None:
+    found = two_arms(1.1, 0.5, seed=7)
+    assert np.isfinite(found).mean() >= 0.95
+    assert np.median(found) < 1000
+
+
+def test_contrasts_have_mean_one_half_whatever_the_score() -> None:
+    for weight in (0.1, 0.5, 0.8):
+        for score in (-1.0, 0.3, 1.0):
+            with_it, without = contrast([True, False], weight, score)
+            assert 0 <= min(with_it, without) <= max(with_it, without) <= 1
+            assert weight * with_it + (1 - weight) * without == pytest.approx(0.5)
+
+
+def test_scores_are_bounded_by_what_came_before() -> None:
+    scale = Scale.of([np.nan, 1.0])
+    rng = np.random.default_rng(8)
+    assert scale.score(np.array([5.0, 1.0])).tolist() == [0, 0], "nothing is known yet"
+    for _ in range(100):
+        scale.add(np.array([rng.normal(3, 0.5), float(rng.random() < 0.25)]))
+    assert scale.score(np.array([1e9, 1.0])) == pytest.approx([1.0, 1 - scale.mean[1]])
+    assert scale.score(np.array([3.0, np.nan])) == pytest.approx([0.0, np.nan], abs=0.2, nan_ok=True)
+    before = scale.mean.copy()
+    scale.add(np.array([1e9, np.nan]))
+    assert scale.mean[0] < before[0] + 0.1, "one far away moves it little"
+    assert scale.mean[1] == before[1]

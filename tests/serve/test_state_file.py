@@ -1,0 +1,38 @@
+"""State files: written as a whole, and nothing but one's own is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specbuild.runtime.errors import OptionError, OutputError
+from specbuild.serve import state_file
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    assert state_file.load(path, {"of": "a"}) is None
+    state_file.store(path, {"of": "a"}, {"numbers": [1, 0.5]})
+    assert state_file.load(path, {"of": "a"}) == {"of": "a", "numbers": [1, 0.5]}
+    assert path.stat().st_mode & 0o077 == 0
+    with pytest.raises(OptionError, match="'a' there, 'b' here"):
+        state_file.load(path, {"of": "b"})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"of": NaN}', "null"])
+def test_what_is_no_state_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=r"state\.json"):
+        state_file.load(path, {"of": "a"})
+
+
+def test_places_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cannot be read"):
+        state_file.load(tmp_path, {})
+    with pytest.raises(OutputError):
+        state_file.store(tmp_path / "no" / "state.json", {}, {})
+    with pytest.raises(ValueError, match="JSON"):
+        state_file.store(tmp_path / "state.json", {}, {"bad": float("nan")})
+    assert "give another file" in str(state_file.unusable(tmp_path, ValueError("x")))
