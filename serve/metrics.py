@@ -91,6 +91,11 @@ class Metrics:
         counters = {name: each.labels(model) for name, each in self._counters.items()}
         return _Series(counters, {name: each.labels(model) for name, each in self._histograms.items()})
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Where others register what they tell."""
+        return self._registry
+
     def chunk(self, model: str, gap_seconds: float, tokens: int) -> None:
         """A sample's chunk came so long after its last: each of its tokens counts once, with its share of the gap.
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from specbuild.runtime.errors import OptionError, shown
 
+from . import objectives
 from .responses import SpecMetrics
 
 Extra = Literal["refuse", "ignore"]
@@ -27,7 +28,8 @@ class ServeOptions:
     that no route knows. spec_metrics: how much each response says of its speculation. share_prefix_cache: callers of
     different API keys may read rows of each other's prompts. shadow: the share of texts, 0 to 1, that the shadow oracle
     decodes again; shadow_dir: a folder that has a file for each that differs, with the prompt's tokens where
-    shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them.
+    shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them. slo: what
+    the SLA guard holds, see `objectives.parse`.
     """
 
     host: str = "127.0.0.1"
@@ -53,6 +55,7 @@ class ServeOptions:
     shadow_dir: Path | None = None
     shadow_keep_prompts: bool = False
     shadow_action: ShadowAction = "log"
+    slo: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -88,5 +91,6 @@ class ServeOptions:
             raise OptionError("shadow_keep_prompts needs shadow_dir, where they are kept: give --shadow-dir")
         if not self.shadow and (self.shadow_dir or self.shadow_action != "log"):
             raise OptionError("shadow_dir and shadow_action do nothing without a share: give --shadow")
+        objectives.parse(self.slo)
         if self.root_path and not (self.root_path.startswith("/") and self.root_path.isprintable()):
             raise OptionError(f"root_path begins with /, unlike {shown(self.root_path)}")

@@ -24,9 +24,11 @@ from .answer import Service
 from .app import make_app
 from .connection import Connection
 from .generation import Watcher
+from .guard import Guard
 from .logs import RequestLog
 from .metrics import Metrics
 from .models import Models, ServedModel
+from .objectives import parse
 from .options import ServeOptions
 from .oracle import Oracle
 from .parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
@@ -77,6 +79,8 @@ def _load(
     served = Models(models)
     oracle = Oracle(served, options, metrics, log) if options.shadow else None
     watchers: list[Watcher] = [oracle] if oracle else []
+    if options.slo:
+        watchers.append(Guard(served, parse(options.slo), metrics.registry, log))
     service = Service(served, options, metrics, oracle=oracle, watchers=watchers)
     closing.callback(service.traces.close)
     return service
