@@ -152,8 +152,8 @@ class _Keyed:
             if key is not None:
                 raise OptionError(f"{file} has no keyed hash of a prompt: drop --key")
             return None
-        named = isinstance(name, str) and name == Path(name).name != ""
-        path = key or (file.with_name(name) if named else None)
+        beside = file.with_name(name) if isinstance(name, str) and name == Path(name).name != "" else None
+        path = key or beside
         if not isinstance(told, str) or path is None:
             raise OptionError(f"{file} has no keyed hash, or names no key: it was changed, or give --key")
         try:

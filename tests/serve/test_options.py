@@ -29,6 +29,7 @@ from specbuild.serve.options import ServeOptions
         {"spec_metrics": "all"},
         {"extra_fields": "keep"},
         {"root_path": "llm"},
+        {"slo": ("tpot=soon",)},
     ],
 )
 def test_what_is_refused(given: dict[str, Any]) -> None:
