@@ -34,10 +34,10 @@ class Objective:
         return f"{self.measured}_p{100 * self.quantile:.6g}"
 
     def broken(self, times: Sequence[float], sure: bool = True) -> bool:
-        """Whether too many are slower, one alone left out; `sure`: too many to be chance, by a binomial test."""
+        """Whether the tail is slower; `sure`: too many are for that to be chance, by a binomial test."""
         slow, count, share = sum(each > self.seconds for each in times), len(times), 1 - self.quantile
         if not sure:
-            return slow > max(share * count, 1)
+            return (self.tail(times) or 0.0) > self.seconds
         fewer = sum(math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(slow))
         return 1 - fewer < ALPHA
 

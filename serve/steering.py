@@ -117,7 +117,7 @@ class Steering:
             self._move(now, 0, None)
             return self._out_of_reach(now, objective, tail, told, changed=True)
         if self.level < OFF:
-            return self._less(now, objective, tail, "still broken")
+            return self._less(now, objective, tail, "still broken", before)
         self._due = now + self._hold
         return self._say("the objective is broken without speculation too", objective, tail)
 
@@ -172,11 +172,11 @@ class Steering:
         self._hold = min(2 * self._hold, LONGEST)
         return self._say(f"the objective is out of reach at this load: {why}", objective, tail, **more)
 
-    def _less(self, now: float, objective: Objective, tail: float, cause: str) -> Step:
+    def _less(self, now: float, objective: Objective, tail: float, cause: str, origin: _Before | None = None) -> Step:
         level = self.level + 1
         while level < OFF and self._nodes(level) >= self._nodes(level - 1):
             level += 1
-        self._move(now, level, self._left(objective, tail, broken=True))
+        self._move(now, level, origin or self._left(objective, tail, broken=True))
         return self._say("the objective is broken: drafting less", objective, tail, cause=cause, changed=True)
 
     def _probe(self, now: float, objective: Objective | None = None, tail: float | None = None) -> Step:

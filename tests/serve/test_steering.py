@@ -125,6 +125,17 @@ def test_levels_that_change_nothing_are_passed_over() -> None:
         assert found[-1].nodes == 0
 
 
+def test_what_helped_is_not_given_up_because_the_next_step_helps_no_more() -> None:
+    """Levels are held against where it all began."""
+    steering, at, ends = by_hand()
+    found = []
+    for now, tpot in ((1.0, 4.0), (5.0, 2.0), (9.0, 1.99), (13.0, 1.98)):
+        at(now - 0.5)
+        ends(tpot)
+        found.append(at(now).level)
+    assert found == [1, 2, 3, 3]
+
+
 def test_a_level_of_which_nobody_has_ended_is_not_kept_yet() -> None:
     steering, at, ends = by_hand()
     ends(2.0)
