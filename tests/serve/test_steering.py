@@ -127,7 +127,7 @@ def test_levels_that_change_nothing_are_passed_over() -> None:
 
 def test_what_helped_is_not_given_up_because_the_next_step_helps_no_more() -> None:
     """Levels are held against where it all began."""
-    steering, at, ends = by_hand()
+    _, at, ends = by_hand()
     found = []
     for now, tpot in ((1.0, 4.0), (5.0, 2.0), (9.0, 1.99), (13.0, 1.98)):
         at(now - 0.5)
