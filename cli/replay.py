@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,14 @@ import click
 
 from specbuild.runtime import Bundle, Chat, Engine, Limits, Prompt, Receipt, Replay
 from specbuild.runtime.checked_json import JSON_BYTES, decode
+from specbuild.runtime.engine.receipt import keyed_sha256, sha256
 from specbuild.runtime.errors import BundleError, InputError, OptionError, PromptError, shown
 from specbuild.runtime.requests.prompt_file import read
 
 from .generate import command as generate
 
 _GENERATES = {option.name: option for option in generate.params}
+_MAX_KEY = 1 << 10  # characters
 _CHAT = {"messages", "tools", "chat_template_kwargs", "add_generation_prompt"}
 
 
@@ -28,6 +33,9 @@ _CHAT = {"messages", "tools", "chat_template_kwargs", "add_generation_prompt"}
     "--prompts", metavar="FILE.jsonl", help="A prompt file that has the prompt, as for generate; - for stdin."
 )
 @click.option("--messages", metavar="FILE.json", type=click.Path(path_type=Path), help="The prompt, a chat's messages.")
+@click.option(
+    "--key", type=click.Path(path_type=Path), metavar="FILE", help="Of a shadow oracle's file without its prompt."
+)
 @click.option("--choice", type=int, default=0, show_default=True, help="Of a response, whose receipt is meant.")
 @click.option(
     "--any-class", is_flag=True, help="Try it in another exactness class, where a near-tie may fall otherwise."
@@ -39,6 +47,7 @@ def command(
     text: str | None,
     prompts: str | None,
     messages: Path | None,
+    key: Path | None,
     choice: int,
     any_class: bool,
     as_json: bool,
@@ -50,7 +59,7 @@ def command(
 
     If they are not, the exit status is 1; a receipt of another bundle, prompt or exactness class is refused with 2. On
     another machine, or with other threads, the class may be another. RECEIPT.json may be a whole response of `specbuild
-    serve`, or a file that its shadow oracle kept, which may have the prompt.
+    serve`, or a file that its shadow oracle kept, which may have the prompt; if not, it is told by the key beside it.
 
     \b
     specbuild replay pycode.bundle receipt.json -p 'def main('
@@ -63,7 +72,11 @@ def command(
             if kept is not None
             else "give the prompt by one of --prompt, --prompts and --messages"
         )
-    receipt = Receipt.from_dict(_of_choice(body, choice))
+    keyed = _Keyed.of(file, body, key)
+    told = _of_choice(body, choice)
+    if keyed and isinstance(told, dict):
+        told = told | {"prompt_sha256": "0" * 64}  # until the prompt is known
+    receipt = Receipt.from_dict(told)
     if Bundle.open(bundle).manifest.digest != receipt.bundle:  # before its models are loaded
         raise BundleError(f"the receipt is of another bundle than {bundle}: give the one that made it")
     candidates: list[Prompt]
@@ -78,7 +91,12 @@ def command(
         prefix_caching=False,  # so that each way reads the prompt itself
         limits=Limits(max_draft_tokens),
     ) as engine:
-        found = engine.replay(receipt, _the_prompt(engine, receipt, candidates), any_class=any_class)
+        if keyed:
+            candidates = [tokens := _the_one(engine, keyed.has_prompt, candidates)]
+            receipt = replace(receipt, prompt_sha256=sha256(tokens))
+        elif len(candidates) > 1:
+            candidates = [_the_one(engine, receipt.has_prompt, candidates)]
+        found = engine.replay(receipt, candidates[0], any_class=any_class)
     click.echo(json.dumps(found.to_dict()) if as_json else in_words(found))
     if not found.proven:
         raise click.exceptions.Exit(1)
@@ -119,6 +137,36 @@ def _of_shadow(body: Any) -> bool:
     return isinstance(body, dict) and "plain_token_ids" in body
 
 
+@dataclass(frozen=True, slots=True)
+class _Keyed:
+    """A prompt that is known by a keyed hash alone, and the key."""
+
+    told: str
+    key: bytes
+
+    @classmethod
+    def of(cls, file: Path, body: Any, key: Path | None) -> _Keyed | None:
+        """Of a shadow's file, by the key that it names beside it, or another; None where no key is needed."""
+        told, name = (body.get(each) if _of_shadow(body) else None for each in ("prompt_hmac_sha256", "key"))
+        if told is None:
+            if key is not None:
+                raise OptionError(f"{file} has no keyed hash of a prompt: drop --key")
+            return None
+        beside = file.with_name(name) if isinstance(name, str) and name == Path(name).name != "" else None
+        path = key or beside
+        if not isinstance(told, str) or path is None:
+            raise OptionError(f"{file} has no keyed hash, or names no key: it was changed, or give --key")
+        try:
+            return cls(told, bytes.fromhex(path.read_text(encoding="ascii")[:_MAX_KEY]))
+        except (OSError, ValueError) as error:
+            said = getattr(error, "strerror", None) or error
+            raise OptionError(f"the key {path} of {file} cannot be read ({said}): give it with --key") from None
+
+    def has_prompt(self, tokens: Sequence[int]) -> bool:
+        """Whether these are the prompt's token ids."""
+        return hmac.compare_digest(keyed_sha256(self.key, [*tokens]).encode(), self.told.encode())
+
+
 def _of_choice(body: Any, choice: int) -> Any:
     """A receipt as it is, of a shadow's file, or of a response's choice; raises OptionError where that has none."""
     if _of_shadow(body):
@@ -145,15 +193,11 @@ def _chat(path: Path) -> Chat:
     )
 
 
-def _the_prompt(engine: Engine, receipt: Receipt, candidates: Sequence[Prompt]) -> Prompt:
-    """The receipt's among several prompts; raises PromptError where it is none of them. One alone is not looked at."""
-    if len(candidates) == 1:
-        return candidates[0]
+def _the_one(engine: Engine, wanted: Callable[[Sequence[int]], bool], candidates: Sequence[Prompt]) -> list[int]:
+    """The tokens of that prompt which is wanted; raises PromptError where it is none of them."""
     for each in candidates:
-        try:
+        with suppress(PromptError):  # nothing can have been made from it
             tokens = engine.tokenizer.encode(each, engine.manifest.max_seq_len)
-        except PromptError:
-            continue  # nothing can have been made from it
-        if receipt.has_prompt(tokens):
-            return each
+            if wanted(tokens):
+                return tokens
     raise PromptError(f"none of the {len(candidates)} prompts is the receipt's: give the one it was made from")

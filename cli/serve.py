@@ -135,6 +135,12 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     show_default=True,
     help="When a text differs: say so, or end the model's speculation as well.",
 )
+@click.option(
+    "--slo",
+    multiple=True,
+    metavar="ttft=0.5,tpot=0.05,p99",
+    help="Objectives in seconds and percentiles: drafts shrink and end where they break them. May be repeated.",
+)
 def command(
     bundles: tuple[str, ...],
     served_model_name: tuple[str, ...],

@@ -24,7 +24,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("measure", ".py"): 1673,
     ("runtime", ".py"): 6444,
     ("runtime/backends", ".py"): 2518,
-    ("runtime/decoding", ".py"): 1755,
+    ("runtime/decoding", ".py"): 1765,
     ("serve", ".py"): 2964,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ class Admission:
     """Counts what one engine was given; for the event loop's thread alone.
 
     `max_samples`: that run or wait at once. `max_queued_tokens`: of prompts that wait for their first token, None for
-    any number; one request alone may have more.
+    any number; one request alone may have more. `idle` is set while there are no requests.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.samples = self.tokens = self.requests = 0
-        self.draining = False
+        self.draining, self.idle = False, asyncio.Event()
+        self.idle.set()
         self.max_samples, self._slots, self._max_tokens = slots + max_waiting, slots, max_queued_tokens
         self._clock, self._seconds = clock, 1.0
 
@@ -69,12 +71,15 @@ class Admission:
             told = f"the queue holds {self.max_samples} requests and is full: try again later"
             raise ApiError(429, told, code="queue_full", retry_after=self.wait(samples))
         ticket, began = Ticket(self, samples), self._clock()
+        self.idle.clear()
         self.samples, self.requests = self.samples + samples, self.requests + 1
         try:
             yield ticket
         finally:
             ticket.started()
             self.samples, self.requests = self.samples - samples, self.requests - 1
+            if not self.requests:
+                self.idle.set()
             self._seconds += _WEIGHT * (self._clock() - began - self._seconds)
 
     def queue_tokens(self, ticket: Ticket, tokens: int) -> None:

@@ -95,6 +95,11 @@ class Metrics:
         """Have what another part measures in the exposition."""
         self._registry.register(collector)
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Where others register what they tell."""
+        return self._registry
+
     def chunk(self, model: str, gap_seconds: float, tokens: int) -> None:
         """A sample's chunk came so long after its last: each of its tokens counts once, with its share of the gap.
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from specbuild.runtime.errors import OptionError, shown
 
+from . import objectives
 from .arms import CanaryOptions
 from .drift import DriftOptions
 from .responses import SpecMetrics
@@ -32,6 +33,7 @@ class ServeOptions:
     shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them. reasoning_end:
     the token after which structured outputs begin; None: they begin at once.
     canary, drift: what is compared, and what is watched; None: nothing.
+    slo: what the SLA guard holds, see `objectives.parse`.
     """
 
     host: str = "127.0.0.1"
@@ -60,6 +62,7 @@ class ServeOptions:
     reasoning_end: str | None = None
     canary: CanaryOptions | None = None
     drift: DriftOptions | None = None
+    slo: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -97,5 +100,6 @@ class ServeOptions:
             raise OptionError("shadow_dir and shadow_action do nothing without a share: give --shadow")
         if self.reasoning_end == "":
             raise OptionError("reasoning_end names a token, such as </think>: leave it out for none")
+        objectives.parse(self.slo)
         if self.root_path and not (self.root_path.startswith("/") and self.root_path.isprintable()):
             raise OptionError(f"root_path begins with /, unlike {shown(self.root_path)}")

@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import secrets
-from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 from specbuild.runtime import Engine, Result, SamplingParams
 from specbuild.runtime.bundle.atomic_output import write
+from specbuild.runtime.engine.receipt import keyed_sha256
 from specbuild.runtime.errors import EngineClosedError, SpecbuildError
 
 from .generation import Generation
@@ -29,7 +30,6 @@ from .options import ServeOptions
 WAITING = 64  # shadows of a model: what comes beyond is dropped and counted
 TRIES = 16  # of a shadow that others interrupt
 KEPT = 100  # files of texts that differ
-_LOOK = 0.02  # seconds between two looks whether an engine has nothing else to do
 Outcome = Literal["equal", "different", "unfinished", "dropped", "failed"]
 
 
@@ -76,8 +76,9 @@ class Oracle:
         self.stopped = set[str]()
         self._options, self._counts, self._log = options, counts, log
         self._models = {model.name: model for model in models.all}
-        self._waiting = {name: deque[Shadow]() for name in self._models}
+        self._waiting = {name: asyncio.Queue[Shadow](WAITING) for name in self._models}
         self._draw, self._kept = random.Random(), 0
+        self._key = secrets.token_bytes(32)
 
     def ended(self, generation: Generation) -> None:
         """See `Watcher`: texts that may have been speculated on, or a share of them, wait for their twins."""
@@ -87,35 +88,46 @@ class Oracle:
                 continue
             if result.metrics.speculation == "off" or self._draw.random() >= self._options.shadow:
                 continue
-            if len(self._waiting[name]) >= WAITING:
-                self._counts.shadowed(name, "dropped")
-                continue
             params = replace(generation.params, n=1, seed=result.metrics.seed)
-            self._waiting[name].append(Shadow(generation.prompts[choice // generation.samples], params, result))
+            shadow = Shadow(generation.prompts[choice // generation.samples], params, result)
+            try:
+                self._waiting[name].put_nowait(shadow)
+            except asyncio.QueueFull:
+                self._counts.shadowed(name, "dropped")
 
     async def run(self) -> None:
         """Decode shadows until this is cancelled or the engines close."""
         await asyncio.gather(*(self._serve(model) for model in self._models.values()))
 
+    async def settled(self) -> None:
+        """Wait until every shadow that was offered is settled; `run` has to be under way."""
+        await asyncio.gather(*(waiting.join() for waiting in self._waiting.values()))
+
     async def _serve(self, model: ServedModel) -> None:
-        waiting, tries = self._waiting[model.name], 0
-        while True:
-            while not waiting or model.admission.requests:
-                await asyncio.sleep(_LOOK)
-            shadow, tries = waiting[0], tries + 1
+        waiting = self._waiting[model.name]
+        with suppress(EngineClosedError):
+            while True:
+                outcome = await self._settle(model, await waiting.get())
+                self._counts.shadowed(model.name, outcome)
+                waiting.task_done()
+
+    async def _settle(self, model: ServedModel, shadow: Shadow) -> Outcome:
+        """What comes of a shadow in the end; raises EngineClosedError."""
+        for _ in range(TRIES):
+            while model.admission.requests:  # another may have come before this task goes on
+                await model.admission.idle.wait()
             try:
-                outcome = await self._outcome(model, shadow, tries)
+                outcome = await self._outcome(model, shadow)
             except EngineClosedError:
-                return
+                raise
             except Exception as error:  # of this one alone
                 self._log.event("warning", "a shadow could not be decoded", model=model.name, **error_of(error))
-                outcome = "failed"
+                return "failed"
             if outcome:
-                self._counts.shadowed(model.name, outcome)
-                waiting.popleft()
-                tries = 0
+                return outcome
+        return "unfinished"
 
-    async def _outcome(self, model: ServedModel, shadow: Shadow, tries: int) -> Outcome | None:
+    async def _outcome(self, model: ServedModel, shadow: Shadow) -> Outcome | None:
         """What comes of a shadow; None: it was interrupted, and is to be tried again."""
         (found,) = await model.engine.generate([shadow.prompt], shadow.again())
         if found.error:
@@ -124,9 +136,7 @@ class Oracle:
         if position is not None:
             self._tell(model, shadow, found, position)
             return "different"
-        if found.finish_reason == "cancelled":
-            return "unfinished" if tries >= TRIES else None
-        return "equal"
+        return None if found.finish_reason == "cancelled" else "equal"
 
     def _tell(self, model: ServedModel, shadow: Shadow, found: Result, position: int) -> None:
         """A text differs: log it, keep what replays it, and end speculation if that is asked for."""
@@ -143,8 +153,12 @@ class Oracle:
             return None
         now = datetime.now(timezone.utc)
         file = folder / f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(4)}.json"
-        record = defect(model.engine.engine, shadow, found, position, self._options.shadow_keep_prompts)
+        record = defect(model.engine.engine, shadow, found, position)
+        if not self._options.shadow_keep_prompts:
+            record = without_prompt(record, self._key)
         try:
+            if "key" in record:
+                write(folder / record["key"], f"{self._key.hex()}\n".encode(), 0o600)
             write(file, (json.dumps({"time": now.isoformat(), "model": model.name, **record}) + "\n").encode())
         except SpecbuildError as error:
             self._log.event("error", "what differed could not be kept", model=model.name, **error_of(error))
@@ -153,9 +167,17 @@ class Oracle:
         return file
 
 
-def defect(engine: Engine, shadow: Shadow, found: Result, position: int, keep_prompt: bool) -> dict[str, Any]:
-    """What `specbuild replay` needs to see a difference again, and both texts; the prompt's tokens only if asked."""
+def defect(engine: Engine, shadow: Shadow, found: Result, position: int) -> dict[str, Any]:
+    """What `specbuild replay` needs to see a difference again, and both texts."""
     receipt = engine.receipt(shadow.prompt, shadow.params, shadow.result)
     told = {"position": position, "speculation": shadow.params.speculation, "receipt": receipt.to_dict()}
-    told |= {"token_ids": shadow.result.token_ids, "plain_token_ids": found.token_ids}
-    return told | ({"prompt_token_ids": shadow.prompt} if keep_prompt else {})
+    texts = {"token_ids": shadow.result.token_ids, "plain_token_ids": found.token_ids}
+    return told | texts | {"prompt_token_ids": shadow.prompt}
+
+
+def without_prompt(record: dict[str, Any], key: bytes) -> dict[str, Any]:
+    """A defect that knows its prompt by a keyed hash alone; `key`, in the record, is the file that has the key."""
+    told = {name: value for name, value in record.items() if name != "prompt_token_ids"}
+    told["receipt"] = {name: value for name, value in record["receipt"].items() if name != "prompt_sha256"}
+    told["prompt_hmac_sha256"] = keyed_sha256(key, record["prompt_token_ids"])
+    return told | {"key": f"{keyed_sha256(key, 'name')[:16]}.key"}

@@ -28,9 +28,11 @@ from .canary_routes import CanaryMetrics
 from .connection import Connection
 from .drift import Drift
 from .generation import Watcher
+from .guard import Guard
 from .logs import RequestLog
 from .metrics import Metrics
 from .models import Models, ServedModel
+from .objectives import parse
 from .options import ServeOptions
 from .oracle import Oracle
 from .parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
@@ -90,6 +92,8 @@ def _load(
         metrics.register(CanaryMetrics(canary))
     if drift:
         metrics.register(drift)
+    if options.slo:
+        watchers.append(Guard(served, parse(options.slo), metrics.registry, log))
     service = Service(served, options, metrics, oracle=oracle, canary=canary, watchers=watchers)
     closing.callback(service.traces.close)
     return service

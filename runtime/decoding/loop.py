@@ -20,6 +20,8 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 from specbuild.runtime.speculation.live import LiveTimings
 
+from .planner import Planner
+
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
@@ -51,6 +53,7 @@ class Loop(Protocol):
 
     page_tokens: int | None  # that all pages of the caches hold together; None where each slot has rows of its own
     exactness: ExactnessClass | None  # with one a seed gives one text, whatever is drafted and what else runs
+    planner: Planner  # who drafts, within limits that may change between rounds
     bound: float  # logits that a choice in a side branch must be apart to be made there; 0: all are made
 
     @property

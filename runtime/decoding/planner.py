@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Planner:
-    """The operator's limits hold whatever requests ask for; `max_nodes`: of a sequence's part of a step."""
+    """The operator's limits hold whatever requests ask for; `max_nodes`: of a sequence's part of a step.
+
+    `now`: the limits of the rounds to come, any thread's to set; those it was made with decide what is refused.
+    """
 
     limits: Limits = NO_LIMITS
     max_nodes: int = 1 << 16
+    now: Limits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = self.limits
+
+    def limit(self, limits: Limits) -> None:
+        """From the next round on; raises OptionError for more nodes than it was made for, which steps may lack."""
+        most, asked = self.limits.max_draft_tokens, limits.max_draft_tokens
+        if most is not None and asked is not None and asked > most:
+            raise OptionError(f"max_draft_tokens {asked} is more than {most}, what the engine was loaded with")
+        self.now = limits if asked is not None else replace(limits, max_draft_tokens=most)
 
     def check(self, sequence: Sequence) -> None:
         """Raises OptionError for a sequence that asks for a larger tree than is allowed."""
@@ -27,9 +41,9 @@ class Planner:
 
     def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
         """Who drafts in this round, their trees' shapes within the limits."""
-        drafting = [sequence for sequence in sequences if sequence.drafts]
+        drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
         for sequence in drafting:
-            sequence.limit_tree(self.limits, len(drafting), self.max_nodes)
+            sequence.limit_tree(now, len(drafting), self.max_nodes)
         return [sequence for sequence in drafting if sequence.shape]
 
     @staticmethod

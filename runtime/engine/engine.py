@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.decoding.loop import Loop
-from specbuild.runtime.errors import OptionError
+from specbuild.runtime.errors import OptionError, shown
 from specbuild.runtime.requests.metrics import RunStats
 from specbuild.runtime.requests.result import Chunk, Result
 from specbuild.runtime.requests.sequence import Sequence
@@ -29,6 +29,7 @@ from specbuild.runtime.requests.validation import Errors, Params, Prompts, Valid
 from specbuild.runtime.sampling.constraint import Constraint
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.sampling.structured import StructuredOutputs
+from specbuild.runtime.speculation.draft_limits import Limits
 from specbuild.runtime.speculation.policy import Policy
 
 from .composition import compose
@@ -227,6 +228,22 @@ class Engine:
     def correction(self) -> float:
         """What steps of the target take now over what the timing table says; 1 where there is no table."""
         return self._live.correction if self._live else 1.0
+
+    @property
+    def limits(self) -> Limits:
+        """What rounds may draft; any thread may set others from the next round on, and no text depends on them.
+
+        No request is refused for them. Raises OptionError for more nodes than it was loaded with (None: as many).
+        """
+        return self._loop.planner.now
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        if not isinstance(limits, Limits):
+            raise OptionError(f"limits must be Limits, not {shown(limits)}")
+        if limits.min_expected_speedup > 1 and not self.timings:
+            raise OptionError(f"min_expected_speedup needs a tuned bundle: tune {self.name}")
+        self._loop.planner.limit(limits)
 
     @property
     def notes(self) -> list[str]:

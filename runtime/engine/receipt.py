@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -165,9 +166,18 @@ class Receipt:
 
 def sha256(value: Any) -> str:
     """The sha256 of a value's JSON with sorted keys and without spaces, in hexadecimal; raises OptionError."""
+    return hashlib.sha256(_json(value)).hexdigest()
+
+
+def keyed_sha256(key: bytes, value: Any) -> str:
+    """The HMAC-SHA256 of the same JSON: nobody who lacks the key can guess a short value from it."""
+    return hmac.new(key, _json(value), "sha256").hexdigest()
+
+
+def _json(value: Any) -> bytes:
     try:
         text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return text.encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise OptionError(f"a receipt cannot say what is no JSON: {error}") from None
 

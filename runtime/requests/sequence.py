@@ -85,6 +85,8 @@ class Sequence:
         `max_nodes`: of its part of a step, what is read again included.
         """
         self.room = max_nodes - self.pending
+        if self.policy:
+            self.policy.limits = limits
         self.shape = self.tree and self.tree.within(limits.max_nodes(batch, min(self.room, self.tree.nodes)))
 
     def emit(self, token: int, eos: frozenset[int]) -> None:

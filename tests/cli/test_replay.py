@@ -15,6 +15,7 @@ from specbuild.runtime import Bundle, Chat, Engine, Prompt, SamplingParams
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.engine.receipt import sha256
+from specbuild.serve.oracle import without_prompt
 
 from .conftest import CHAT_TEMPLATE, Outcome
 
@@ -92,6 +93,39 @@ def test_what_a_shadow_oracle_kept_may_have_the_prompt(
         ({"plain_token_ids": [1]}, ("-p", TEXT), "this is no receipt"),
     ):
         assert words in specbuild("replay", bundle, written(body), *given).refusal()
+
+
+def test_a_prompt_that_is_known_by_a_keyed_hash_alone(
+    specbuild: Specbuild, bundle: Path, receipt: dict[str, Any], written: Any, tmp_path: Path
+) -> None:
+    """As the oracle keeps it: the replay asks for the prompt, and knows it by the key beside the file."""
+    with Engine.load(bundle) as engine:
+        prompt = engine.tokenizer.encode(TEXT)
+    defect = {"receipt": receipt, "plain_token_ids": [1], "position": 0, "prompt_token_ids": prompt}
+    kept = without_prompt(defect, b"a key")
+    told = json.dumps(kept)
+    assert sha256(prompt) not in told
+    assert "prompt_token_ids" not in told
+    key = tmp_path / kept["key"]
+    assert f"the key {key} of " in specbuild("replay", bundle, written(kept), "-p", TEXT).refusal()
+    key.write_text(b"a key".hex() + "\n")
+    outcome = specbuild("replay", bundle, written(kept), "-p", TEXT)
+    assert (outcome.status, outcome.out[:7]) == (0, "proven:"), outcome
+    moved = key.rename(tmp_path / "moved")
+    assert specbuild("replay", bundle, written(kept), "-p", TEXT, "--key", moved).status == 0
+    (other := tmp_path / "other").write_text("00")
+    for body, given, words in (
+        (kept, ("--key", moved), "give the prompt by one of"),
+        (kept, ("--key", moved, "-p", "import re"), "none of the 1 prompts is the receipt's"),
+        (kept, ("--key", other, "-p", TEXT), "none of the 1 prompts is the receipt's"),
+        (kept | {"key": "../moved"}, ("-p", TEXT), "names no key"),
+        (kept | {"prompt_hmac_sha256": 1}, ("-p", TEXT), "has no keyed hash"),
+        (kept | {"receipt": 1}, ("--key", moved, "-p", TEXT), "this is no receipt"),
+        (receipt, ("--key", moved, "-p", TEXT), "drop --key"),
+    ):
+        assert words in specbuild("replay", bundle, written(body), *given).refusal()
+    other.write_text("x")
+    assert "cannot be read" in specbuild("replay", bundle, written(kept), "-p", TEXT, "--key", other).refusal()
 
 
 def test_what_was_cut_off_is_proven_as_far_as_it_came(specbuild: Specbuild, bundle: Path, written: Any) -> None:

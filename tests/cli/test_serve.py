@@ -68,6 +68,8 @@ def _logs_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["{}", "--config", "broken.yaml"], ["broken.yaml", "YAML"]),
         (["{}", "--config", "unknown.yaml"], ["unknown.yaml", "colour"]),
         (["{}", "--config", "wrong.yaml"], ["port"]),
+        (["{}", "--config", "slo.yaml"], ["slo", "is no time and no percentile"]),
+        (["{}", "--slo", "p99"], ["slo 'p99'", "no time before it"]),
     ],
 )
 def test_bad_input_is_one_line(
@@ -87,6 +89,7 @@ def test_bad_input_is_one_line(
         "python.yaml": "port: !!python/object/apply:os.getpid []\n",
         "binary.yaml": "port: \0\n",
         "nested.yaml": "config: other.yaml\n",
+        "slo.yaml": "slo: {ttft: 0.5}\n",
         "origins.yaml": "allowed-origins: [1]\n",
         "bad.bundle/manifest.json": "{",
         "empty.bundle/other": "",

@@ -19,13 +19,15 @@ class Clock:
 def test_room_is_reserved_and_given_back() -> None:
     admission = Admission(2, 2)
     with admission.room(3):
-        assert (admission.samples, admission.requests) == (3, 1)
+        assert (admission.samples, admission.requests, admission.idle.is_set()) == (3, 1, False)
         with pytest.raises(ApiError) as refused, admission.room(2):
             pass
         assert (refused.value.status, refused.value.code) == (429, "queue_full")
         with admission.room(1):
             assert admission.samples == 4
-    assert (admission.samples, admission.requests) == (0, 0)
+            assert not admission.idle.is_set()
+        assert not admission.idle.is_set(), "one is left"
+    assert (admission.samples, admission.requests, admission.idle.is_set()) == (0, 0, True)
 
 
 def test_what_fails_gives_its_room_back() -> None:

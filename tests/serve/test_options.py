@@ -30,6 +30,7 @@ from specbuild.serve.options import ServeOptions
         {"extra_fields": "keep"},
         {"root_path": "llm"},
         {"reasoning_end": ""},
+        {"slo": ("tpot=soon",)},
     ],
 )
 def test_what_is_refused(given: dict[str, Any]) -> None:

@@ -114,6 +114,25 @@ def test_nothing_is_drafted_where_nothing_may_be(request_of: Any) -> None:
     assert sequence.shape is None
 
 
+def test_limits_of_the_rounds_to_come(request_of: Any) -> None:
+    """They hold for `auto` as well; what is refused stays as it was, and so does the max that steps were made for."""
+    planner, sequence, policy = Planner(Limits(8)), ask(request_of, "best:8"), Policy("model")
+    sequence.policy = policy  # type: ignore[assignment]
+    for limits, nodes in ((Limits(3, 1.5), 3), (Limits(0), 0), (Limits(), 8)):
+        planner.limit(limits)
+        planner.drafting([sequence])
+        assert (sequence.shape.nodes if sequence.shape else 0) == nodes
+        assert policy.limits is planner.now  # type: ignore[attr-defined]
+        planner.check(sequence)
+    assert planner.now == planner.limits == Limits(8)
+    planner.limit(Limits(2))
+    with pytest.raises(OptionError, match="max_draft_tokens 9 is more than 8, what the engine was loaded with"):
+        planner.limit(Limits(9))
+    assert planner.now == Limits(2)
+    with pytest.raises(OptionError, match="drafts 9 nodes"):
+        planner.check(ask(request_of, "best:9"))
+
+
 def test_a_round_is_counted(request_of: Any) -> None:
     sequence = ask(request_of)
     told = sequence.metrics.speculative_decoding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -13,7 +14,15 @@ import pytest
 
 from specbuild.runtime import Engine, Receipt, RequestMetrics, Result, SamplingParams, StructuredOutputs
 from specbuild.runtime.checked_json import decode
-from specbuild.runtime.engine.receipt import _APART, _SAME_TEXT, _UNWRITTEN, Origin, ReceiptClass, sha256
+from specbuild.runtime.engine.receipt import (
+    _APART,
+    _SAME_TEXT,
+    _UNWRITTEN,
+    Origin,
+    ReceiptClass,
+    keyed_sha256,
+    sha256,
+)
 from specbuild.runtime.errors import BundleError, OptionError, PromptError
 
 CLASS = ReceiptClass(1, 2, "c" * 64)
@@ -234,3 +243,8 @@ def test_a_structured_output_is_written_down() -> None:
     assert again.params().structured_outputs == StructuredOutputs.of(outputs)
     assert again == made
     assert "structured_outputs" not in receipt_of().parameters
+
+
+def test_a_keyed_hash_is_an_hmac_of_the_same_json() -> None:
+    assert keyed_sha256(b"key", [1, 2]) == hmac.new(b"key", b"[1,2]", "sha256").hexdigest()
+    assert keyed_sha256(b"other", [1, 2]) != keyed_sha256(b"key", [1, 2]) != keyed_sha256(b"key", [1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,30 @@ def test_limits_hold(host: KernelLibrary, folder: Path, ahead: int) -> None:
     run(made.loop, [long, short])
     assert short.metrics.speculative_decoding.num_draft_tokens == 0, "two drafted beside each other"
     assert long.metrics.speculative_decoding.num_draft_tokens > 0, "and one alone at the end"
+
+
+@pytest.mark.parametrize("ahead", [0, 32])
+def test_limits_that_change_between_rounds_change_no_token(host: KernelLibrary, folder: Path, ahead: int) -> None:
+    """Also while rounds follow each other: what was begun before ends, and no round after it drafts more."""
+    made = Tuned(host, folder, LARGE, ("target", "target"), None, ahead)
+    auto, fixed = (*made.requests(tokens=24), *made.requests(tokens=24))
+    fixed.policy, turn, seen = None, 0, list[tuple[int, int]]()
+    round_of = made.loop.round
+
+    def changing(sequences: list[Sequence]) -> None:
+        nonlocal turn
+        most, told = (7, 7, 7, 0, 0, 0, 2, 2, 2)[turn % 9], fixed.metrics.speculative_decoding
+        made.loop.planner.limit(Limits(most))
+        before, turn = told.num_draft_tokens, turn + 1
+        round_of(sequences)
+        seen.append((most, told.num_draft_tokens - before))
+
+    made.loop.round = changing  # type: ignore[method-assign]
+    done = run(made.loop, [auto, fixed])
+    assert [s.output for s in done] == plain(folder, done)
+    late = [(most, drafted) for (before, _), (most, drafted) in pairwise(seen) if before == most]
+    assert all(drafted <= most for most, drafted in late)
+    assert {most for most, drafted in late if drafted} == {7, 2}
 
 
 def test_a_larger_tree_than_is_allowed_is_refused(host: KernelLibrary, folder: Path) -> None:

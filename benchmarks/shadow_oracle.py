@@ -1,0 +1,181 @@
+"""The shadow oracle on bundles: silent over honest requests, and how soon it finds a flipped bit of a weight.
+
+python benchmarks/shadow_oracle.py NAME=BUNDLE … --out FILE [--requests 10000] [--flips 12]
+
+Requests are short pieces of pycode's prompts, of 1 to 16 new tokens, greedy and sampled, by `auto` and by fixed trees,
+48 at once; every one of them is decoded again without speculation. Then bits are flipped, one at a time, in a weight
+that steps of a tree alone use, as where verification had a graph of its own: the target's other steps stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import machine, prompts
+
+from specbuild.runtime import AsyncEngine, Bundle, Engine
+from specbuild.runtime.backends.cpu.load import load_model
+from specbuild.runtime.bundle.atomic_output import write
+from specbuild.runtime.bundle.bundle import file_record
+from specbuild.runtime.bundle.manifest import MANIFEST
+from specbuild.serve.admission import Admission
+from specbuild.serve.errors import ApiError
+from specbuild.serve.fields import CompletionRequest
+from specbuild.serve.generation import Generation
+from specbuild.serve.models import Models, ServedModel
+from specbuild.serve.options import ServeOptions
+from specbuild.serve.oracle import Oracle
+from specbuild.serve.parameters import Caller, defaults_of
+
+AT_ONCE, FEW = 48, 8  # requests, honest ones and those that find a flipped bit
+WEIGHTS = "target/weights.bin"
+ENOUGH = 480  # requests in which a flipped bit is found, or changes nothing that anybody sees
+
+
+class Log:
+    """What the oracle would write."""
+
+    def __init__(self) -> None:
+        self.lines = list[str]()
+
+    def event(self, level: str, message: str, **told: Any) -> None:
+        """See `RequestLog`."""
+        self.lines.append(f"{level}: {message} {told}")
+
+
+class Shadowed:
+    """An engine behind an oracle at full shadowing; `outcomes`: how many shadows had each, and requests that failed."""
+
+    def __init__(self, engine: Engine, bundle: Path, seed: int, at_once: int) -> None:
+        defaults = defaults_of(Bundle.open(bundle))
+        self.model = ServedModel(("m",), bundle, AsyncEngine(engine), defaults, Admission(engine.batch_size, 256))
+        self._at_once = at_once
+        self.outcomes, self.log, self._drawn = Counter[str](), Log(), random.Random(seed)
+        self._texts = [engine.encode(each) for each in prompts()]
+        self.oracle = Oracle(Models([self.model]), ServeOptions(shadow=1.0), self, self.log)  # type: ignore[arg-type]
+
+    def shadowed(self, model: str, outcome: str) -> None:
+        """See `Counts`."""
+        self.outcomes[outcome] += 1
+
+    def _asked(self) -> CompletionRequest:
+        drawn, text = self._drawn, self._drawn.choice(self._texts)
+        begin = drawn.randrange(max(len(text) - 4, 1))
+        return CompletionRequest(
+            prompt=text[begin : begin + drawn.randint(1, 16)],
+            max_tokens=drawn.randint(1, 16),
+            temperature=drawn.choice([0, 0.7, 1.0]),
+            top_p=drawn.choice([1.0, 0.9]),
+            seed=drawn.randrange(1 << 32),
+            speculation=drawn.choice(["auto", "auto", "best:5", "chain:3", "topk:2,2"]),
+        )
+
+    async def _request(self) -> None:
+        asked = self._asked()
+        generation = Generation(self.model, asked, Caller(None, None, True), 1, None)
+        try:
+            async for _ in generation.chunks(lambda _: [list(asked.prompt)]):  # type: ignore[arg-type]
+                pass
+        except ApiError:
+            self.outcomes["request failed"] += 1
+        self.oracle.ended(generation)
+
+    async def run(self, requests: int, until: tuple[str, ...] = ()) -> int:
+        """Ask, some at a time, and settle; how many requests there were until one of these outcomes came."""
+        watching, asked = asyncio.create_task(self.oracle.run()), 0
+        while asked < requests and not any(self.outcomes[each] for each in until):
+            count = min(self._at_once, requests - asked)
+            await asyncio.gather(*(self._request() for _ in range(count)))
+            await self.oracle.settled()
+            asked += count
+        watching.cancel()
+        return asked
+
+
+@contextmanager
+def flipped(bundle: Path, offset: int, bit: int) -> Iterator[Path]:
+    """A copy of a bundle, one bit of whose target's weights is another."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copytree(bundle, Path(folder) / "flipped.bundle"))
+        data = bytearray((copy / WEIGHTS).read_bytes())
+        data[offset] ^= 1 << bit
+        (copy / WEIGHTS).write_bytes(data)
+        manifest = Bundle.open(bundle).manifest
+        files = {**manifest.files, WEIGHTS: file_record(copy / WEIGHTS)}
+        write(copy / MANIFEST, replace(manifest, files=files).to_json().encode())
+        yield copy
+
+
+def plant(engine: Engine, damaged: Path) -> None:
+    """From now on steps that have a tree use the damaged bundle's graph, over the same caches."""
+    target: Any = engine._loop.target
+    other: Any = load_model(Bundle.open(damaged), "target", target.batch_size, target.identity["threads"])
+    sound, session, plans = target.step, other._session, {}
+
+    def step(inputs: Any) -> Any:
+        if all(each.logits < 2 for each in inputs):
+            return sound(inputs)
+        own = target._session, target._plans
+        target._session, target._plans = session, plans
+        try:
+            return sound(inputs)
+        finally:
+            target._session, target._plans = own
+
+    target.step = step
+
+
+def silence(bundle: Path, requests: int) -> dict[str, Any]:
+    """What came of honest requests."""
+    began = time.perf_counter()
+    with Engine.load(bundle, batch_size=4, max_waiting=256) as engine:
+        shadowed, stats = Shadowed(engine, bundle, 1, AT_ONCE), engine.stats
+        asyncio.run(shadowed.run(requests))
+        emitted = engine.stats.since(stats).emitted
+    told = {"requests": requests, "seconds": round(time.perf_counter() - began), "tokens": emitted}
+    return told | {"outcomes": dict(shadowed.outcomes), "log": shadowed.log.lines[:3]}
+
+
+def find(bundle: Path, seed: int) -> dict[str, Any]:
+    """How a flipped bit of the speculative path is found: 7 and 6 are a float's sign and its exponent's largest bit."""
+    drawn = random.Random(seed)
+    offset = drawn.randrange((bundle / WEIGHTS).stat().st_size // 4) * 4 + 3
+    bit = drawn.choice([6, 7])
+    with flipped(bundle, offset, bit) as damaged, Engine.load(bundle, batch_size=4, max_waiting=256) as engine:
+        plant(engine, damaged)
+        shadowed = Shadowed(engine, bundle, seed, FEW)
+        asked = asyncio.run(shadowed.run(ENOUGH, until=("different", "request failed")))
+    return {"offset": offset, "bit": bit, "requests": asked, "outcomes": dict(shadowed.outcomes)}
+
+
+def main() -> None:
+    """Both, of each bundle."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundles", nargs="+", metavar="NAME=BUNDLE")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--flips", type=int, default=12)
+    options = parser.parse_args()
+    found: dict[str, Any] = {"machine": machine()}
+    for name, _, path in (each.partition("=") for each in options.bundles):
+        found[name] = {"honest": silence(Path(path), options.requests)}
+        print(name, found[name], flush=True)
+        found[name]["flipped"] = [find(Path(path), seed) for seed in range(options.flips)]
+        print(*found[name]["flipped"], sep="\n", flush=True)
+        write(options.out, (json.dumps(found, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""A step of load on a real server, with and without the SLA guard: the tail of requests, and what the guard did.
+
+python benchmarks/slo_step.py BUNDLE --out FILE [--quiet 20] [--busy 60] [--after 60] [--percentile 99]
+
+Requests ask for a wide tree, which helps one of them alone and holds up four beside each other. The objective lies half
+way, in logarithms, between the tails of four by this tree and without speculation, both measured at the beginning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+from common import machine, prompts
+
+from specbuild.runtime.bundle.atomic_output import write
+
+SLOTS, TREE, TOKENS = 4, "topk:7,7", 48
+CALIBRATED = 15.0  # seconds of each load from which the objective comes
+WIDE = 1.5  # times as slow four by the tree have to be as four without speculation
+SETTLED = 20.0  # seconds after the step from which on the tail is to keep to the objective
+
+
+class Server:
+    """A server in a process of its own; `lines`: its log."""
+
+    def __init__(self, bundle: Path, *flags: str) -> None:
+        command = [Path(sys.executable).parent / "specbuild", "serve", bundle, "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.lines, self.url, self._there = list[dict[str, Any]](), "", threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+        if not self._there.wait(120) or not self.url:
+            self.process.kill()
+            raise RuntimeError("the server did not start")
+
+    def _read(self) -> None:
+        for line in self.process.stderr or ():
+            if line.startswith("{"):
+                self.lines.append(told := json.loads(line))
+                if told["message"].startswith("serving at "):
+                    self.url = told["message"].removeprefix("serving at ")
+                    self._there.set()
+        self._there.set()
+
+
+@contextmanager
+def serving(bundle: Path, *flags: str) -> Iterator[Server]:
+    """A server that ends with the block."""
+    server = Server(bundle, "--max-num-seqs", str(SLOTS), *flags)
+    try:
+        yield server
+    finally:
+        server.process.terminate()
+        server.process.wait(60)
+
+
+def load(
+    server: Server, clients: int, seconds: float, speculation: str, pause: float = 0.0
+) -> list[tuple[float, float]]:
+    """When each request ended, by the wall clock, and its seconds a token, of so many clients for so long."""
+    found, end, texts = list[tuple[float, float]](), time.time() + seconds, prompts()
+
+    def client(number: int) -> None:
+        with httpx.Client(base_url=server.url, timeout=120) as http:
+            turn = number
+            while time.time() < end:
+                asked = {"prompt": texts[turn % len(texts)], "max_tokens": TOKENS, "seed": turn, "ignore_eos": True}
+                told = http.post(
+                    "/v1/completions", json=asked | {"temperature": 0.8, "speculation": speculation}
+                ).json()
+                own, turn = told["metrics"], turn + clients
+                tokens = told["usage"]["completion_tokens"]
+                found.append((time.time(), (own["e2el"] - own["ttft"]) / max(tokens - 1, 1)))
+                time.sleep(pause)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def tail(samples: list[tuple[float, float]], percentile: float, since: float = 0.0) -> float:
+    """The percentile of the seconds a token of requests that ended since then."""
+    times = sorted(seconds for at, seconds in samples if at >= since)
+    return times[min(math.ceil(percentile / 100 * len(times)), len(times)) - 1]
+
+
+def step(bundle: Path, quiet: float, busy: float, after: float, percentile: float = 99.0) -> dict[str, Any]:
+    """The objective, tails before, in and after the step, and every change; times in seconds."""
+    with serving(bundle) as server:
+        load(server, SLOTS, 3.0, TREE)  # the first steps of a shape are slower
+        alone = tail(load(server, 1, CALIBRATED / 3, TREE), percentile)
+        held_up, plain = (tail(load(server, SLOTS, CALIBRATED, how), percentile) for how in (TREE, "off"))
+    if held_up < WIDE * plain:
+        told = f"four by {TREE} are {held_up / plain:.2f} times as slow as without speculation"
+        raise RuntimeError(
+            f"{told}, less than {WIDE}: there is nothing to guard here now, try again on a quiet machine"
+        )
+    objective = math.sqrt(held_up * plain)
+    with serving(bundle, "--slo", f"tpot={objective:.6f},p{percentile:g}") as server:
+        before = load(server, 1, quiet, TREE, pause=0.05)
+        began = time.time()
+        loaded = load(server, SLOTS, busy, TREE)
+        ended = time.time()
+        later = load(server, 1, after, TREE, pause=0.3)
+        lines = [line for line in server.lines if "slo_level" in line]
+    changes = [{"at": round(seen(line) - began, 1), **{n: line.get(n) for n in _TOLD}} for line in lines]
+    back = next((c["at"] for c in changes if c["slo_level"] == 0 and c["at"] > ended - began), None)
+    return {
+        "tree": TREE,
+        "percentile": percentile,
+        "objective": objective,
+        "tail of one alone": alone,
+        "tail of the load, unguarded": held_up,
+        "tail of the load, without speculation": plain,
+        "tail before the step": tail(before, percentile),
+        "tail, 20 s after the step on": tail(loaded, percentile, began + SETTLED),
+        "tail, 10 s after the step to 20": tail([s for s in loaded if s[0] < began + SETTLED], percentile, began + 10),
+        "tail after the load": tail(later, percentile),
+        "requests": [len(before), len(loaded), len(later)],
+        "load ended": round(ended - began, 1),
+        "seconds until everything was drafted again": None if back is None else round(back - (ended - began), 1),
+        "changes": changes,
+    }
+
+
+_TOLD = ("message", "slo_level", "max_draft_tokens", "tail", "cause")
+
+
+def seen(line: dict[str, Any]) -> float:
+    """When a line was written."""
+    return datetime.fromisoformat(line["time"]).timestamp()
+
+
+def main() -> None:
+    """One step, told and kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    for name, value in (("quiet", 20.0), ("busy", 60.0), ("after", 60.0), ("percentile", 99.0)):
+        parser.add_argument(f"--{name}", type=float, default=value)
+    options = parser.parse_args()
+    found = step(options.bundle, options.quiet, options.busy, options.after, options.percentile)
+    text = json.dumps({"machine": machine()} | found, indent=1)
+    write(options.out, f"{text}\n".encode())
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The SLA guard: holds what requests took against the operator's objectives, and limits what is drafted meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from specbuild.runtime import Engine, Limits
+
+from .generation import Generation
+from .logs import RequestLog, error_of
+from .models import Models, ServedModel
+from .objectives import Objective, Sample
+from .steering import Steering, Step
+
+LOOK = 1.0  # seconds between two looks
+
+
+class Guard(Collector):
+    """A `Watcher` that steers every model. `clock`: the engines'."""
+
+    def __init__(
+        self,
+        models: Models,
+        objectives: Sequence[Objective],
+        registry: CollectorRegistry,
+        log: RequestLog,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._log, self._models = log, {model.name: model for model in models.all}
+        self._limits = {name: model.engine.engine.limits for name, model in self._models.items()}  # the operator's
+        self.steering = {
+            name: Steering(objectives, _plain_of(model.engine.engine), _requests_of(model), clock)
+            for name, model in self._models.items()
+        }
+        told = "Times that the SLA guard changed what may be drafted."
+        self._changes = Counter("specbuild:slo_changes", told, ("model_name",), registry=registry)
+        for name in self._models:
+            self._changes.labels(name)
+        registry.register(self)
+
+    def ended(self, generation: Generation) -> None:
+        """See `Watcher`: samples that came to their first token count."""
+        for result in generation.results.values():
+            sample = Sample.of(result.metrics) if result.metrics else None
+            if sample:
+                self.steering[generation.served.name].window.add(sample)
+
+    async def run(self) -> None:
+        """Look every second until this is cancelled; a bug here leaves the operator's limits behind."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK)
+                self.look()
+        except Exception as error:
+            self._log.event("error", "the SLA guard ended by a bug: report it", **error_of(error))
+        finally:
+            for name, limits in self._limits.items():
+                self._models[name].engine.engine.limits = limits
+
+    def look(self) -> None:
+        """Do what there is to do for each model, and say why."""
+        for name, steering in self.steering.items():
+            if step := steering.look():
+                limits = within(self._limits[name], step)
+                more = {"slo_level": step.level, "max_draft_tokens": limits.max_draft_tokens}
+                self._log.event("info" if step.changed else "warning", step.message, model=name, **more, **step.told)
+                if step.changed:
+                    self._models[name].engine.engine.limits = limits
+                    self._changes.labels(name).inc()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """See prometheus_client."""
+        told = "What is left of speculation: 0 is all of it, 3 none."
+        level = GaugeMetricFamily("specbuild:slo_level", told, labels=("model_name",))
+        told, labels = "The share of the latest requests that kept to an objective.", ("model_name", "objective")
+        attained = GaugeMetricFamily("specbuild:slo_attainment", told, labels=labels)
+        for name, steering in self.steering.items():
+            level.add_metric([name], steering.level)
+            for each in steering.objectives:
+                attained.add_metric([name, each.name], each.attainment(steering.window.times(each)))
+        yield from (level, attained)
+
+
+def within(limits: Limits, step: Step) -> Limits:
+    """The operator's limits, or as few nodes as a step allows if that is less."""
+    if step.nodes is None:
+        return limits
+    most = limits.max_draft_tokens
+    return replace(limits, max_draft_tokens=step.nodes if most is None else min(most, step.nodes))
+
+
+def _plain_of(engine: Engine) -> Callable[[], float | None]:
+    """Seconds of a token by plain decoding, with every slot taken; None without a timing table."""
+    timings, slots = engine.timings, engine.batch_size
+    return lambda: timings.at(slots).alone * engine.correction if timings else None
+
+
+def _requests_of(model: ServedModel) -> Callable[[], int]:
+    return lambda: model.admission.requests

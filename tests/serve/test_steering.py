@@ -1,0 +1,173 @@
+"""Steering, in simulated time: it ends what breaks an objective, comes back, and leaves alone what helps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from simulated_queue import SimulatedQueue
+
+from specbuild.serve.objectives import Sample, parse
+from specbuild.serve.steering import DWELL, HOLD, LONGEST, OFF, Steering, cause_of
+
+STEP, END = 60.0, 180.0  # when the load comes and goes
+BACK = 15.0  # seconds after the step within which the tail is below the objective
+RETURNS = 45.0  # seconds after the load within which all may be drafted again
+
+
+def stepped(slo: str, rate: float, guarded: bool = True, **queue: Any) -> SimulatedQueue:
+    """A quiet minute, two with a load, and two that are quiet again."""
+    queued = SimulatedQueue(parse([slo]), **queue)
+    queued.run(STEP, 1.0, guarded)
+    queued.run(END - STEP, rate, guarded)
+    queued.run(120.0, 0.5, guarded)
+    return queued
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_the_tail_returns_and_speculation_does(knows: bool) -> None:
+    """A load at which trees make rounds long: p99 is below the objective 15 s later, and stays there for a minute."""
+    slo = "tpot=0.035,p99"
+    queue, alone = stepped(slo, 8.0, knows=knows), stepped(slo, 8.0, guarded=False)
+    (objective,) = queue.objectives
+    assert queue.tail(objective, 0, STEP) < objective.seconds
+    assert alone.tail(objective, STEP + BACK, END) > 1.4 * objective.seconds
+    assert queue.tail(objective, STEP + BACK, STEP + BACK + HOLD) < objective.seconds
+    assert queue.level_at(STEP - 1) == 0
+    assert queue.level_at(STEP + BACK) > 0
+    assert queue.level_at(END + RETURNS) == queue.level_at(END + 119) == 0
+    changes = [step for _, step in queue.steps if step.changed]
+    assert len(changes) < 10
+    first = changes[0]
+    assert (first.level, first.nodes, first.message) == (1, 4, "the objective is broken: drafting less")
+    assert first.told["objective"] == "tpot_p99"
+    assert first.told["tail"] > objective.seconds
+
+
+def test_probes_beside_a_load_that_stays_become_rare() -> None:
+    queue = SimulatedQueue(parse(["tpot=0.035,p99"]))
+    queue.run(1800.0, 8.0)
+    broke = [at for at, step in queue.steps if step.message.startswith("it broke again")]
+    assert 2 <= len(broke) <= 6
+    gaps = [later - at for at, later in pairwise(broke)]
+    assert max(gaps) > 2 * HOLD
+    kept = [level > 0 for at, level in queue.levels if at > BACK]
+    assert sum(kept) > 0.9 * len(kept)
+
+
+def test_a_first_token_that_waits_for_slots_is_helped_where_rounds_are_what_is_slow() -> None:
+    slo = "ttft=0.4,p95"
+    queue, alone = stepped(slo, 9.5), stepped(slo, 9.5, guarded=False)
+    (objective,) = queue.objectives
+    assert alone.tail(objective, 150, END) > 10
+    assert queue.tail(objective, 150, END) < 1
+    assert queue.steps[0][1].told["cause"] == "queue"
+    assert queue.level_at(END + 119) == 0
+
+
+def test_speculation_that_helps_is_not_ended() -> None:
+    """More comes than anything can serve, and plain decoding would be slower: the table says so, and that is logged."""
+    queue = stepped("ttft=0.4,p95", 25.0, row=0.0002)
+    assert {level for _, level in queue.levels} == {0}
+    assert not any(step.changed for _, step in queue.steps)
+    (_, said) = queue.steps[0]
+    assert said.message.startswith("the objective is out of reach at this load: plain decoding takes 0.0216 s a token")
+
+
+def test_without_a_table_less_is_tried_and_left_again() -> None:
+    queue = stepped("ttft=0.4,p95", 25.0, row=0.0002, knows=False)
+    (at, said) = next((at, step) for at, step in queue.steps if "did not help" in step.message)
+    assert (said.level, said.nodes, said.changed) == (0, None, True)
+    assert at < STEP + 20
+    busy = [level for at, level in queue.levels if STEP < at < END]
+    assert busy.count(0) > 0.7 * len(busy), "tries are apart"
+    assert queue.level_at(END + 119) == 0
+
+
+def by_hand(plain: float | None = None, slo: str = "tpot=1,p99") -> tuple[Steering, Any, Any]:
+    """A steering, `at(seconds)` to look at a time, and `ends(tpot, nodes)` for three requests that end then."""
+    clock = [0.0]
+    steering = Steering(parse([slo]), lambda: plain, lambda: 1, lambda: clock[0])
+
+    def at(seconds: float) -> Any:
+        clock[0] = seconds
+        return steering.look()
+
+    def ends(tpot: float, nodes: int = 8, queue: float = 0.0) -> None:
+        for _ in range(3):
+            now = clock[0]
+            steering.window.add(Sample(now, now, now, tpot + queue, queue, tpot, 1, nodes))
+
+    return steering, at, ends
+
+
+def test_where_nothing_is_drafted_nothing_is_to_be_ended() -> None:
+    steering, at, ends = by_hand()
+    ends(2.0, nodes=0)
+    said = at(1.0)
+    assert (said.changed, steering.level) == (False, 0)
+    assert said.message == "the objective is out of reach at this load: nothing is drafted"
+    assert at(2.0) is None, "once in a while"
+
+
+def test_levels_that_change_nothing_are_passed_over() -> None:
+    for nodes, levels in ((16, [1, 2, 3]), (3, [1, 3]), (1, [3])):
+        steering, at, ends = by_hand()
+        ends(8.0, nodes)
+        found, now, tpot = [at(1.0)], 1.0, 8.0
+        while found[-1] and found[-1].changed and steering.level < OFF:
+            now, tpot = now + 4, tpot / 1.2
+            at(now - 1)
+            ends(tpot, nodes)
+            found.append(at(now))
+        assert [step.level for step in found] == levels, nodes
+        assert found[-1].nodes == 0
+
+
+def test_what_helped_is_not_given_up_because_the_next_step_helps_no_more() -> None:
+    """Levels are held against where it all began."""
+    _, at, ends = by_hand()
+    found = []
+    for now, tpot in ((1.0, 4.0), (5.0, 2.0), (9.0, 1.99), (13.0, 1.98)):
+        at(now - 0.5)
+        ends(tpot)
+        found.append(at(now).level)
+    assert found == [1, 2, 3, 3]
+
+
+def test_a_level_of_which_nobody_has_ended_is_not_kept_yet() -> None:
+    steering, at, ends = by_hand()
+    ends(2.0)
+    assert at(1.0).level == 1
+    assert at(1.0 + DWELL) is None
+    assert steering._before
+    ends(0.5)
+    assert at(2.0 + DWELL) is None
+    assert steering._before is None, "now it is"
+
+
+def test_what_never_helps_is_tried_ever_more_rarely() -> None:
+    steering, at, ends = by_hand()
+    tried, now = list[float](), 0.0
+    while now < 4000:
+        now += 1
+        step = at(now)
+        ends(2.0)
+        if step and step.level == 1:
+            tried.append(now)
+    gaps = [later - one for one, later in pairwise(tried)]
+    assert all(later > 1.5 * one for one, later in pairwise(gaps[1:5])), gaps
+    assert HOLD <= gaps[0] < gaps[-1] <= LONGEST + 10
+    assert len(tried) < 12
+    assert steering.level == 0
+
+
+@pytest.mark.parametrize(("queue", "cause"), [(5.0, "queue"), (0.0, "prompts")])
+def test_why_a_first_token_is_late(queue: float, cause: str) -> None:
+    steering, at, ends = by_hand(plain=9.0, slo="ttft=1,p99")
+    ends(2.0, queue=queue)
+    assert cause_of(steering.objectives[0], steering.window.samples()) == cause
+    said = at(1.0)
+    assert said.told["cause"] == cause
+    assert said.changed == (cause == "prompts"), "a slot comes no sooner by slower rounds"
