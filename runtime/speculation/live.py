@@ -172,6 +172,11 @@ class LiveTimings:
         seconds = self.timings.at(self.lanes or 1).verify_rows
         return int(np.searchsorted(seconds, times * seconds_at(seconds, rows), side="right")) - 1
 
+    def plain(self, rows: int, sequences: int, temperature: float) -> float:
+        """Seconds of a round of plain decoding as the machine is now, with so many rows, fillers included."""
+        times = self.at(sequences, temperature)
+        return seconds_at(times.verify_rows, rows) + times.plain * sequences / times.lanes
+
     @property
     def plain_due(self) -> bool:
         """Whether plain decoding, which nobody has seen since the machine changed, is to be measured again."""
