@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from specbuild.runtime.errors import OptionError, shown
 
 from .responses import SpecMetrics
+from .spending import Spending
 
 Extra = Literal["refuse", "ignore"]
 ShadowAction = Literal["log", "off"]
@@ -27,7 +28,8 @@ class ServeOptions:
     that no route knows. spec_metrics: how much each response says of its speculation. share_prefix_cache: callers of
     different API keys may read rows of each other's prompts. shadow: the share of texts, 0 to 1, that the shadow oracle
     decodes again; shadow_dir: a folder that has a file for each that differs, with the prompt's tokens where
-    shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them.
+    shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them. spending: what
+    the machine costs, and where that is written down.
     """
 
     host: str = "127.0.0.1"
@@ -43,6 +45,7 @@ class ServeOptions:
     max_queued_tokens: int | None = None
     shutdown_timeout: float = 30.0
     request_timeout: float | None = None
+    spending: Spending = field(default_factory=Spending)
     return_token_ids: bool = False
     spec_metrics: SpecMetrics = "summary"
     metrics_prefix: str = "specbuild:"

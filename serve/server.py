@@ -24,6 +24,7 @@ from .answer import Service
 from .app import make_app
 from .connection import Connection
 from .generation import Watcher
+from .ledger import Ledger
 from .logs import RequestLog
 from .metrics import Metrics
 from .models import Models, ServedModel
@@ -58,6 +59,9 @@ def _load(
 ) -> Service:
     """Every bundle in a thread of its own; all of them are closed when the stack is."""
     told: Future[Metrics] = Future()  # requests end long after it is there
+    ledger = Ledger(options.spending, log) if options.spending.ledger else None
+    if ledger:
+        closing.callback(ledger.close)
 
     def one(names: tuple[str, ...], path: Path) -> ServedModel:
         def finished(result: Result) -> None:
@@ -72,11 +76,14 @@ def _load(
 
     with ThreadPoolExecutor(len(named)) as pool:
         models = [each.result() for each in [pool.submit(one, *each) for each in named]]
-    metrics = Metrics({model.name: model.engine.engine for model in models}, options.metrics_prefix)
+    metrics = Metrics({model.name: model.engine.engine for model in models}, options.metrics_prefix, options.spending)
     told.set_result(metrics)
     served = Models(models)
     oracle = Oracle(served, options, metrics, log) if options.shadow else None
     watchers: list[Watcher] = [oracle] if oracle else []
+    if ledger:
+        ledger.begin(models)
+        watchers.append(ledger)
     service = Service(served, options, metrics, oracle=oracle, watchers=watchers)
     closing.callback(service.traces.close)
     return service

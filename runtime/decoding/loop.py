@@ -185,7 +185,9 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
             tally, (now, draft, verify), before = self._loop.tally, _clock(self._loop), self._before
             total, draft, verify = now - before[0], draft - before[1], verify - before[2]
             tally.rounds += 1
-            tally.emitted += sum(len(s.output) - was.emitted for s, was in zip(self._sequences, self._were, strict=True))
+            tally.emitted += sum(
+                len(s.output) - was.emitted for s, was in zip(self._sequences, self._were, strict=True)
+            )
             tally.total += total
             tally.draft += draft
             tally.verify += verify
@@ -197,8 +199,8 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
     def _share(self, total: float) -> None:
         """Each sequence's part of the round's seconds by its rows, and what plain decoding would have had for it.
 
-        A round that drafted nothing takes what plain decoding does, and so does reading a prompt. Where others read, one
-        row of a sequence is a token of plain decoding; its other tokens would have been rounds of their own.
+        A round that drafted nothing takes what plain decoding does, and so does reading a prompt. Where others read,
+        one row of a sequence is a token of plain decoding; its other tokens would have been rounds of their own.
         """
         done = [(s.metrics, was, _State.of(s)) for s, was in zip(self._sequences, self._were, strict=True)]
         rows = [now.rows_since(was) for _, was, now in done]
