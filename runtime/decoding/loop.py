@@ -170,7 +170,7 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
     step.
     """
 
-    __slots__ = ("_before", "_loop", "_sequences", "_were", "decoded")
+    __slots__ = ("_before", "_likely", "_loop", "_sequences", "_were", "decoded")
 
     def __init__(self, loop: CountingLoop, sequences: Seq[Sequence]) -> None:
         self._loop, self._sequences = loop, sequences
@@ -178,6 +178,8 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
 
     def __enter__(self) -> Self:
         self._before, self._were = _clock(self._loop), [_State.of(s) for s in self._sequences]
+        live = self._loop.live
+        self._likely = (live.took, live.likely) if live else (0.0, 0.0)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -217,14 +219,19 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
                 metrics.plain_time += (now.emitted - was.emitted) * token
 
     def _plain(self, decoding: int) -> float:
-        """Seconds of a token of each of so many where none drafts; NaN where no table says so."""
+        """Seconds of a token of each of so many where none drafts; NaN where no table says so.
+
+        What the round took over what such rounds take, because others needed the machine, plain decoding had taken too.
+        """
         live, target, exactness = self._loop.live, self._loop.target, self._loop.exactness
         if live is None:
             return math.nan
         each = exactness.sequence_rows if exactness else 1
         flat = decoding * each + target.batch_size - decoding
         rows = target.batch_size * target.buckets[0] if target.buckets else flat
-        return live.plain(rows, decoding, max(s.params.temperature for s in self._sequences)) / decoding
+        took, likely = live.took - self._likely[0], live.likely - self._likely[1]
+        plain = live.plain(rows, decoding, max(s.params.temperature for s in self._sequences))
+        return plain / decoding * (took / likely if likely > 0 else 1.0)
 
     def _tell(self, live: LiveTimings, own: float) -> None:
         if self.decoded is None:

@@ -92,7 +92,7 @@ class Live:
     """A table by which plain decoding takes two seconds a round and one more for each row."""
 
     on = True
-    said = took = 0.0
+    said = took = likely = 0.0
 
     def plain(self, rows: int, sequences: int, temperature: float) -> float:
         return 2.0 + rows
@@ -145,6 +145,18 @@ def test_a_rounds_seconds_are_shared_by_rows(request_of: Any, monkeypatch: pytes
     a_round(loop, [reads, drafts], clock, both_draft)
     assert seconds([reads, drafts]) == [(10.0, 10.0), (14.0, 17.0)]
     assert sum(s.metrics.busy_time for s in (reads, drafts)) == loop.stats.total == 24.0
+
+
+def test_what_a_busy_machine_adds_plain_decoding_has_too(request_of: Any) -> None:
+    """A round that took three times as long as such rounds take says the same of plain decoding."""
+    loop, sequence = Fake(), request_of([1], DRAFTING)
+    loop.live = live = Live()  # type: ignore[assignment]
+    with accounted(loop, [sequence]):  # type: ignore[arg-type]
+        live.took, live.likely = 6.0, 2.0
+        sequence.metrics.speculative_decoding.record(3, 1)
+        for token in (4, 5):
+            sequence.emit(token, frozenset())
+    assert sequence.metrics.plain_time == 3 * 2 * 4.0
 
 
 def test_without_a_table_nobody_knows_what_plain_decoding_takes(request_of: Any) -> None:
