@@ -3,8 +3,9 @@
 python benchmarks/cost_ab.py [--bundle PATH] [--requests 24] [--turns 4] [--tokens 64] [--at-once 1] --out FOLDER
 
 A server keeps a ledger. A client sends the same requests by both ways, one after the other, each second time in the
-other order, and takes its own time of each. The ledger's rows of those that speculated, and the machine's hours, make
-an estimate of what was saved; the difference of the client's times is what was. Without --bundle it is the widened pair.
+other order, and takes its own time of each. The ledger's rows of those that speculated, and the machine's hours,
+make an estimate of what was saved; the difference of the client's times is what was. Without --bundle it is the
+widened pair.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from .spent import Spending, Spent
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-BLOCKS = 512  # that are drawn from at most: of more requests each block has several
+BLOCKS = 128  # that are drawn from at most: of more requests each block has several
 BASELINE = "baseline"  # the canary's arm that decodes plainly
 KEYS: Mapping[str, Callable[[Spent], str]] = {
     "request": lambda spent: spent.row.request_id,
@@ -28,6 +28,12 @@ KEYS: Mapping[str, Callable[[Spent], str]] = {
 }
 _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "draft_tokens", "accepted_tokens")
 Table = NDArray[np.float64]
+_VALUES: Mapping[str, Callable[[Table], Table]] = {
+    "saved": lambda sums: sums[:, 1] - sums[:, 0],
+    "saved_share": lambda sums: 1 - sums[:, 0] / sums[:, 1],
+    "tokens_per_unit": lambda sums: sums[:, 2] / sums[:, 0],
+    "tokens_per_unit_without": lambda sums: sums[:, 2] / sums[:, 1],
+}
 Interval = dict[str, float | None]
 
 
@@ -90,10 +96,7 @@ def _summary(group: Sequence[Spent], loaded: float, seed: int) -> dict[str, Any]
         "cost": cost,
         "loaded_cost": cost * loaded,
         "baseline_cost": plain,
-        "saved": _interval(table, lambda sums: sums[:, 1] - sums[:, 0], seed),
-        "saved_share": _interval(table, lambda sums: 1 - sums[:, 0] / sums[:, 1], seed),
-        "tokens_per_unit": _interval(table, lambda sums: sums[:, 2] / sums[:, 0], seed),
-        "tokens_per_unit_without": _interval(table, lambda sums: sums[:, 2] / sums[:, 1], seed),
+        **_intervals(table, seed),
     }
 
 
@@ -130,7 +133,7 @@ def _is_baseline(spent: Spent) -> bool:
 
 def _blocks(values: Sequence[Sequence[float]]) -> Table:
     """Sums of blocks of requests, which the bootstrap draws whole: it takes no longer for many of them."""
-    table = np.array(values, dtype=np.float64).reshape(len(values), -1)
+    table = np.array(values, dtype=np.float64).reshape(len(values), len(values[0]) if values else 3)
     if len(table) <= BLOCKS:
         return table
     found = np.zeros((BLOCKS, table.shape[1]))
@@ -146,14 +149,15 @@ def _drawn(table: Table, seed: int) -> Table:
     return found
 
 
-def _interval(table: Table, value: Callable[[Table], Table], seed: int) -> Interval:
-    """A value of sums, and its 95 % percentile interval; None where it is undefined."""
-    if not len(table):
-        return {"value": None, "low": None, "high": None}
+def _intervals(table: Table, seed: int) -> dict[str, Interval]:
+    """Each value of the sums of cost, plain cost and tokens, with its interval; None where it is undefined."""
+    drawn = _drawn(table, seed) if len(table) > 1 else None
+    found = {}
     with np.errstate(divide="ignore", invalid="ignore"):
-        one = float(value(table.sum(axis=0)[None])[0])
-        drawn = value(_drawn(table, seed)) if len(table) > 1 else None
-    return _bounded(one, drawn)
+        for name, value in _VALUES.items():
+            one = float(value(table.sum(axis=0)[None])[0])
+            found[name] = _bounded(one, None if drawn is None else value(drawn))
+    return found
 
 
 def _bounded(value: float, drawn: Table | None) -> Interval:
