@@ -86,8 +86,8 @@ def _show(found: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    wide = {} if Console().is_terminal else {"width": 200}  # a file has room for whole rows
-    console = Console(markup=False, highlight=False, **wide)
+    width = None if Console().is_terminal else 220  # a file has room for whole rows
+    console = Console(markup=False, highlight=False, width=width)
     for title, header, rows in tables(found):
         table = Table(*header, title=title, title_justify="left", box=None)
         for column in table.columns[1:]:

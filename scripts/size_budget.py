@@ -19,13 +19,13 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 5097,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1394,
-    ("cli", ".py"): 2082,
+    ("cli", ".py"): 2188,
     ("face", ".py"): 37,
-    ("measure", ".py"): 1443,
-    ("runtime", ".py"): 6419,
+    ("measure", ".py"): 2007,
+    ("runtime", ".py"): 6425,
     ("runtime/backends", ".py"): 2518,
-    ("runtime/decoding", ".py"): 1755,
-    ("serve", ".py"): 2225,
+    ("runtime/decoding", ".py"): 1799,
+    ("serve", ".py"): 2504,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

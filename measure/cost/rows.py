@@ -133,7 +133,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _row(path: Path, number: int, value: Any) -> Row:
     kind = value.get("kind") if isinstance(value, dict) else None
     try:
-        row: Row = checked(value, MachineRow if kind == "machine" else RequestRow)
+        row: Row = checked(value, MachineRow) if kind == "machine" else checked(value, RequestRow)
         datetime.fromisoformat(row.time)
     except ValueError as error:
         told = f"line {number} of {path} is no row of a ledger ({str(error)[:200]})"
