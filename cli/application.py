@@ -27,6 +27,7 @@ _COMMANDS = {
     "chat": "Chat with a bundle.",
     "serve": "Serve bundles by OpenAI's API.",
     "canary": "Show what a server's canary has found.",
+    "cost": "Say what requests cost, and what speculation saved, from a server's ledger.",
     "replay": "Prove a text that a server gave, by its receipt.",
     "verify": "Check a bundle's tokens against plain decoding and Hugging Face.",
     "tune": "Measure what rounds take here, so that `auto` drafts what pays.",

@@ -19,6 +19,7 @@ API_KEYS = "SPECBUILD_API_KEY"  # several are separated by commas
 _MAX_CONFIG = 1 << 20  # bytes
 _LIMITS = ("max_draft_tokens", "min_expected_speedup", "schedule")
 _LOADS = ("drafter", "threads", "prefix_caching", "kv_cache_tokens", "resident", "gpu_weights_percent")
+_SPENDS = ("price_per_hour", "currency", "ledger", "ledger_rotate", "owner")
 _GENERATES = {option.name: option for option in generate.command.params}
 
 
@@ -88,6 +89,11 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     "--shutdown-timeout", type=float, default=30.0, show_default=True, help="Seconds that a drain takes at most."
 )
 @click.option("--request-timeout", type=float, metavar="SECONDS", help="Of a request, its time in the queue included.")
+@click.option("--price-per-hour", type=float, metavar="AMOUNT", help="What the machine costs, for specbuild cost.")
+@click.option("--currency", default="USD", show_default=True, metavar="CODE", help="Of --price-per-hour, by ISO 4217.")
+@click.option("--ledger", type=click.Path(path_type=Path), metavar="FILE", help="Append a row for each request.")
+@click.option("--ledger-rotate", metavar="day|SIZE", help="Begin another ledger each day, or from 100MB on.")
+@click.option("--owner", multiple=True, metavar="KEY=VALUE", help="Whose it is, for the ledger; may be repeated.")
 @click.option("--chat-template", type=click.Path(path_type=Path), metavar="FILE", help="Instead of the bundle's.")
 @click.option("--return-token-ids", is_flag=True, help="Responses have token ids, unless a request says otherwise.")
 @click.option(
@@ -170,9 +176,11 @@ def command(
     from specbuild.serve import logs, server
     from specbuild.serve.models import names_of
     from specbuild.serve.options import ServeOptions
+    from specbuild.serve.spending import Spending
 
     canary, drift = operating_flags.taken(given)
-    operating: dict[str, Any] = {"canary": canary, "drift": drift}
+    spending = Spending(**{name: given.pop(name) for name in _SPENDS})
+    operating: dict[str, Any] = {"canary": canary, "drift": drift, "spending": spending}
     options = ServeOptions(**given, **operating, api_keys=_keys(api_key), allowed_origins=_origins(allowed_origins))
     log = logs.RequestLog(sys.stderr, options.log_requests)
     logs.install(log)

@@ -21,10 +21,10 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder/quantize", ".py"): 1394,
     ("cli", ".py"): 2205,
     ("face", ".py"): 37,
-    ("measure", ".py"): 1673,
+    ("measure", ".py"): 2007,
     ("runtime", ".py"): 6444,
     ("runtime/backends", ".py"): 2518,
-    ("runtime/decoding", ".py"): 1765,
+    ("runtime/decoding", ".py"): 1799,
     ("serve", ".py"): 2964,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin

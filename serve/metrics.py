@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
 
 from .oracle import Outcome
+from .spending import Spending
 
 OURS = "specbuild:"
 MAX_POSITIONS = 32  # of an accepted token in its round; later ones count for the last
@@ -41,6 +42,8 @@ _OWN_COUNTERS = {
     "unsettled_steps": "Rounds that ended before a near-tie.",
     "recomputed_tokens": "Tokens of side branches, computed once more.",
     "promised_speedup_sum": "What rounds of `auto` promised over plain decoding, by the timing table.",
+    "busy_seconds": "Shares of requests in the seconds of rounds.",
+    "baseline_seconds": "What they would have been by plain decoding.",
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From submission.", FIRST),
@@ -60,7 +63,8 @@ class Metrics:
     Any thread may tell it something. The series of `engines` begin at zero, so that rates have their first request.
     """
 
-    def __init__(self, engines: Mapping[str, Engine], prefix: str = OURS) -> None:
+    def __init__(self, engines: Mapping[str, Engine], prefix: str = OURS, spending: Spending | None = None) -> None:
+        self._spending = spending or Spending()
         self._registry, self._prefix = CollectorRegistry(auto_describe=True), prefix
         self._requests = self._counter(prefix, "request_success", "Samples that ended, by why.", "finished_reason")
         self._rejections = self._counter(prefix, "admission_rejections", "Requests that were not taken.", "reason")
@@ -68,6 +72,8 @@ class Metrics:
         self._positions = self._counter(prefix, "spec_decode_num_accepted_tokens_per_pos", told, "position")
         self._decisions = self._counter(OURS, "decisions", "Rounds of `auto`, by what was decided.", "decision")
         self._shadows = self._counter(OURS, "shadows", "Texts decoded again without speculation.", "outcome")
+        priced = self._spending.price_per_hour is not None
+        self._costs = self._counter(OURS, "cost", "Of requests' busy seconds.", "currency") if priced else None
         self._counters = {name: self._counter(prefix, name, told) for name, told in _COUNTERS.items()}
         self._counters |= {name: self._counter(OURS, name, told) for name, told in _OWN_COUNTERS.items()}
         self._histograms = {
@@ -88,6 +94,8 @@ class Metrics:
             self._requests.labels(model, reason)
         for outcome in get_args(Outcome):
             self._shadows.labels(model, outcome)
+        if self._costs:
+            self._costs.labels(model, self._spending.currency)
         counters = {name: each.labels(model) for name, each in self._counters.items()}
         return _Series(counters, {name: each.labels(model) for name, each in self._histograms.items()})
 
@@ -128,6 +136,9 @@ class Metrics:
             return
         series = self._series.get(model) or self._series.setdefault(model, self._begin(model))
         series.finished(result.metrics)
+        if self._costs:
+            cost = max(result.metrics.busy_time, 0.0) * (self._spending.per_second or 0.0)
+            self._costs.labels(model, self._spending.currency).inc(cost)
         stats = result.metrics.speculative_decoding
         for decision, times in stats.decisions.items():
             self._decisions.labels(model, decision).inc(times)
@@ -169,6 +180,9 @@ class _Series:
         counters["unsettled_steps"].inc(stats.num_unsettled_steps)
         counters["recomputed_tokens"].inc(stats.num_recomputed_tokens)
         counters["promised_speedup_sum"].inc(stats.promised)
+        counters["busy_seconds"].inc(max(own.busy_time, 0.0))
+        if own.plain_time > 0:
+            counters["baseline_seconds"].inc(own.plain_time)
         self._times(own)
 
     def _times(self, own: RequestMetrics) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,6 +13,7 @@ from . import objectives
 from .arms import CanaryOptions
 from .drift import DriftOptions
 from .responses import SpecMetrics
+from .spending import Spending
 
 Extra = Literal["refuse", "ignore"]
 ShadowAction = Literal["log", "off"]
@@ -34,6 +35,7 @@ class ServeOptions:
     the token after which structured outputs begin; None: they begin at once.
     canary, drift: what is compared, and what is watched; None: nothing.
     slo: what the SLA guard holds, see `objectives.parse`.
+    spending: what the machine costs, and where that is written down.
     """
 
     host: str = "127.0.0.1"
@@ -49,6 +51,7 @@ class ServeOptions:
     max_queued_tokens: int | None = None
     shutdown_timeout: float = 30.0
     request_timeout: float | None = None
+    spending: Spending = field(default_factory=Spending)
     return_token_ids: bool = False
     spec_metrics: SpecMetrics = "summary"
     metrics_prefix: str = "specbuild:"

@@ -29,6 +29,7 @@ from .connection import Connection
 from .drift import Drift
 from .generation import Watcher
 from .guard import Guard
+from .ledger import Ledger
 from .logs import RequestLog
 from .metrics import Metrics
 from .models import Models, ServedModel
@@ -64,6 +65,9 @@ def _load(
 ) -> Service:
     """Every bundle in a thread of its own; all of them are closed when the stack is."""
     told: Future[Metrics] = Future()  # requests end long after it is there
+    ledger = Ledger(options.spending, log) if options.spending.ledger else None
+    if ledger:
+        closing.callback(ledger.close)
 
     def one(names: tuple[str, ...], path: Path) -> ServedModel:
         def finished(result: Result) -> None:
@@ -81,7 +85,7 @@ def _load(
 
     with ThreadPoolExecutor(len(named)) as pool:
         models = [each.result() for each in [pool.submit(one, *each) for each in named]]
-    metrics = Metrics({model.name: model.engine.engine for model in models}, options.metrics_prefix)
+    metrics = Metrics({model.name: model.engine.engine for model in models}, options.metrics_prefix, options.spending)
     told.set_result(metrics)
     served = Models(models)
     oracle = Oracle(served, options, metrics, log) if options.shadow else None
@@ -94,6 +98,9 @@ def _load(
         metrics.register(drift)
     if options.slo:
         watchers.append(Guard(served, parse(options.slo), metrics.registry, log))
+    if ledger:
+        ledger.begin(models)
+        watchers.append(ledger)
     service = Service(served, options, metrics, oracle=oracle, canary=canary, watchers=watchers)
     closing.callback(service.traces.close)
     return service

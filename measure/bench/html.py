@@ -42,18 +42,18 @@ def render(result: Mapping[str, Any]) -> str:
     names, sizes = (list(dict.fromkeys(run[key] for run in runs)) for key in ("speculation", "concurrency"))
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     groups = {size: [run for run in runs if run["concurrency"] == size] for size in sizes}
-    parts = [_facts(result), _plot("Speedup by tree size", partial(_speedups, groups=groups), (9, 4))]
+    parts = [_facts(result), plot("Speedup by tree size", partial(_speedups, groups=groups), (9, 4))]
     if times := result["bundle"]["timings"]:
-        parts += [_plot("Timing table: seconds of a step, as tuned", partial(_step_times, times=times), (9, 3.6))]
-    parts += [_table(*each) for each in tables(result)]
+        parts += [plot("Timing table: seconds of a step, as tuned", partial(_step_times, times=times), (9, 3.6))]
+    parts += [table(*each) for each in tables(result)]
     for size, rows in groups.items():
         drafted = [row for row in rows if row["speculative_decoding"]]
         parts += [f"<h2>Concurrency {size}</h2>"]
-        parts += [_plot("What a round takes", partial(_round_times, rows=rows), (9, 1 + 0.4 * len(rows)))]
+        parts += [plot("What a round takes", partial(_round_times, rows=rows), (9, 1 + 0.4 * len(rows)))]
         if drafted:
             draw = partial(_acceptance, rows=drafted, colours=colours)
-            parts += [_plot("Acceptance by depth", draw, (11, 3.6))]
-        parts += [_plot("Latency percentiles", partial(_latencies, rows=rows, colours=colours), (11, 3.6))]
+            parts += [plot("Acceptance by depth", draw, (11, 3.6))]
+        parts += [plot("Latency percentiles", partial(_latencies, rows=rows, colours=colours), (11, 3.6))]
     title = f"specbuild bench: {escape(result['bundle']['path'])}"
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     body = "\n".join([f"<h1>{title}</h1>", *parts])
@@ -80,7 +80,9 @@ def _facts(result: Mapping[str, Any]) -> str:
     return f'<p><code>{escape(result["command"])}</code></p><p>{body}</p><p class="note">{escape(note)}</p>'
 
 
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table under its title."""
+
     def line(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
@@ -88,7 +90,7 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     return f"<table><caption>{escape(title)}</caption>\n{body}\n</table>"
 
 
-def _plot(title: str, draw: Callable[[Any], None], size: tuple[float, float]) -> str:
+def plot(title: str, draw: Callable[[Any], None], size: tuple[float, float]) -> str:
     """A heading and a figure as inline SVG, its text left as text; without what names other places."""
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import current_thread, main_thread
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,20 +144,45 @@ def cache_bytes(loop: Loop) -> int:
     return sum(executor.cache_bytes for executor in (loop.target, loop.draft_executor) if executor)
 
 
-class accounted:  # noqa: N801  (it reads as a word, and costs less than a generator in every round)
-    """Add a round to a loop's statistics, and tell its live timings; one that raises is not counted.
+class _State(NamedTuple):
+    """How far a sequence is: whether it decodes, its tokens, those of its prompt that it read, and its drafts."""
 
-    `decoded`: rows that trees added to a step in which all decode; None: it was no such step.
+    decodes: bool
+    emitted: int
+    read: int
+    drafts: int
+    drafted: int
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> _State:
+        """As it is now."""
+        stats, metrics = sequence.metrics.speculative_decoding, sequence.metrics
+        drafted = stats.num_draft_tokens + stats.num_recomputed_tokens
+        read = sequence.cached - metrics.num_cached_tokens
+        return cls(sequence.decodes, len(sequence.output), read, stats.num_spec_steps, drafted)
+
+    def rows_since(self, was: _State) -> int:
+        """Its rows of a round's step: of its prompt, or the last token, what it drafted and what was computed again."""
+        return 1 + self.drafted - was.drafted if was.decodes else max(self.read - was.read, 1)
+
+
+class accounted:  # noqa: N801  (it reads as a word, and costs less than a generator in every round)
+    """Add a round to a loop's statistics and its sequences' metrics, and tell its live timings.
+
+    One that raises is not counted. `decoded`: rows that trees added to a step in which all decode; None: it was no such
+    step.
     """
 
-    __slots__ = ("_before", "_emitted", "_loop", "_sequences", "decoded")
+    __slots__ = ("_before", "_likely", "_loop", "_sequences", "_were", "decoded")
 
     def __init__(self, loop: CountingLoop, sequences: Seq[Sequence]) -> None:
         self._loop, self._sequences = loop, sequences
         self.decoded: int | None = None
 
     def __enter__(self) -> Self:
-        self._before, self._emitted = _clock(self._loop), sum(len(s.output) for s in self._sequences)
+        self._before, self._were = _clock(self._loop), [_State.of(s) for s in self._sequences]
+        live = self._loop.live
+        self._likely = (live.took, live.likely) if live else (0.0, 0.0)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -164,13 +190,51 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
             tally, (now, draft, verify), before = self._loop.tally, _clock(self._loop), self._before
             total, draft, verify = now - before[0], draft - before[1], verify - before[2]
             tally.rounds += 1
-            tally.emitted += sum(len(s.output) for s in self._sequences) - self._emitted
+            tally.emitted += sum(
+                len(s.output) - was.emitted for s, was in zip(self._sequences, self._were, strict=True)
+            )
             tally.total += total
             tally.draft += draft
             tally.verify += verify
             if live := self._loop.live:
                 self._tell(live, total - draft - verify)
                 tally.told, tally.timed = live.said, live.took
+            self._share(total)
+
+    def _share(self, total: float) -> None:
+        """Each sequence's part of the round's seconds by its rows, and what plain decoding would have had for it.
+
+        A round that drafted nothing takes what plain decoding does, and so does reading a prompt. Where others read,
+        one row of a sequence is a token of plain decoding; its other tokens would have been rounds of their own.
+        """
+        done = [(s.metrics, was, _State.of(s)) for s, was in zip(self._sequences, self._were, strict=True)]
+        rows = [now.rows_since(was) for _, was, now in done]
+        second, drafted = total / max(sum(rows), 1), any(now.drafts > was.drafts for _, was, now in done)
+        decoding = sum(was.decodes for _, was, _ in done)
+        token = self._plain(decoding) if drafted else 0.0
+        for own, (metrics, was, now) in zip(rows, done, strict=True):
+            metrics.busy_time += second * own
+            if not (drafted and was.decodes):
+                metrics.plain_time += second * own
+            elif decoding < len(done):
+                metrics.plain_time += second + max(now.emitted - was.emitted - 1, 0) * token
+            else:
+                metrics.plain_time += (now.emitted - was.emitted) * token
+
+    def _plain(self, decoding: int) -> float:
+        """Seconds of a token of each of so many where none drafts; NaN where no table says so.
+
+        What the round took over what such rounds take, because others needed the machine, plain decoding had taken too.
+        """
+        live, target, exactness = self._loop.live, self._loop.target, self._loop.exactness
+        if live is None:
+            return math.nan
+        each = exactness.sequence_rows if exactness else 1
+        flat = decoding * each + target.batch_size - decoding
+        rows = target.batch_size * target.buckets[0] if target.buckets else flat
+        took, likely = live.took - self._likely[0], live.likely - self._likely[1]
+        plain = live.plain(rows, decoding, max(s.params.temperature for s in self._sequences))
+        return plain / decoding * (took / likely if likely > 0 else 1.0)
 
     def _tell(self, live: LiveTimings, own: float) -> None:
         if self.decoded is None:

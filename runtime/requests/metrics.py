@@ -86,6 +86,10 @@ class RequestMetrics:
     `submitted`: its caller handed it over. `started`: it got its slot. `first_token`: the first token could be read.
     `finished`: it had its result. Each is None where it never came to that, and means something in this process alone,
     so JSON has the times between them instead. `background`: as it was asked for.
+
+    `busy_time`: its share of the seconds of the rounds that it took part in, by its rows in each of them, so that those
+    of all requests add up to `RunStats.total`. `plain_time`: what they would have been by plain decoding, as far as a
+    round drafted by the timing table, corrected by what rounds take; NaN where one drafted and there is no table.
     """
 
     num_prompt_tokens: int
@@ -98,6 +102,8 @@ class RequestMetrics:
     first_token: float | None = None
     finished: float | None = None
     background: bool = False
+    busy_time: float = 0.0
+    plain_time: float = 0.0
     speculative_decoding: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property

@@ -93,13 +93,13 @@ class _Factors:
 class LiveTimings:
     """An engine's: the table of its batch size, as its machine is now. The worker alone tells it of rounds.
 
-    `said`, `took`: seconds of all rounds so far, by the table and by the clock.
+    `said`, `took`: seconds of all rounds so far, by the table and by the clock. `likely`: by the corrected table.
     """
 
     def __init__(self, timings: TimingTable, lanes: int | None = None, on: bool = True) -> None:
         """`lanes`: sequences that every step has room for; None: as many as are asked for. `on`: else the table's."""
         self.timings, self.lanes, self.on = timings, lanes, on
-        self.said = self.took = 0.0
+        self.said = self.took = self.likely = 0.0
         self._parts: dict[Part, _Factors] = {"verify": _Factors(), "draft": _Factors(), "own": _Factors()}
         self._now = self._version = self._steps = self._applied = 0
         self._made = dict[tuple[int, bool], tuple[int, Times]]()
@@ -180,6 +180,11 @@ class LiveTimings:
         seconds = self.timings.at(self.lanes or 1).verify_rows
         return int(np.searchsorted(seconds, times * seconds_at(seconds, rows), side="right")) - 1
 
+    def plain(self, rows: int, sequences: int, temperature: float) -> float:
+        """Seconds of a round of plain decoding as the machine is now, with so many rows, fillers included."""
+        times = self.at(sequences, temperature)
+        return seconds_at(times.verify_rows, rows) + times.plain * sequences / times.lanes
+
     @property
     def plain_due(self) -> bool:
         """Whether plain decoding, which nobody has seen since the machine changed, is to be measured again."""
@@ -192,6 +197,7 @@ class LiveTimings:
             self.took += seconds
             self._seen = min(max(math.log(seconds / expected), -LARGEST), LARGEST)
             self._apply(one, one.record(self._seen, self._plain.own, self._now))
+            self.likely += expected * math.exp(one.own)
         return one
 
     def _apply(self, shape: _Shape, moved: float) -> None:

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specbuild.runtime import Engine, RequestMetrics, Result, SamplingParams, SpeculationStats, Usage
 from specbuild.serve.metrics import MAX_POSITIONS, TOKEN, Metrics
+from specbuild.serve.spending import Spending
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
@@ -239,3 +240,14 @@ def test_openmetrics_where_it_is_accepted(accept: str) -> None:
 )
 def test_whatever_else_is_accepted_gets_the_text(accept: str) -> None:
     assert Metrics({}).render(accept)[1] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_what_samples_cost_and_would_have_cost() -> None:
+    metrics = Metrics({}, spending=Spending(price_per_hour=36.0, currency="EUR"))
+    metrics.finished("m", result(busy_time=3.0, plain_time=5.0))
+    metrics.finished("m", result("cancelled", busy_time=1.0, plain_time=math.nan))
+    found = samples(metrics)
+    assert found["specbuild:cost_total", "EUR"] == pytest.approx(0.04)
+    assert found["specbuild:busy_seconds_total", ""] == 4.0
+    assert found["specbuild:baseline_seconds_total", ""] == 5.0
+    assert not [name for name, _ in samples(Metrics({})) if "cost" in name]

@@ -63,6 +63,8 @@ class HashModel:
 class HashExecutor:
     """An executor whose cache rows are (position, token); a node's text is what it sees, in the order of positions."""
 
+    buckets = None
+
     def __init__(self, model: HashModel, batch_size: int, capacity: int, max_nodes: int) -> None:
         self.spec = ModelSpec("fake", 1, 1, 1, VOCAB, capacity, max_nodes)
         self.model, self.batch_size, self.seconds = model, batch_size, 0.0

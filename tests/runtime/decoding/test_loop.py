@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +56,8 @@ class Fake:
     """As much of a loop as a round's account needs."""
 
     def __init__(self, drafts: bool = True) -> None:
-        self.live, self.tally, self.target = None, Tally(), SimpleNamespace(seconds=10.0, cache_bytes=600)
+        self.live, self.tally, self.exactness = None, Tally(), None
+        self.target = SimpleNamespace(seconds=10.0, cache_bytes=600, batch_size=2, buckets=None)
         self.draft_executor = SimpleNamespace(seconds=20.0, cache_bytes=70) if drafts else None
 
     @property
@@ -84,6 +86,101 @@ def test_a_round_is_accounted(request_of: Any, drafts: bool) -> None:
         assert (stats.rounds, stats.emitted, stats.verify) == (number, 3 * number, 2.0 * number)
         assert stats.draft == (0.5 * number if drafts else 0.0)
         assert 0.01 * number <= stats.total < 5
+
+
+class Live:
+    """A table by which plain decoding takes two seconds a round and one more for each row."""
+
+    on = True
+    said = took = likely = 0.0
+
+    def plain(self, rows: int, sequences: int, temperature: float) -> float:
+        return 2.0 + rows
+
+    def skip(self) -> None:
+        pass
+
+
+def seconds(sequences: list[Any]) -> list[tuple[float, float]]:
+    return [(s.metrics.busy_time, s.metrics.plain_time) for s in sequences]
+
+
+def a_round(loop: Any, sequences: list[Sequence], clock: list[float], work: Callable[[], None]) -> None:
+    """Of eight seconds."""
+    with accounted(loop, sequences):
+        clock[0] += 8.0
+        work()
+
+
+def test_a_rounds_seconds_are_shared_by_rows(request_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding's too: what drafted nothing took just that, what drafted would have taken a round a token."""
+    loop, clock = Fake(), [0.0]
+    loop.live = Live()  # type: ignore[assignment]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    reads, drafts = request_of([1, 2, 3, 4, 5, 6], DRAFTING, slot=0), request_of([1], DRAFTING, slot=1)
+
+    def read_and_draft() -> None:
+        reads.cached += 4
+        drafts.metrics.speculative_decoding.record(3, 2)
+        for token in (4, 5, 6):
+            drafts.emit(token, frozenset())
+
+    reads.cached = reads.metrics.num_cached_tokens = 0
+    a_round(loop, [reads, drafts], clock, read_and_draft)
+    # one of eight rows is a second; one sequence alone decodes, beside an idle slot: four seconds a token
+    assert seconds([reads, drafts]) == [(4.0, 4.0), (4.0, 1.0 + 2 * 4.0)]
+
+    reads.cached = 5
+    reads.emit(7, frozenset())
+    a_round(loop, [reads, drafts], clock, lambda: [s.emit(8, frozenset()) for s in (reads, drafts)] and None)
+    assert seconds([reads, drafts]) == [(8.0, 8.0), (8.0, 13.0)], "nothing was drafted"
+
+    def both_draft() -> None:
+        reads.metrics.speculative_decoding.record(1, 0)
+        drafts.metrics.speculative_decoding.record(5, 1)
+        for sequence, tokens in ((reads, (1,)), (drafts, (1, 2))):
+            for token in tokens:
+                sequence.emit(token, frozenset())
+
+    a_round(loop, [reads, drafts], clock, both_draft)
+    assert seconds([reads, drafts]) == [(10.0, 10.0), (14.0, 17.0)]
+    assert sum(s.metrics.busy_time for s in (reads, drafts)) == loop.stats.total == 24.0
+
+
+def test_what_a_busy_machine_adds_plain_decoding_has_too(request_of: Any) -> None:
+    """A round that took three times as long as such rounds take says the same of plain decoding."""
+    loop, sequence = Fake(), request_of([1], DRAFTING)
+    loop.live = live = Live()  # type: ignore[assignment]
+    with accounted(loop, [sequence]):  # type: ignore[arg-type]
+        live.took, live.likely = 6.0, 2.0
+        sequence.metrics.speculative_decoding.record(3, 1)
+        for token in (4, 5):
+            sequence.emit(token, frozenset())
+    assert sequence.metrics.plain_time == 3 * 2 * 4.0
+
+
+def test_without_a_table_nobody_knows_what_plain_decoding_takes(request_of: Any) -> None:
+    sequence = request_of([1], DRAFTING)
+    with accounted(Fake(), [sequence]):  # type: ignore[arg-type]
+        sequence.emit(4, frozenset())
+    assert sequence.metrics.plain_time == sequence.metrics.busy_time > 0
+    with accounted(Fake(), [sequence]):  # type: ignore[arg-type]
+        sequence.metrics.speculative_decoding.record(3, 1)
+    assert math.isnan(sequence.metrics.plain_time)
+
+
+def test_rows_that_a_cache_had_are_not_read(request_of: Any) -> None:
+    loop: Any = Fake()
+    cold, warm = request_of([*range(9)], DRAFTING, slot=0), request_of([*range(9)], DRAFTING, slot=1)
+    with accounted(loop, [cold, warm]):
+        cold.cached, warm.cached, warm.metrics.num_cached_tokens = 6, 8, 6
+    assert cold.metrics.busy_time == pytest.approx(3 * warm.metrics.busy_time)
+
+
+def test_requests_add_up_to_what_the_loop_was_busy(host_loop: Any, request_of: Any) -> None:
+    loop = host_loop()
+    done = [finish(loop, request_of([*PROMPT[turn:], turn], DRAFTING)) for turn in range(4)]
+    assert sum(s.metrics.busy_time for s in done) == pytest.approx(loop.stats.total, rel=1e-9)
 
 
 def test_what_a_round_adds_itself_is_kept(request_of: Any) -> None:

@@ -54,6 +54,20 @@ def test_nothing_is_corrected_where_nothing_was_told_or_it_is_off() -> None:
         assert not live.plain_due
 
 
+def test_a_round_of_plain_decoding_takes_what_it_takes_now() -> None:
+    live = LiveTimings(TABLE, 2)
+    table = TABLE.at(2)
+    assert live.plain(2, 2, 0.0) == float(table.verify_rows[2]) + table.plain
+    assert live.plain(2, 1, 0.8) == float(table.verify_rows[2]) + TABLE.at(2, 0.8).plain / 2
+    for _ in range(20):
+        live.step("verify", 2, 3 * float(table.verify_rows[2]))
+        live.round(3 * table.plain, 2, 0, False)
+    assert live.plain(2, 2, 0.0) == pytest.approx(3 * (float(table.verify_rows[2]) + table.plain), rel=0.05)
+    took, likely = live.took, live.likely
+    live.step("verify", 2, 9 * float(table.verify_rows[2]))
+    assert (live.took - took) / (live.likely - likely) == pytest.approx(3, rel=0.05), "one slow step is not likely"
+
+
 @pytest.mark.parametrize("slower", [0.3, 1.6, 4.0])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_machine_that_changed_is_seen_within_the_stated_rounds_and_so_is_its_return(slower: float, rows: int) -> None:

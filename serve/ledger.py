@@ -1,0 +1,197 @@
+"""The ledger: a line of JSON for every request that has ended, and what the machine did in between.
+
+A row is written by one `write` before its request's response ends, so a server that is killed has lost none of a
+request that was answered. A machine that loses its power loses what came since the last sync, which there is once a
+second. A line that a crash has cut off stays as it is, and the next row begins a line of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import math
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import date, datetime, timezone
+from pathlib import Path
+
+from specbuild.measure.cost.rows import MachineRow, RequestRow, Row, line_of, now
+from specbuild.runtime.errors import OptionError
+
+from .energy import Energy
+from .generation import Generation
+from .logs import RequestLog, error_of
+from .models import ServedModel
+from .spending import Spending
+
+SYNC_SECONDS = 1.0  # between two syncs
+MACHINE_SECONDS = 60.0  # between two rows of the machine
+
+
+class Ledger:
+    """Writes rows; see `Watcher`. For the event loop's thread alone; `close` it."""
+
+    def __init__(self, spending: Spending, log: RequestLog) -> None:
+        """Raises OptionError where its file cannot be written, or another server writes it."""
+        if spending.ledger is None:
+            raise OptionError("a ledger needs a file: give --ledger")
+        self._spending, self._log, self._path = spending, log, spending.ledger
+        self._server = secrets.token_hex(8)
+        self._models: Sequence[ServedModel] = ()
+        self._energy, self._began = Energy(), time.monotonic()
+        self._busy = dict[str, float]()
+        self._dirty = False
+        try:
+            self._file = _opened(self._path)
+        except OSError as error:
+            told = error.strerror or error
+            raise OptionError(f"{self._path} cannot be a ledger ({told}): give another --ledger") from None
+        self._day, self._open = _today(), True
+
+    def begin(self, models: Sequence[ServedModel]) -> None:
+        """The models are loaded: their seconds count from now on."""
+        self._models = models
+        self._began = time.monotonic()
+        self._write(self._machine())
+
+    def ended(self, generation: Generation) -> None:
+        """See `Watcher`: a row, unless no sample came to its end."""
+        if not self._open or not any(result.metrics for result in generation.results.values()):
+            return
+        try:
+            self._write(row_of(generation, self._server))
+        except Exception as error:  # whatever is wrong with its numbers, the others are served
+            self._log.event("error", "a request has no row in the ledger", id=generation.request_id, **error_of(error))
+
+    async def run(self) -> None:
+        """Sync, rotate and tell of the machine until this is cancelled."""
+        while True:
+            await asyncio.sleep(SYNC_SECONDS)
+            midnight, self._day = _today() != self._day, _today()
+            if midnight or time.monotonic() - self._began >= MACHINE_SECONDS:
+                self._write(self._machine())
+            if self._full(midnight):
+                await asyncio.to_thread(_close, self._rotate())
+            elif self._dirty:
+                self._dirty = False
+                await asyncio.to_thread(os.fsync, self._file)
+
+    def close(self) -> None:
+        """The last row, and the end of the file; again does nothing."""
+        if self._open:
+            self._write(self._machine())
+            self._open = False
+            _close(self._file)
+
+    def _machine(self) -> MachineRow:
+        """What the machine did since the last such row."""
+        before, began = self._busy, self._began
+        self._busy = {model.name: model.engine.engine.stats.total for model in self._models}
+        self._began = time.monotonic()
+        return MachineRow(
+            time=now(),
+            server=self._server,
+            seconds=self._began - began,
+            busy_seconds={name: max(total - before.get(name, 0.0), 0.0) for name, total in self._busy.items()},
+            joules=self._energy.joules(),
+            price_per_hour=self._spending.price_per_hour,
+            currency=self._spending.currency,
+            labels=self._spending.labels,
+        )
+
+    def _write(self, row: Row) -> None:
+        """One `write` of one line; the log has what could not be written."""
+        line = line_of(row)
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):
+                raise OSError(f"{written} of {len(line)} bytes were written")
+        except OSError as error:
+            self._log.event("error", "a row of the ledger could not be written", row=line.decode(), **error_of(error))
+            self._begin_line()
+        self._dirty = True
+
+    def _begin_line(self) -> None:
+        try:
+            os.write(self._file, b"\n")
+        except OSError:  # the next row's error is told
+            return
+
+    def _full(self, midnight: bool) -> bool:
+        most = self._spending.max_bytes
+        by_day = self._spending.ledger_rotate == "day" and midnight
+        return by_day or (most is not None and os.fstat(self._file).st_size >= most)
+
+    def _rotate(self) -> int:
+        """Begin another file; the old one, which is moved aside, is to be closed."""
+        old, moment = self._file, f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
+        aside = self._path.with_name(f"{self._path.stem}-{moment}{self._path.suffix}")
+        try:
+            self._path.rename(aside)
+            self._file = _opened(self._path)
+        except OSError as error:
+            self._log.event("error", "the ledger could not be rotated", **error_of(error))
+            return os.dup(old)
+        self._write(self._machine())
+        return old
+
+
+def row_of(generation: Generation, server: str) -> RequestRow:
+    """A request's row: all of its samples together."""
+    own = [result.metrics for result in generation.results.values() if result.metrics]
+    stats, engine = [each.speculative_decoding for each in own], generation.engine
+    plain, reasons = (
+        sum(each.plain_time for each in own),
+        [result.finish_reason for result in generation.results.values()],
+    )
+    return RequestRow(
+        time=now(),
+        server=server,
+        request_id=generation.request_id,
+        model=generation.served.name,
+        user=generation.body.user,
+        tenant=generation.tenant,
+        arm=getattr(generation, "arm", None),
+        speculation=own[0].speculation,
+        finish_reasons=dict(Counter(reasons)),
+        prompt_tokens=sum(each.num_prompt_tokens for each in own),
+        cached_tokens=sum(each.num_cached_tokens for each in own),
+        output_tokens=sum(each.num_output_tokens for each in own),
+        draft_tokens=sum(each.num_draft_tokens for each in stats),
+        accepted_tokens=sum(each.num_accepted_draft_tokens for each in stats),
+        busy_seconds=max(sum(each.busy_time for each in own), 0.0),
+        plain_seconds=max(plain, 0.0) if math.isfinite(plain) else None,
+        correction=engine.correction,
+    )
+
+
+def _opened(path: Path) -> int:
+    """A descriptor that appends to a file which nobody else has as a ledger; what was cut off in it ends its line."""
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError("another server writes it") from None
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            os.write(file, b"\n")
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _close(file: int) -> None:
+    """Sync a file and close it."""
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _today() -> date:
+    return datetime.now(timezone.utc).date()

@@ -1,0 +1,91 @@
+"""`specbuild cost` from a shell."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from command_line import Outcome
+from ledgers import machine, request, written
+
+from specbuild.cli import cost
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    rows = [machine(), request(1), request(2, user="[red]bob"), request(3, user=None, plain_seconds=None)]
+    return written(tmp_path / "l.jsonl", rows, torn=b'{"time"')
+
+
+def test_tables(specbuild: Callable[..., Outcome], ledger: Path) -> None:
+    done = specbuild("cost", ledger, "--by", "user")
+    assert (done.status, done.err) == (0, "")
+    for words in ("the machine, EUR", "other work", "[red]bob", "all requests", "1 lines were cut off", "1e+04"):
+        assert words in done.out
+
+
+def test_json_in_another_price(specbuild: Callable[..., Outcome], ledger: Path) -> None:
+    asked = ("--json", "--by", "user,day", "--price-per-hour", 36, "--currency", "USD")
+    found = json.loads(specbuild("cost", ledger, ledger, *asked).out)
+    assert (found["currency"], found["total"]["requests"], len(found["groups"])) == ("USD", 6, 3)
+    assert found["total"]["cost"] == pytest.approx(0.6)
+
+
+def test_files(specbuild: Callable[..., Outcome], ledger: Path, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("rows.csv", "groups.parquet", "page.html")]
+    done = specbuild("cost", ledger, "--by", "user", "--focus", "1.2", "--out", files[0], "--parquet", files[1],
+                     "--html", files[2])  # fmt: skip
+    assert done.status == 0, done.err
+    rows = [*csv.DictReader(files[0].open(encoding="utf-8"))]
+    assert sum(float(row["BilledCost"]) for row in rows) == pytest.approx(3.6)
+    groups = pq.read_table(files[1]).to_pylist()
+    assert [(each["user"], each["requests"], each["saved_value"]) for each in groups] == [
+        ("", 1, 0.0), ("[red]bob", 1, pytest.approx(0.01)), ("ann", 1, pytest.approx(0.01)),
+    ]  # fmt: skip
+    assert "<svg" in files[2].read_text(encoding="utf-8")
+    assert specbuild("cost", ledger, "--focus", "1.2").out == files[0].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "LEDGER"),
+        (["none.jsonl"], "cannot be read"),
+        (["{}", "--by", "colour"], "colour"),
+        (["{}", "--out", "x.csv"], "--focus"),
+        (["{}", "--focus", "1.1"], "1.0"),
+        (["{}", "--focus", "1.0", "--json"], "--out"),
+        (["{}", "--price-per-hour", "-1"], "price"),
+        (["{}", "--price-per-hour", "nan"], "price"),
+        (["{}", "--html", "none/x.html"], "cannot be written"),
+    ],
+)
+def test_what_is_refused(specbuild: Callable[..., Outcome], ledger: Path, arguments: list[str], words: str) -> None:
+    assert words in specbuild("cost", *(each.format(ledger) for each in arguments)).refusal()
+
+
+@pytest.mark.parametrize(("flag", "package"), [("--parquet", "pyarrow"), ("--html", "matplotlib")])
+def test_what_is_not_installed_is_named(
+    specbuild: Callable[..., Outcome],
+    ledger: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    package: str,
+) -> None:
+    monkeypatch.setattr(cost, "find_spec", lambda name: None)
+    monkeypatch.setattr(cost.html, "find_spec", lambda name: None)
+    assert package in specbuild("cost", ledger, flag, tmp_path / "x").refusal()
+    assert not (tmp_path / "x").exists()
+
+
+def test_nothing_large_is_imported_for_a_table() -> None:
+    large = {"torch", "matplotlib", "pyarrow", "onnxruntime"}
+    code = f"import sys, specbuild.cli.cost; print(sorted({large} & {{*sys.modules}}))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,134 @@
+"""FOCUS: mandatory columns are there and filled, rows add up, and savings are no credit."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledgers import DAY, machine, request
+
+from specbuild.measure.cost.focus import COLUMNS, OURS, rows, text_of
+from specbuild.measure.cost.rows import Rows
+from specbuild.measure.cost.spent import Spending, spend
+from specbuild.runtime.errors import OptionError
+
+ENVIRONMENT = "SPECBUILD_FOCUS_PYTHON"  # a Python that has focus-validator; else the test makes one
+_BOTH = """BilledCost BillingAccountId BillingAccountName BillingCurrency BillingPeriodStart BillingPeriodEnd
+ ChargeCategory ChargeClass ChargeDescription ChargePeriodStart ChargePeriodEnd ContractedCost EffectiveCost
+ InvoiceIssuerName ListCost PricingQuantity PricingUnit ServiceCategory ServiceName""".split()
+MANDATORY = {
+    "1.2": [*_BOTH, "ProviderName", "PublisherName"],
+    "1.4": [*_BOTH, "HostProviderName", "ServiceProviderName"],
+}
+MAY_BE_NULL = {"ChargeClass"}  # null unless a row corrects another
+_PASCAL, _INSTANT = re.compile("[A-Z][A-Za-z]+"), re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+@pytest.fixture(scope="module")
+def spending() -> Spending:
+    requests = [request(1), request(2, user=None, tenant=None, plain_seconds=None), request(3, model="n"),
+                request(4, time=DAY.format(4, 9), user='b"o,b')]  # fmt: skip
+    machines = [machine(), machine(time=DAY.format(4, 10), labels={"account": "a1", "provider": "Metal Ltd"})]
+    return spend(Rows(requests, machines))
+
+
+@pytest.mark.parametrize("version", MANDATORY)
+def test_mandatory_columns_are_there_and_filled(spending: Spending, version: str) -> None:
+    found = rows(spending, version)
+    assert not {*MANDATORY[version]} - {*found[0]}
+    for row in found:
+        assert {name for name in MANDATORY[version] if row[name] in (None, "")} == MAY_BE_NULL
+
+
+@pytest.mark.parametrize("version", COLUMNS)
+def test_columns_are_named_and_values_typed_as_the_specification_says(spending: Spending, version: str) -> None:
+    assert all(name.startswith("x_") or _PASCAL.fullmatch(name) for name in COLUMNS[version])
+    assert all(name.startswith("x_") for name in OURS)
+    other = {"ProviderName", "PublisherName"} if version == "1.4" else {"HostProviderName", "ServiceProviderName"}
+    assert not other & {*COLUMNS[version]}
+    for row in csv.DictReader(io.StringIO(text_of(spending, version))):
+        assert row["ChargeCategory"] == "Usage"
+        assert re.fullmatch("[A-Z]{3}", row["BillingCurrency"])
+        for name in ("BillingPeriod", "ChargePeriod"):
+            begin, end = row[f"{name}Start"], row[f"{name}End"]
+            assert _INSTANT.fullmatch(begin)
+            assert _INSTANT.fullmatch(end)
+            assert begin < end
+        for name in ("BilledCost", "EffectiveCost", "ListCost", "ContractedCost", "PricingQuantity"):
+            assert re.fullmatch(r"\d+\.\d+", row[name])
+        priced = float(row["PricingQuantity"]) * float(row["ListUnitPrice"])
+        assert priced == pytest.approx(float(row["ListCost"]), abs=1e-9)
+
+
+@pytest.mark.parametrize("version", COLUMNS)
+def test_rows_add_up_to_what_the_machines_cost(spending: Spending, version: str) -> None:
+    found = rows(spending, version)
+    assert sum(row["BilledCost"] for row in found) == pytest.approx(spending.cost)
+    assert {row["x_Kind"] for row in found} == {"requests", "other", "idle"}
+    assert len([row for row in found if row["x_Kind"] == "requests"]) == 4
+
+
+def test_what_was_saved_is_in_a_column_of_ours_alone(spending: Spending) -> None:
+    found = rows(spending, "1.2")
+    assert not [row for row in found if row["BilledCost"] < 0 or row["ChargeCategory"] == "Credit"]
+    ann = next(row for row in found if row["x_User"] == "ann" and row["x_Model"] == "m")
+    assert (ann["BilledCost"], ann["x_BaselineCost"]) == (pytest.approx(0.01), pytest.approx(0.02))
+    assert (ann["ConsumedQuantity"], ann["ConsumedUnit"]) == (110.0, "Tokens")
+
+
+def test_labels_name_the_account_and_the_provider(spending: Spending) -> None:
+    found = rows(spending, "1.2")
+    assert {(row["BillingAccountId"], row["ProviderName"]) for row in found} == {("self-hosted", "self-hosted")}
+    labelled = spend(Rows([], [machine(labels={"account": "a1", "provider": "Metal Ltd"})]))
+    assert [(row["BillingAccountId"], row["InvoiceIssuerName"]) for row in rows(labelled, "1.2")] == [
+        ("a1", "Metal Ltd")
+    ] * 2
+
+
+def test_a_version_that_nobody_knows_is_refused(spending: Spending) -> None:
+    with pytest.raises(OptionError, match=r"1\.0, 1\.2, 1\.4"):
+        text_of(spending, "2.0")
+
+
+@pytest.fixture(scope="module")
+def validator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with focus-validator 1.0.0."""
+    if given := os.environ.get(ENVIRONMENT):
+        return Path(given)
+    folder = tmp_path_factory.mktemp("focus")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    wanted = ["focus-validator==1.0.0", "multimethod<2"]  # pandera 0.17 does not run with a newer one
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True)
+    return python
+
+
+def validated(python: Path, file: Path) -> str:
+    """What it says; it looks for its list of currencies from where it is installed."""
+    where = [
+        python,
+        "-c",
+        "import importlib.util as u; print(u.find_spec('focus_validator').submodule_search_locations[0])",
+    ]
+    home = Path(subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip()).parent
+    call = "import sys; from focus_validator.main import main; sys.exit(main())"
+    command: list[Any] = [python, "-c", call, "--data-file", file, "--validate-version", "1.0"]
+    return subprocess.run(command, cwd=home, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.soak
+def test_focus_validator_accepts_1_0_and_not_what_is_wrong(spending: Spending, validator: Path, tmp_path: Path) -> None:
+    text, file = text_of(spending, "1.0"), tmp_path / "rows.csv"
+    file.write_text(text, encoding="utf-8")
+    assert "Validation succeeded." in validated(validator, file)
+    for was, put in (("BilledCost", "Billed"), ("Usage-Based", "Daily"), ("EUR", "EURO"), ("T00:00:00Z", " noon")):
+        assert was in text
+        file.write_text(text.replace(was, put), encoding="utf-8")
+        assert "Validation failed!" in validated(validator, file)
