@@ -19,13 +19,13 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 5097,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1394,
-    ("cli", ".py"): 2205,
+    ("cli", ".py"): 2356,
     ("face", ".py"): 37,
-    ("measure", ".py"): 2007,
-    ("runtime", ".py"): 6444,
-    ("runtime/backends", ".py"): 2518,
-    ("runtime/decoding", ".py"): 1799,
-    ("serve", ".py"): 2964,
+    ("measure", ".py"): 2237,
+    ("runtime", ".py"): 6509,
+    ("runtime/backends", ".py"): 2532,
+    ("runtime/decoding", ".py"): 1809,
+    ("serve", ".py"): 3616,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

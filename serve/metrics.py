@@ -99,10 +99,6 @@ class Metrics:
         counters = {name: each.labels(model) for name, each in self._counters.items()}
         return _Series(counters, {name: each.labels(model) for name, each in self._histograms.items()})
 
-    def register(self, collector: Collector) -> None:
-        """Have what another part measures in the exposition."""
-        self._registry.register(collector)
-
     @property
     def registry(self) -> CollectorRegistry:
         """Where others register what they tell."""

@@ -78,8 +78,8 @@ def _load(
         engine = Engine.load(path, replace(load, batch_size=size, max_waiting=options.max_waiting, on_finish=finished))
         closing.callback(engine.close)
         if options.reasoning_end and engine.tokenizer.token_id(options.reasoning_end) is None:
-            told = f"reasoning_end is {shown(options.reasoning_end)}, which is no token of {names[0]}"
-            raise OptionError(f"{told}: name the one that ends its reasoning")
+            unknown = f"reasoning_end is {shown(options.reasoning_end)}, which is no token of {names[0]}"
+            raise OptionError(f"{unknown}: name the one that ends its reasoning")
         admission = Admission(size, options.max_waiting, options.max_queued_tokens)
         return ServedModel(names, path, AsyncEngine(engine), defaults_of(bundle), admission)
 
@@ -93,9 +93,9 @@ def _load(
     drift = Drift(served, options.drift, log) if options.drift else None
     watchers: list[Watcher] = [each for each in (oracle, canary, drift) if each]
     if canary:
-        metrics.register(CanaryMetrics(canary))
+        metrics.registry.register(CanaryMetrics(canary))
     if drift:
-        metrics.register(drift)
+        metrics.registry.register(drift)
     if options.slo:
         watchers.append(Guard(served, parse(options.slo), metrics.registry, log))
     if ledger:

@@ -39,12 +39,12 @@ class EagleDrafter(ModelDrafter):
         return [next(drafted) if len(s.tokens) > 1 else Tree([s.tokens[-1]]) for s in sequences]
 
     def _behind(self, text: Text) -> int:
-        return len(text.tokens) - 1 - self._cached[text.slot]
+        return len(text.tokens) - 1 - self.cached[text.slot]
 
     def _chain(self, text: Text, logits: int) -> StepInput:
-        start = self._cached[text.slot]
+        start = self.cached[text.slot]
         stop = min(len(text.tokens) - 1, start + self._chunk)
-        self._cached[text.slot] = stop
+        self.cached[text.slot] = stop
         hidden = self._target.hidden(text.slot)[start:stop]
         return StepInput(
             text.slot, start, start, text.tokens[start + 1 : stop + 1], range(start, stop), None, logits, hidden
@@ -59,7 +59,7 @@ class EagleDrafter(ModelDrafter):
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """Forget the drafted rows; see the class."""
         self._growth.pop(sequence.slot, None)
-        self.executor.commit(sequence.slot, (), self._cached[sequence.slot])
+        self.executor.commit(sequence.slot, (), self.cached[sequence.slot])
 
     def keep(self, slot: int, source: int, rows: int) -> None:
         """Keep what the cache has of these rows; the last one's depends on the token after it."""

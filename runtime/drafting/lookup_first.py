@@ -55,7 +55,7 @@ class LookupDrafter:
         deciding = [(s, s.policy, s.shape) for s in sequences if s.policy and s.shape]
         if self.model:
             for sequence, policy, _ in deciding:
-                policy.owed = self.model.owed(sequence)
+                policy.owed = len(sequence.tokens) - 1 - self.model.cached[sequence.slot]
         share, trees = None, dict[int, Tree | None]()
         if len(deciding) > 1 or any((policy.live.lanes or 1) > 1 for _, policy, _ in deciding):
             for sequence, _, shape in deciding:

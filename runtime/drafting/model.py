@@ -100,7 +100,7 @@ class ModelDrafter:
         """
         self.executor, self._chunk, self._tokens = executor, chunk, tokens
         self.guessed = self.hit = 0  # rounds that were drafted ahead, and those that came to be
-        self._cached = cached or [0] * executor.batch_size  # per slot: tokens whose rows are committed
+        self.cached = cached or [0] * executor.batch_size  # per slot: tokens whose rows are committed
         self._growth: dict[int, Growth] = {}
         self._guesses: dict[int, Text] = {}
         self._thread = ThreadPoolExecutor(1, "specbuild-draft") if overlap else None
@@ -126,10 +126,6 @@ class ModelDrafter:
         if self.share:
             self.share([(p, t.growth.ranked()) for t in texts if (p := t.growth.policy) and p.now.kind == "model"])
         return [text.growth.tree() for text in texts]
-
-    def owed(self, sequence: Sequence) -> int:
-        """Tokens before the last one whose rows the cache lacks."""
-        return len(sequence.tokens) - 1 - self._cached[sequence.slot]
 
     def _text(self, sequence: Sequence, shape: TreeSpec) -> Text:
         guess = self._guesses.pop(sequence.slot, None)
@@ -169,21 +165,21 @@ class ModelDrafter:
 
     def _behind(self, text: Text) -> int:
         """Rows that a text's cache lacks."""
-        return len(text.tokens) - self._cached[text.slot]
+        return len(text.tokens) - self.cached[text.slot]
 
     def _last(self, text: Text) -> StepInput:
         """The last chunk, after which the first level is known."""
         return self._chain(text, 1)
 
     def _chain(self, text: Text, logits: int) -> StepInput:
-        start = self._cached[text.slot]
+        start = self.cached[text.slot]
         stop = min(len(text.tokens) - (not logits), start + self._chunk)  # the last token is for the last step
-        self._cached[text.slot] = stop
+        self.cached[text.slot] = stop
         return StepInput(text.slot, start, start, text.tokens[start:stop], range(start, stop), None, logits)
 
     def _level(self, text: Text) -> StepInput:
         """The step input that runs a growth's frontier."""
-        growth, committed = text.growth, self._cached[text.slot]
+        growth, committed = text.growth, self.cached[text.slot]
         nodes, start = growth.frontier, committed + growth.run
         visible = growth.place()
         tokens = [growth.pool.tokens[node] for node in nodes]
@@ -267,28 +263,28 @@ class ModelDrafter:
             if one != other:
                 break
             same += 1
-        self._cached[slot] = min(same, self._cached[slot])
+        self.cached[slot] = min(same, self.cached[slot])
         ready = guess.growth.run if before == emitted else 0  # rows of the tree that is there already
-        self.executor.commit(slot, (), self._cached[slot] + ready)
+        self.executor.commit(slot, (), self.cached[slot] + ready)
 
     def _move(self, slot: int, rows: Seq[int]) -> None:
         """Move rows, counted from the committed ones, up to these; −1 where there is none."""
-        start = self._cached[slot]
+        start = self.cached[slot]
         moved = [start + row for row in rows if row >= 0]
         self.executor.commit(slot, moved, start)
-        self._cached[slot] = start + len(moved)
+        self.cached[slot] = start + len(moved)
 
     def keep(self, slot: int, source: int, rows: int) -> None:
         """Keep what the cache has of these rows; see `Drafter.keep`."""
         self._guesses.pop(slot, None)
-        self._cached[slot] = min(rows, self._cached[source])
-        share_rows(self.executor, slot, source, self._cached[slot])
+        self.cached[slot] = min(rows, self.cached[source])
+        share_rows(self.executor, slot, source, self.cached[slot])
 
     def release(self, slot: int) -> None:
         """Forget a slot's tree."""
         self._growth.pop(slot, None)
         self._guesses.pop(slot, None)
-        self.executor.commit(slot, (), self._cached[slot])
+        self.executor.commit(slot, (), self.cached[slot])
 
     def close(self) -> None:
         """Free the draft."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from .option import Option
 from .policy import MARGIN, READINGS, SHALLOW, SequencePolicy
-from .timings import Times, seconds_at
+from .timings import Times, longer, seconds_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Batch:
         if not models:
             return texts
         step = self._level + times.level * len(models) / times.lanes
-        reading = sum(self.wishes[number].policy.reading(times.draft_rows, times.lanes) for number in models)
+        reading = sum(longer(times.draft_rows, times.lanes, self.wishes[number].policy.owed) for number in models)
         seconds = self._seconds(rows) + times.once + levels * step + reading / READINGS
         return _Plan(tokens, seconds, tuple(nodes), frozenset(models), levels)
 

@@ -22,7 +22,7 @@ from .draft_limits import NO_LIMITS, Limits
 from .live import LiveTimings
 from .option import PLAIN, Option
 from .sessions import Session, Sessions
-from .timings import Chances, Times, TimingTable, seconds_at
+from .timings import Chances, Times, TimingTable, longer
 from .tree import TreeSpec
 from .trust import SURE, Trust
 
@@ -76,26 +76,20 @@ class SequencePolicy:
         return self.settle(best if good else plain, best.rate, plain, least)
 
     def weigh(self, times: Times, batch: int, matched: int, room: int, others: int = 0) -> None:
-        """What a round costs, and what might be drafted in it: see `choose`.
-
-        others: tokens that the same seconds bring of other sequences.
-        """
+        """What a round costs, and what may be drafted; others: tokens that these seconds bring of other sequences."""
         self._times, self._others, self.allotted = times, others, None
         self.room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
         self.matched, count = matched, min(self.room, LONGEST) if matched else 0
         self.continued = self.chances.continuation(matched, count)
 
     def settle(self, best: Option, rate: float, plain: Option, least: float) -> Option:
-        """The round's decision: an option, a probe where nothing is worth it, or what costs nothing.
-
-        rate: λ; least: tokens a second that a probe has to hope for.
-        """
+        """The round's decision: an option, a probe, or what is free; rate: λ; least: what a probe has to hope for."""
         self.now, self._rate = best, rate
         if self.now is plain and not self.live.plain_due and self.session.probing.due():
             if self._tree(HOPE, self.room, plain).rate > least:
                 tokens = plain.tokens + self.model.ratio * self.chances.step
                 self.now = Option("probe", 1, tokens, self._seconds(1, 1), 1)
-                self._read = self.reading(self._times.draft, 1) / plain.seconds
+                self._read = longer(self._times.draft, 1, self.owed) / plain.seconds
             else:
                 self.session.probing.probed(0)
         if self.now is plain and self.free and self.continued and self.matched > 1:  # less is no better than habit
@@ -165,12 +159,8 @@ class SequencePolicy:
 
     def _seconds(self, levels: int, nodes: int) -> float:
         times = self._times
-        draft = times.once + levels * (times.draft.item(1) + times.level) + self.reading(times.draft, 1) / READINGS
+        draft = times.once + levels * (times.draft.item(1) + times.level) + longer(times.draft, 1, self.owed) / READINGS
         return draft + times.verify.item(nodes + 1) + times.round
-
-    def reading(self, draft: NDArray[np.float64], rows: int) -> float:
-        """Seconds that the draft takes to read what it owes, in a step that has so many rows anyway."""
-        return seconds_at(draft, rows + self.owed) - seconds_at(draft, rows) if self.owed > 0 else 0.0
 
     def force(self, batch: int, room: int) -> int:
         """How many nodes may be drafted of what has to come."""

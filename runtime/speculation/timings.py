@@ -80,6 +80,11 @@ def seconds_at(seconds: NDArray[np.float64], rows: int) -> float:
     return float(seconds[rows]) if rows <= last else float(seconds[last]) * rows / max(last, 1)
 
 
+def longer(seconds: NDArray[np.float64], rows: int, added: int) -> float:
+    """How much longer a step takes that has some more rows."""
+    return seconds_at(seconds, rows + added) - seconds_at(seconds, rows) if added > 0 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """Of one batch size. `verify[n]`, `draft[n]`: a step of n nodes of each sequence, n from 0, where it is 0.

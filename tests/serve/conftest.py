@@ -54,7 +54,7 @@ def make_client(engine: Engine, bundle: Path, log: Log) -> Iterator[Callable[...
             drift = Drift(models, options.drift, log) if options.drift else None  # type: ignore[arg-type]
             for each in (CanaryMetrics(canary) if canary else None, drift):
                 if each:
-                    metrics.register(each)
+                    metrics.registry.register(each)
             watchers = [each for each in (oracle, canary, drift) if each]
             service = Service(models, options, metrics, oracle=oracle, canary=canary, watchers=watchers)
             client = TestClient(make_app(service, log), raise_server_exceptions=False)

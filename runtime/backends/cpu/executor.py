@@ -186,7 +186,11 @@ class OrtExecutor:
         nodes += [0] * max(not chosen, -chosen % self.exactness.rows if self.exactness else 0)
         tokens, positions = np.zeros((1, total), dtype=np.int64), np.zeros((1, total), dtype=np.int64)
         fed, hidden = (np.zeros((1, total, self.spec.hidden), dtype=np.float32) for _ in range(2))
-        inputs = {"input_ids": tokens, "position_ids": positions, "logit_nodes": np.array(nodes, dtype=np.int64)}
+        inputs: dict[str, NDArray[Any]] = {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "logit_nodes": np.array(nodes, dtype=np.int64),
+        }
         outputs = {"logits": self._logits[: len(nodes)][None]}
         if self.spec.reads_hidden:
             inputs["hidden_in"] = fed
@@ -199,9 +203,9 @@ class OrtExecutor:
                 inputs[f"bias.{window}.{slot}"] = bias[slot, :rows][None, None]
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        bound = ([(name, _value(array)) for name, array in each.items()] for each in (inputs, outputs))
+        read, written = ([(name, _value(array)) for name, array in each.items()] for each in (inputs, outputs))
         logits = [self._logits[first:end] for first, end in pairwise([0, *ends])]
-        plan = _Plan(*bound, tokens, positions, logits, fed, hidden)
+        plan = _Plan(read, written, tokens, positions, logits, fed, hidden)
         self._plans[shape] = plan
         return plan
 
