@@ -23,7 +23,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("face", ".py"): 37,
     ("measure", ".py"): 2237,
     ("runtime", ".py"): 6509,
-    ("runtime/backends", ".py"): 2532,
+    ("runtime/backends", ".py"): 2536,
     ("runtime/decoding", ".py"): 1809,
     ("serve", ".py"): 3616,
     ("plugins", ".cu .cuh"): 2022,  # the kernels

@@ -161,6 +161,10 @@ class _State(NamedTuple):
         read = sequence.cached - metrics.num_cached_tokens
         return cls(sequence.decodes, len(sequence.output), read, stats.num_spec_steps, drafted)
 
+    def after(self, was: _State) -> tuple[_State, _State]:
+        """Both states; who drafted did decode, though it may have entered in this round, its prompt in a cache."""
+        return was._replace(decodes=True) if self.drafts > was.drafts else was, self
+
     def rows_since(self, was: _State) -> int:
         """Its rows of a round's step: of its prompt, or the last token, what it drafted and what was computed again."""
         return 1 + self.drafted - was.drafted if was.decodes else max(self.read - was.read, 1)
@@ -207,7 +211,7 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
         A round that drafted nothing takes what plain decoding does, and so does reading a prompt. Where others read,
         one row of a sequence is a token of plain decoding; its other tokens would have been rounds of their own.
         """
-        done = [(s.metrics, was, _State.of(s)) for s, was in zip(self._sequences, self._were, strict=True)]
+        done = [(s.metrics, *_State.of(s).after(was)) for s, was in zip(self._sequences, self._were, strict=True)]
         rows = [now.rows_since(was) for _, was, now in done]
         second, drafted = total / max(sum(rows), 1), any(now.drafts > was.drafts for _, was, now in done)
         decoding = sum(was.decodes for _, was, _ in done)

@@ -41,7 +41,7 @@ class Slots:
         sequence = self.enter(tokens, slot, params)
         for executor in (self.target, self.draft):
             executor.rows[slot][: len(tokens)] = list(enumerate(tokens))
-        sequence.cached = self.drafter._cached[slot] = len(tokens)
+        sequence.cached = self.drafter.cached[slot] = len(tokens)
         return sequence
 
     def rows(self, slot: int) -> list[list[int]]:
@@ -109,7 +109,7 @@ def test_rows_are_shared_in_both_models(slots_of: Callable[..., Slots], slot: in
     slots.read(TEXT, 2)
     sequence = slots.enter([*TEXT[:6], 0, 0], slot)
     assert slots.rows(slot) == [TEXT[:6], TEXT[:6]]
-    assert (sequence.cached, sequence.metrics.num_cached_tokens, slots.drafter._cached[slot]) == (6, 6, 6)
+    assert (sequence.cached, sequence.metrics.num_cached_tokens, slots.drafter.cached[slot]) == (6, 6, 6)
     if slot == 0:
         assert slots.rows(2) == [TEXT, TEXT]
 
@@ -132,9 +132,9 @@ def test_a_slot_takes_its_own_rows_before_anothers(
 def test_a_draft_that_is_behind_keeps_what_it_has(slots_of: Callable[..., Slots]) -> None:
     slots = slots_of()
     slots.read(TEXT, 2)
-    slots.drafter._cached[2] = 3
+    slots.drafter.cached[2] = 3
     sequence = slots.enter([*TEXT, 0], 0)
-    assert (sequence.cached, slots.drafter._cached[0]) == (8, 3)
+    assert (sequence.cached, slots.drafter.cached[0]) == (8, 3)
     assert slots.rows(0) == [TEXT, TEXT[:3]]
 
 

@@ -314,8 +314,8 @@ def test_a_hosts_fresh_drafter_knows_of_no_text(host_loop: Any, request_of: Any,
     assert isinstance(fresh, ModelDrafter)
     assert fresh is not known
     assert fresh.executor is loop.draft_executor
-    assert known._cached[0] > 0
-    assert fresh._cached == [0]
+    assert known.cached[0] > 0
+    assert fresh.cached == [0]
     assert (fresh._thread is not None) == overlap
     sequence = request_of(PROMPT, DRAFTING)
     sequence.cached = len(PROMPT) - 1
@@ -385,7 +385,7 @@ def test_a_devices_fresh_drafter_is_the_hosts_over_its_draft(host: KernelLibrary
     assert isinstance(fresh, ModelDrafter)
     assert fresh.executor is made.loop.draft_executor
     assert fresh._chunk == made.loop.reader.chunk == CHUNK
-    assert fresh._cached == [0, 0]
+    assert fresh.cached == [0, 0]
     sequence = wanted()[0]
     sequence.slot, sequence.cached = 0, 5
     (tree,) = fresh.propose([sequence])
