@@ -24,8 +24,8 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("measure", ".py"): 2237,
     ("runtime", ".py"): 6509,
     ("runtime/backends", ".py"): 2536,
-    ("runtime/decoding", ".py"): 1809,
-    ("serve", ".py"): 3616,
+    ("runtime/decoding", ".py"): 1811,
+    ("serve", ".py"): 3619,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

@@ -59,6 +59,11 @@ class Generation:
         return self.served.engine.engine
 
     @property
+    def arm(self) -> str | None:
+        """Its arm of a canary by name; None: it is in none."""
+        return None if self.draw is None else "candidate" if self.draw.candidate else "baseline"
+
+    @property
     def samples(self) -> int:
         """Of each prompt."""
         return self.body.n or 1

@@ -154,7 +154,7 @@ def row_of(generation: Generation, server: str) -> RequestRow:
         model=generation.served.name,
         user=generation.body.user,
         tenant=generation.tenant,
-        arm=getattr(generation, "arm", None),
+        arm=generation.arm,
         speculation=own[0].speculation,
         finish_reasons=dict(Counter(reasons)),
         prompt_tokens=sum(each.num_prompt_tokens for each in own),

@@ -128,7 +128,7 @@ def _measured(requests: Sequence[Spent], seed: int) -> Interval | None:
 
 
 def _is_baseline(spent: Spent) -> bool:
-    return spent.row.arm == BASELINE
+    return spent.row.arm == BASELINE and spent.row.speculation == "off"
 
 
 def _blocks(values: Sequence[Sequence[float]]) -> Table:

@@ -44,7 +44,7 @@ def ended(model: Model, number: int = 0, samples: int = 1, plain: float = 4.0, *
         metrics.speculative_decoding.record(4, 3)
         found[choice] = Result("", [1] * 5, "length", metrics)
         model.engine.engine.stats.total += 2.0
-    fields = {"served": model, "engine": model.engine.engine, "request_id": f"r{number}", "tenant": "t"}
+    fields = {"served": model, "engine": model.engine.engine, "request_id": f"r{number}", "tenant": "t", "arm": None}
     return SimpleNamespace(**fields | {"body": SimpleNamespace(user="ann"), "results": found} | more)
 
 

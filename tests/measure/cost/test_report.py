@@ -68,7 +68,13 @@ def test_an_interval_holds_what_was_drawn_as_often_as_it_says(count: int) -> Non
 
 def test_the_canarys_baseline_measures_it_too() -> None:
     rows = [
-        request(n, arm="baseline" if n % 2 else "candidate", busy_seconds=30.0 if n % 2 else 10.0) for n in range(20)
+        request(
+            n,
+            arm="baseline" if n % 2 else "candidate",
+            speculation="off" if n % 2 else "auto",
+            busy_seconds=30.0 if n % 2 else 10.0,
+        )
+        for n in range(20)
     ]
     assert told(rows)["measured"] == pytest.approx({"value": 3.0, "low": 3.0, "high": 3.0})
     assert told(rows[:1])["measured"] is None

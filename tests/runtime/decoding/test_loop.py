@@ -169,6 +169,19 @@ def test_without_a_table_nobody_knows_what_plain_decoding_takes(request_of: Any)
     assert math.isnan(sequence.metrics.plain_time)
 
 
+def test_who_drafts_in_the_round_that_it_enters_in_decodes(request_of: Any) -> None:
+    """Its prompt was in a cache, so nothing was read before."""
+    loop, sequence = Fake(), request_of([1, 2, 3], DRAFTING)
+    loop.live = live = Live()  # type: ignore[assignment]
+    with accounted(loop, [sequence]):  # type: ignore[arg-type]
+        assert not sequence.decodes
+        sequence.cached, live.took, live.likely = 2, 2.0, 2.0
+        sequence.metrics.speculative_decoding.record(3, 1)
+        for token in (4, 5):
+            sequence.emit(token, frozenset())
+    assert sequence.metrics.plain_time == 2 * 4.0
+
+
 def test_rows_that_a_cache_had_are_not_read(request_of: Any) -> None:
     loop: Any = Fake()
     cold, warm = request_of([*range(9)], DRAFTING, slot=0), request_of([*range(9)], DRAFTING, slot=1)
