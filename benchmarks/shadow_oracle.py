@@ -122,17 +122,19 @@ def plant(engine: Engine, damaged: Path) -> None:
     """From now on steps that have a tree use the damaged bundle's graph, over the same caches."""
     target: Any = engine._loop.target
     other: Any = load_model(Bundle.open(damaged), "target", target.batch_size, target.identity["threads"])
-    sound, session, plans = target.step, other._session, {}
+    sound, own, session = target.step, (target._session, target._binding), other._session
+    target._session, target._binding = damaged_way = session, session.io_binding()
+    target._bind_cache()
+    target._session, target._binding = own
 
     def step(inputs: Any) -> Any:
         if all(each.logits < 2 for each in inputs):
             return sound(inputs)
-        own = target._session, target._plans
-        target._session, target._plans = session, plans
+        (target._session, target._binding), target._bound = damaged_way, None
         try:
             return sound(inputs)
         finally:
-            target._session, target._plans = own
+            (target._session, target._binding), target._bound = own, None
 
     target.step = step
 
