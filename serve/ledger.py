@@ -143,10 +143,7 @@ def row_of(generation: Generation, server: str) -> RequestRow:
     """A request's row: all of its samples together."""
     own = [result.metrics for result in generation.results.values() if result.metrics]
     stats, engine = [each.speculative_decoding for each in own], generation.engine
-    plain, reasons = (
-        sum(each.plain_time for each in own),
-        [result.finish_reason for result in generation.results.values()],
-    )
+    plain = sum(each.plain_time for each in own)
     return RequestRow(
         time=now(),
         server=server,
@@ -156,7 +153,7 @@ def row_of(generation: Generation, server: str) -> RequestRow:
         tenant=generation.tenant,
         arm=generation.arm,
         speculation=own[0].speculation,
-        finish_reasons=dict(Counter(reasons)),
+        finish_reasons=dict(Counter(result.finish_reason for result in generation.results.values())),
         prompt_tokens=sum(each.num_prompt_tokens for each in own),
         cached_tokens=sum(each.num_cached_tokens for each in own),
         output_tokens=sum(each.num_output_tokens for each in own),

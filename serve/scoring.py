@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,6 @@ from .models import ServedModel
 
 WAITING = 64  # texts: what comes beyond is dropped
 LOGITS = 1 << 26  # bytes of a text's rows; the tokens beyond are not scored
-_LOOK = 0.02  # seconds between two looks whether the engines have nothing else to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +44,13 @@ class Scorer:
 
     def __init__(self, model: ServedModel, log: RequestLog, other: ServedModel | None = None) -> None:
         self._model, self._other, self._log = model, other, log
-        self._waiting = deque[_Text]()
+        self._waiting = asyncio.Queue[_Text](WAITING)
 
     def offer(self, prompt: list[int], tokens: list[int], tell: Callable[[Score], None]) -> bool:
         """Have a text scored some time; whether there is room for it."""
-        if not tokens or len(self._waiting) >= WAITING:
+        if not tokens or self._waiting.full():
             return False
-        self._waiting.append(_Text(prompt, tokens, tell))
+        self._waiting.put_nowait(_Text(prompt, tokens, tell))
         return True
 
     async def run(self) -> None:
@@ -60,9 +58,9 @@ class Scorer:
         loop = asyncio.get_running_loop()
         models = [self._model, *([self._other] if self._other else [])]
         while True:
-            while not self._waiting or any(model.admission.requests for model in models):
-                await asyncio.sleep(_LOOK)
-            text = self._waiting.popleft()
+            text = await self._waiting.get()
+            while busy := [model.admission for model in models if model.admission.requests]:
+                await busy[0].idle.wait()  # another may have come before this task goes on
             try:
                 text.tell(await loop.run_in_executor(None, self._score, text))
             except EngineClosedError:

@@ -195,5 +195,4 @@ class Batch:
 
     def _seconds(self, rows: int, drafts: bool = True) -> float:
         """Of a round beside the draft."""
-        own = (self._times.round if drafts else self._times.plain) * len(self.wishes) / self._times.lanes
-        return seconds_at(self._times.verify_rows, rows) + own
+        return self._times.of_round(rows, len(self.wishes), drafts)

@@ -182,8 +182,7 @@ class LiveTimings:
 
     def plain(self, rows: int, sequences: int, temperature: float) -> float:
         """Seconds of a round of plain decoding as the machine is now, with so many rows, fillers included."""
-        times = self.at(sequences, temperature)
-        return seconds_at(times.verify_rows, rows) + times.plain * sequences / times.lanes
+        return self.at(sequences, temperature).of_round(rows, sequences, drafts=False)
 
     @property
     def plain_due(self) -> bool:

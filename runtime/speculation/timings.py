@@ -116,6 +116,10 @@ class Times:
         rows = [_by_rows(each, lanes) for each in (verify, draft)]
         return cls(verify, draft, plain, with_tree, level, rows[0], rows[1], once, lanes, sampled)
 
+    def of_round(self, rows: int, sequences: int, drafts: bool) -> float:
+        """Seconds of a round beside the draft: the target's step of so many rows, and the loop's own time."""
+        return seconds_at(self.verify_rows, rows) + (self.round if drafts else self.plain) * sequences / self.lanes
+
     def share(self, rows: int, count: int) -> Times:
         """One sequence's share, of `count` whose step has so many rows before anything is drafted."""
         share, draft = count / self.lanes, self.draft_rows
