@@ -82,4 +82,4 @@ def test_tokens_without_text_come_with_an_empty_one(
     choices = [part["choices"][0] for part in parts]
     assert [text(choice) for choice in choices] == [*[""] * (len(choices) - 1), said]
     assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
-    assert len(choices) > 6
+    assert len(choices) > 1
