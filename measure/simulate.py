@@ -100,7 +100,7 @@ class Simulator:
     ) -> None:
         self._table, self._lanes, self._machine = table, lanes, machine
         self._live, self._free = LiveTimings(table, lanes, live), free
-        self._least = lanes * (1 + free)  # rows of plain decoding
+        self._least = self._filled(lanes)  # rows of plain decoding
 
     def run(self, texts: Sequence[Sequence[Position]], drafts: bool, temperature: float, rounds: int) -> Outcome:
         """So many rounds over the texts, again and again. `drafts`: whether there is a model."""
@@ -138,16 +138,19 @@ class Simulator:
             came, most = (place.model, policy.now.levels) if now.levels else (place.text, now.nodes)
             accepted = min(came, most)
             levels = max(levels, policy.now.levels)
-            rows += -(-(1 + policy.now.nodes) // (1 + self._free)) * (1 + self._free)
+            rows += 1 + policy.now.nodes
             policy.guess = 1
             policy.record(range(accepted + 1), 1 if place.text else 0)
             done.decisions[now.kind] += 1
             gained = min(1 + accepted, len(each.text) - each.at)
             each.at += gained
             emitted += gained
-        self._clock(rows, levels, done, number, temperature)
+        self._clock(self._filled(rows), levels, done, number, temperature)
         done.tokens += emitted
         return emitted
+
+    def _filled(self, rows: int) -> int:
+        return rows + -rows % (1 + self._free)
 
     def _clock(self, rows: int, levels: int, done: Outcome, number: int, temperature: float) -> None:
         """What a round took, by the machine; the live timings are told of it as a loop would."""

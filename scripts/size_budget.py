@@ -16,15 +16,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 5097,
+    ("builder", ".py"): 5111,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1394,
     ("cli", ".py"): 2356,
     ("face", ".py"): 37,
-    ("measure", ".py"): 2237,
-    ("runtime", ".py"): 6509,
-    ("runtime/backends", ".py"): 2536,
-    ("runtime/decoding", ".py"): 1811,
+    ("measure", ".py"): 2239,
+    ("runtime", ".py"): 6504,
+    ("runtime/backends", ".py"): 2542,
+    ("runtime/decoding", ".py"): 1810,
     ("serve", ".py"): 3614,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin

@@ -25,9 +25,16 @@ class Lanes:
     bias: dict[int, list[ir.Value]]  # by window
     last_row: list[ir.Value]
     positions: list[ir.Value]
+    rows: ir.Value  # the node of each of attention's rows
+    nodes: ir.Value  # the row of each node
     sizes: ir.Value | None
     caches: list[ir.Value] = field(default_factory=list)
     presents: list[ir.Value] = field(default_factory=list)
+
+    @property
+    def shared(self) -> list[ir.Value]:
+        """The inputs that say which rows are whose."""
+        return [self.rows, self.nodes, *([self.sizes] if self.sizes else [])]
 
 
 def cache_width(head_dim: int) -> int:
@@ -47,6 +54,7 @@ def make_lanes(first: ir.Node, positions: ir.Value, batch_size: int, capacity: i
         return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
     slots = range(batch_size)
+    rows = value("attention_rows", ir.DataType.INT64, ["attention_rows"])
     lanes = Lanes(
         capacity=capacity,
         bias={
@@ -56,13 +64,19 @@ def make_lanes(first: ir.Node, positions: ir.Value, batch_size: int, capacity: i
             for window in windows
         },
         last_row=[value(f"last_row.{slot}", ir.DataType.INT32, [1]) for slot in slots],
-        positions=[positions],
+        positions=[_gather(first, positions, rows)],
+        rows=rows,
+        nodes=value("node_rows", ir.DataType.INT64, ["nodes"]),
         sizes=None,
     )
     if batch_size > 1:
         lanes.sizes = value("lane_sizes", ir.DataType.INT64, [batch_size])
-        lanes.positions = _split(first, positions, lanes.sizes, batch_size)
+        lanes.positions = _split(first, lanes.positions[0], lanes.sizes, batch_size)
     return lanes
+
+
+def _gather(before: ir.Node, value: ir.Value, rows: ir.Value) -> ir.Value:
+    return insert(before, "Gather", [value, rows], attributes={"axis": 1}).outputs[0]
 
 
 def _split(before: ir.Node, value: ir.Value, sizes: ir.Value, count: int) -> list[ir.Value]:
@@ -79,6 +93,7 @@ def lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: Lanes) ->
         query, key = (_rotate(node, x, tables) for x in (query, key))
         tables = []
     packed = _packed(node, [_rows(graph, node, x, padded) for x in (query, key, value)])
+    packed = [_gather(node, x, lanes.rows) for x in packed]
     split = [_split(node, x, lanes.sizes, len(lanes.last_row)) if lanes.sizes else [x] for x in packed]
     rotation = [[*tables, positions] if tables else [None] * 3 for positions in lanes.positions]
     total = constant(graph, "capacity", np.array(lanes.capacity, dtype=np.int32))
@@ -105,6 +120,7 @@ def lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: Lanes) ->
         lanes.caches += past
         lanes.presents += present
     out = insert(node, "Concat", outputs, attributes={"axis": 1}).outputs[0] if len(outputs) > 1 else outputs[0]
+    out = _gather(node, out, lanes.nodes)
     for old in node.outputs[1:]:
         while old.is_graph_output():
             graph.outputs.remove(old)

@@ -1,7 +1,7 @@
 """The portable graph for ONNX Runtime on a CPU: attention in lanes, its fused norms, its block products.
 
 The lowered graph takes all sequences' nodes as one flat list `[1, T]`. Attention is split into one lane per cache slot
-(`lanes.py`); everything else is computed on T rows at once, without padding. A lane's nodes lie at `lane_sizes`;
+(`lanes.py`); everything else is computed on T rows at once, without padding. A lane's rows lie at `lane_sizes`;
 `bias.w.j [1, 1, n, S]` holds the tree and the window of w positions (0: none), 0 or −inf per cache row; `last_row.j` is
 the last cache row the lane writes.
 """
@@ -22,6 +22,8 @@ INPUTS = {
     "tokens": "input_ids",
     "positions": "position_ids",
     "logit_nodes": "logit_nodes",
+    "attention_rows": "attention_rows",
+    "node_rows": "node_rows",
     "lane_sizes": "lane_sizes",
     "tree_bias": "bias.{window}.{slot}",
     "last_row": "last_row.{slot}",
@@ -63,7 +65,7 @@ def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
     logits.shape = ir.Shape([1, "logit_nodes", dims(logits)[-1]])  # type: ignore[index]
     biases = [value for window in windows for value in lanes.bias[window]]
     graph.inputs.clear()
-    graph.inputs.extend(flat + ([lanes.sizes] if lanes.sizes else []) + biases + lanes.last_row + lanes.caches)
+    graph.inputs.extend(flat + lanes.shared + biases + lanes.last_row + lanes.caches)
     graph.outputs.clear()
     graph.outputs.extend([logits, *hidden, *lanes.presents])
     clean(model)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ExactnessClass:
-    """`rows`: all nodes of a step, and its wanted logits, are a multiple of it. `sequence_rows`: each sequence's are.
+    """`rows`: all nodes of a step, and its wanted logits, are a multiple of it.
+
+    `sequence_rows`: attention's rows of each sequence are, where alone they are filled up.
 
     Rows that fill a step up lie behind all nodes, which do not see them. Of a tree the nodes before its first side
     branch are in the class. `digest`: the sha256 of a text's logits in it, "" until they are computed: engines of one
@@ -22,6 +24,10 @@ class ExactnessClass:
     rows: int
     sequence_rows: int
     digest: str = field(default="", compare=False)
+
+    def filled(self, nodes: int) -> int:
+        """How many rows a step of so many nodes has."""
+        return nodes + -nodes % self.rows
 
 
 CANDIDATES = tuple(ExactnessClass(*sizes) for sizes in ((1, 1), (1, 2), (2, 2), (4, 4), (8, 8)))  # cheapest first

@@ -82,9 +82,9 @@ class HostLoop:
             account.decoded = rows - least
 
     def _rows(self, counts: Iterable[int]) -> int:
-        """Of a step whose sequences have so many, with what fills it up and those of idle slots."""
-        each, found = self.exactness.sequence_rows if self.exactness else 1, [*counts]
-        return sum(-(-count // each) * each for count in found) + self.target.batch_size - len(found)
+        """Of a step whose sequences have so many, with what fills it up."""
+        rows = sum(counts)
+        return self.exactness.filled(rows) if self.exactness else rows
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""

@@ -233,8 +233,7 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
         live, target, exactness = self._loop.live, self._loop.target, self._loop.exactness
         if live is None:
             return math.nan
-        each = exactness.sequence_rows if exactness else 1
-        flat = decoding * each + target.batch_size - decoding
+        flat = exactness.filled(decoding) if exactness else decoding
         rows = target.batch_size * target.buckets[0] if target.buckets else flat
         took, likely = live.took - self._likely[0], live.likely - self._likely[1]
         plain = live.plain(rows, decoding, max(s.params.temperature for s in self._sequences))

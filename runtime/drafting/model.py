@@ -159,8 +159,7 @@ class ModelDrafter:
         before = self.executor.seconds
         logits = self.executor.step(inputs)
         if self.live and not self._thread:
-            rows = sum(len(each.tokens) for each in inputs) + self.executor.batch_size - len(inputs)
-            self.live.step("draft", rows, self.executor.seconds - before)
+            self.live.step("draft", sum(len(each.tokens) for each in inputs), self.executor.seconds - before)
         return logits
 
     def _behind(self, text: Text) -> int:

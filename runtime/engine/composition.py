@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specbuild.runtime.backends.cpu.cores import cores
-from specbuild.runtime.backends.exactness import ExactnessClass
 from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import MANIFEST
@@ -67,7 +66,7 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
         target = load_model(bundle, "target", options.batch_size, threads)
         undo.callback(target.close)
         exactness = keep_to_class(bundle, target)
-        policy = _policy(bundle, options, target, _free(exactness))
+        policy = _policy(bundle, options, target, exactness.rows - 1 if exactness else 0)
         if _drafts(bundle, options):
             overlap = policy is not None and policy.timings.overlap if options.overlap is None else options.overlap
             draft = load_model(bundle, "draft", options.batch_size, options.draft_threads or 1)
@@ -104,7 +103,7 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
         exactness = find(models.target, bundle.manifest.buckets[-1] if most is None else 1 + most)
         if draft and bundle.manifest.models["draft"].kind != "model":
             hosted = drafter_of(bundle, draft, models.target, draft.model.buckets[-1], overlap=False)
-        policy = _policy(bundle, options, models.target, _free(exactness))
+        policy = _policy(bundle, options, models.target, exactness.sequence_rows - 1 if exactness else 0)
         live = policy.live if policy else None
         loop = DeviceLoop(
             models.target,
@@ -117,11 +116,6 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
             ahead=AHEAD if options.resident else 0,
         )
         return loop, policy
-
-
-def _free(exactness: ExactnessClass | None) -> int:
-    """Nodes of each sequence that a step has room for beside the root."""
-    return exactness.sequence_rows - 1 if exactness else 0
 
 
 def _drafts(bundle: Bundle, options: LoadOptions) -> bool:

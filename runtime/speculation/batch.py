@@ -7,7 +7,7 @@ tokens a second. A draft model's levels are steps that all who draft with it sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -53,7 +53,6 @@ class Batch:
     wishes: Sequence[Wish]
     rows: int = field(init=False)
     rate: float = field(init=False)
-    each: int = field(init=False)  # rows of a sequence are filled up to a multiple of it
     _times: Times = field(init=False)
     _level: float = field(init=False)  # seconds of a step of the draft, and of one more row of the target
     _row: float = field(init=False)
@@ -63,12 +62,11 @@ class Batch:
     def __post_init__(self) -> None:
         first, count = self.wishes[0].policy, len(self.wishes)
         self._times = times = first.live.at(count, max(wish.policy.temperature for wish in self.wishes))
-        self.each = 1 + max(wish.policy.free for wish in self.wishes)
-        self.rows = max(times.lanes - count, 0) + sum(self._filled(wish, 0) for wish in self.wishes)
+        self.rows = sum(wish.pending for wish in self.wishes)
         seen = first.live.share(times, self.rows, count)
         for wish in self.wishes:
             wish.policy.weigh(seen, count, wish.matched, wish.room, count - 1)
-        self._level, self._row = seconds_at(times.draft_rows, times.lanes), times.node / times.lanes
+        self._level, self._row = seconds_at(times.draft_rows, count), times.node / times.lanes
         self._texts = [wish.policy.reached() for wish in self.wishes]
         levels = (wish.policy.levels(wish.policy.model.ratio, wish.policy.room) for wish in self.wishes)
         self._trees = [[0.0, *accumulate(each)] for each in levels]
@@ -77,19 +75,24 @@ class Batch:
         """Set what every sequence does."""
         count = len(self.wishes)
         plain = _Plan(float(count), self._seconds(self.rows, drafts=False), (0,) * count)
-        best = self._best(plain)
+        best, decided = self._best(plain), list[Option]()
         self.rate, alone = max(best.rate, plain.rate), Option("plain", 0, float(count), plain.seconds)
         limit = self.wishes[0].policy.limits.min_expected_speedup
         least = plain.rate * max(limit, 1 + (MARGIN - 1) / count)
-        for number, (wish, nodes) in enumerate(zip(self.wishes, best.nodes, strict=True)):
+        for number, nodes in enumerate(best.nodes):
             option = alone
             if number in best.models:
                 levels = min(best.levels, len(self._trees[number]) - 1)
                 option = Option("model", nodes, best.tokens, best.seconds, levels)
-            elif self._more(wish, nodes):
+            elif nodes:
                 option = Option("lookup", nodes, best.tokens, best.seconds)
-                self.rows += self._more(wish, nodes)
+                self.rows += nodes
+            decided.append(option)
+        left = 0 if best.models else -self.rows % (1 + self.wishes[0].policy.free)  # rows that fill the step up
+        for wish, option in zip(self.wishes, decided, strict=True):
+            wish.policy.left = left if option is alone else 0
             wish.policy.settle(option, self.rate, alone, least)
+            left -= wish.policy.left
 
     def _best(self, plain: _Plan) -> _Plan:
         """The best of those plans that promise their margin over plain decoding."""
@@ -98,8 +101,8 @@ class Batch:
         if live.plain_due:
             return plain
         texts = self._from_texts(plain)
-        placed = zip(self.wishes, self._texts, texts.nodes, strict=True)
-        drawn = [(sum(chances[:nodes]), self._more(wish, nodes)) for wish, chances, nodes in placed]
+        placed = zip(self._texts, texts.nodes, strict=True)
+        drawn = [(sum(chances[:nodes]), nodes) for chances, nodes in placed]
         for levels in range(max(map(len, self._trees))):
             if not levels or self._at_best(levels, drawn, plain) > score:
                 plan = self._with_model(levels, texts, drawn, max(best.rate, plain.rate)) if levels else texts
@@ -124,26 +127,15 @@ class Batch:
 
     def _score(self, plan: _Plan, plain: _Plan) -> float:
         """Tokens a second, less the margin for each sequence that drafts at a cost."""
-        drafting = enumerate(zip(self.wishes, plan.nodes, strict=True))
-        paying = sum(i in plan.models or self._more(wish, nodes) > 0 for i, (wish, nodes) in drafting)
+        paying = sum(number in plan.models or nodes > 0 for number, nodes in enumerate(plan.nodes))
         return plan.rate - (MARGIN - 1) * paying / plain.seconds
 
-    def _units(self) -> Iterator[tuple[float, float, int, int, int]]:
-        """Parts of continuations that fill rows up: worth of a row, negative; worth; rows; whose; nodes until then."""
-        for number, (wish, chances) in enumerate(zip(self.wishes, self._texts, strict=True)):
-            worth, began = 0.0, 0
-            for count, chance in enumerate(chances, 1):
-                worth += chance
-                if count == len(chances) or not (wish.pending + count) % self.each:
-                    rows = self._filled(wish, count) - self._filled(wish, began)
-                    yield -worth / max(rows, 0.5), worth, rows, number, count
-                    worth, began = 0.0, count
-
     def _from_texts(self, plain: _Plan) -> _Plan:
-        """Continuations of texts alone: what is worth most a row comes first."""
-        best, tokens, rows, nodes = plain, plain.tokens, self.rows, list(plain.nodes)
-        for _, worth, more, number, count in sorted(self._units()):
-            tokens, rows, nodes[number] = tokens + worth, rows + more, count
+        """Continuations of texts alone: the likeliest token comes first."""
+        units = ((-chance, number) for number, chances in enumerate(self._texts) for chance in chances)
+        best, tokens, nodes = plain, plain.tokens, list(plain.nodes)
+        for rows, (worth, number) in enumerate(sorted(units), self.rows + 1):
+            tokens, nodes[number] = tokens - worth, nodes[number] + 1
             seconds = self._seconds(rows)
             if tokens / seconds > best.rate:
                 best = _Plan(tokens, seconds, tuple(nodes))
@@ -160,16 +152,16 @@ class Batch:
             tree = self._tree(number, levels)
             if tree > text:
                 grown = min(2 * levels, wish.policy.room)
-                added = self._more(wish, grown)
-                if tree - text > row * (added - more):
+                if tree - text > row * (grown - more):
                     models.append(number)
-                    nodes[number], tokens, rows = grown, tokens + tree, rows + added
+                    nodes[number], tokens, rows = grown, tokens + tree, rows + grown
                     continue
             tokens, rows = tokens + text, rows + more
         if not models:
             return texts
         step = self._level + times.level * len(models) / times.lanes
-        reading = sum(longer(times.draft_rows, times.lanes, self.wishes[number].policy.owed) for number in models)
+        count = len(self.wishes)
+        reading = sum(longer(times.draft_rows, count, self.wishes[number].policy.owed) for number in models)
         seconds = self._seconds(rows) + times.once + levels * step + reading / READINGS
         return _Plan(tokens, seconds, tuple(nodes), frozenset(models), levels)
 
@@ -184,14 +176,7 @@ class Batch:
         seconds = np.array([seconds_at(self._times.verify_rows, self.rows + count) for count in range(len(expected))])
         counts = np.bincount(whose[order[: int((expected - self.rate * seconds).argmax())]], minlength=len(grown))
         for (policy, scores), count in zip(grown, counts.tolist(), strict=True):
-            policy.allotted = min(count + -(1 + count) % self.each, len(scores))
-
-    def _filled(self, wish: Wish, nodes: int) -> int:
-        """Rows of a sequence that drafts so many nodes."""
-        return -(-(wish.pending + nodes) // self.each) * self.each
-
-    def _more(self, wish: Wish, nodes: int) -> int:
-        return self._filled(wish, nodes) - self._filled(wish, 0) if nodes else 0
+            policy.allotted = min(count, len(scores))
 
     def _seconds(self, rows: int, drafts: bool = True) -> float:
         """Of a round beside the draft."""

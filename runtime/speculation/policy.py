@@ -44,7 +44,7 @@ class SequencePolicy:
     drafts: bool  # whether there is a model to draft with
     session: Session
     limits: Limits = NO_LIMITS
-    free: int = 0  # nodes that a step has room for beside the root, whether they are drafted or not
+    free: int = 0  # nodes that a step of this sequence alone has room for, whether they are drafted or not
     owed: int = 0  # tokens of the text that the draft model has not read
     model: Trust = field(init=False)
     lookup: Trust = field(init=False)
@@ -56,6 +56,7 @@ class SequencePolicy:
     continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
     matched: int = 0  # tokens before it
     room: int = 0  # nodes that may be drafted
+    left: int = 0  # of those that are free, in this round
     allotted: int | None = None  # nodes that a batch verifies of the model's tree; None: that is its own affair
     _others: int = 0
     _read: float = 0.0  # rounds of plain decoding that a probe's reading takes
@@ -77,7 +78,7 @@ class SequencePolicy:
 
     def weigh(self, times: Times, batch: int, matched: int, room: int, others: int = 0) -> None:
         """What a round costs, and what may be drafted; others: tokens that these seconds bring of other sequences."""
-        self._times, self._others, self.allotted = times, others, None
+        self._times, self._others, self.allotted, self.left = times, others, None, self.free
         self.room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
         self.matched, count = matched, min(self.room, LONGEST) if matched else 0
         self.continued = self.chances.continuation(matched, count)
@@ -92,16 +93,16 @@ class SequencePolicy:
                 self._read = longer(self._times.draft, 1, self.owed) / plain.seconds
             else:
                 self.session.probing.probed(0)
-        if self.now is plain and self.free and self.continued and self.matched > 1:  # less is no better than habit
+        if self.now is plain and self.left and self.continued and self.matched > 1:  # less is no better than habit
             tokens = plain.tokens + self.continued[0]
-            self.now = Option("lookup", min(self.free, len(self.continued)), tokens, plain.seconds)
+            self.now = Option("lookup", min(self.left, len(self.continued)), tokens, plain.seconds)
         self.below = [*self.continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
         return self.now
 
     @property
     def spare(self) -> int:
         """Nodes that the round's step has room for beside what was decided."""
-        return min(self.free, self.room) if self.now.kind == "plain" else 0
+        return min(self.left, self.room) if self.now.kind == "plain" else 0
 
     def fill(self) -> None:
         """A node is drafted there: it costs nothing, promises nothing, and nothing is learnt of it."""
@@ -282,8 +283,8 @@ class Policy:
     ) -> None:
         """`drafts`: whether there is a model to draft with. `clock`: seconds, by which sessions are forgotten.
 
-        `free`: drafted nodes that cost nothing, because a step of one node is filled up. `live`: the table as rounds
-        correct it, whoever tells it of them; None: nobody does.
+        `free`: drafted nodes that cost nothing, because a lone sequence's step of one node is filled up. `live`: the
+        table as rounds correct it, whoever tells it of them; None: nobody does.
         """
         self.timings, self.drafts, self.limits, self.free = timings, drafts, limits, free
         self.live = live or LiveTimings(timings)

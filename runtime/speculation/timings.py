@@ -89,7 +89,7 @@ def longer(seconds: NDArray[np.float64], rows: int, added: int) -> float:
 class Times:
     """Of one batch size. `verify[n]`, `draft[n]`: a step of n nodes of each sequence, n from 0, where it is 0.
 
-    `verify_rows[r]`, `draft_rows[r]`: of r rows of all its `lanes` together, a row of each idle one among them.
+    `verify_rows[r]`, `draft_rows[r]`: of r rows of all its `lanes` together.
     """
 
     verify: NDArray[np.float64]
@@ -104,17 +104,24 @@ class Times:
     sampled: bool = False
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], nodes: int, sampled: bool = False, lanes: int = 1) -> Times:
+    def of(
+        cls, record: Mapping[str, Any], nodes: int, sampled: bool = False, lanes: int = 1, fewer: Times | None = None
+    ) -> Times:
         """From JSON, up to `nodes`: pairs of nodes and seconds, between which cost grows evenly, and never falls.
 
         sampled: the loop's own times are those of sampled rounds, where the table has them. lanes: the batch size.
+        fewer: the next smaller batch size's, which steps take that have less than a row for each lane.
         """
         verify, draft = (_filled(record[name], nodes) for name in ("verify", "draft"))
         own, once = record.get("sampled", record) if sampled else record, float(record.get("once", 0.0))
         draft = np.zeros(nodes + 1) if once else draft
         plain, with_tree, level = (float(own[name]) for name in ("plain", "round", "level"))
-        rows = [_by_rows(each, lanes) for each in (verify, draft)]
-        return cls(verify, draft, plain, with_tree, level, rows[0], rows[1], once, lanes, sampled)
+        rows, draft_rows = _by_rows(verify, lanes), _by_rows(draft, lanes)
+        if fewer:
+            for each, of_fewer in ((rows, fewer.verify_rows), (draft_rows, fewer.draft_rows)):
+                known = of_fewer[: min(lanes, len(each))]
+                each[: len(known)] = np.minimum(known, each[: len(known)])
+        return cls(verify, draft, plain, with_tree, level, rows, draft_rows, once, lanes, sampled)
 
     def of_round(self, rows: int, sequences: int, drafts: bool) -> float:
         """Seconds of a round beside the draft: the target's step of so many rows, and the loop's own time."""
@@ -122,11 +129,11 @@ class Times:
 
     def share(self, rows: int, count: int) -> Times:
         """One sequence's share, of `count` whose step has so many rows before anything is drafted."""
-        share, draft = count / self.lanes, self.draft_rows
+        share, draft = count / self.lanes, self.draft_rows[::count]
         return replace(
             self,
             verify=self.verify_rows[rows - 1 :],
-            draft=draft[max(self.lanes - count, 0) :: count] / count if len(draft) > 1 else draft,
+            draft=draft / count,
             plain=self.plain * share,
             round=self.round * share,
             level=self.level / self.lanes,
@@ -201,9 +208,11 @@ class TimingTable:
         try:
             found = checked(record, _Table)
             by_size = sorted((int(batch), each) for batch, each in record["times"].items())
-            times, others = (
-                {size: Times.of(each, nodes, how, size) for size, each in by_size} for how in (False, True)
-            )
+            times, others = dict[int, Times](), dict[int, Times]()
+            for size, each in by_size:
+                for how, known in ((False, times), (True, others)):
+                    fewer = next(reversed(known.values()), None)
+                    known[size] = Times.of(each, nodes, how, size, fewer)
             greedy, sampled = (Chances.of(record["chances"][name]) for name in ("greedy", "sampled"))
             return cls(found.machine, found.widest, times, others, greedy, sampled, found.overlap)
         except ValueError as error:

@@ -2,7 +2,8 @@
 
 The lowered graph computes all sequences' nodes as one flat list of T nodes; only attention is split into lanes, one
 per cache slot (ONNX Runtime's GroupQueryAttention takes one sequence where there are several new nodes over a past).
-Every lane takes part in every step: a slot without an input runs one idle node in the row past its last one.
+A lane may have more rows than nodes, copies of a node that nobody sees: an exactness class asks for them, and a slot
+without an input, whose lane takes part in every step all the same, has one past its last row.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class OrtExecutor:
                 np.minimum(plan.positions, self.spec.max_positions - 1, out=plan.positions)
             self._last_row[lane.slot, 0] = lane.start + rows - 1
             touched += self._hide(lane)
-            first += rows
+            first = last
         started = time.perf_counter()
         try:
             self._bind(plan)
@@ -112,9 +113,9 @@ class OrtExecutor:
             for region in touched:
                 region.fill(0)
         first = 0
-        for lane, (rows, count, _) in zip(lanes, shape, strict=True) if self.spec.hidden else ():
+        for lane, (_, count, _) in zip(lanes, shape, strict=True) if self.spec.hidden else ():
             self._rows.hidden[lane.slot, lane.start : lane.start + count] = plan.hidden[0, first : first + count]
-            first += rows
+            first += count
         return [plan.logits[step_input.slot] for step_input in inputs]
 
     def _hide(self, lane: StepInput) -> list[NDArray[np.float32]]:
@@ -125,7 +126,7 @@ class OrtExecutor:
                 tree = bias[lane.slot, :nodes, lane.committed : end]
                 np.copyto(tree, -np.inf, where=~lane.visible)
                 touched.append(tree)
-            if 0 < window <= max(lane.positions):
+            if 0 < window <= max(lane.positions, default=0):
                 rows = bias[lane.slot, :nodes, :end]
                 distance = np.asarray(lane.positions)[:, None] - self._rows.positions[lane.slot, :end]
                 np.copyto(rows, -np.inf, where=distance >= window)
@@ -138,21 +139,18 @@ class OrtExecutor:
             self._rows.write(step_input, self.spec.max_nodes)
         if len(inputs) == self.batch_size == 1:
             return list(inputs)
-        lanes = [StepInput(slot, end, end, (0,), (0,), None, 0) for slot, end in enumerate(self._rows.ends)]
+        lanes = [StepInput(slot, end, end, (), (), None, 0) for slot, end in enumerate(self._rows.ends)]
         for step_input in inputs:
             lanes[step_input.slot] = step_input
         return lanes
 
     def _shape(self, lanes: Sequence[StepInput], inputs: Sequence[StepInput]) -> _Shape:
         """What each lane has of a step in the class; the rows past its nodes are seen by none of them."""
+        each = self.exactness.sequence_rows if self.exactness else 1
         counts = [len(lane.tokens) for lane in lanes]
-        rows = counts.copy()
-        if self.exactness:
-            for step_input in inputs:
-                rows[step_input.slot] += -rows[step_input.slot] % self.exactness.sequence_rows
-            rows[rows.index(min(rows))] += -sum(rows) % self.exactness.rows
-            if any(lane.start + count > self.spec.capacity for lane, count in zip(lanes, rows, strict=True)):
-                raise ExecutionError(f"the {self.spec.name} has no rows to fill a step up: build the bundle again")
+        rows = [max(1, count + -count % each) for count in counts]
+        if any(lane.start + count > self.spec.capacity for lane, count in zip(lanes, rows, strict=True)):
+            raise ExecutionError(f"the {self.spec.name} has no rows to fill a step up: build the bundle again")
         return tuple(zip(rows, counts, [lane.logits for lane in lanes], strict=True))
 
     def _bind_cache(self) -> None:
@@ -177,19 +175,26 @@ class OrtExecutor:
 
     def _plan(self, shape: _Shape) -> _Plan:
         """Make a step's inputs and outputs once."""
-        nodes, ends, total = list[int](), list[int](), 0
+        each, total = self.exactness.rows if self.exactness else 1, 0
+        nodes, ends, attention_rows, node_rows = list[int](), list[int](), list[int](), list[int]()
         for rows, count, wanted in shape:
-            nodes += range(total + count - wanted, total + count)
+            node_rows += range(len(attention_rows), len(attention_rows) + count)
+            last = max(total + count - 1, 0)
+            attention_rows += [min(total + row, last) for row in range(rows)]
+            total += count
+            nodes += range(total - wanted, total)
             ends.append(len(nodes))
-            total += rows
-        chosen = len(nodes)
-        nodes += [0] * max(not chosen, -chosen % self.exactness.rows if self.exactness else 0)
+        nodes += [0] * max(not nodes, -len(nodes) % each)
+        total += -total % each
+        node_rows += [0] * (total - len(node_rows))
         tokens, positions = np.zeros((1, total), dtype=np.int64), np.zeros((1, total), dtype=np.int64)
         fed, hidden = (np.zeros((1, total, self.spec.hidden), dtype=np.float32) for _ in range(2))
         inputs: dict[str, NDArray[Any]] = {
             "input_ids": tokens,
             "position_ids": positions,
             "logit_nodes": np.array(nodes, dtype=np.int64),
+            "attention_rows": np.array(attention_rows, dtype=np.int64),
+            "node_rows": np.array(node_rows, dtype=np.int64),
         }
         outputs = {"logits": self._logits[: len(nodes)][None]}
         if self.spec.reads_hidden:

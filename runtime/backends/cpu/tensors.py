@@ -17,7 +17,7 @@ def expected_tensors(spec: ModelSpec, batch_size: int) -> tuple[dict[str, Tensor
     inputs: dict[str, Tensor] = {
         "input_ids": ("tensor(int64)", (1, None)),
         "position_ids": ("tensor(int64)", (1, None)),
-        "logit_nodes": ("tensor(int64)", (None,)),
+        **dict.fromkeys(("logit_nodes", "attention_rows", "node_rows"), ("tensor(int64)", (None,))),
         **({"hidden_in": hidden} if spec.reads_hidden else {}),
         **({"lane_sizes": ("tensor(int64)", (batch_size,))} if batch_size > 1 else {}),
     }

@@ -51,7 +51,7 @@ def lowered(model: ir.Model, batch_size: int) -> Lanes:
     lanes = make_lanes(node, graph.inputs[1], batch_size, CAPACITY, [window_of(node)])
     lower_attention(graph, node, 3, lanes)
     del graph.inputs[4 if len(node.inputs) > 9 else 2 :]
-    graph.inputs.extend([*([lanes.sizes] if lanes.sizes else []), *lanes.bias[0], *lanes.last_row, *lanes.caches])
+    graph.inputs.extend([*lanes.shared, *lanes.bias[0], *lanes.last_row, *lanes.caches])
     graph.outputs.extend(lanes.presents)
     clean(model)
     return lanes
@@ -70,9 +70,9 @@ def lane(slot: int, size: int, tables: list[Tensor]) -> tuple[dict[str, Tensor],
         heads[:2] = (rotary(part, *(table[positions] for table in tables)) for part in heads[:2])
     length, zero = torch.tensor([start], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     out, *caches = tree_attention(*heads, [*past], [positions, parents, length, zero], SCALE, 0, SOFTCAP)
-    bias = torch.zeros(1, 1, nodes, CAPACITY)
-    bias[0, 0, :, start : start + nodes] = torch.zeros(nodes, nodes).masked_fill(~visible[0], -torch.inf)
-    own = {f"bias.0.{slot}": bias, f"last_row.{slot}": length + nodes - 1}
+    bias = torch.zeros(1, 1, nodes + 1, CAPACITY)  # a row more than there are nodes
+    bias[0, 0, :nodes, start : start + nodes] = torch.zeros(nodes, nodes).masked_fill(~visible[0], -torch.inf)
+    own = {f"bias.0.{slot}": bias, f"last_row.{slot}": length + nodes}
     for kind, rows in zip(("key", "value"), past, strict=True):
         own[f"past_{kind}.3.{slot}"] = torch.nn.functional.pad(rows, (0, width - size))
     new = slice(start, start + nodes)
@@ -106,8 +106,13 @@ def test_each_lane_is_the_portable_operators_attention(
     lanes = [lane(slot, size, list(rotation.values())) for slot in range(batch_size)]
     feeds = rotation | {name: torch.cat([shared[name] for shared, _, _ in lanes], 1) for name in lanes[0][0]}
     feeds |= {name: tensor for _, own, _ in lanes for name, tensor in own.items()}
+    counts = [len(tree) for tree in TREES[:batch_size]]
+    first = [sum(counts[:slot]) for slot in range(batch_size)]
+    nodes = [[*range(at, at + count)] for at, count in zip(first, counts, strict=True)]
+    feeds["attention_rows"] = torch.tensor([node for each in nodes for node in (*each, each[-1])])
+    feeds["node_rows"] = torch.tensor([node + slot for slot, each in enumerate(nodes) for node in each])
     if batch_size > 1:
-        feeds["lane_sizes"] = torch.tensor([len(tree) for tree in TREES])
+        feeds["lane_sizes"] = torch.tensor([count + 1 for count in counts])
     rows, negated, *presents = run(model, {name: tensor.numpy() for name, tensor in feeds.items()})
     expected = torch.cat([results[0] for _, _, results in lanes], 1).numpy()
     np.testing.assert_allclose(-negated, expected, rtol=1e-4, atol=1e-5)
@@ -115,7 +120,7 @@ def test_each_lane_is_the_portable_operators_attention(
     for slot, (_, own, (_, *written)) in enumerate(lanes):
         last = int(own[f"last_row.{slot}"])
         for cache, new in zip(presents[2 * slot : 2 * slot + 2], written, strict=True):
-            np.testing.assert_allclose(cache[:, :, STARTS[slot] : last + 1], new, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(cache[:, :, STARTS[slot] : last], new, rtol=1e-4, atol=1e-5)
 
 
 def test_a_merged_projection_is_taken_whole() -> None:
@@ -123,9 +128,12 @@ def test_a_merged_projection_is_taken_whole() -> None:
     lowered(model, 1)
     (node,) = (node for node in model.graph if node.op_type == "GroupQueryAttention")
     names = [value.name if value else None for value in node.inputs]
-    assert names[:3] == ["x", None, None]
+    assert names[1:3] == [None, None]
+    gather = node.inputs[0].producer()
+    assert [value.name for value in gather.inputs] == ["x", "attention_rows"]
     assert names[3:6] == ["past_key.3.0", "past_value.3.0", "last_row.0"]
-    assert names[7:] == ["cos", "sin", "position_ids", "bias.0.0"]
+    assert (names[7:9], names[10:]) == (["cos", "sin"], ["bias.0.0"])
+    assert [value.name for value in node.inputs[9].producer().inputs] == ["position_ids", "attention_rows"]
     assert not {"Split", "Transpose"} & set(kinds(model))
 
 
@@ -134,11 +142,13 @@ def test_a_head_in_the_cache_is_a_multiple_of_8_wide(size: int, width: int) -> N
     assert cache_width(size) == width
 
 
-def test_one_lane_takes_the_positions_as_they_are() -> None:
+def test_one_lane_takes_the_positions_of_its_rows() -> None:
     model = portable(16, rotated=16, window=7)
     (node,) = (node for node in model.graph if node.op_type == "TreeAttention")
     lanes = make_lanes(node, model.graph.inputs[1], 1, CAPACITY, [0, window_of(node)])
-    assert (lanes.sizes, lanes.positions) == (None, [model.graph.inputs[1]])
+    (positions,) = lanes.positions
+    assert (lanes.sizes, lanes.shared) == (None, [lanes.rows, lanes.nodes])
+    assert list(positions.producer().inputs) == [model.graph.inputs[1], lanes.rows]
     assert [(window, [value.name for value in values]) for window, values in lanes.bias.items()] == [
         (0, ["bias.0.0"]),
         (7, ["bias.7.0"]),
@@ -155,6 +165,7 @@ def test_several_lanes_have_inputs_of_their_own_and_share_the_positions_out() ->
     assert [value.name for value in lanes.last_row] == ["last_row.0", "last_row.1", "last_row.2"]
     split = lanes.positions[0].producer()
     assert split is not None
-    assert (split.op_type, list(split.inputs)) == ("Split", [model.graph.inputs[1], lanes.sizes])
+    assert (split.op_type, split.inputs[1]) == ("Split", lanes.sizes)
+    assert list(split.inputs[0].producer().inputs) == [model.graph.inputs[1], lanes.rows]
     assert (lanes.positions, dims(lanes.sizes)) == (list(split.outputs), [3])
     assert list(model.graph).index(split) < list(model.graph).index(node)

@@ -76,9 +76,13 @@ def test_one_sequence_in_an_engine_of_several_pays_for_its_own_rows() -> None:
 
 def test_a_row_that_is_there_anyway_costs_nothing() -> None:
     dear = FLAT | {"verify": [[1, 10.0], [2, 30.0], [64, 900.0]]}
-    _, each = decided(made(dear, drafts=False, free=1), [5, 0])
-    assert [(one.now.kind, one.now.nodes) for one in each] == [("lookup", 1), ("plain", 0)]
-    assert each[1].spare == 1
+    _, each = decided(made(dear, drafts=False, free=1), [5, 0, 0])
+    assert [(one.now.kind, one.now.nodes) for one in each] == [("lookup", 1), ("plain", 0), ("plain", 0)]
+    assert [one.spare for one in each] == [0, 0, 0]
+    _, each = decided(made(dear, drafts=False, free=1), [0, 0, 0])
+    assert [one.spare for one in each] == [1, 0, 0]
+    _, each = decided(made(dear, drafts=False, free=1, lanes=2), [5, 0])
+    assert [(one.now.kind, one.spare) for one in each] == [("plain", 0), ("plain", 0)]
 
 
 @pytest.mark.parametrize("limits", [Limits(max_draft_tokens=2), Limits(min_expected_speedup=900)])
@@ -113,7 +117,7 @@ def test_no_plan_promises_less_than_plain_decoding(
     for one in each:
         assert one.now.nodes <= max(room, 0)
         assert one.promised >= 1 - 1e-9 or one.now.kind == "probe"
-    assert batch.rows >= 16
+    assert batch.rows >= pending * len(matched)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

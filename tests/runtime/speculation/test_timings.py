@@ -73,3 +73,19 @@ def test_the_newer_name_of_a_table_comes_first() -> None:
     assert find(["costs.json", "a", "timings.json"]) == "timings.json"
     assert find(iter(["a", "costs.json"])) == "costs.json"
     assert find(["a", "target/timings.json"]) is None
+
+
+def test_a_step_of_fewer_rows_than_lanes_takes_what_it_does_where_there_are_fewer_lanes() -> None:
+    one, four = (
+        {
+            "verify": [[1, took], [8, 8 * took]],
+            "draft": [[1, took / 10], [8, 0.8 * took]],
+            "plain": 1,
+            "round": 1,
+            "level": 0,
+        }
+        for took in (10.0, 24.0)
+    )
+    times = TimingTable.of(RECORD | {"times": {"1": one, "4": four}}, 8).at(4)
+    assert times.verify_rows[:5].tolist() == [0.0, 10.0, 20.0, 24.0, 24.0]
+    assert times.draft_rows[1:5].tolist() == [1.0, 2.0, 2.4, 2.4]

@@ -99,22 +99,24 @@ def test_graphs_of_all_sizes_compute_the_same_bits(executor: OrtExecutor, load: 
 
 
 class Planted(OrtExecutor):
-    """Adds to every logit of a step a number that depends on its rows."""
+    """Adds to every logit of a step a number that depends on its rows, all of them and each sequence's in attention."""
 
     off: Callable[[int, list[int]], float]
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         logits = super().step(inputs)
         shape = self._shape(self._lanes(inputs), inputs)
+        total = self.exactness.filled(sum(count for _, count, _ in shape)) if self.exactness else 0
         for rows in logits:
-            rows += self.off(sum(rows for rows, _, _ in shape), [shape[each.slot][0] for each in inputs])
+            rows += self.off(total, [shape[each.slot][0] for each in inputs])
         return logits
 
 
 @pytest.mark.parametrize(
     ("off", "found"),
     [
-        (lambda total, each: 0.25 * (total % 2), ExactnessClass(1, 2)),
+        (lambda total, each: 0.25 * (each[0] % 2), ExactnessClass(1, 2)),
+        (lambda total, each: 0.25 * (total % 2), ExactnessClass(2, 2)),
         (lambda total, each: 0.25 * (total % 4), ExactnessClass(4, 4)),
         (lambda total, each: 0.25 * (total > 8), None),
     ],
