@@ -1,8 +1,9 @@
 """What exactness costs: decoding speed of this specbuild and of one before it had exactness classes, in turns.
 
-python benchmarks/exactness_cost.py BUNDLE --old PYTHON [--prompts FILE] [--turns 7] --out FILE
+python benchmarks/exactness_cost.py BUNDLE --old PYTHON --old-bundle OTHER [--prompts FILE] [--turns 7] --out FILE
 
-PYTHON is that of an environment with the old specbuild. It gets the same bundle, without the classes in its manifest.
+PYTHON is that of an environment with the old specbuild. OTHER is a bundle that it reads, of the same model and precision;
+it gets a copy without the classes in its manifest.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--old", help="the old specbuild's Python")
+    parser.add_argument("--old-bundle", type=Path)
     parser.add_argument("--prompts", type=Path, default=Path("tests/data/kinds.jsonl"))
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--out", type=Path)
@@ -100,11 +102,11 @@ def main() -> None:
     if options.decode:
         print(json.dumps(decode(options.bundle, options.prompts, options.decode)))
         return
-    if not options.old or not options.out:
-        parser.error("--old and --out are needed")
+    if not (options.old and options.old_bundle and options.out):
+        parser.error("--old, --old-bundle and --out are needed")
     results: dict[tuple[str, str], list[Found]] = {}
     with tempfile.TemporaryDirectory(dir=options.bundle.resolve().parent) as folder:
-        contenders = [("old", options.old, without_classes(options.bundle, Path(folder)))]
+        contenders = [("old", options.old, without_classes(options.old_bundle, Path(folder)))]
         contenders.append(("new", sys.executable, options.bundle))
         for turn in range(options.turns):
             for way in WAYS:

@@ -107,7 +107,7 @@ class HostLoop:
         most = self._options.step_nodes
         left = 1 << 30 if most is None else most - sum(taken)
         if self.live and self.live.on and taken:
-            paced = self.live.rows_within(self._rows([1] * len(taken)), PACE) - self._rows(taken) + reading
+            paced = self.live.rows_within(self._rows([1] * len(taken)), PACE) - self._rows(taken)
             left = min(left, max(paced, LEAST * reading))
         return left
 

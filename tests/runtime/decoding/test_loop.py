@@ -127,13 +127,13 @@ def test_a_rounds_seconds_are_shared_by_rows(request_of: Any, monkeypatch: pytes
 
     reads.cached = reads.metrics.num_cached_tokens = 0
     a_round(loop, [reads, drafts], clock, read_and_draft)
-    # one of eight rows is a second; one sequence alone decodes, beside an idle slot: four seconds a token
-    assert seconds([reads, drafts]) == [(4.0, 4.0), (4.0, 1.0 + 2 * 4.0)]
+    # one of eight rows is a second; one sequence alone decodes: three seconds a token
+    assert seconds([reads, drafts]) == [(4.0, 4.0), (4.0, 1.0 + 2 * 3.0)]
 
     reads.cached = 5
     reads.emit(7, frozenset())
     a_round(loop, [reads, drafts], clock, lambda: [s.emit(8, frozenset()) for s in (reads, drafts)] and None)
-    assert seconds([reads, drafts]) == [(8.0, 8.0), (8.0, 13.0)], "nothing was drafted"
+    assert seconds([reads, drafts]) == [(8.0, 8.0), (8.0, 11.0)], "nothing was drafted"
 
     def both_draft() -> None:
         reads.metrics.speculative_decoding.record(1, 0)
@@ -143,7 +143,7 @@ def test_a_rounds_seconds_are_shared_by_rows(request_of: Any, monkeypatch: pytes
                 sequence.emit(token, frozenset())
 
     a_round(loop, [reads, drafts], clock, both_draft)
-    assert seconds([reads, drafts]) == [(10.0, 10.0), (14.0, 17.0)]
+    assert seconds([reads, drafts]) == [(10.0, 10.0), (14.0, 15.0)]
     assert sum(s.metrics.busy_time for s in (reads, drafts)) == loop.stats.total == 24.0
 
 
@@ -156,7 +156,7 @@ def test_what_a_busy_machine_adds_plain_decoding_has_too(request_of: Any) -> Non
         sequence.metrics.speculative_decoding.record(3, 1)
         for token in (4, 5):
             sequence.emit(token, frozenset())
-    assert sequence.metrics.plain_time == 3 * 2 * 4.0
+    assert sequence.metrics.plain_time == 3 * 2 * 3.0
 
 
 def test_without_a_table_nobody_knows_what_plain_decoding_takes(request_of: Any) -> None:
@@ -179,7 +179,7 @@ def test_who_drafts_in_the_round_that_it_enters_in_decodes(request_of: Any) -> N
         sequence.metrics.speculative_decoding.record(3, 1)
         for token in (4, 5):
             sequence.emit(token, frozenset())
-    assert sequence.metrics.plain_time == 2 * 4.0
+    assert sequence.metrics.plain_time == 2 * 3.0
 
 
 def test_rows_that_a_cache_had_are_not_read(request_of: Any) -> None:
