@@ -89,7 +89,7 @@ def _cosine(a: Logits, b: Logits) -> NDArray[np.float64]:
 
 
 def _log_probability(logits: Logits, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    return log_softmax(logits)[np.arange(len(tokens)), tokens]
+    return np.asarray(log_softmax(logits)[np.arange(len(tokens)), tokens])
 
 
 def _first_divergence(reference: Reference, logits: Logits) -> int | None:
