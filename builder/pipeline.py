@@ -155,9 +155,10 @@ def _quality(context: BuildContext, given: Texts, models: Mapping[str, CompiledM
     told = {name: each.to_dict() for name, each in found.items()}
     cost, max_kl = told["target"].get("kl_nats_per_token", 0.0), context.config.max_kl
     if not cost <= max_kl:  # NaN is more than anything
+        worst = ", ".join(each.names[0] for each in sorted(found["target"].costs, key=lambda each: -each.kl)[:3])
         raise ExecutionError(
-            f"the target moved by {cost:.3g} nats a token, more than --max-kl {max_kl:g}: nothing was written, use a "
-            "wider --precision, or allow more"
+            f"the target moved by {cost:.3g} nats a token, more than --max-kl {max_kl:g}, most by {worst}: nothing was "
+            "written, use a wider --precision, or auto, or allow more"
         )
     return {"texts": given.to_dict(), "models": told}
 

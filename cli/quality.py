@@ -18,6 +18,8 @@ def in_words(found: Mapping[str, Any] | None) -> list[str]:
         if "kl_nats_per_token" in model:
             line += f", {model['kl_nats_per_token']:.1e} nats a token from float32 on {model['tokens']} held-out tokens"
             line += f", top-1 {model['top1_agreement']:.1%}"
+        if kept := model.get("own_grids"):
+            line += f", {kept} weights on the grid that they had"
         if both := model.get("acceptance_length"):
             line += f", acceptance length {both[0]:.2f} → {both[1]:.2f}"
         lines.append(line)
@@ -87,6 +89,8 @@ def _rows(model: Mapping[str, Any]) -> list[tuple[str, str]]:
     for nodes, took in model.get("steps", {}).get("quantized", {}).items():
         exact = model["steps"]["float32"][nodes]
         rows.append((f"step of {nodes}", f"{took:.3f} ms, {exact / took:.2f}× as fast as float32's {exact:.3f} ms"))
+    if kept := model.get("own_grids"):
+        rows.append(("own grid", f"{kept} weights lie on one already, as a GGUF's do, and keep it"))
     if model["not_quantized"]:
         rows.append(("not quantized", f"{', '.join(model['not_quantized'])}: no block divides their rows"))
     return rows

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.sampling.logprobs import log_softmax
+
+AT_ONCE = 1 << 22  # numbers that are looked at in float64 together: of a large vocabulary all would take gigabytes
 
 
 def divergences(
@@ -19,6 +22,17 @@ def divergences(
 
 def kl(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """KL(reference ‖ other) of each row's softmax, in nats: `[T, V]` twice to `float64[T]`."""
+    return by_rows(_kl, reference, logits)
+
+
+def by_rows(function: Callable[..., NDArray[Any]], *arrays: NDArray[Any]) -> NDArray[Any]:
+    """What a function makes of each row of arrays `[T, V]`: it is given a few rows at a time, and returns `[rows]`."""
+    step = max(1, AT_ONCE // arrays[0].shape[1])
+    starts = range(0, max(1, len(arrays[0])), step)
+    return np.concatenate([function(*(each[at : at + step] for each in arrays)) for at in starts])
+
+
+def _kl(reference: NDArray[np.float32], logits: NDArray[np.float32]) -> NDArray[np.float64]:
     p, q = log_softmax(reference), log_softmax(logits)
     with np.errstate(invalid="ignore"):  # −inf where a token is impossible
         return np.asarray(np.where(np.isneginf(p), 0.0, np.exp(p) * (p - q)).sum(axis=1))

@@ -16,12 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 5111,
+    ("builder", ".py"): 5114,
     ("builder/distill", ".py"): 1404,
-    ("builder/quantize", ".py"): 1394,
-    ("cli", ".py"): 2356,
+    ("builder/quantize", ".py"): 1429,
+    ("cli", ".py"): 2360,
     ("face", ".py"): 37,
-    ("measure", ".py"): 2239,
+    ("measure", ".py"): 2247,
     ("runtime", ".py"): 6504,
     ("runtime/backends", ".py"): 2542,
     ("runtime/decoding", ".py"): 1810,

@@ -145,8 +145,9 @@ class BuildConfig:
         if chooses(precision) and self.descriptor.quantizes:
             if precision != AUTO and self.descriptor.on_gpu:
                 raise OptionError(f"{precision} times steps here, those of {self.backend} run elsewhere: use auto")
-            if precision != AUTO and model == "draft" and self.draft_precision:
-                raise OptionError(f"{precision} is for the target: give --draft-precision auto")
+            if precision != AUTO and model == "draft" and (self.draft_precision or self.own_draft):
+                instead = "--draft self:int4" if self.own_draft else "--draft-precision auto"
+                raise OptionError(f"{precision} is for the target: give {instead}")
             return None
         return parse(precision, self.backend)
 

@@ -68,7 +68,8 @@ def parse(text: str, backend: str) -> Scheme:
     words, slash, dtype = text.partition("/")
     kind, colon, options = words.partition(":")
     if kind not in kinds:
-        raise OptionError(f"backend {backend} has no precision {shown(kind)}: use {', '.join(kinds)}")
+        whole = ", or of a whole model auto, best:size, best:speed, best:kl" if kind.lower() in ("auto", "best") else ""
+        raise OptionError(f"backend {backend} has no precision {shown(kind)}: use {', '.join(kinds)}{whole}")
     if kind in FLOATS:
         if options or slash:
             raise OptionError(f"{shown(text)}: {kind} takes no options")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,11 +48,14 @@ def own_grids(model: PreTrainedModel, schemes: Mapping[str, Scheme]) -> dict[str
     fitting = {name: fit(scheme, columns[name]) for name, scheme in schemes.items()}
     wanted = [name for name, scheme in fitting.items() if scheme.block and scheme.dtype == "fp32"]
     lookups = [name for name in wanted if isinstance(model.get_submodule(name), nn.Embedding)]
-    found = dict[str, Quantized]()
+    found, looked_at = dict[str, Quantized](), dict[Any, dict[str, Quantized]]()
     for group in [*groups(model, [name for name in wanted if name not in lookups]), *([name] for name in lookups)]:
         if len({fitting[name] for name in group}) == 1:
             weights = {name: rows(model.get_submodule(name)) for name in group}
-            found |= on_grid(weights, fitting[group[0]]) or {}
+            tensors = tuple(weight.data_ptr() for weight in weights.values()), fitting[group[0]]
+            if tensors not in looked_at:  # a head may be the embedding
+                looked_at[tensors] = on_grid(weights, fitting[group[0]]) or {}
+            found |= dict(zip(group, looked_at[tensors].values(), strict=False))
     return {name: each for name, each in found.items() if name not in lookups or each.offsets is None}
 
 
@@ -63,10 +67,13 @@ def on_grid(weights: dict[str, Tensor], scheme: Scheme) -> dict[str, Quantized] 
     columns = next(iter(weights.values())).shape[1]
     sizes = [scheme.block, *(size for size in BLOCKS if size < scheme.block)] if scheme.block else []
     for size in (size for size in sizes if columns % size == 0):
-        grids = {name: _grid(weight, size, scheme.bits) for name, weight in weights.items()}
-        whole = {name: grid for name, grid in grids.items() if grid}
-        if len(whole) == len(weights):
-            return next(found for place in _PLACES if (found := _placed(whole, scheme, size, place)))
+        grids = dict[str, _Grid]()
+        for name, weight in weights.items():
+            if (grid := _grid(weight, size, scheme.bits)) is None:
+                break
+            grids[name] = grid
+        else:
+            return next(found for place in _PLACES if (found := _placed(grids, scheme, size, place)))
     return None
 
 
@@ -85,22 +92,27 @@ def _grid(weight: Tensor, size: int, bits: int) -> _Grid | None:
 
 def _codes(blocks: Tensor, bits: int) -> _Grid | None:
     """The grid of blocks `[rows, blocks, size]`."""
-    levels, blocks = (1 << bits) - 1, blocks.double()
-    ordered = blocks.sort(-1).values
-    low, span = ordered[..., 0], ordered[..., -1] - ordered[..., 0]
+    levels, size = (1 << bits) - 1, blocks.shape[-1]
+    flat = blocks.reshape(-1, size)
+    ordered = flat.sort(-1).values
+    low, span = ordered[:, 0].double(), ordered[:, -1].double() - ordered[:, 0].double()
     gaps = ordered.diff(dim=-1)
-    least = torch.where(gaps > _APART * span[..., None], gaps, torch.inf).amin(-1)
-    steps = torch.full_like(span, torch.nan)
-    for multiple in range(_MULTIPLES, 0, -1):  # the largest step that fits
-        tried = least / multiple
-        codes = (blocks - low[..., None]) / tried[..., None]
-        fits = ((codes - codes.round()).abs() < _OFF).all(-1) & (span / tried < levels + 0.5)
-        steps = torch.where(fits, span / (span / tried).round(), steps)
-    one = torch.where(low == 0, 1.0, low.abs())  # a block of one number
-    steps = torch.where(span == 0, one, steps)
-    if steps.isnan().any():
+    least = torch.where(gaps > _APART * span[:, None].float(), gaps, torch.inf).amin(-1).double()
+    steps = torch.where(low == 0, 1.0, low.abs())  # a block of one number
+    left = span.nonzero()[:, 0]
+    for multiple in range(1, _MULTIPLES + 1):  # the largest step that fits
+        counts, tried = span[left] * multiple / least[left], (least[left] / multiple).float()[:, None]
+        if (counts >= levels + 0.5).any():  # of smaller steps it has still more
+            return None
+        codes = (flat[left] - ordered[left, :1]) / tried
+        fits = ((codes - codes.round()).abs_() < _OFF).all(-1)
+        steps[left[fits]] = (span[left] / counts.round())[fits]
+        left = left[~fits]
+    if len(left):
         return None
-    return _Grid(((blocks - low[..., None]) / steps[..., None]).round().byte(), steps, low)
+    codes = ((flat - ordered[:, :1]) / steps[:, None].float()).round_().byte()
+    rows = blocks.shape[:2]
+    return _Grid(codes.reshape(blocks.shape), steps.reshape(rows), low.reshape(rows))
 
 
 def _placed(grids: dict[str, _Grid], scheme: Scheme, size: int, place: _Place) -> dict[str, Quantized] | None:

@@ -51,13 +51,18 @@ def simulated(model: PreTrainedModel, found: Mapping[str, Quantized], watch: Wat
     watch: told each product's name, its output, and what it was of the same input before.
     """
     with ExitStack() as undo:
+        weights = dict[int, Tensor]()  # one of a tied embedding and head
         for name, each in found.items():
-            _replace(model.get_submodule(name), name, each, watch, undo)
+            if id(each) not in weights:
+                weights[id(each)] = each.restored()
+            _replace(model.get_submodule(name), name, each, weights[id(each)], watch, undo)
         yield
 
 
-def _replace(module: nn.Module, name: str, found: Quantized, watch: Watch | None, undo: ExitStack) -> None:
-    exact, weight = module._parameters["weight"], found.restored()
+def _replace(
+    module: nn.Module, name: str, found: Quantized, weight: Tensor, watch: Watch | None, undo: ExitStack
+) -> None:
+    exact = module._parameters["weight"]
     assert exact is not None
     numbers = weight.T.contiguous() if isinstance(module, Conv1D) else weight
     module._parameters["weight"] = nn.Parameter(numbers, requires_grad=False)

@@ -19,6 +19,7 @@ DAMPING = 0.01  # of the mean of a Hessian's diagonal
 ALPHA = 0.7  # SmoothQuant's migration strength: more suits the calibration's texts alone
 _MAX_SMOOTH = 2.0**14  # and its inverse: what a column that was never seen may ask for fits fp16
 _STEP = 128  # columns that GPTQ corrects at once
+_ROWS = 4096  # that are rounded at a time
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -52,11 +53,13 @@ class Quantized:
 
     def restored(self) -> Tensor:
         """The smoothed weight as it is computed with: float32 `[N, K]`."""
-        codes = self.codes.float()
+        blocks = self.codes.to(torch.float32, copy=True)  # all else in place: an embedding of 262,144 rows is large
         if self.scheme.kind != "fp8":
-            codes = codes - (1 << self.scheme.bits - 1 if self.zeros is None else self.zeros[..., None].float())
-        blocks = codes * self.scales[..., None]
-        return (blocks if self.offsets is None else blocks + self.offsets[..., None]).flatten(1)
+            blocks -= 1 << self.scheme.bits - 1 if self.zeros is None else self.zeros[..., None].float()
+        blocks *= self.scales[..., None]
+        if self.offsets is not None:
+            blocks += self.offsets[..., None]
+        return blocks.flatten(1)
 
     def seen(self, x: Tensor) -> Tensor:
         """Inputs `[…, K]` as the smoothed weight is multiplied with, in the type that they have."""
@@ -144,7 +147,14 @@ def _codes(blocks: Tensor, scheme: Scheme, scales: Tensor, zeros: Tensor | None)
 
 
 def _rounded(weight: Tensor, scheme: Scheme, scale: Tensor | None = None) -> Quantized:
-    """To the nearest. `scale`: of all rows of E4M3, None for one each."""
+    """To the nearest, some rows at a time. `scale`: of all rows of E4M3, None for one each."""
+    parts = [_rounded_rows(part, scheme, scale) for part in torch.split(weight, _ROWS)]
+    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return Quantized(scheme, codes, scales, torch.cat(zeros) if zeros else None)
+
+
+def _rounded_rows(weight: Tensor, scheme: Scheme, scale: Tensor | None) -> Quantized:
     blocks = weight.reshape(len(weight), -1, scheme.block or weight.shape[1])
     if scheme.kind == "fp8":
         scales = _in_dtype(blocks.abs().amax(-1) / E4M3_LARGEST, scheme) if scale is None else scale

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from specbuild.builder.frontend.reference import Reference, greedy, text_logits
-from specbuild.measure.divergence import divergences
+from specbuild.measure.divergence import by_rows, kl
 from specbuild.runtime.sampling.logprobs import log_softmax
 
 from .linears import no_grad, simulated
@@ -60,22 +60,26 @@ def moved(before: Before, compute: Compute) -> dict[str, Any]:
     `first_divergence`: after how many tokens greedy texts part, None where they do not. Found without decoding: up to
     there both have written the same.
     """
-    after = [compute(text) for text in before.texts]
-    divergence = divergences(before.logits, after)
-    pairs = list(zip(before.logits, after, strict=True))
-    agreed = np.concatenate([a.argmax(1) == b.argmax(1) for a, b in pairs])
+    told = [_told(text, exact, compute(text)) for text, exact in zip(before.texts, before.logits, strict=True)]
+    divergence, cosine, agreed, exactly, narrowly = map(np.concatenate, zip(*told, strict=True))
     parted = [_first_divergence(reference, compute(reference.text)) for reference in before.greedy]
     return {
         "tokens": len(divergence),
         "kl_nats_per_token": float(divergence.mean()),
         "kl_standard_error": float(divergence.std() / len(divergence) ** 0.5),
         "kl_largest": float(divergence.max()),
-        "logit_cosine": float(np.concatenate([_cosine(a, b) for a, b in pairs]).mean()),
-        "perplexity": [_perplexity(before.texts, before.logits), _perplexity(before.texts, after)],
+        "logit_cosine": float(cosine.mean()),
+        "perplexity": [float(np.exp(-each.mean())) if len(each) else None for each in (exactly, narrowly)],
         "top1_agreement": float(agreed.mean()),
         "first_divergence": parted,
         "greedy_tokens": [len(reference.tokens) for reference in before.greedy],
     }
+
+
+def _told(text: Sequence[int], before: Logits, after: Logits) -> tuple[NDArray[Any], ...]:
+    """By token of a text: KL, cosine, whether the first choice is the same, and the next token's log-probabilities."""
+    nexts = [by_rows(_log_probability, each[:-1], np.array(text[1:], dtype=np.int64)) for each in (before, after)]
+    return kl(before, after), by_rows(_cosine, before, after), before.argmax(1) == after.argmax(1), *nexts
 
 
 def _cosine(a: Logits, b: Logits) -> NDArray[np.float64]:
@@ -84,14 +88,8 @@ def _cosine(a: Logits, b: Logits) -> NDArray[np.float64]:
     return np.asarray((a * b).sum(1) / np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-30))
 
 
-def _perplexity(texts: Sequence[Sequence[int]], logits: Sequence[Logits]) -> float | None:
-    """None where no token follows another."""
-    each = [
-        log_softmax(rows[:-1])[np.arange(len(text) - 1), list(text[1:])]
-        for text, rows in zip(texts, logits, strict=True)
-    ]
-    of_tokens = np.concatenate(each)
-    return float(np.exp(-of_tokens.mean())) if len(of_tokens) else None
+def _log_probability(logits: Logits, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.asarray(log_softmax(logits)[np.arange(len(tokens)), tokens])
 
 
 def _first_divergence(reference: Reference, logits: Logits) -> int | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specbuild.builder.frontend.reference import Reference, text_logits
-from specbuild.measure.divergence import divergences
+from specbuild.measure.divergence import kl
 from specbuild.runtime.errors import ExecutionError
 
 from .calibrate import Found
@@ -109,8 +109,8 @@ def distance(model: PreTrainedModel, before: Before, tokens: int | None = None) 
         text, logits = max(pairs, key=lambda pair: len(pair[0]))
         pairs = [(text[:tokens], logits[:tokens])]
     with no_grad(model):
-        after = [text_logits(model, text) for text, _ in pairs]
-    return float(divergences([logits for _, logits in pairs], after).mean())
+        moved = [kl(exact, text_logits(model, text)) for text, exact in pairs]
+    return float(np.concatenate(moved).mean())
 
 
 def least_alike(model: PreTrainedModel, found: Found, before: Before) -> list[tuple[str, float]]:

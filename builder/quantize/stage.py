@@ -19,6 +19,7 @@ from .calibrate import Found, Keep, calibrate
 from .grids import METHOD as GRID
 from .grids import own_grids
 from .linears import Names, simulated
+from .numbers import Quantized
 from .quality import Before, acceptance, moved
 from .refusal import GLANCE, GLANCED, check_cost, glance
 from .sensitivity import Cost, costs, narrowest, stored, units, within
@@ -75,13 +76,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Where a model's numbers come from. `identity`: of the checkpoint, for what is kept."""
+    """Where a model's numbers come from. `identity`: of the checkpoint, for what is kept.
+
+    `made`: numbers by weight and scheme, which other activations share, for what is rounded does not depend on those.
+    """
 
     model: PreTrainedModel
     request: Request
     names: Names
     identity: str
     progress: Progress
+    made: dict[tuple[str, Scheme], Quantized] = field(default_factory=dict)
 
     def of(self, schemes: Mapping[str, Scheme], texts: Sequence[list[int]] | None = None) -> Found:
         """By the scheme of each weight; calibrated on the request's texts, or on others, of which nothing is kept."""
@@ -89,14 +94,26 @@ class _Numbers:
         if (folder := request.options.calibration_cache) and texts is None:
             told = {weight: str(scheme) for weight, scheme in schemes.items()}
             keep = Keep(folder, self.identity, version("specbuild-trt"), request.texts.sha256, told)
-        found: Found = own_grids(self.model, schemes)
+        found = {weight: each for weight, scheme in schemes.items() if (each := self._again(weight, scheme))}
         rest = {weight: scheme for weight, scheme in schemes.items() if weight not in found}
+        found |= own_grids(self.model, rest)
+        rest = {weight: scheme for weight, scheme in rest.items() if weight not in found}
+        head, embedding = str(names.head), names.embedding
+        once = names.tied and head in rest and rest[head] == rest.get(embedding) and not rest[head].calibrated
+        if once:
+            del rest[embedding]
         given = request.texts.calibration if texts is None else texts
-        with simulated(self.model, found):
+        with simulated(self.model, found if rest else {}):
             found |= calibrate(self.model, rest, given, keep, self.progress)
-        if names.tied and names.head and _shape(found, names.head) == _shape(found, names.embedding):
-            found[names.embedding] = found[names.head]  # stored once
+        if head in found and (once or (names.tied and _shape(found, head) == _shape(found, embedding))):
+            found[embedding] = found[head]  # stored once
+        self.made.update({(weight, _of_any(schemes[weight])): each for weight, each in found.items() if _alone(each)})
         return found
+
+    def _again(self, weight: str, scheme: Scheme) -> Quantized | None:
+        """A weight's numbers, where they were made for other activations."""
+        each = self.made.get((weight, _of_any(scheme)))
+        return each and replace(each, scheme=replace(each.scheme, activations=scheme.activations))
 
     def like(self, precision: str) -> Found:
         """With another precision for all weights that are not asked for by name."""
@@ -161,11 +178,19 @@ def check_early(model: PreTrainedModel, request: Request, names: Names, asked: M
     check_cost(model, found, before, request.precision, request.max_kl, numbers.like, HOPELESS)
 
 
+def _of_any(scheme: Scheme) -> Scheme:
+    """A scheme whatever is done to inputs, but for a scale of theirs, which the weight is smoothed for."""
+    return scheme if scheme.activations == "static" else replace(scheme, activations="")
+
+
+def _alone(each: Quantized) -> bool:
+    """Whether numbers depend on the weight alone."""
+    return each.scheme.method in ("rtn", GRID) and each.smooth is None and each.input_scale is None
+
+
 def _shape(found: Found, name: str) -> Any:
     """What would make two weights' numbers differ, where their weights are one."""
     each = found.get(name)
-    if each is None or each.scheme.method not in ("rtn", GRID):
+    if each is None or not _alone(each) or each.offsets is not None:
         return name  # equal to nothing else
-    if any(part is not None for part in (each.smooth, each.offsets, each.input_scale)):
-        return name
     return each.scheme.kind, each.codes.shape, each.scheme.symmetric

@@ -47,7 +47,8 @@ def test_a_build_takes_the_best(
     ("fields", "message"),
     [
         ({"precision": "best:size", "backend": "tensorrt"}, "best:size times steps here"),
-        ({"precision": "best:all"}, "has no precision 'best'"),
+        ({"precision": "best:all"}, "has no precision 'best': .*, or of a whole model auto, best:size"),
+        ({"precision": "int8", "draft": "self:best:size"}, "best:size is for the target: give --draft self:int4"),
         ({"precision": "int8", "draft": "d", "draft_precision": "best:kl"}, "best:kl is for the target"),
     ],
 )

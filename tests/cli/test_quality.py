@@ -64,7 +64,14 @@ def test_tables_have_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["not quantized"] == "layers.0.up_proj, lm_head: no block divides their rows"
     assert found["layers.0.q_proj, k_proj"].split() == ["int4", "12", "0.99876", "1.0e-03"]
     assert found["lm_head"].split() == ["int8", "1", "1.00000", "0.0e+00"]
-    assert not {"acceptance length", "step of 1"} & {*found}
+    assert not {"acceptance length", "step of 1", "own grid"} & {*found}
+
+
+def test_weights_that_keep_their_grid_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = TARGET | {"own_grids": 210}
+    assert in_words({"models": {"target": kept}})[0].endswith(", top-1 98.8%, 210 weights on the grid that they had")
+    assert shown(kept, capsys)["own grid"] == "210 weights lie on one already, as a GGUF's do, and keep it"
+    assert "own grid" not in shown(TARGET | {"own_grids": 0}, capsys)
 
 
 def test_what_was_not_looked_at_has_no_row(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from specbuild.builder.config.scheme import Scheme
+from specbuild.builder.config.scheme import Scheme, parse
 from specbuild.builder.quantize import numbers
 from specbuild.builder.quantize.numbers import SPAN, Inputs, Quantized, fit, quantize
 
@@ -383,3 +383,15 @@ def test_weights_stay_as_they_were(method: str) -> None:
     one(weight, METHODS[method], inputs)
     assert torch.equal(weight, before)
     assert torch.equal(inputs.moments[0], moments)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_rows_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    weights = {"w": torch.randn(9, 64, generator=torch.Generator().manual_seed(3))}
+    backend = "tensorrt" if kind == "fp8" else "onnxruntime"
+    asked = replace(parse(kind, backend), method="rtn", activations="weight-only")
+    whole = quantize(weights, asked)["w"]
+    monkeypatch.setattr(numbers, "_ROWS", 4)
+    parts, before = quantize(weights, asked)["w"], whole.codes.clone()
+    torch.testing.assert_close(parts.restored(), whole.restored(), rtol=0, atol=0)
+    assert torch.equal(whole.codes.view(torch.uint8), before.view(torch.uint8))  # what was restored is as it was
