@@ -7,6 +7,7 @@ Imported where Ray was asked for alone.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -26,7 +27,7 @@ from specbuild.runtime import Bundle, LoadOptions
 from specbuild.runtime.engine.composition import tokenizer_of
 from specbuild.runtime.errors import ExecutionError, OptionError, message_of
 
-from . import limits, remote_bundle
+from . import limits, listener, remote_bundle
 from .app import make_app
 from .logs import RequestLog
 from .models import names_of
@@ -184,19 +185,23 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOption
 
     Raises OptionError, BundleError and ExecutionError before it serves.
     """
+    with listener.listen(options) as listening:  # which says what is wrong with an address, and finds a free port
+        port = listening.getsockname()[1]
     made = build(named, options, load, scale)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stopping.set())
     try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of it
         ray.init(address=scale.address, include_dashboard=False, log_to_driver=True, configure_logging=False)
         secured = {"ssl_certfile": options.ssl_certfile, "ssl_keyfile": options.ssl_keyfile}
-        http = {"host": options.host, "port": options.port, **{k: str(v) for k, v in secured.items() if v}}
+        http = {"host": options.host, "port": port, **{k: str(v) for k, v in secured.items() if v}}
         serve.start(http_options=http)
         serve.run(made, name=NAME, route_prefix=options.root_path or "/")
     except (RuntimeError, ConnectionError, ValueError) as error:
         raise ExecutionError(f"Ray Serve did not start ({message_of(error)[:300]}): see its log above") from None
-    log.event("info", f"serving at http://{options.host}:{options.port}{options.root_path}", ray=scale.address or "local")
+    where = f"http{'s' if secured['ssl_certfile'] else ''}://{options.host}:{port}{options.root_path}"
+    log.event("info", f"serving at {where}", ray=scale.address or "local")
     try:
         stopping.wait()
         log.event("info", "draining")

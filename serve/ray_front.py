@@ -67,7 +67,12 @@ class Front:
             passed = scope["type"] == "http" and _path(scope) not in own
             await (self._pass if passed else ours)(scope, receive, send)
 
-        return Gate(app, _Quiet(self._log), self._options.api_keys)
+        gate = Gate(app, _Quiet(self._log), self._options.api_keys)
+
+        async def outer(scope: Scope, receive: Receive, send: Send) -> None:
+            await gate(scope, receive, _without_id(send))
+
+        return outer
 
     async def _ready(self, request: Request) -> Response:
         """Whether requests are taken; no replicas at all are right where there may be none."""
@@ -93,7 +98,10 @@ class Front:
     async def _all(self, request: Request) -> dict[str, tuple[int, str, bytes]]:
         """What each replica answers to a request for itself: its status, its kind and its body, by the replica."""
         scope = _plain(request.scope, "")
-        found = await asyncio.to_thread(lambda: self._replicas.broadcast("whole", scope).results())
+        try:
+            found = await asyncio.to_thread(lambda: self._replicas.broadcast("whole", scope).results())
+        except DeploymentUnavailableError:  # there are none now
+            return {}
         return dict(sorted(found))
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,7 +152,8 @@ class Front:
         asked = body.max_tokens
         if isinstance(body, ChatRequest):
             chat = chat_of(body.messages, body.chat_template_kwargs, body.add_generation_prompt)
-            prompts, asked = [tokenizer.encode(replace(chat, tools=tools.described(body)))], body.max_completion_tokens or asked
+            prompts = [tokenizer.encode(replace(chat, tools=tools.described(body)))]
+            asked = body.max_completion_tokens or asked
         else:
             prompts = [each if isinstance(each, list) else tokenizer.encode(each) for each in prompts_of(body)]
         salt = salt_of(None if self._options.share_prefix_cache else tenant, body.cache_salt)
@@ -192,6 +201,18 @@ class _Quiet:
 
 async def _live(request: Request) -> Response:
     return json_response({"status": "live"})
+
+
+def _without_id(send: Send) -> Send:
+    """Leave out the request's id: Ray's proxy says it too."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [each for each in message["headers"] if each[0].lower() != b"x-request-id"]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return sending
 
 
 def _path(scope: Scope) -> str:
