@@ -40,6 +40,7 @@ class Places:
         self._held = dict[object, dict[int, int]]()  # by replica: how many reports ago a block was known to be there
         self._where = dict[int, set[object]]()  # by block
         self._work = dict[object, dict[str, int]]()  # by replica: tokens of each request under way
+        self._load = dict[object, int]()  # their sums
 
     def keep(self, replicas: Iterable[object]) -> None:
         """These are all replicas there are; what is known of any other one is forgotten."""
@@ -47,11 +48,12 @@ class Places:
         for gone in self._work.keys() - now:
             self.drop(gone)
         for new in now - self._work.keys():
-            self._work[new], self._held[new] = {}, {}
+            self._work[new], self._held[new], self._load[new] = {}, {}, 0
 
     def drop(self, replica: object) -> None:
         """Forget a replica that has died or is about to leave."""
         self._work.pop(replica, None)
+        self._load.pop(replica, None)
         for block in self._held.pop(replica, {}):
             self._forget(replica, block)
 
@@ -71,17 +73,19 @@ class Places:
     def sent(self, replica: object, request: str, blocks: Sequence[int], tokens: int, output: int | None) -> None:
         """A request went to a replica, whose cache will hold its prompt of so many tokens."""
         if replica in self._work:
-            rest = max(tokens - BLOCK * self.depth(replica, blocks), 1)
-            self._work[replica][request] = rest + (OUTPUT if output is None else output)
+            rest = max(tokens - BLOCK * self.depth(replica, blocks), 1) + (OUTPUT if output is None else output)
+            self._load[replica] += rest - self._work[replica].get(request, 0)
+            self._work[replica][request] = rest
             self._learn(replica, blocks, 0)
 
     def ended(self, replica: object, request: str) -> None:
         """A request has ended, however it did."""
-        self._work.get(replica, {}).pop(request, None)
+        if replica in self._work:
+            self._load[replica] -= self._work[replica].pop(request, 0)
 
     def load(self, replica: object) -> int:
         """Tokens that a replica has yet to read and to emit."""
-        return sum(self._work.get(replica, {}).values())
+        return self._load.get(replica, 0)
 
     def depth(self, replica: object, blocks: Sequence[int]) -> int:
         """How many of a prompt's first blocks a replica holds."""
@@ -105,11 +109,12 @@ class Places:
         """Those that hold most of a prompt's beginning; none where nobody holds its first block."""
         found = set[object]()
         for block in blocks:
-            both = found & self._where.get(block, set()) if found else self._where.get(block, set()) & set(replicas)
+            here = self._where.get(block)
+            both = here and (found & here if found else here.intersection(replicas))
             if not both:
                 break
             found = both
-        return [each for each in replicas if each in found]
+        return [each for each in replicas if each in found] if found else []
 
     def _learn(self, replica: object, blocks: Iterable[int], age: int) -> None:
         held = self._held[replica]
