@@ -50,6 +50,9 @@ class Replica:
         sources, options, load = given
         self._closing, self._name = ExitStack(), serve.get_replica_context().replica_id.unique_id
         log = RequestLog(sys.stderr, options.log_requests)
+        if ledger := options.spending.ledger:  # each replica has its own, and `specbuild cost` adds them up
+            ledger = ledger.with_name(f"{ledger.stem}.{self._name}{ledger.suffix}")
+            options = replace(options, spending=replace(options.spending, ledger=ledger))
 
         def loaded() -> Any:
             named = [(names, remote_bundle.local(source)) for names, source in sources]
@@ -174,6 +177,8 @@ def app(args: Mapping[str, Any]) -> Application:
             raise OptionError(f"{', '.join(given)}: give bundles, serve, load and ray")
         for options in (serving, loading, scaling):
             options.update({name: tuple(value) for name, value in options.items() if isinstance(value, list)})
+        if not bundles:
+            raise OptionError("there are no bundles: give their paths or URLs")
         options, load, scale = ServeOptions(**serving), LoadOptions(**loading), RayOptions(**scaling)
     except (TypeError, ValueError) as error:
         raise OptionError(f"the arguments of specbuild.serve.ray_app:app are wrong: {message_of(error)}") from None

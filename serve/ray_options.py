@@ -46,6 +46,8 @@ class RayOptions:
         for name in ("target_ongoing_requests", "max_ongoing_requests"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise OptionError(f"{name} must be above 0, not {shown(value)}")
+        if self.max_queued_requests < -1:
+            raise OptionError("max_queued_requests is a number of requests, or -1 for any")
         if self.routing not in get_args(Routing):
             raise OptionError(f"routing is one of {', '.join(get_args(Routing))}, not {shown(self.routing)}")
 
@@ -53,15 +55,8 @@ class RayOptions:
         """Raises OptionError where Ray is not installed, and for what one process alone can do."""
         if find_spec("ray") is None:
             raise OptionError("--ray needs Ray Serve: pip install 'specbuild-trt[ray]'")
-        refused = {
-            "canary": options.canary,
-            "drift": options.drift,
-            "uds": options.uds,
-            "ledger": options.spending.ledger,
-            "shadow-action off": options.shadow_action == "off",
-        }
-        for name, given in refused.items():
-            if given:
+        for name in ("canary", "drift", "uds"):
+            if getattr(options, name):
                 raise OptionError(f"--{name} is of one server and does not go with --ray: leave it out")
 
     def scaling(self, slots: int) -> dict[str, Any]:
