@@ -1,6 +1,6 @@
 """A fleet on paper: discrete events over measured step times, from 10 to 1,000 replicas, by routing and speculation.
 
-python benchmarks/fleet.py measure BUNDLE --out FILE            seconds of a token and of a prompt's token, on this machine
+python benchmarks/fleet.py measure BUNDLE --out FILE            seconds of a token, and of a prompt's
 python benchmarks/fleet.py check SCALE_OUT.json --costs FILE    the two replicas of scale_out.py, simulated
 python benchmarks/fleet.py run --costs FILE --out FOLDER        fleet.json, and fleet.html with its plots
 
@@ -70,7 +70,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Replica:
-    """An engine: what its slots hold as (user, tokens, turns), and what runs in each until `progress` reaches its end."""
+    """An engine: what its slots hold as (user, tokens, turns), and what runs in each until `progress` is its end."""
 
     held: list[tuple[int, int, int]]
     running: dict[int, Turn] = field(default_factory=dict)  # by slot
@@ -218,7 +218,7 @@ def needed(users: int, seconds: float, routing: str, costs: Costs, habits: Habit
 
 
 def measure(bundle: Path) -> dict[str, Any]:
-    """Seconds of a token with 1 to SLOTS sequences, with and without speculation, and of a prompt's token; one thread."""
+    """Seconds of a token with 1 to SLOTS sequences, with and without speculation, and of a prompt's; one thread."""
     texts = common.prompts()[:SLOTS]
     found: dict[str, Any] = {"plain": [], "speculation": []}
     with Engine.load(bundle, batch_size=SLOTS, threads=1) as engine:
@@ -289,7 +289,9 @@ def run(found: dict[str, Any], out: Path, price: float, large: bool) -> None:
         seconds = users * habits.turns / (replicas * per)
         for name, costs in ways.items():
             for routing in ROUTINGS:
-                rows.append({"speculation": name, "routing": routing, **play(replicas, users, seconds, routing, costs, habits)})
+                rows.append(
+                    {"speculation": name, "routing": routing, **play(replicas, users, seconds, routing, costs, habits)}
+                )
                 print(rows[-1], flush=True)
     for name, costs in ways.items():
         for routing in ROUTINGS:
@@ -297,8 +299,17 @@ def run(found: dict[str, Any], out: Path, price: float, large: bool) -> None:
             machines.append({"speculation": name, "routing": routing, "users_an_hour": 10_000, **told})
             machines[-1]["money_an_hour"] = round(told["replicas"] * price, 2)
             print(machines[-1], flush=True)
-    result = {"costs": found, "habits": vars(habits), "price": price, "target": TARGET, "rows": rows, "machines": machines}
-    (out / "fleet.json").write_text(json.dumps(result | {"machine": common.machine()}, indent=1) + "\n", encoding="utf-8")
+    result = {
+        "costs": found,
+        "habits": vars(habits),
+        "price": price,
+        "target": TARGET,
+        "rows": rows,
+        "machines": machines,
+    }
+    (out / "fleet.json").write_text(
+        json.dumps(result | {"machine": common.machine()}, indent=1) + "\n", encoding="utf-8"
+    )
     (out / "fleet.html").write_text(page(result), encoding="utf-8")
 
 
@@ -333,8 +344,9 @@ def page(result: dict[str, Any]) -> str:
         for r in result["machines"]
     )
     return (
-        f"<!doctype html><meta charset=utf-8><title>A fleet on paper</title><h1>A fleet on paper</h1>"
-        f"<img src='data:image/png;base64,{picture}'><table><tr><th>routing<th>decoding<th>machines<th>USD an hour<th>hits{money}</table>"
+        "<!doctype html><meta charset=utf-8><title>A fleet on paper</title><h1>A fleet on paper</h1>"
+        f"<img src='data:image/png;base64,{picture}'><table>"
+        f"<tr><th>routing<th>decoding<th>machines<th>USD an hour<th>hits{money}</table>"
     )
 
 

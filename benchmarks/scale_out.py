@@ -1,4 +1,4 @@
-"""Two replicas on this machine: multi-turn chats by prefix and by random routing, a death, scale to zero, and Ray's cost.
+"""Two replicas on this machine: chats of many turns by prefix and at random, a death, scale to zero, and Ray's cost.
 
 python benchmarks/scale_out.py BUNDLE [--wide WIDE] --out FILE [--only chats,death,zero,overhead]
 
@@ -56,8 +56,19 @@ def server(bundle: Path, template: Path | None, *flags: str) -> Iterator[tuple[s
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     given = ["--chat-template", str(template)] if template else []
-    command = [str(Path(sys.executable).parent / "specbuild"), "serve", str(bundle), "--port", str(port), *given, *flags]
-    with Path(os.environ.get("SCALE_OUT_LOG", os.devnull)).open("a") as log, subprocess.Popen(command, stderr=log, stdout=log) as process:
+    command = [
+        str(Path(sys.executable).parent / "specbuild"),
+        "serve",
+        str(bundle),
+        "--port",
+        str(port),
+        *given,
+        *flags,
+    ]
+    with (
+        Path(os.environ.get("SCALE_OUT_LOG", os.devnull)).open("a") as log,
+        subprocess.Popen(command, stderr=log, stdout=log) as process,
+    ):
         url = f"http://127.0.0.1:{port}"
         try:
             for _ in range(600):
@@ -106,7 +117,9 @@ async def chat(client: httpx.AsyncClient, user: int, turns: int, told: list[dict
         messages.append({"role": "assistant", "content": row["text"]})
 
 
-async def chats(url: str, users: int, turns: int, at_once: int = AT_ONCE, told: list | None = None) -> list[dict[str, Any]]:
+async def chats(
+    url: str, users: int, turns: int, at_once: int = AT_ONCE, told: list | None = None
+) -> list[dict[str, Any]]:
     """Every user's chat, so many at once."""
     told, waiting = [] if told is None else told, list(range(users))
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
@@ -150,7 +163,9 @@ def summary(rows: list[dict[str, Any]], texts: dict[tuple[int, int], str]) -> di
         "ttft_median": round(statistics.median(times), 4),
         "ttft_p99": round(times[int(0.99 * (len(times) - 1))], 4),
         "seconds_median": round(statistics.median(row["seconds"] for row in done), 4),
-        "by_replica": {name: sum(row.get("replica") == name for row in rows) for name in {row.get("replica") for row in rows}},
+        "by_replica": {
+            name: sum(row.get("replica") == name for row in rows) for name in {row.get("replica") for row in rows}
+        },
     }
 
 
@@ -201,12 +216,16 @@ def death(bundle: Path, template: Path) -> dict[str, Any]:
 def _tree(process: psutil.Process) -> list[psutil.Process]:
     """What Ray has started: it leaves its parent, so all processes of this user whose session began with ours."""
     began = process.create_time()
-    return [p for p in psutil.process_iter() if p.create_time() >= began and p.uids().real == os.getuid() and p.cmdline()]
+    return [
+        p for p in psutil.process_iter() if p.create_time() >= began and p.uids().real == os.getuid() and p.cmdline()
+    ]
 
 
 def zero(bundle: Path, template: Path) -> dict[str, Any]:
     """Replicas go where nothing comes, and come back."""
-    with server(bundle, template, "--ray", "--autoscale", "0,2", "--downscale-delay-s", "2", "--upscale-delay-s", "0") as (url, _):
+    with server(
+        bundle, template, "--ray", "--autoscale", "0,2", "--downscale-delay-s", "2", "--upscale-delay-s", "0"
+    ) as (url, _):
         found = dict[str, Any]()
         for attempt in ("first", "again"):
             began = time.perf_counter()
@@ -241,7 +260,9 @@ def main() -> int:
     """Print what came out, and write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--wide", type=Path, help="for the overhead: a bundle whose steps take as long as a real model's")
+    parser.add_argument(
+        "--wide", type=Path, help="for the overhead: a bundle whose steps take as long as a real model's"
+    )
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--only", default="chats,death,zero,overhead")
@@ -255,7 +276,9 @@ def main() -> int:
         "chats": lambda: routings(options.bundle, template, options.users),
         "death": lambda: death(options.bundle, template),
         "zero": lambda: zero(options.bundle, template),
-        "overhead": lambda: {each.name: overhead(each, options.turns) for each in (options.bundle, options.wide) if each},
+        "overhead": lambda: {
+            each.name: overhead(each, options.turns) for each in (options.bundle, options.wide) if each
+        },
     }
     for name in options.only.split(","):
         found[name] = work[name]() | {"machine": common.machine()}

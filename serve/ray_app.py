@@ -14,7 +14,6 @@ import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -112,7 +111,9 @@ class Replica:
     def record_routing_stats(self) -> dict[str, list[int]]:
         """What the caches hold, for the router."""
         texts = [(model.name, *text) for model in self._service.models.all for text in model.engine.engine.cached_texts]
-        return {CACHED: sorted({block for name, salt, tokens in texts for block in chain(tokens, scope_of(name, salt))})}
+        return {
+            CACHED: sorted({block for name, salt, tokens in texts for block in chain(tokens, scope_of(name, salt))})
+        }
 
     async def __del__(self) -> None:  # type: ignore[misc]
         """Ray has drained it: end what is left."""

@@ -46,10 +46,7 @@ def local(source: Source) -> Path:
 
     A manifest that is not the one that was served first is refused; whoever loads the bundle checks the files.
     """
-    if not _URL.match(source.place):
-        folder = Path(source.place)
-    else:
-        folder = _fetched(source)
+    folder = _fetched(source) if _URL.match(source.place) else Path(source.place)
     if source.manifest and _hash(folder) != source.manifest:
         raise BundleError(f"{source.place} is another bundle here than where it was served: copy it, or share a folder")
     return folder

@@ -44,10 +44,14 @@ def test_what_is_wrong_is_said(values: dict[str, Any], told: str) -> None:
 
 
 def test_ray_is_not_imported_until_it_is_asked_for() -> None:
-    code = (
-        "import sys; from specbuild.cli import serve, ray_flags; from specbuild.serve import server, ray_options, prefixes,"
-        " remote_bundle; given = {str(o.name): None for o in ray_flags.OPTIONS} | {'use_ray': True};"
-        " ray_flags.taken(given).check(server.ServeOptions()) if ray_options.find_spec('ray') else None;"
-        " sys.exit('ray' in sys.modules)"
-    )
+    code = """
+import sys
+from specbuild.cli import ray_flags, serve
+from specbuild.serve import prefixes, ray_options, remote_bundle, server
+given = {str(option.name): None for option in ray_flags.OPTIONS} | {"use_ray": True}
+options = ray_flags.taken(given)
+if ray_options.find_spec("ray"):
+    options.check(server.ServeOptions())
+sys.exit("ray" in sys.modules)
+"""
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

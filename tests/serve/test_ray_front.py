@@ -1,4 +1,4 @@
-"""The front over replicas that are made up: what it says of prompts, what it passes on, what it does when one is lost."""
+"""The front over made-up replicas: what it says of prompts, what it passes on, what it does when one is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ from specbuild.serve.prefixes import BLOCK
 from specbuild.serve.ray_front import ANY, TRIES, Front
 from specbuild.serve.ray_router import Hint
 
-START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream"), (b"x-request-id", b"x")]}
+START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream"), (b"x-request-id", b"x")],
+}
 BODY = {"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True}
 END = {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
 
@@ -143,7 +147,9 @@ def test_chats_are_told_by_their_template(ask: Callable[..., httpx.Response]) ->
     assert one.output == 5
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": 5}, {"prompt": "a", "model": "other"}, {"prompt": "a", "suffix": "b"}, [1]])
+@pytest.mark.parametrize(
+    "body", [{}, {"prompt": 5}, {"prompt": "a", "model": "other"}, {"prompt": "a", "suffix": "b"}, [1]]
+)
 def test_what_is_wrong_is_left_to_a_replica(ask: Callable[..., httpx.Response], body: Any) -> None:
     replicas = Replicas()
     ask(replicas, body)
@@ -223,9 +229,13 @@ def test_no_replicas_are_no_metrics_and_no_load(ask: Callable[..., httpx.Respons
 
 @pytest.mark.parametrize(("state", "status"), [("RUNNING", 200), ("DEPLOYING", 503)])
 def test_health(ask: Callable[..., httpx.Response], monkeypatch: pytest.MonkeyPatch, state: str, status: int) -> None:
-    told = SimpleNamespace(status=SimpleNamespace(value=state), deployments={"Replica": SimpleNamespace(status=SimpleNamespace(value="HEALTHY"))})
+    told = SimpleNamespace(
+        status=SimpleNamespace(value=state),
+        deployments={"Replica": SimpleNamespace(status=SimpleNamespace(value="HEALTHY"))},
+    )
     found = SimpleNamespace(
-        status=lambda: SimpleNamespace(applications={"app": told}), get_replica_context=lambda: SimpleNamespace(app_name="app")
+        status=lambda: SimpleNamespace(applications={"app": told}),
+        get_replica_context=lambda: SimpleNamespace(app_name="app"),
     )
     monkeypatch.setattr(ray_front, "serve", found)
     response = ask(Replicas(), path="/health/ready", api_keys=("k",))

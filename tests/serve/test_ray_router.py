@@ -21,7 +21,11 @@ DEPLOYMENT = DeploymentID(name="Replica", app_name="specbuild")
 def replica(name: str, blocks: list[int] | None = None) -> Any:
     stats = {} if blocks is None else {CACHED: blocks}
     return SimpleNamespace(
-        replica_id=ReplicaID(name, DEPLOYMENT), routing_stats=stats, node_id="n", availability_zone=None, multiplexed_model_ids=()
+        replica_id=ReplicaID(name, DEPLOYMENT),
+        routing_stats=stats,
+        node_id="n",
+        availability_zone=None,
+        multiplexed_model_ids=(),
     )
 
 
