@@ -115,7 +115,7 @@ class Replica:
             CACHED: sorted({block for name, salt, tokens in texts for block in chain(tokens, scope_of(name, salt))})
         }
 
-    async def __del__(self) -> None:  # type: ignore[misc]
+    async def __del__(self) -> None:
         """Ray has drained it: end what is left."""
         for task in getattr(self, "_watching", ()):
             task.cancel()
@@ -147,6 +147,7 @@ def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOpti
     slots = options.max_num_seqs or min(source.slots for _, source in sources)
     threads = load.threads or max(int(scale.num_cpus), 1)
     given = sources, options, replace(load, threads=threads)
+    quiet = {"enable_access_log": False}  # there is our own
     routed = RequestRouterConfig(
         request_router_class=PrefixRouter,
         request_router_kwargs={"routing": scale.routing},
@@ -158,10 +159,15 @@ def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOpti
         graceful_shutdown_timeout_s=options.shutdown_timeout,
         health_check_period_s=_HEALTH,
         request_router_config=routed,
+        logging_config=quiet,
         **scale.scaling(slots),
     )
     front = serve.deployment(
-        Entrance, name="Front", max_ongoing_requests=limits.CONNECTIONS, ray_actor_options={"num_cpus": 0}
+        Entrance,
+        name="Front",
+        max_ongoing_requests=limits.CONNECTIONS,
+        ray_actor_options={"num_cpus": 0},
+        logging_config=quiet,
     )
     return front.bind(replicas.bind(given), given)
 
@@ -176,8 +182,8 @@ def app(args: Mapping[str, Any]) -> Application:
         serving, loading, scaling = (dict(given.pop(name, {})) for name in ("serve", "load", "ray"))
         if given:
             raise OptionError(f"{', '.join(given)}: give bundles, serve, load and ray")
-        for options in (serving, loading, scaling):
-            options.update({name: tuple(value) for name, value in options.items() if isinstance(value, list)})
+        for each in (serving, loading, scaling):
+            each.update({name: tuple(value) for name, value in each.items() if isinstance(value, list)})
         if not bundles:
             raise OptionError("there are no bundles: give their paths or URLs")
         options, load, scale = ServeOptions(**serving), LoadOptions(**loading), RayOptions(**scaling)

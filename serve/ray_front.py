@@ -42,7 +42,10 @@ from .ray_router import Hint
 
 TRIES = 3  # of a request of which nothing was sent yet
 ANY = Hint([], 0, 0)  # goes where there is least to do
-_BODIES = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
+_BODIES: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+}
 _PASSED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path")
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ")
 
@@ -84,9 +87,9 @@ class Front:
     async def _metrics(self, request: Request) -> Response:
         """Every replica's metrics, each line with the label `replica`."""
         families = dict[str, list[str]]()
-        for name, (status, _, text) in (await self._all(request)).items():
+        for name, (status, _, told) in (await self._all(request)).items():
             if status == 200:
-                _add(families, text.decode(), name)
+                _add(families, told.decode(), name)
         text = "".join("".join(lines) for lines in families.values())
         return Response(text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
@@ -131,6 +134,8 @@ class Front:
             async for messages in answers:
                 for message in messages:
                     await send(message)
+                if messages[-1]["type"] == "http.response.body" and not messages[-1].get("more_body"):
+                    return  # before the client's leaving is noticed, as it may do now
         except asyncio.CancelledError:
             answers.cancel()
             raise
