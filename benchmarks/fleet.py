@@ -88,7 +88,7 @@ class Fleet:
         self.costs, self.shared, self.routing, self._turn = costs, shared, routing, 0
         self.replicas = [Replica([(-1, 0, 0)] * len(costs.token)) for _ in range(replicas)]
         self.names = list(range(replicas))
-        self.places = Places(Random(seed), "random" if routing == "random" else "prefix")
+        self.places = Places(Random(seed), "prefix", len(costs.token))
         self.places.keep(self.names)
         self.random = Random(seed)
         self.events: list[tuple[float, int, int, Any]] = []  # time, kind, replica or a number, version or a turn
@@ -222,7 +222,7 @@ def measure(bundle: Path) -> dict[str, Any]:
     texts = common.prompts()[:SLOTS]
     found: dict[str, Any] = {"plain": [], "speculation": []}
     with Engine.load(bundle, batch_size=SLOTS, threads=1) as engine:
-        for name, way in (("plain", "off"), ("speculation", None)):
+        for name, way in (("plain", "off"), ("speculation", "auto")):
             for many in range(1, SLOTS + 1):
                 params = SamplingParams(48, temperature=0.8, seed=1, ignore_eos=True, speculation=way)
                 rows = []

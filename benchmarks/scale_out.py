@@ -169,10 +169,10 @@ def summary(rows: list[dict[str, Any]], texts: dict[tuple[int, int], str]) -> di
     }
 
 
-def routings(bundle: Path, template: Path, users: int) -> dict[str, Any]:
+def routings(bundle: Path, template: Path, users: int, ways: list[str], found: dict[str, Any]) -> dict[str, Any]:
     """All chats by each routing, against one engine's texts."""
-    texts, found = alone(bundle, users, TURNS), dict[str, Any]()
-    for routing in ("random", "prefix"):
+    texts = alone(bundle, users, TURNS)
+    for routing in ways:
         with server(bundle, template, "--ray", "--num-replicas", "2", "--routing", routing) as (url, _):
             began = time.perf_counter()
             rows = asyncio.run(chats(url, users, TURNS))
@@ -265,6 +265,7 @@ def main() -> int:
     )
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--routings", default="random,prefix", help="of the chats; others stay as they were measured")
     parser.add_argument("--only", default="chats,death,zero,overhead")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -273,7 +274,9 @@ def main() -> int:
     template.write_text(TEMPLATE)
     found = json.loads(options.out.read_text()) if options.out.exists() else {}
     work = {
-        "chats": lambda: routings(options.bundle, template, options.users),
+        "chats": lambda: routings(
+            options.bundle, template, options.users, options.routings.split(","), found.get("chats", {})
+        ),
         "death": lambda: death(options.bundle, template),
         "zero": lambda: zero(options.bundle, template),
         "overhead": lambda: {

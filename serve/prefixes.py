@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import islice
 from random import Random
 from typing import Literal, TypeVar
 
@@ -14,7 +15,7 @@ Routing = Literal["prefix", "balanced", "random"]
 Replica = TypeVar("Replica", bound=object)
 
 BLOCK = 16  # tokens that have one hash
-SHARE, SLACK = 1.5, 64  # a replica is passed over above so many times the lightest's tokens, and so many more
+SHARE, SLACK = 1.5, 64  # passed over: above so many times the lightest's load, and so many more tokens that wait
 OUTPUT = 128  # tokens that a request is taken to emit where it does not say
 HELD = 1 << 16  # blocks that are remembered of one replica, at most
 
@@ -35,8 +36,9 @@ def chain(tokens: Sequence[int], scope: str) -> list[int]:
 class Places:
     """What each replica's cache holds, as far as is known, and how many tokens it has before it."""
 
-    def __init__(self, random: Random, routing: Routing = "prefix") -> None:
-        self._random, self._routing = random, routing
+    def __init__(self, random: Random, routing: Routing = "prefix", slots: int = 0) -> None:
+        """`slots`: requests that a replica decodes at once; those behind them wait."""
+        self._random, self._routing, self._slots = random, routing, slots
         self._held = dict[object, dict[int, int]]()  # by replica: how many reports ago a block was known to be there
         self._where = dict[int, set[object]]()  # by block
         self._work = dict[object, dict[str, int]]()  # by replica: tokens of each request under way
@@ -87,6 +89,10 @@ class Places:
         """Tokens that a replica has yet to read and to emit."""
         return self._load.get(replica, 0)
 
+    def queue(self, replica: object) -> int:
+        """Of its load the tokens of requests that wait for a slot."""
+        return self.load(replica) - sum(islice(self._work.get(replica, {}).values(), self._slots))
+
     def depth(self, replica: object, blocks: Sequence[int]) -> int:
         """How many of a prompt's first blocks a replica holds."""
         held = self._held.get(replica, {})
@@ -100,8 +106,8 @@ class Places:
         if self._routing == "balanced" or not (holders := self._holders(replicas, blocks)):
             return two
         best = min(holders, key=self.load)
-        ahead, least = self.load(best), min(map(self.load, replicas))
-        if ahead > SHARE * least and ahead - least > SLACK:
+        least = min(replicas, key=self.load)
+        if self.load(best) > SHARE * self.load(least) and self.queue(best) - self.queue(least) > SLACK:
             return two
         return [best, *(each for each in two if each != best)]
 

@@ -150,7 +150,7 @@ def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOpti
     quiet = {"enable_access_log": False}  # there is our own
     routed = RequestRouterConfig(
         request_router_class=PrefixRouter,
-        request_router_kwargs={"routing": scale.routing},
+        request_router_kwargs={"routing": scale.routing, "slots": slots},
         request_routing_stats_period_s=_REPORT,
     )
     replicas = serve.deployment(
@@ -210,7 +210,7 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOption
         http = {"host": options.host, "port": port, **{k: str(v) for k, v in secured.items() if v}}
         serve.start(http_options=http)
         serve.run(made, name=NAME, route_prefix=options.root_path or "/")
-    except (RuntimeError, ConnectionError, ValueError) as error:
+    except Exception as error:  # Ray raises plain ones
         raise ExecutionError(f"Ray Serve did not start ({message_of(error)[:300]}): see its log above") from None
     where = f"http{'s' if secured['ssl_certfile'] else ''}://{options.host}:{port}{options.root_path}"
     log.event("info", f"serving at {where}", ray=scale.address or "local")

@@ -23,9 +23,9 @@ class Hint(NamedTuple):
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """Prefers the replica that holds a prompt's beginning. Requests have a `Hint` as their last argument."""
 
-    def initialize_state(self, routing: Routing = "prefix") -> None:
-        """See `RequestRouter`."""
-        self._places, self._told = Places(Random(), routing), dict[ReplicaID, Any]()
+    def initialize_state(self, routing: Routing = "prefix", slots: int = 0) -> None:
+        """See `RequestRouter`, and `Places`."""
+        self._places, self._told = Places(Random(), routing, slots), dict[ReplicaID, Any]()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """See `RequestRouter`; draining replicas are not among them."""

@@ -43,6 +43,19 @@ def test_who_holds_the_longest_beginning_comes_first() -> None:
     assert (known.depth(2, [10, 11, 12, 13]), known.depth(0, [10])) == (3, 0)
 
 
+def test_who_has_a_free_slot_is_not_passed_over() -> None:
+    known = Places(Random(7), slots=2)
+    known.keep(range(2))
+    known.report(0, [10])
+    known.sent(0, "a", [10], BLOCK, 500)
+    known.sent(0, "b", [10], BLOCK, 500)
+    assert (known.load(0), known.queue(0), known.queue(1)) == (1002, 0, 0)
+    assert known.choose(range(2), [10])[0] == 0
+    known.sent(0, "c", [10], BLOCK, SLACK)
+    assert known.queue(0) == SLACK + 1
+    assert known.choose(range(2), [10])[0] == 1
+
+
 def test_of_equals_the_lighter_comes_first() -> None:
     known = places()
     for each in (0, 2):
@@ -134,7 +147,7 @@ events = st.lists(
 def test_whatever_happens_a_choice_is_of_those_offered_and_never_of_one_too_full(
     happened: list[tuple[str, int, list[int], int]], blocks: list[int], offered: set[int], seed: int
 ) -> None:
-    known = Places(Random(seed))
+    known = Places(Random(seed), slots=seed % 3)
     known.keep(range(5))
     for place, (kind, replica, hashes, tokens) in enumerate(happened):
         if kind == "r":
@@ -150,12 +163,13 @@ def test_whatever_happens_a_choice_is_of_those_offered_and_never_of_one_too_full
     assert {*chosen} <= offered
     assert len({*chosen}) == len(chosen) > 0
     assert all(known.load(each) >= 0 for each in offered)
-    least, deepest = min(map(known.load, offered)), max(known.depth(each, blocks) for each in offered)
+    deepest = max(known.depth(each, blocks) for each in offered)
+    least = min(sorted(offered), key=known.load)
     fits = [
         each
         for each in offered
         if known.depth(each, blocks) == deepest
-        and not (known.load(each) > SHARE * least and known.load(each) - least > SLACK)
+        and not (known.load(each) > SHARE * known.load(least) and known.queue(each) - known.queue(least) > SLACK)
     ]
     if deepest and fits:
         assert known.depth(chosen[0], blocks) == deepest, "the beginning is there, and there is room"
