@@ -224,9 +224,9 @@ def measure(bundle: Path) -> dict[str, Any]:
     with Engine.load(bundle, batch_size=SLOTS, threads=1) as engine:
         for name, way in (("plain", "off"), ("speculation", "auto")):
             for many in range(1, SLOTS + 1):
-                params = SamplingParams(48, temperature=0.8, seed=1, ignore_eos=True, speculation=way)
+                params = SamplingParams(32, temperature=0.8, seed=1, ignore_eos=True, speculation=way)
                 rows = []
-                for _ in range(4):
+                for _ in range(3):
                     results = engine.generate(texts[:many], params)
                     rows.append(statistics.mean(each.metrics.tpot for each in results if each.metrics))
                 found[name].append(round(min(rows[1:]), 6))
