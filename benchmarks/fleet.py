@@ -1,8 +1,7 @@
 """A fleet on paper: discrete events over measured step times, from 10 to 1,000 replicas, by routing and speculation.
 
-python benchmarks/fleet.py measure BUNDLE --out FILE            seconds of a token, and of a prompt's
-python benchmarks/fleet.py check SCALE_OUT.json --costs FILE    the two replicas of scale_out.py, simulated
-python benchmarks/fleet.py run --costs FILE --out FOLDER        fleet.json, and fleet.html with its plots
+python benchmarks/fleet.py check BENCH.json --scale-out FILE    the two replicas of scale_out.py, simulated
+python benchmarks/fleet.py run BENCH.json --out FOLDER          fleet.json, and fleet.html with its plots
 
 A replica has slots as an engine does: a request takes the free one whose text its prompt shares most with, its prompt
 is read while nobody decodes, and what runs together slows down as it was measured to. Requests are routed by
@@ -16,7 +15,6 @@ import base64
 import heapq
 import io
 import json
-import statistics
 import sys
 import time
 from collections import deque
@@ -27,12 +25,11 @@ from typing import Any
 
 import common
 
-from specbuild.runtime import Engine, SamplingParams
 from specbuild.serve.prefixes import BLOCK, Places
 
-SLOTS = 4
 ROUTINGS = ("random", "round robin", "prefix")
 PRICE = 0.085  # an hour of a machine, which --price changes
+USERS, WINDOW = 600, 300.0  # of the machines needed: whose chats begin within so many seconds
 TARGET = 1.0  # seconds to the first token, of 99 in 100
 
 
@@ -217,27 +214,31 @@ def needed(users: int, seconds: float, routing: str, costs: Costs, habits: Habit
     return play(high, users, seconds, routing, costs, habits)
 
 
-def measure(bundle: Path) -> dict[str, Any]:
-    """Seconds of a token with 1 to SLOTS sequences, with and without speculation, and of a prompt's; one thread."""
-    texts = common.prompts()[:SLOTS]
-    found: dict[str, Any] = {"plain": [], "speculation": []}
-    with Engine.load(bundle, batch_size=SLOTS, threads=1) as engine:
-        for name, way in (("plain", "off"), ("speculation", "auto")):
-            for many in range(1, SLOTS + 1):
-                params = SamplingParams(32, temperature=0.8, seed=1, ignore_eos=True, speculation=way)
-                rows = []
-                for _ in range(3):
-                    results = engine.generate(texts[:many], params)
-                    rows.append(statistics.mean(each.metrics.tpot for each in results if each.metrics))
-                found[name].append(round(min(rows[1:]), 6))
-        long = engine.encode("\n".join(common.prompts()))[:513]
-        rows = []
-        for salt in "abc":
-            began = time.perf_counter()
-            engine.generate([long], SamplingParams(1, temperature=0, speculation="off", cache_salt=salt))
-            rows.append((time.perf_counter() - began) / 512)
-        found["prompt"] = round(min(rows), 7)
-    return found | {"machine": common.machine()}
+def costs_from(bench: dict[str, Any], slots: int) -> dict[str, Any]:
+    """Costs by a result of `specbuild bench`: its timing table, and what a token took with `auto` at batch 1.
+
+    With more sequences that grows as a step of six nodes does by the table, and is never above plain decoding. Between
+    and above the table's batches, 1, 2 and 4, times lie on a line.
+    """
+    table = {int(many): times["verify"] for many, times in bench["bundle"]["costs"].items()}
+    tpot = {
+        run["speculation"]: run["mean_tpot_ms"] / 1000 for run in bench["runs"] if run["speculation"] in ("off", "auto")
+    }
+
+    def step(many: float, nodes: int) -> float:
+        return between([(size, between(times, nodes)) for size, times in sorted(table.items())], many)
+
+    plain = [round(tpot["off"] * step(many, 1) / step(1, 1), 6) for many in range(1, slots + 1)]
+    drafted = [min(tpot["auto"] * step(many, 6) / step(1, 6), plain[many - 1]) for many in range(1, slots + 1)]
+    prompt = table[1][-1][1] / table[1][-1][0]
+    return {"plain": plain, "speculation": [round(each, 6) for each in drafted], "prompt": round(prompt, 7)}
+
+
+def between(points: Any, at: float) -> float:
+    """On the line through the two points around a place, or the last two."""
+    right = next((place for place, (x, _) in enumerate(points) if x >= at), len(points) - 1)
+    (x0, y0), (x1, y1) = points[max(right - 1, 0)], points[max(right, 1)]
+    return float(y0 + (y1 - y0) * (at - x0) / (x1 - x0))
 
 
 def costs_of(found: dict[str, Any], name: str) -> Costs:
@@ -280,36 +281,28 @@ def check(measured: dict[str, Any], costs: Costs) -> dict[str, Any]:
     return found
 
 
-def run(found: dict[str, Any], out: Path, price: float, large: bool) -> None:
-    """Every routing at three sizes, machines needed with and without speculation, one page."""
+def run(found: dict[str, Any], out: Path, price: float, sizes: list[tuple[int, int]]) -> None:
+    """Machines needed with and without speculation, every routing at each size, one page; written as it goes."""
     habits, rows, machines = Habits(), list[dict[str, Any]](), list[dict[str, Any]]()
-    ways = {name: costs_of(found, name) for name in ("plain", "speculation")}
-    per = 0.75 * SLOTS / (habits.answer * ways["plain"].token[-1] + 2 * habits.question * ways["plain"].prompt)
-    for replicas, users in ((10, 10_000), (100, 100_000), *([(1000, 1_000_000)] if large else [])):
-        seconds = users * habits.turns / (replicas * per)
-        for name, costs in ways.items():
-            for routing in ROUTINGS:
-                rows.append(
-                    {"speculation": name, "routing": routing, **play(replicas, users, seconds, routing, costs, habits)}
-                )
-                print(rows[-1], flush=True)
+    ways = {name: costs_of(found, name) for name in ("speculation", "plain")}
+    result = {"costs": found, "habits": vars(habits), "price": price, "target": TARGET, "rows": rows}
+    result |= {"machines": machines, "machine": common.machine()}
     for name, costs in ways.items():
         for routing in ROUTINGS:
-            told = needed(10_000, 3600.0, routing, costs, habits)
-            machines.append({"speculation": name, "routing": routing, "users_an_hour": 10_000, **told})
+            told = needed(USERS, WINDOW, routing, costs, habits)
+            machines.append({"speculation": name, "routing": routing, **told})
             machines[-1]["money_an_hour"] = round(told["replicas"] * price, 2)
             print(machines[-1], flush=True)
-    result = {
-        "costs": found,
-        "habits": vars(habits),
-        "price": price,
-        "target": TARGET,
-        "rows": rows,
-        "machines": machines,
-    }
-    (out / "fleet.json").write_text(
-        json.dumps(result | {"machine": common.machine()}, indent=1) + "\n", encoding="utf-8"
-    )
+            (out / "fleet.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    busiest = min(row["replicas"] for row in machines)
+    for replicas, users in sizes:
+        seconds = WINDOW * (users / USERS) * (busiest / replicas)
+        for name, costs in ways.items():
+            for routing in ROUTINGS:
+                rows.append({"speculation": name, "routing": routing})
+                rows[-1] |= play(replicas, users, seconds, routing, costs, habits)
+                print(rows[-1], flush=True)
+                (out / "fleet.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (out / "fleet.html").write_text(page(result), encoding="utf-8")
 
 
@@ -325,7 +318,11 @@ def page(result: dict[str, Any]) -> str:
     plots = (
         ("hit_rate", f"tokens of prompts that a cache had, {largest} replicas", result["rows"]),
         ("ttft_p99", f"seconds to the first token, 99th percentile, {largest} replicas", result["rows"]),
-        ("replicas", f"machines for {10_000:,} users an hour, p99 ≤ {result['target']:g} s", result["machines"]),
+        (
+            "replicas",
+            f"machines for {USERS:,} chats in {WINDOW / 60:g} minutes, p99 ≤ {result['target']:g} s",
+            result["machines"],
+        ),
     )
     for axis, (key, title, rows) in zip(axes, plots, strict=True):
         for offset, name in ((-0.2, "plain"), (0.2, "speculation")):
@@ -353,23 +350,22 @@ def page(result: dict[str, Any]) -> str:
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["measure", "check", "run"])
-    parser.add_argument("given", type=Path, nargs="?")
-    parser.add_argument("--costs", type=Path)
+    parser.add_argument("what", choices=["check", "run"])
+    parser.add_argument("bench", type=Path, help="a result of specbuild bench")
+    parser.add_argument("--scale-out", type=Path)
+    parser.add_argument("--slots", type=int, default=16, help="sequences that an engine decodes at once")
     parser.add_argument("--price", type=float, default=PRICE)
-    parser.add_argument("--large", action="store_true", help="a million users on a thousand replicas too")
+    parser.add_argument("--sizes", default="10:3000", help="replicas:users, such as 10:3000,100:30000,1000:1000000")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if options.what == "measure":
-        found = measure(options.given)
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        print(found)
-        return 0
-    found = json.loads(options.costs.read_text())
+    bench = json.loads(options.bench.read_text())
     if options.what == "check":
-        print(json.dumps(check(json.loads(options.given.read_text()), costs_of(found, "speculation")), indent=1))
+        measured = json.loads(options.scale_out.read_text())
+        print(json.dumps(check(measured, costs_of(costs_from(bench, 4), "speculation")), indent=1))
         return 0
-    run(found, options.out, options.price, options.large)
+    options.out.mkdir(parents=True, exist_ok=True)
+    sizes = [(int(replicas), int(users)) for replicas, users in (each.split(":") for each in options.sizes.split(","))]
+    run(costs_from(bench, options.slots), options.out, options.price, sizes)
     return 0
 
 
