@@ -287,7 +287,7 @@ def main() -> int:
         found[name] = work[name]() | {"machine": common.machine()}
         told = {key: value for key, value in found[name].items() if key not in ("rows", "machine")}
         print(name, json.dumps(told), flush=True)
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(found) + "\n", encoding="utf-8")
     template.unlink()
     return 0
 
