@@ -29,7 +29,7 @@ from specbuild.serve.prefixes import BLOCK, Places
 
 ROUTINGS = ("random", "round robin", "prefix")
 PRICE = 0.085  # an hour of a machine, which --price changes
-USERS, WINDOW = 2000, 600.0  # of the machines needed: whose chats begin within so many seconds
+USERS, WINDOW = 600, 300.0  # of the machines needed: whose chats begin within so many seconds
 TARGET = 2.0  # seconds to the first token, of 99 in 100
 
 
