@@ -13,7 +13,7 @@ import click
 from specbuild.runtime import Limits, LoadOptions
 from specbuild.runtime.errors import OptionError
 
-from . import generate, interrupts, operating_flags
+from . import generate, interrupts, operating_flags, ray_flags
 
 API_KEYS = "SPECBUILD_API_KEY"  # several are separated by commas
 _MAX_CONFIG = 1 << 20  # bytes
@@ -179,17 +179,24 @@ def command(
     from specbuild.serve.spending import Spending
 
     canary, drift = operating_flags.taken(given)
+    scale = ray_flags.taken(given)
     spending = Spending(**{name: given.pop(name) for name in _SPENDS})
     operating: dict[str, Any] = {"canary": canary, "drift": drift, "spending": spending}
     options = ServeOptions(**given, **operating, api_keys=_keys(api_key), allowed_origins=_origins(allowed_origins))
     log = logs.RequestLog(sys.stderr, options.log_requests)
     logs.install(log)
-    status = server.run(names_of(list(bundles), served_model_name), options, load, log)
+    named = names_of(list(bundles), served_model_name)
+    if scale:
+        scale.check(options)
+        from specbuild.serve import ray_app
+
+        raise click.exceptions.Exit(ray_app.run(named, options, load, scale, log))
+    status = server.run(named, options, load, log)
     raise click.exceptions.Exit(status)
 
 
 command.params += [_GENERATES[name] for name in (*_LIMITS, *_LOADS)]
-command.params += operating_flags.OPTIONS
+command.params += [*operating_flags.OPTIONS, *ray_flags.OPTIONS]
 
 
 def _keys(given: tuple[str, ...]) -> tuple[str, ...]:

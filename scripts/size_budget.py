@@ -19,13 +19,13 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 5114,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1429,
-    ("cli", ".py"): 2360,
+    ("cli", ".py"): 2408,
     ("face", ".py"): 37,
     ("measure", ".py"): 2247,
-    ("runtime", ".py"): 6504,
+    ("runtime", ".py"): 6498,
     ("runtime/backends", ".py"): 2542,
-    ("runtime/decoding", ".py"): 1810,
-    ("serve", ".py"): 3614,
+    ("runtime/decoding", ".py"): 1817,
+    ("serve", ".py"): 4237,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

@@ -72,7 +72,7 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
         deadline=min(deadlines, default=None),
         speculation=(caller.speculation or _speculation(body)) if caller.speculates else "off",
         structured_outputs=outputs,
-        cache_salt=_salt(caller.tenant, body.cache_salt),
+        cache_salt=salt_of(caller.tenant, body.cache_salt),
     )
 
 
@@ -122,7 +122,7 @@ def _chain(tokens: int | None) -> str | None:
     return None if tokens is None else f"chain:{tokens}" if tokens else "off"
 
 
-def _salt(tenant: str | None, salt: str | None) -> str | None:
+def salt_of(tenant: str | None, salt: str | None) -> str | None:
     """What keeps a prefix cache apart: who asks, and what they ask it to be kept apart from."""
     if tenant is None and salt is None:
         return None

@@ -51,7 +51,7 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog)
     listening = listener.listen(options)
     try:
         with contextlib.ExitStack() as closing:
-            service = _load(named, options, load, log, closing)
+            service = make_service(named, options, load, log, closing)
             for model in service.models.all:
                 told = describe(model)
                 log.event("info", told, model=model.name)
@@ -60,10 +60,10 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog)
         listener.close(listening, options)
 
 
-def _load(
+def make_service(
     named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog, closing: contextlib.ExitStack
 ) -> Service:
-    """Every bundle in a thread of its own; all of them are closed when the stack is."""
+    """Load every bundle in a thread of its own; all of them are closed when the stack is. Raises as `run` does."""
     told: Future[Metrics] = Future()  # requests end long after it is there
     ledger = Ledger(options.spending, log) if options.spending.ledger else None
     if ledger:

@@ -103,3 +103,8 @@ class Admission:
     def cached_tokens(self) -> tuple[int, ...]:
         """By slot, what `kept` says; from any thread."""
         return tuple(map(self.kept, range(len(self._last))))
+
+    def cached_texts(self) -> list[tuple[str | None, list[int]]]:
+        """The texts that the slots' caches hold: each one's `cache_salt` and tokens. From any thread."""
+        held = [(last, last.history[: self.kept(slot)]) for slot, last in enumerate(self._last) if last]
+        return [(last.params.cache_salt, rows.tolist()) for last, rows in held]

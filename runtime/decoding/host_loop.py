@@ -55,6 +55,7 @@ class HostLoop:
         self.admission = admission or Admission(target, drafter, options.prefix_caching)
         self.pick, self.release = self.admission.pick, self.admission.release
         self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
+        self.cached_texts = self.admission.cached_texts
 
     def round(self, sequences: Seq[Sequence]) -> None:
         """See `Loop.round`."""

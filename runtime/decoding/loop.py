@@ -95,6 +95,10 @@ class Loop(Protocol):
         """By slot, tokens of its cache that a text which begins the same need not read again; from any thread."""
         ...
 
+    def cached_texts(self) -> list[tuple[str | None, list[int]]]:
+        """The `cache_salt` and the tokens of each text that a slot's cache holds; from any thread."""
+        ...
+
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """The target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
 

@@ -52,7 +52,7 @@ def compose(bundle: Bundle, options: LoadOptions) -> Parts:
     with bundle.verified(), ExitStack() as undo:
         loop, policy = (gpu_loop if manifest.descriptor.on_gpu else cpu_loop)(bundle, options)
         undo.callback(loop.close)
-        tokenizer = _tokenizer(bundle, options.chat_template)
+        tokenizer = tokenizer_of(bundle, options.chat_template)
         undo.pop_all()
     return Parts(tokenizer, loop, policy)
 
@@ -123,7 +123,7 @@ def _drafts(bundle: Bundle, options: LoadOptions) -> bool:
     return options.drafter != "ngram" and "draft" in bundle.manifest.models
 
 
-def _tokenizer(bundle: Bundle, chat_template: str | None) -> Tokenizer:
+def tokenizer_of(bundle: Bundle, chat_template: str | None) -> Tokenizer:
     """With another chat template than the bundle's where one is given; raises OptionError where that is none."""
     manifest = bundle.manifest
     template = bundle.read(manifest.chat_template, TEMPLATE_BYTES) if manifest.chat_template else None

@@ -68,10 +68,8 @@ class Engine:
     ) -> None:
         """Of the options those count that say how requests are served: max_waiting, on_finish and stall_timeout."""
         self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
-        self._loop, self._validator = (
-            loop,
-            Validator(manifest, tokenizer, loop.check, policy, loop.bound, options.max_model_len),
-        )
+        self._loop = loop
+        self._validator = Validator(manifest, tokenizer, loop.check, policy, loop.bound, options.max_model_len)
         self.timings = policy.timings if policy else None  # None: the bundle was never tuned
         self._live = policy.live if policy else None
         observer = Observer(options.on_finish) if options.on_finish else None
@@ -88,15 +86,8 @@ class Engine:
         """
         bundle, options = Bundle.open(path), replace(options, **given)
         parts = compose(bundle, options)
-        return cls(
-            bundle.manifest,
-            parts.tokenizer,
-            parts.loop,
-            options.batch_size,
-            options,
-            policy=parts.policy,
-            name=str(bundle.folder),
-        )
+        made = bundle.manifest, parts.tokenizer, parts.loop, options.batch_size, options
+        return cls(*made, policy=parts.policy, name=str(bundle.folder))
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
         """Decode every prompt; results in the prompts' order, the n samples of one after another.
@@ -262,6 +253,11 @@ class Engine:
     def cache_bytes(self) -> int:
         """Bytes of both caches."""
         return self._loop.cache_bytes
+
+    @property
+    def cached_texts(self) -> list[tuple[str | None, list[int]]]:
+        """The `cache_salt` and the tokens of each text that a slot's cache holds."""
+        return self._loop.cached_texts()
 
     @property
     def usage(self) -> Usage:

@@ -72,6 +72,7 @@ class DeviceLoop:
         paged = PagedAdmission(target, drafts, table, self.room.needed, *keeps) if table else None
         self.admission = admission = paged or Admission(target, drafts, *keeps)
         self.pick, self.cached_tokens, self.page_tokens = admission.pick, admission.cached_tokens, admission.page_tokens
+        self.cached_texts = admission.cached_texts
         self.proposals = Proposals(
             self.planner,
             self.room,

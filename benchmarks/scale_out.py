@@ -1,0 +1,296 @@
+"""Two replicas on this machine: chats of many turns by prefix and at random, a death, scale to zero, and Ray's cost.
+
+python benchmarks/scale_out.py BUNDLE [--wide WIDE] --out FILE [--only chats,death,zero,overhead]
+
+Texts are compared with those of one engine in this process. Each replica has one thread. Needs the extra `ray`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import common
+import httpx
+import psutil
+from http_overhead import crowd, served
+
+from specbuild.runtime import Chat, Engine, SamplingParams
+
+TEMPLATE = (
+    "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}def {% endif %}"
+)
+USERS, TURNS, AT_ONCE, TOKENS = 50, 10, 6, 24
+SYSTEM = "You write Python. Answer with one function and nothing else."
+
+
+def asked(user: int, turn: int) -> str:
+    """What a user says next; `said` of common prompts, so that users differ from the first word on."""
+    texts = common.prompts()
+    return f"user {user}: {texts[(user * TURNS + turn) % len(texts)][:60]}"
+
+
+def seed_of(user: int, turn: int) -> int:
+    """Of a request."""
+    return 1000 * user + turn
+
+
+@contextmanager
+def server(bundle: Path, template: Path | None, *flags: str) -> Iterator[tuple[str, subprocess.Popen]]:
+    """A server of a bundle; where it is, and its process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = ["--chat-template", str(template)] if template else []
+    command = [
+        str(Path(sys.executable).parent / "specbuild"),
+        "serve",
+        str(bundle),
+        "--port",
+        str(port),
+        *given,
+        *flags,
+    ]
+    with (
+        Path(os.environ.get("SCALE_OUT_LOG", os.devnull)).open("a") as log,
+        subprocess.Popen(command, stderr=log, stdout=log) as process,
+    ):
+        url = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(600):
+                try:
+                    if httpx.get(f"{url}/health/ready", timeout=5).status_code == 200:
+                        break
+                except httpx.HTTPError:
+                    pass
+                assert process.poll() is None, "the server ended"
+                time.sleep(0.5)
+            yield url, process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+async def chat(client: httpx.AsyncClient, user: int, turns: int, told: list[dict[str, Any]]) -> None:
+    """A user's chat, a turn after another, each streamed; notes every request."""
+    messages = [{"role": "system", "content": SYSTEM}]
+    for turn in range(turns):
+        messages.append({"role": "user", "content": asked(user, turn)})
+        body = {"messages": messages, "max_tokens": TOKENS, "seed": seed_of(user, turn), "stream": True}
+        body |= {"temperature": 0.8, "stream_options": {"include_usage": True}}
+        row: dict[str, Any] = {"user": user, "turn": turn, "text": "", "done": False}
+        told.append(row)
+        began = time.perf_counter()
+        try:
+            async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                row |= {"status": response.status_code, "replica": response.headers.get("x-replica")}
+                async for line in response.aiter_lines():
+                    if line == "data: [DONE]":
+                        row["done"] = True
+                    elif line.startswith("data: "):
+                        event = json.loads(line[6:])
+                        if "error" in event:
+                            row["error"] = event["error"]
+                        for choice in event.get("choices", ()):
+                            row.setdefault("ttft", time.perf_counter() - began)
+                            row["text"] += choice["delta"].get("content") or ""
+                        if usage := event.get("usage"):
+                            row["prompt"] = usage["prompt_tokens"]
+                            row["cached"] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        except (httpx.HTTPError, ValueError) as error:
+            row["broken"] = repr(error)
+        row["seconds"] = time.perf_counter() - began
+        messages.append({"role": "assistant", "content": row["text"]})
+
+
+async def chats(
+    url: str, users: int, turns: int, at_once: int = AT_ONCE, told: list | None = None
+) -> list[dict[str, Any]]:
+    """Every user's chat, so many at once."""
+    told, waiting = [] if told is None else told, list(range(users))
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+
+        async def one() -> None:
+            while waiting:
+                await chat(client, waiting.pop(0), turns, told)
+
+        await asyncio.gather(*(one() for _ in range(at_once)))
+    return told
+
+
+def alone(bundle: Path, users: int, turns: int) -> dict[tuple[int, int], str]:
+    """The same chats by one engine, a request at a time."""
+    texts = {}
+    with Engine.load(bundle, batch_size=4, chat_template=TEMPLATE) as engine:
+        for user in range(users):
+            messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+            for turn in range(turns):
+                messages.append({"role": "user", "content": asked(user, turn)})
+                params = SamplingParams(TOKENS, temperature=0.8, seed=seed_of(user, turn))
+                (result,) = engine.generate([Chat(list(messages))], params)
+                texts[user, turn] = result.text
+                messages.append({"role": "assistant", "content": result.text})
+    return texts
+
+
+def summary(rows: list[dict[str, Any]], texts: dict[tuple[int, int], str]) -> dict[str, Any]:
+    """Of one run: how many were answered, texts that are one engine's, prompts' tokens that a cache had, times."""
+    done = [row for row in rows if row["done"] and "error" not in row]
+    right = [row for row in done if texts[row["user"], row["turn"]] == row["text"]]
+    later = [row for row in done if "prompt" in row]
+    times = sorted(row["ttft"] for row in done if "ttft" in row)
+    return {
+        "requests": len(rows),
+        "answered": len(done),
+        "texts_equal": len(right),
+        "clean_errors": sum("error" in row or row.get("status", 200) >= 400 for row in rows if "broken" not in row),
+        "broken": sum("broken" in row for row in rows),
+        "hit_rate": round(sum(row["cached"] for row in later) / max(sum(row["prompt"] for row in later), 1), 4),
+        "ttft_median": round(statistics.median(times), 4),
+        "ttft_p99": round(times[int(0.99 * (len(times) - 1))], 4),
+        "seconds_median": round(statistics.median(row["seconds"] for row in done), 4),
+        "by_replica": {
+            name: sum(row.get("replica") == name for row in rows) for name in {row.get("replica") for row in rows}
+        },
+    }
+
+
+def routings(bundle: Path, template: Path, users: int, ways: list[str], found: dict[str, Any]) -> dict[str, Any]:
+    """All chats by each routing, against one engine's texts."""
+    texts = alone(bundle, users, TURNS)
+    for routing in ways:
+        with server(bundle, template, "--ray", "--num-replicas", "2", "--routing", routing) as (url, _):
+            began = time.perf_counter()
+            rows = asyncio.run(chats(url, users, TURNS))
+            found[routing] = summary(rows, texts) | {"seconds": round(time.perf_counter() - began, 1)}
+            if routing == "prefix":
+                found["rows"] = [[row["user"], row["turn"], row.get("prompt"), row.get("cached")] for row in rows]
+            print(routing, found[routing], flush=True)
+    found["prefix/random"] = round(found["prefix"]["hit_rate"] / found["random"]["hit_rate"], 2)
+    return found
+
+
+def death(bundle: Path, template: Path) -> dict[str, Any]:
+    """One of two replicas is killed under load."""
+    texts = alone(bundle, 12, TURNS)
+    with server(bundle, template, "--ray", "--num-replicas", "2") as (url, process):
+
+        async def work() -> list[dict[str, Any]]:
+            told: list[dict[str, Any]] = []
+            working = asyncio.ensure_future(chats(url, 12, TURNS, told=told))
+            while sum(row["done"] for row in told) < 40:
+                await asyncio.sleep(0.05)
+            us = psutil.Process(process.pid)
+            victim = next(p for p in _tree(us) if "ServeReplica:specbuild:Replica" in " ".join(p.cmdline()))
+            victim.send_signal(signal.SIGKILL)
+            return await working
+
+        rows = asyncio.run(work())
+    kept = []  # a lost text changes what its user's later turns are asked
+    lost = {row["user"] for row in rows if not row["done"] or "error" in row}
+    kept = [row for row in rows if row["user"] not in lost]
+    whole = summary(kept, texts)
+    return {
+        "requests": len(rows),
+        "answered": sum(row["done"] and "error" not in row for row in rows),
+        "clean_errors": sum("error" in row or row.get("status", 200) >= 400 for row in rows),
+        "broken": sum("broken" in row for row in rows),
+        "chats_without_a_loss": {"answered": whole["answered"], "texts_equal": whole["texts_equal"]},
+    }
+
+
+def _tree(process: psutil.Process) -> list[psutil.Process]:
+    """What Ray has started: it leaves its parent, so all processes of this user whose session began with ours."""
+    began = process.create_time()
+    return [
+        p for p in psutil.process_iter() if p.create_time() >= began and p.uids().real == os.getuid() and p.cmdline()
+    ]
+
+
+def zero(bundle: Path, template: Path) -> dict[str, Any]:
+    """Replicas go where nothing comes, and come back."""
+    with server(
+        bundle, template, "--ray", "--autoscale", "0,2", "--downscale-delay-s", "2", "--upscale-delay-s", "0"
+    ) as (url, _):
+        found = dict[str, Any]()
+        for attempt in ("first", "again"):
+            began = time.perf_counter()
+            (row,) = asyncio.run(chats(url, 1, 1))
+            found[f"{attempt}_request_seconds"] = round(time.perf_counter() - began, 2)
+            found[f"{attempt}_answered"] = row["done"]
+            began = time.perf_counter()
+            while httpx.get(f"{url}/load", timeout=60).json()["replicas"]:
+                time.sleep(0.5)
+                if time.perf_counter() - began > 120:
+                    return found | {"at_zero": False}
+            found[f"{attempt}_seconds_until_zero"] = round(time.perf_counter() - began, 1)
+        return found | {"at_zero": True}
+
+
+def overhead(bundle: Path, turns: int) -> dict[str, Any]:
+    """One replica against the plain server, four requests at once, in turns; both with one thread."""
+    texts = (common.prompts() * 16)[:16]
+    common_flags = ["--threads", "1", "--max-num-seqs", "4"]
+    rows: dict[str, list[dict[str, float]]] = {"plain": [], "ray": []}
+    with server(bundle, None, *common_flags) as (plain, _), server(bundle, None, "--ray", *common_flags) as (ray, _):
+        for turn in range(turns + 1):
+            for name, url in (("plain", plain), ("ray", ray)):
+                told = asyncio.run(crowd(served(int(url.rpartition(":")[2])), texts, 4))
+                if turn:  # the first warms
+                    rows[name].append(told)
+    pairs = list(zip(rows["ray"], rows["plain"], strict=True))
+    return rows | {name: round(statistics.median(r[name] / p[name] for r, p in pairs), 3) for name in rows["ray"][0]}
+
+
+def main() -> int:
+    """Print what came out, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument(
+        "--wide", type=Path, help="for the overhead: a bundle whose steps take as long as a real model's"
+    )
+    parser.add_argument("--users", type=int, default=USERS)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--routings", default="random,prefix", help="of the chats; others stay as they were measured")
+    parser.add_argument("--only", default="chats,death,zero,overhead")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    random.seed(0)
+    template = options.out.with_suffix(".jinja")
+    template.write_text(TEMPLATE)
+    found = json.loads(options.out.read_text()) if options.out.exists() else {}
+    work = {
+        "chats": lambda: routings(
+            options.bundle, template, options.users, options.routings.split(","), found.get("chats", {})
+        ),
+        "death": lambda: death(options.bundle, template),
+        "zero": lambda: zero(options.bundle, template),
+        "overhead": lambda: {
+            each.name: overhead(each, options.turns) for each in (options.bundle, options.wide) if each
+        },
+    }
+    for name in options.only.split(","):
+        found[name] = work[name]() | {"machine": common.machine()}
+        told = {key: value for key, value in found[name].items() if key not in ("rows", "machine")}
+        print(name, json.dumps(told), flush=True)
+        options.out.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    template.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

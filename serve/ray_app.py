@@ -1,0 +1,225 @@
+"""`specbuild serve --ray`: engines as replicas of a Ray Serve deployment, behind a front that routes by prefixes.
+
+`app` builds it from plain values, for `serve run specbuild.serve.ray_app:app bundles=…` and a RayService's manifest.
+Imported where Ray was asked for alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+from starlette.types import ASGIApp, Message, Scope
+
+from specbuild.runtime import Bundle, LoadOptions
+from specbuild.runtime.engine.composition import tokenizer_of
+from specbuild.runtime.errors import ExecutionError, OptionError, message_of
+
+from . import limits, listener, remote_bundle
+from .app import make_app
+from .logs import RequestLog
+from .models import names_of
+from .options import ServeOptions
+from .prefixes import chain
+from .ray_front import Front, scope_of
+from .ray_options import RayOptions
+from .ray_router import CACHED, Hint, PrefixRouter
+from .server import Named, make_service
+
+NAME = "specbuild"  # of the application
+_REPORT, _HEALTH = 1.0, 2.0  # seconds between two reports of what a cache holds, and two looks at an engine
+Given = tuple[list[tuple[tuple[str, ...], remote_bundle.Source]], ServeOptions, LoadOptions]
+
+
+class Replica:
+    """One server's engines and its whole application, called by the front."""
+
+    async def __init__(self, given: Given) -> None:  # type: ignore[misc]
+        sources, options, load = given
+        self._closing, self._name = ExitStack(), serve.get_replica_context().replica_id.unique_id
+        log = RequestLog(sys.stderr, options.log_requests)
+        if ledger := options.spending.ledger:  # each replica has its own, and `specbuild cost` adds them up
+            ledger = ledger.with_name(f"{ledger.stem}.{self._name}{ledger.suffix}")
+            options = replace(options, spending=replace(options.spending, ledger=ledger))
+
+        def loaded() -> Any:
+            named = [(names, remote_bundle.local(source)) for names, source in sources]
+            return make_service(named, options, load, log, self._closing)
+
+        self._service = await asyncio.to_thread(loaded)
+        self._app: ASGIApp = make_app(self._service, log)
+        self._watching = [asyncio.ensure_future(each.run()) for each in self._service.watchers]
+
+    async def call(self, scope: Scope, body: bytes, hint: Hint) -> AsyncGenerator[list[Message], None]:
+        """Answer a request: ASGI's messages, as many at once as there are. Leaving it cancels what runs."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            return left.pop() if left else await asyncio.Future()  # a client that leaves has this cancelled
+
+        async def run() -> None:
+            try:
+                await self._app(scope, receive, messages.put)
+            finally:
+                messages.put_nowait(None)
+
+        running = asyncio.ensure_future(run())
+        try:
+            ended = False
+            while not ended:
+                found = [await messages.get()]
+                while found[-1] and (found[-1]["type"] == "http.response.start" or not messages.empty()):
+                    found.append(await messages.get())
+                ended = found[-1] is None
+                if told := [each for each in found if each]:
+                    yield [self._signed(each) for each in told]
+            await running
+        finally:
+            running.cancel()
+
+    def _signed(self, message: Message) -> Message:
+        """The first message says which replica it is."""
+        if message["type"] != "http.response.start":
+            return message
+        return {**message, "headers": [*message["headers"], (b"x-replica", self._name.encode())]}
+
+    async def whole(self, scope: Scope) -> tuple[str, tuple[int, str, bytes]]:
+        """This replica's name, and its answer to a request for itself: status, kind and body."""
+        messages = [each async for found in self.call(scope, b"", Hint([], 0, 0)) for each in found]
+        kind = dict(messages[0]["headers"]).get(b"content-type", b"").decode()
+        return self._name, (messages[0]["status"], kind, b"".join(each.get("body", b"") for each in messages[1:]))
+
+    def check_health(self) -> None:
+        """Ray replaces a replica whose worker has died or is stuck."""
+        for model in self._service.models.all:
+            health = model.engine.engine.health()
+            if health.state in ("failed", "stuck"):
+                raise ExecutionError(f"the worker of {model.name} is {health.state}: {health.error}")
+
+    def record_routing_stats(self) -> dict[str, list[int]]:
+        """What the caches hold, for the router."""
+        texts = [(model.name, *text) for model in self._service.models.all for text in model.engine.engine.cached_texts]
+        return {
+            CACHED: sorted({block for name, salt, tokens in texts for block in chain(tokens, scope_of(name, salt))})
+        }
+
+    async def __del__(self) -> None:
+        """Ray has drained it: end what is left."""
+        for task in getattr(self, "_watching", ()):
+            task.cancel()
+        await asyncio.to_thread(self._closing.close)
+
+
+@serve.ingress()
+class Entrance:
+    """The application's ingress: `Front` under its own ASGI application."""
+
+    def __init__(self, replicas: Any, given: Given) -> None:
+        sources, options, load = given
+        tokenizers = {
+            name: tokenizer_of(Bundle.open(remote_bundle.local(source)), load.chat_template)
+            for names, source in sources
+            for name in names
+        }
+        self._front = Front(replicas, tokenizers, options, RequestLog(sys.stderr, options.log_requests))
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """See `serve.ingress`."""
+        return self._front.app()
+
+
+def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOptions) -> Application:
+    """The application; raises OptionError and BundleError."""
+    scale.check(options)
+    sources = [(names, remote_bundle.source(str(path))) for names, path in named]
+    slots = options.max_num_seqs or min(source.slots for _, source in sources)
+    threads = load.threads or max(int(scale.num_cpus), 1)
+    given = sources, options, replace(load, threads=threads)
+    quiet = {"enable_access_log": False}  # there is our own
+    routed = RequestRouterConfig(
+        request_router_class=PrefixRouter,
+        request_router_kwargs={"routing": scale.routing, "slots": slots},
+        request_routing_stats_period_s=_REPORT,
+    )
+    replicas = serve.deployment(
+        Replica,
+        name="Replica",
+        graceful_shutdown_timeout_s=options.shutdown_timeout,
+        health_check_period_s=_HEALTH,
+        request_router_config=routed,
+        logging_config=quiet,
+        **scale.scaling(slots),
+    )
+    front = serve.deployment(
+        Entrance,
+        name="Front",
+        max_ongoing_requests=limits.CONNECTIONS,
+        ray_actor_options={"num_cpus": 0},
+        logging_config=quiet,
+    )
+    return front.bind(replicas.bind(given), given)
+
+
+def app(args: Mapping[str, Any]) -> Application:
+    """The application by plain values: `bundles`, one or several, each as a path, a URL or NAME=…; and the fields of
+    `ServeOptions` in `serve`, of `LoadOptions` in `load` and of `RayOptions` in `ray`. Raises OptionError, BundleError.
+    """
+    given = dict(args)
+    bundles = given.pop("bundles", [])
+    try:
+        serving, loading, scaling = (dict(given.pop(name, {})) for name in ("serve", "load", "ray"))
+        if given:
+            raise OptionError(f"{', '.join(given)}: give bundles, serve, load and ray")
+        for each in (serving, loading, scaling):
+            each.update({name: tuple(value) for name, value in each.items() if isinstance(value, list)})
+        if not bundles:
+            raise OptionError("there are no bundles: give their paths or URLs")
+        options, load, scale = ServeOptions(**serving), LoadOptions(**loading), RayOptions(**scaling)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"the arguments of specbuild.serve.ray_app:app are wrong: {message_of(error)}") from None
+    return build(names_of([bundles] if isinstance(bundles, str) else list(bundles), ()), options, load, scale)
+
+
+def run(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOptions, log: RequestLog) -> int:
+    """Serve on Ray until a signal ends it: the cluster at an address, or one of this machine's own; the exit status.
+
+    Raises OptionError, BundleError and ExecutionError before it serves.
+    """
+    with listener.listen(options) as listening:  # which says what is wrong with an address, and finds a free port
+        port = listening.getsockname()[1]
+    made = build(named, options, load, scale)
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: stopping.set())
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of it
+        ray.init(address=scale.address, include_dashboard=False, log_to_driver=True, configure_logging=False)
+        secured = {"ssl_certfile": options.ssl_certfile, "ssl_keyfile": options.ssl_keyfile}
+        http = {"host": options.host, "port": port, **{k: str(v) for k, v in secured.items() if v}}
+        serve.start(http_options=http)
+        serve.run(made, name=NAME, route_prefix=options.root_path or "/")
+    except Exception as error:  # Ray raises plain ones
+        raise ExecutionError(f"Ray Serve did not start ({message_of(error)[:300]}): see its log above") from None
+    where = f"http{'s' if secured['ssl_certfile'] else ''}://{options.host}:{port}{options.root_path}"
+    log.event("info", f"serving at {where}", ray=scale.address or "local")
+    try:
+        stopping.wait()
+        log.event("info", "draining")
+        serve.delete(NAME)
+    finally:
+        if scale.address is None:
+            serve.shutdown()
+        ray.shutdown()
+    return 0

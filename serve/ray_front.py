@@ -1,0 +1,249 @@
+"""The front: reads a request, says what its prompt begins with, and passes on what a replica answers.
+
+It has the bundles' tokenizers and none of their weights. Ray Serve calls it where it is the application's ingress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specbuild.runtime import SpecbuildError
+from specbuild.runtime.requests.tokenizer import Tokenizer
+
+from . import tools
+from .chat import chat_of
+from .completions import prompts_of
+from .errors import ApiError, json_response
+from .fields import ChatRequest, CompletionRequest
+from .formats import event
+from .gate import Gate
+from .generation import ClientGoneError, unless_gone
+from .logs import RequestLog, error_of
+from .options import ServeOptions
+from .parameters import salt_of
+from .prefixes import chain
+from .ray_router import Hint
+
+TRIES = 3  # of a request of which nothing was sent yet
+ANY = Hint([], 0, 0)  # goes where there is least to do
+_BODIES: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+}
+_PASSED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path")
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ")
+
+
+class Front:
+    """Serves everything that one server does. `replicas`: a handle on them. `tokenizers`: by the models' names."""
+
+    def __init__(
+        self, replicas: Any, tokenizers: Mapping[str, Tokenizer], options: ServeOptions, log: RequestLog
+    ) -> None:
+        self._replicas, self._tokenizers, self._options, self._log = replicas, tokenizers, options, log
+        self._pool = ThreadPoolExecutor(2, "specbuild-front")
+        self._calls = replicas.options(method_name="call", stream=True)
+
+    def app(self) -> ASGIApp:
+        """The ASGI application, behind the gate that one server has."""
+        own = {"/health/live": _live, "/health": self._ready, "/health/ready": self._ready}
+        own |= {"/metrics": self._metrics, "/load": self._load}
+        ours = Starlette(routes=[Route(path, answer) for path, answer in own.items()])
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            passed = scope["type"] == "http" and _path(scope) not in own
+            await (self._pass if passed else ours)(scope, receive, send)
+
+        gate = Gate(app, _Quiet(self._log), self._options.api_keys)
+
+        async def outer(scope: Scope, receive: Receive, send: Send) -> None:
+            await gate(scope, receive, _without_id(send))
+
+        return outer
+
+    async def _ready(self, request: Request) -> Response:
+        """Whether requests are taken; no replicas at all are right where there may be none."""
+        app = await asyncio.to_thread(lambda: serve.status().applications[serve.get_replica_context().app_name])
+        states = {name: told.status.value for name, told in app.deployments.items()}
+        able = app.status.value == "RUNNING"
+        return json_response({"status": "ready" if able else "not ready", "deployments": states}, 200 if able else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        """Every replica's metrics, each line with the label `replica`."""
+        families = dict[str, list[str]]()
+        for name, (status, _, told) in (await self._all(request)).items():
+            if status == 200:
+                _add(families, told.decode(), name)
+        text = "".join("".join(lines) for lines in families.values())
+        return Response(text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _load(self, request: Request) -> Response:
+        """Every replica's load, by its name."""
+        told = await self._all(request)
+        return json_response({"replicas": {name: msgspec.json.decode(each[2]) for name, each in told.items()}})
+
+    async def _all(self, request: Request) -> dict[str, tuple[int, str, bytes]]:
+        """What each replica answers to a request for itself: its status, its kind and its body, by the replica."""
+        scope = _plain(request.scope, "")
+        try:
+            found = await asyncio.to_thread(lambda: self._replicas.broadcast("whole", scope).results())
+        except DeploymentUnavailableError:  # there are none now
+            return {}
+        return dict(sorted(found))
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have a replica answer; one that dies before anything was sent is replaced."""
+        body = (await receive()).get("body", b"")
+        hint = await asyncio.get_running_loop().run_in_executor(self._pool, self._hint, scope, body)
+        sent = _Sent(send)
+        for left in reversed(range(TRIES)):
+            try:
+                await unless_gone(receive, self._answer(_plain(scope, scope["state"]["request_id"]), body, hint, sent))
+                return
+            except ClientGoneError:
+                raise
+            except BackPressureError:
+                told = "every replica has all that it takes, and the queue is full: try again later"
+                raise ApiError(429, told, code="queue_full") from None
+            except (RayError, DeploymentUnavailableError) as error:
+                again = left > 0 and not sent.kind
+                self._log.event("warning", "a replica was lost", again=again, **error_of(error))
+                if not again:
+                    await sent.lost()
+                    return
+
+    async def _answer(self, scope: Scope, body: bytes, hint: Hint, send: Send) -> None:
+        answers = self._calls.remote(scope, body, hint)
+        try:
+            async for messages in answers:
+                for message in messages:
+                    await send(message)
+                if messages[-1]["type"] == "http.response.body" and not messages[-1].get("more_body"):
+                    return  # before the client's leaving is noticed, as it may do now
+        except asyncio.CancelledError:
+            answers.cancel()
+            raise
+
+    def _hint(self, scope: Scope, body: bytes) -> Hint:
+        """What a prompt begins with; what is wrong with a request its replica says."""
+        kind = _BODIES.get(_path(scope))
+        if kind is None or scope["method"] != "POST":
+            return ANY
+        with suppress(ValueError, SpecbuildError, ApiError):
+            return self._prompt(kind.model_validate_json(body), scope["state"]["tenant"])
+        return ANY
+
+    def _prompt(self, body: ChatRequest | CompletionRequest, tenant: str | None) -> Hint:
+        name = body.model or next(iter(self._tokenizers))
+        tokenizer = self._tokenizers.get(name)
+        if tokenizer is None:
+            return ANY
+        asked = body.max_tokens
+        if isinstance(body, ChatRequest):
+            chat = chat_of(body.messages, body.chat_template_kwargs, body.add_generation_prompt)
+            prompts = [tokenizer.encode(replace(chat, tools=tools.described(body)))]
+            asked = body.max_completion_tokens or asked
+        else:
+            prompts = [each if isinstance(each, list) else tokenizer.encode(each) for each in prompts_of(body)]
+        salt = salt_of(None if self._options.share_prefix_cache else tenant, body.cache_salt)
+        count = sum(map(len, prompts))
+        return Hint(chain(prompts[0], scope_of(name, salt)), count, asked and asked * (body.n or 1))
+
+
+def scope_of(model: str, salt: str | None) -> str:
+    """What hashes of a text's blocks depend on besides the text."""
+    return f"{model}\0{salt}"
+
+
+class _Sent:
+    """What was sent to a client of a replica's answer. `kind`: its content type, "" while nothing was sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self.kind = send, ""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.kind = dict(message["headers"]).get(b"content-type", b"?").decode("latin-1")
+        await self._send(message)
+
+    async def lost(self) -> None:
+        """End what was begun: an event of a stream says why; raises ApiError where nothing was sent."""
+        told = ApiError(503, "the replica that had this was lost: send it again", code="replica_lost")
+        if not self.kind:
+            raise told
+        if not self.kind.startswith("text/event-stream"):
+            raise ConnectionError("a replica was lost amid its answer")
+        await self._send({"type": "http.response.body", "body": event(told.body()), "more_body": False})
+
+
+class _Quiet:
+    """A log in which requests do not end, since their replicas say so, but where nobody else does."""
+
+    def __init__(self, log: RequestLog) -> None:
+        self._log, self.event = log, log.event
+
+    def ended(self, **told: Any) -> None:
+        """See `RequestLog`."""
+        if told.get("status", 0) >= 400:
+            self._log.ended(**told)
+
+
+async def _live(request: Request) -> Response:
+    return json_response({"status": "live"})
+
+
+def _without_id(send: Send) -> Send:
+    """Leave out the request's id: Ray's proxy says it too."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [each for each in message["headers"] if each[0].lower() != b"x-request-id"]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return sending
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def _plain(scope: Scope, request_id: str) -> Scope:
+    """Of a request's scope what another process can have."""
+    headers = [each for each in scope["headers"] if each[0] != b"x-request-id"]
+    named = [(b"x-request-id", request_id.encode())] if request_id else []
+    return {name: scope[name] for name in _PASSED if name in scope} | {"headers": [*headers, *named]}
+
+
+def _add(families: dict[str, list[str]], text: str, replica: str) -> None:
+    """Put a replica's exposition among the others', family by family."""
+    lines = list[str]()
+    for line in text.splitlines(keepends=True):
+        if line.startswith("# HELP "):
+            new = line.split()[2] not in families
+            lines = families.setdefault(line.split()[2], [])
+        if not line.startswith("#"):
+            lines.append(_SAMPLE.sub(lambda found: f'{found[1]}{{replica="{replica}"{_rest(found[2])}}} ', line))
+        elif new:
+            lines.append(line)
+
+
+def _rest(labels: str | None) -> str:
+    return f",{labels}" if labels else ""

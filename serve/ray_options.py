@@ -1,0 +1,76 @@
+"""How many replicas there are and what each is given, under Ray Serve's names; needs no Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, get_args
+
+from specbuild.runtime.errors import OptionError, shown
+
+from .options import ServeOptions
+from .prefixes import Routing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """Raises OptionError.
+
+    num_replicas: engines, each in a process of its own. autoscale: the fewest and the most of them, in place of
+    num_replicas; 0 lets all of them go. address: a Ray cluster, None: one that is started here. num_cpus, num_gpus: of
+    each replica; it decodes in as many threads as it has CPUs. target_ongoing_requests, max_ongoing_requests,
+    max_queued_requests, and the delays in seconds: see Ray Serve; None: by the bundle's slots, and Ray's own.
+    routing: "prefix", "balanced" (two random choices) or "random".
+    """
+
+    num_replicas: int = 1
+    autoscale: tuple[int, int] | None = None
+    address: str | None = None
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    target_ongoing_requests: float | None = None
+    max_ongoing_requests: int | None = None
+    max_queued_requests: int = 256
+    upscale_delay_s: float | None = None
+    downscale_delay_s: float | None = None
+    routing: Routing = "prefix"
+
+    def __post_init__(self) -> None:
+        if self.num_replicas < 1:
+            raise OptionError(f"num_replicas must be at least 1, not {self.num_replicas}: autoscale may go to 0")
+        if self.autoscale and not 0 <= self.autoscale[0] <= self.autoscale[1] > 0:
+            raise OptionError(f"autoscale is MIN,MAX with 0 ≤ MIN ≤ MAX and MAX > 0, not {shown(self.autoscale)}")
+        for name in ("num_cpus", "num_gpus", "upscale_delay_s", "downscale_delay_s"):
+            if not (getattr(self, name) or 0) >= 0:
+                raise OptionError(f"{name} must not be below 0")
+        for name in ("target_ongoing_requests", "max_ongoing_requests"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise OptionError(f"{name} must be above 0, not {shown(value)}")
+        if self.max_queued_requests < -1:
+            raise OptionError("max_queued_requests is a number of requests, or -1 for any")
+        if self.routing not in get_args(Routing):
+            raise OptionError(f"routing is one of {', '.join(get_args(Routing))}, not {shown(self.routing)}")
+
+    def check(self, options: ServeOptions) -> None:
+        """Raises OptionError where Ray is not installed, and for what one process alone can do."""
+        if find_spec("ray") is None:
+            raise OptionError("--ray needs Ray Serve: pip install 'specbuild-trt[ray]'")
+        for name in ("canary", "drift", "uds"):
+            if getattr(options, name):
+                raise OptionError(f"--{name} is of one server and does not go with --ray: leave it out")
+
+    def scaling(self, slots: int) -> dict[str, Any]:
+        """The options of Ray's deployment for engines with so many slots each."""
+        told: dict[str, Any] = {
+            "max_ongoing_requests": self.max_ongoing_requests or 2 * slots,
+            "max_queued_requests": self.max_queued_requests,
+            "ray_actor_options": {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus},
+        }
+        if self.autoscale is None:
+            return {**told, "num_replicas": self.num_replicas}
+        low, high = self.autoscale
+        delays = {"upscale_delay_s": self.upscale_delay_s, "downscale_delay_s": self.downscale_delay_s}
+        target = self.target_ongoing_requests or float(slots)
+        scaling = {"min_replicas": low, "max_replicas": high, "target_ongoing_requests": target}
+        scaling |= {name: value for name, value in delays.items() if value is not None}
+        return {**told, "num_replicas": None, "autoscaling_config": scaling}

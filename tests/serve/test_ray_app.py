@@ -1,0 +1,150 @@
+"""Replicas and the application; a cluster that runs is the soak's alone."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed")
+
+from serving import CHAT_TEMPLATE, Server
+
+from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime.errors import BundleError, ExecutionError, OptionError
+from specbuild.serve import ray_app
+from specbuild.serve.prefixes import BLOCK, chain
+from specbuild.serve.ray_app import Replica
+from specbuild.serve.ray_front import scope_of
+from specbuild.serve.ray_router import CACHED, Hint
+
+SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
+START: dict[str, Any] = {"type": "http.response.start", "status": 200, "headers": []}
+NOTHING = Hint([], 0, 0)
+
+
+def replica(app: Any, *models: Any) -> Any:
+    made: Any = object.__new__(Replica)
+    made._app, made._name = app, "r1"
+    made._service = SimpleNamespace(models=SimpleNamespace(all=models))
+    return made
+
+
+def test_messages_come_as_they_are_made_and_the_first_names_the_replica() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert await receive() == {"type": "http.request", "body": b"asked", "more_body": False}
+        await send(START)
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await asyncio.sleep(0.01)
+        await send({"type": "http.response.body", "body": b"b"})
+
+    async def run() -> list[Any]:
+        return [each async for each in replica(app).call(SCOPE, b"asked", NOTHING)]
+
+    first, second = asyncio.run(run())
+    assert first[0]["headers"] == [(b"x-replica", b"r1")]
+    assert [first[1]["body"], second[0]["body"]] == [b"a", b"b"]
+
+
+def test_leaving_an_answer_cancels_what_makes_it() -> None:
+    ended = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await receive()
+        try:
+            await receive()  # until the client leaves
+        finally:
+            ended.append(True)
+
+    async def run() -> None:
+        answers = replica(app).call(SCOPE, b"", NOTHING)
+        await anext(answers)
+        await asyncio.sleep(0)
+        await answers.aclose()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert ended == [True]
+
+
+def test_what_an_application_raises_reaches_the_front() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError("a bug")
+
+    async def run() -> None:
+        async for _ in replica(app).call(SCOPE, b"", NOTHING):
+            pass
+
+    with pytest.raises(ValueError, match="a bug"):
+        asyncio.run(run())
+
+
+def test_health_is_the_workers() -> None:
+    def model(state: str) -> Any:
+        health = SimpleNamespace(state=state, error=None)
+        return SimpleNamespace(name="m", engine=SimpleNamespace(engine=SimpleNamespace(health=lambda: health)))
+
+    replica(None, model("running")).check_health()
+    for state in ("failed", "stuck"):
+        with pytest.raises(ExecutionError, match=state):
+            replica(None, model("idle"), model(state)).check_health()
+
+
+def test_reports_are_of_what_the_slots_hold(bundle: Path) -> None:
+    with Engine.load(bundle, batch_size=2) as engine:
+        tokens = engine.encode("def main(argv):\n    return parse_arguments(argv)\n" * 3)
+        engine.generate([tokens])
+        (held,) = [text for salt, text in engine.cached_texts if text]
+        assert held[: len(tokens)] == tokens
+        model = SimpleNamespace(name="pycode", engine=SimpleNamespace(engine=engine))
+        told = replica(None, model).record_routing_stats()[CACHED]
+        assert {*chain(tokens, scope_of("pycode", None))} <= {*told}
+        assert len(told) == len(held) // BLOCK
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "told"),
+    [
+        ({"bundles": "/nowhere.bundle"}, BundleError, "nowhere"),
+        ({"bundles": "b", "serve": {"ports": 1}}, OptionError, "ports"),
+        ({"bundles": "b", "replicas": 2}, OptionError, "replicas"),
+        ({"bundles": "b", "ray": {"num_replicas": 0}}, OptionError, "num_replicas"),
+        ({}, OptionError, "bundles"),
+    ],
+)
+def test_what_is_wrong_with_arguments_is_said(args: dict[str, Any], error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        ray_app.app(args)
+
+
+def test_an_application_is_made_of_plain_values(bundle: Path) -> None:
+    made = ray_app.app({"bundles": [f"m={bundle}"], "serve": {"api_keys": ["k"]}, "ray": {"autoscale": [0, 2]}})
+    assert made._bound_deployment.name == "Front"
+
+
+@pytest.mark.soak
+def test_two_replicas_answer_with_one_engines_texts_and_drain(bundle: Path, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text(CHAT_TEMPLATE)
+    flags = ["--ray", "--num-replicas", "2", "--port", "0", "--chat-template", str(template)]
+    server = Server(str(bundle), *flags)
+    try:
+        url, body = server.url, {"prompt": "def main(argv):", "max_tokens": 16, "temperature": 0.8}
+        with Engine.load(bundle) as engine:
+            texts = [
+                engine.generate(["def main(argv):"], SamplingParams(16, temperature=0.8, seed=seed))[0].text
+                for seed in range(12)
+            ]
+        replies = [httpx.post(f"{url}/v1/completions", json=body | {"seed": seed}, timeout=60) for seed in range(12)]
+        assert [each.json()["choices"][0]["text"] for each in replies] == texts
+        assert 'replica="' in httpx.get(f"{url}/metrics", timeout=60).text
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(120) == 0

@@ -1,0 +1,65 @@
+"""Bundles by path and by URL: the same one on every node, whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbuild.runtime import Bundle
+from specbuild.runtime.errors import BundleError
+from specbuild.serve import remote_bundle
+from specbuild.serve.remote_bundle import local, source
+
+pytest.importorskip("fsspec", reason="fsspec is not installed")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(remote_bundle.CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_path_is_where_it_is_if_it_is_the_same_bundle(bundle: Path) -> None:
+    found = source(str(bundle))
+    assert found.slots == Bundle.open(bundle).manifest.max_batch_size
+    assert local(found) == bundle
+    with pytest.raises(BundleError, match="another bundle"):
+        local(replace(found, manifest="0" * 64))
+
+
+def test_a_url_is_fetched_once_and_whole(bundle_copy: Path, cache: Path) -> None:
+    found = source(f"file:{bundle_copy}")  # as a path has it, whose slashes were merged
+    assert found.place == f"file://{bundle_copy}"
+    folder = local(found)
+    Bundle.open(folder).verify()
+    shutil.rmtree(bundle_copy)
+    assert local(found) == folder, "from the cache"
+    assert [each.name for each in cache.iterdir()] == [found.manifest]
+
+
+def test_a_url_that_has_changed_since_is_refused(bundle_copy: Path, cache: Path) -> None:
+    found = source(f"file:{bundle_copy}")
+    shutil.rmtree(cache)
+    (bundle_copy / "manifest.json").write_bytes((bundle_copy / "manifest.json").read_bytes() + b"\n")
+    with pytest.raises(BundleError, match="another bundle"):
+        local(found)
+
+
+def test_what_cannot_be_fetched_leaves_nothing(bundle_copy: Path, cache: Path) -> None:
+    (bundle_copy / "tokenizer.json").unlink()
+    with pytest.raises(BundleError, match="cannot be fetched"):
+        source(f"file:{bundle_copy}")
+    assert list(cache.iterdir()) == []
+    with pytest.raises(BundleError, match="cannot be fetched"):
+        source("nosuchscheme://host/bundle")
+
+
+def test_a_manifest_that_names_what_is_outside_is_refused(bundle_copy: Path, cache: Path) -> None:
+    manifest = bundle_copy / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"tokenizer.json"', '"../tokenizer.json"'))
+    with pytest.raises(BundleError, match="outside"):
+        source(f"file:{bundle_copy}")
+    assert list(cache.iterdir()) == []
