@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -144,6 +145,12 @@ def cache_bytes(loop: Loop) -> int:
     return sum(executor.cache_bytes for executor in (loop.target, loop.draft_executor) if executor)
 
 
+def step_rows(loop: CountingLoop, counts: Iterable[int]) -> int:
+    """Rows of a step whose sequences have so many, with what fills each up and those of idle slots."""
+    each, found = loop.exactness.sequence_rows if loop.exactness else 1, [*counts]
+    return sum(-(-count // each) * each for count in found) + loop.target.batch_size - len(found)
+
+
 class _State(NamedTuple):
     """How far a sequence is: whether it decodes, its tokens, those of its prompt that it read, and its drafts."""
 
@@ -230,12 +237,11 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
 
         What the round took over what such rounds take, because others needed the machine, plain decoding had taken too.
         """
-        live, target, exactness = self._loop.live, self._loop.target, self._loop.exactness
+        live, target = self._loop.live, self._loop.target
         if live is None:
             return math.nan
-        each = exactness.sequence_rows if exactness else 1
-        flat = decoding * each + target.batch_size - decoding
-        rows = target.batch_size * target.buckets[0] if target.buckets else flat
+        shaped = target.batch_size * target.buckets[0] if target.buckets else 0
+        rows = shaped or step_rows(self._loop, [1] * decoding)
         took, likely = live.took - self._likely[0], live.likely - self._likely[1]
         plain = live.plain(rows, decoding, max(s.params.temperature for s in self._sequences))
         return plain / decoding * (took / likely if likely > 0 else 1.0)
