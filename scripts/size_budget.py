@@ -25,7 +25,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("runtime", ".py"): 6509,
     ("runtime/backends", ".py"): 2536,
     ("runtime/decoding", ".py"): 1811,
-    ("serve", ".py"): 3682,
+    ("serve", ".py"): 3686,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

@@ -37,7 +37,11 @@ def parse(texts: Sequence[str]) -> tuple[Ceiling, ...]:
             parts.remove(part)
             found.append(_share(part))
         times += [",".join(parts)] if parts else []
-    for each in objectives.parse(times):
+    try:
+        timed = objectives.parse(times)
+    except OptionError as error:
+        raise OptionError(f"canary_objective {str(error).removeprefix('slo ')}") from None
+    for each in timed:
         found.append(Ceiling(f"{each.name}<={each.seconds:g}", each.measured, each.seconds, 1 - each.quantile))
     if len({each.of if each.above is None else each.name for each in found}) < len(found):
         raise OptionError(f"canary_objective {shown(','.join(texts))} has a share twice: give it once")

@@ -30,7 +30,7 @@ def test_shares_and_times_may_be_mixed_and_repeated() -> None:
         (["errors=nan"], "above 0 and below 1"),
         (["errors=0.1,errors=0.2"], "twice"),
         (["errors=0.1,p99"], "no time before it"),
-        (["colour=1"], "is no time"),
+        (["colour=1"], "^canary_objective 'colour=1': 'colour=1' is no time"),
         ([""], "has no time"),
     ],
 )
