@@ -11,7 +11,7 @@ EXACTNESS := $(foreach precision,fp32 int8 int4,benchmarks/results/exactness-$(p
 
 .SECONDARY:
 
-.PHONY: demo serve-demo test test-all soak exactness structured attack lint kernels bench clean
+.PHONY: demo serve-demo test test-all soak exactness structured operating attack lint kernels bench clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -34,7 +34,7 @@ test-all: test
 	$(PYTEST) --tier slow
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
-soak: exactness structured
+soak: exactness structured operating
 	$(BIN)/python scripts/soak.py --out benchmarks/results/soak.json
 
 # A real model in every precision, every way of decoding against plain decoding alone: hours, and goes on if stopped.
@@ -48,6 +48,15 @@ benchmarks/results/exactness-%.json: build/smollm2-%.bundle/manifest.json
 structured: build/smollm2-int8.bundle/manifest.json
 	$(BIN)/python scripts/structured_sweep.py $(<D) --out build/structured.json
 	cp build/structured.json benchmarks/results/structured.json
+
+# What docs/operating.md, objectives.md and serving.md promise: simulations, and the reference pair behind a server.
+operating: $(BUNDLE)/manifest.json build/pycode-int8.bundle/manifest.json
+	$(BIN)/python benchmarks/canary_power.py --out benchmarks/results/canary-power.json
+	$(BIN)/python benchmarks/shadow_oracle.py float32=$(BUNDLE) int8=build/pycode-int8.bundle --flips 16 --out benchmarks/results/oracle.json
+	$(BIN)/python benchmarks/slo_step.py $(BUNDLE) --out benchmarks/results/slo-step.json
+
+build/pycode-int8.bundle/manifest.json: $(VENV)/.ready
+	$(BIN)/specbuild build --target engines/pycode/target --draft engines/pycode/draft --precision int8 --output $(@D) --force
 
 build/smollm2-%.bundle/manifest.json: build/smollm2/config.json
 	$(BIN)/specbuild build --target $(<D) --precision $* $(if $(filter-out fp32,$*),--max-kl 2) --max-seq-len 1024 --output $(@D) --force

@@ -14,6 +14,7 @@ import asyncio
 import json
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -162,8 +163,8 @@ def find(bundle: Path, seed: int) -> dict[str, Any]:
     return {"offset": offset, "bit": bit, "requests": asked, "outcomes": dict(shadowed.outcomes)}
 
 
-def main() -> None:
-    """Both, of each bundle."""
+def main() -> int:
+    """Both, of each bundle; the exit status is 1 where an honest text differed, or most bits changed unseen."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundles", nargs="+", metavar="NAME=BUNDLE")
     parser.add_argument("--out", type=Path, required=True)
@@ -177,7 +178,11 @@ def main() -> None:
         found[name]["flipped"] = [find(Path(path), seed) for seed in range(options.flips)]
         print(*found[name]["flipped"], sep="\n", flush=True)
         write(options.out, (json.dumps(found, indent=1) + "\n").encode())
+    own = [each for name, each in found.items() if name != "machine"]
+    silent = all(each["honest"]["outcomes"] == {"equal": options.requests} for each in own)
+    seen = sum("different" in flip["outcomes"] for each in own for flip in each["flipped"])
+    return int(not silent or 2 * seen < options.flips * len(own))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -145,8 +145,8 @@ def seen(line: dict[str, Any]) -> float:
     return datetime.fromisoformat(line["time"]).timestamp()
 
 
-def main() -> None:
-    """One step, told and kept."""
+def main() -> int:
+    """One step, told and kept; the exit status is 1 where the tail stayed above the objective, or less is drafted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -157,7 +157,9 @@ def main() -> None:
     text = json.dumps({"machine": machine()} | found, indent=1)
     write(options.out, f"{text}\n".encode())
     print(text)
+    kept = found["tail, 20 s after the step on"] < found["objective"]
+    return int(not kept or found["seconds until everything was drafted again"] is None)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

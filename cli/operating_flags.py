@@ -37,6 +37,11 @@ _CANARY: dict[str, dict[str, Any]] = {
         "metavar": "METRIC",
         "help": "That decides nothing, such as ttft; may be repeated.",
     },
+    "canary-objective": {
+        "multiple": True,
+        "metavar": "TEXT",
+        "help": "That the candidate is held against: errors=0.01 (a share), ttft=0.5,p99 (seconds); may be repeated.",
+    },
     "canary-state": {"type": _FILE, "metavar": "FILE", "help": "Goes on from there after a restart."},
 }
 _DRIFT: dict[str, dict[str, Any]] = {

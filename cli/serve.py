@@ -174,14 +174,14 @@ def command(
         chat_template=_template(chat_template),
     )
     from specbuild.serve import logs, server
+    from specbuild.serve.cost_options import CostOptions
     from specbuild.serve.models import names_of
     from specbuild.serve.options import ServeOptions
-    from specbuild.serve.spending import Spending
 
     canary, drift = operating_flags.taken(given)
     scale = ray_flags.taken(given)
-    spending = Spending(**{name: given.pop(name) for name in _SPENDS})
-    operating: dict[str, Any] = {"canary": canary, "drift": drift, "spending": spending}
+    cost = CostOptions(**{name: given.pop(name) for name in _SPENDS})
+    operating: dict[str, Any] = {"canary": canary, "drift": drift, "cost": cost}
     options = ServeOptions(**given, **operating, api_keys=_keys(api_key), allowed_origins=_origins(allowed_origins))
     log = logs.RequestLog(sys.stderr, options.log_requests)
     logs.install(log)

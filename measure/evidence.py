@@ -16,19 +16,32 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 Side = Literal["above", "below", "either"]
 FRACTIONS = np.array([1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 7 / 8])  # staked of the largest bet that cannot ruin
+ODDS = np.array([5 / 4, 3 / 2, 2, 3, 5, 10])  # of a Bernoulli outcome, over those of the null, that are bet on
 
 
-def log_factors(values: ArrayLike, mean: ArrayLike, side: Side = "above") -> Array:
+def log_factors(values: ArrayLike, mean: ArrayLike, side: Side = "above", fractions: Array = FRACTIONS) -> Array:
     """What each bet multiplies its capital by, as logarithms: `[…]` to `[…, bets]`.
 
     Above: the null is that the mean of a value, given all before, is ≤ `mean`. Below: that it is ≥. Either: that it is
-    equal, half of the bets on each side. NaN is no observation, and changes nothing.
+    equal, half of the bets on each side. NaN is no observation, and changes nothing. fractions: what is staked,
+    `[…, bets]`.
     """
     x, m = np.asarray(values, np.float64), np.asarray(mean, np.float64)
     if side == "either":
         return np.concatenate([log_factors(x, m), log_factors(x, m, "below")], axis=-1)
     gain = x / m - 1 if side == "above" else (1 - x) / (1 - m) - 1
-    return np.asarray(np.log1p(FRACTIONS * np.where(np.isnan(gain), 0.0, gain)[..., None]))
+    return np.asarray(np.log1p(fractions * np.where(np.isnan(gain), 0.0, gain)[..., None]))
+
+
+def bernoulli(rate: ArrayLike) -> Array:
+    """Fractions for outcomes of 0 and 1 whose mean is at most `rate` by the null, `[…]` to `[…, bets]`.
+
+    What a bet then multiplies its capital by is the ratio of likelihoods between higher `ODDS` and those of the null.
+    So a rate near 0 that is exceeded by a little is found too, where `FRACTIONS` stake too much. For "below" give
+    1 − rate.
+    """
+    rate = np.asarray(rate, np.float64)[..., None]
+    return np.asarray(rate * (ODDS - 1) / (1 + rate * (ODDS - 1)))
 
 
 def start(shape: tuple[int, ...] = ()) -> Array:

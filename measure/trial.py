@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .evidence import Array, Scale, contrast, log_e, log_factors, start
+from .evidence import FRACTIONS, Array, Scale, bernoulli, contrast, log_e, log_factors, start
 
 Worse = Literal["higher", "lower", "either"]
 Kind = Literal["promote", "hold", "rollback"]
@@ -21,13 +21,20 @@ class Metric:
 
     kind: "time" and "count" are above 0 and compared by their logarithms, "share" is in [0, 1], "number" is any.
     worse: which way is a regression. margin: the regression that a promotion must rule out (a difference of logarithms
-    for times); None where a promotion asks for nothing.
+    for times); None where a promotion asks for nothing. ceiling: of a share, an objective that the candidate's mean
+    is held against, whatever the baseline's is; a promotion must prove that it is kept.
     """
 
     name: str
     kind: Literal["time", "count", "share", "number"]
     worse: Worse = "higher"
     margin: float | None = None
+    ceiling: float | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether a promotion rests on it."""
+        return self.margin is not None or self.ceiling is not None
 
     @property
     def by_logarithm(self) -> bool:
@@ -40,6 +47,7 @@ class Evidence:
     """What is known of a metric: `harm` and `fine` are e-values; numbers and means are (baseline, candidate).
 
     harm: against "the candidate is no worse". fine: against "it is worse by the margin, or more"; None without one.
+    Of an objective, against "the candidate keeps it", and against "it breaks it, or just keeps it".
     Means of times and counts are geometric; None of nothing.
     """
 
@@ -71,6 +79,7 @@ class Trial:
 
     Rolling back with no harm done has a probability of at most `alpha` in the whole trial: the mean of e-processes is
     one too. So has promoting with one margin exceeded. Both hold whenever it is looked at; see `evidence.contrast`.
+    Of an objective harm is that the candidate's requests break it more often, given all before, than it allows.
     """
 
     def __init__(self, metrics: Sequence[Metric], alpha: float, shape: tuple[int, ...] = ()) -> None:
@@ -79,7 +88,12 @@ class Trial:
         self._log = np.array([metric.by_logarithm for metric in metrics])
         self._side = np.array([{"higher": 1, "lower": -1, "either": 0}[metric.worse] for metric in metrics])
         self._margin = self._side * np.array([metric.margin or 0.0 for metric in metrics])
-        self._needed = np.array([metric.margin is not None for metric in metrics])
+        self._needed = np.array([metric.decides for metric in metrics])
+        ceiling = np.array([np.nan if metric.ceiling is None else metric.ceiling for metric in metrics])
+        self._held = ~np.isnan(ceiling)
+        self._null = np.where(self._held, ceiling, 0.5)
+        held = self._held[:, None]
+        self._stakes = [np.where(held, bernoulli(null), FRACTIONS) for null in (self._null, 1 - self._null)]
         width = [1.0 if metric.kind == "share" else np.nan for metric in metrics]
         self._scale = Scale.of(np.broadcast_to(np.array(width), whole))
         self._up, self._down, self._fine = start(whole), start(whole), start(whole)
@@ -90,12 +104,13 @@ class Trial:
         a, w = np.asarray(candidate, np.float64)[..., None], np.asarray(weight, np.float64)[..., None]
         positive = np.where(values > 0, values, np.nan)
         values = np.where(self._log, np.log(positive), values)
-        drawn = contrast(a, w, self._scale.score(values))
-        self._up += log_factors(drawn, 0.5)
-        self._down += log_factors(drawn, 0.5, "below")
-        less = contrast(a, w, self._scale.score(values - a * self._margin))
+        own = np.where(a > 0, values, np.nan)
+        drawn = np.where(self._held, own, contrast(a, w, self._scale.score(values)))
+        self._up += log_factors(drawn, self._null, "above", self._stakes[0])
+        self._down += log_factors(drawn, self._null, "below", self._stakes[1])
+        less = np.where(self._held, own, contrast(a, w, self._scale.score(values - a * self._margin)))
         mirrored = np.where(self._side > 0, 1 - less, less)
-        self._fine += log_factors(mirrored, 0.5)
+        self._fine += log_factors(mirrored, 1 - self._null, "above", self._stakes[1])
         self._scale.add(values)
         seen = ~np.isnan(values)
         for arm, share in enumerate((1 - a, a)):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from specbuild.runtime.errors import OptionError, shown
 
+from . import ceilings
+
 Action = Literal["promote", "rollback", "both", "none"]
 Sticky = Literal["session", "request"]
 METRICS = ("ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid", "acceptance", "quality")
-KEYS = 65_536  # whose first request has been seen; more, and the oldest counts again
+KEYS = 16_384  # whose first request has been seen; more, and the oldest counts again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,8 @@ class CanaryOptions:
     "speculation=…". weight, step_weight, max_weight: percent of the requests that run as the candidate, at first, added
     every `interval` seconds, and at last. alpha: the probability of a rollback where the candidate is no worse. margin:
     how much slower a candidate may be, as a share, and still be promoted. action: what verdicts do on their own.
-    sticky: whether a session keeps its arm. ignore: metrics that decide nothing. state: a file for restarts.
+    sticky: whether a session keeps its arm. ignore: metrics that decide nothing. objective: what the candidate is held
+    against whatever the baseline does, see `ceilings.parse`. state: a file for restarts.
     """
 
     candidate: str
@@ -39,6 +43,7 @@ class CanaryOptions:
     action: Action = "rollback"
     sticky: Sticky = "session"
     ignore: tuple[str, ...] = ()
+    objective: tuple[str, ...] = ()
     state: Path | None = None
 
     def __post_init__(self) -> None:
@@ -55,7 +60,7 @@ class CanaryOptions:
                 f"canary_weight is above 0 and at most canary_max_weight, which is below 100, not {shown(self.weight)} "
                 f"of {shown(self.max_weight)}"
             )
-        bounds = {"step_weight": (0, 100), "interval": (0.001, math.inf), "margin": (0.001, 10), "alpha": (1e-9, 0.5)}
+        bounds = {"step_weight": (0, 100), "interval": (1, math.inf), "margin": (0.001, 10), "alpha": (1e-9, 0.5)}
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 told = f"{low:g}…{high:g}" if high < math.inf else f"at least {low:g}"
@@ -65,6 +70,7 @@ class CanaryOptions:
                 raise OptionError(f"{shown(value)} is none of {', '.join(get_args(known))}")
         if unknown := {*self.ignore} - {*METRICS}:
             raise OptionError(f"canary_ignore is of {', '.join(METRICS)}, not {shown(min(unknown))}")
+        ceilings.parse(self.objective)
         if self.state is not None and not self.state.resolve().parent.is_dir():
             raise OptionError(f"canary_state is a file in a folder that exists, not {self.state}")
 
@@ -100,9 +106,14 @@ class Draw:
 class Draws:
     """Draws arms: a key keeps its arm while the weight stays, and goes over to the candidate alone while it grows."""
 
-    def __init__(self, salt: str) -> None:
-        self.salt, self.count = salt, 0
-        self._seen = OrderedDict[str, None]()
+    def __init__(self, salt: str, count: int = 0, seen: Iterable[str] = ()) -> None:
+        """`count`: draws before. `seen`: of them, hashes of the keys."""
+        self.salt, self.count, self._seen = salt, count, OrderedDict.fromkeys(seen)
+
+    @property
+    def seen(self) -> list[str]:
+        """Hashes of the keys whose first request has been seen, the latest last."""
+        return list(self._seen)
 
     def draw(self, key: str | None, weight: float) -> Draw:
         """The arm of a request. key: what its arm sticks to; None: nothing."""
@@ -111,7 +122,7 @@ class Draws:
         candidate = int.from_bytes(place[:8], "big") / 2**64 < weight
         if key is None:
             return Draw(candidate, weight, number)
-        name = place.hex()
+        name = place[:8].hex()
         fresh = name not in self._seen
         self._seen[name] = None
         self._seen.move_to_end(name)

@@ -6,7 +6,6 @@ import asyncio
 import math
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
@@ -18,8 +17,8 @@ from specbuild.measure.trial import Trial, Verdict
 from specbuild.runtime.checked_json import Text, checked
 from specbuild.runtime.errors import SpecbuildError
 
-from . import state_file
-from .arms import CanaryOptions, Draw, Draws
+from . import ceilings, state_file
+from .arms import KEYS, CanaryOptions, Draw, Draws
 from .comparison import arms_of, metrics_of, scorer_of
 from .fields import Sampling
 from .generation import Generation
@@ -32,7 +31,7 @@ Phase = Literal["running", "paused", "promoted", "rolled back"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 HELD = 1024  # ended requests that wait for earlier ones; more, and those are given up
-_LOOK, _SAVE = 0.1, 5.0  # seconds between two looks at what has ended, and two writes of the state
+_TICK, _SAVE = 1.0, 5.0  # seconds between two looks at whether a step is due, and two writes of the state
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ class Kept:
     requests: Annotated[list[Count], Meta(min_length=2, max_length=2)]
     salt: Text
     draws: Count
+    seen: Annotated[list[Text], Meta(max_length=KEYS)]
     divergences: Annotated[list[float], Meta(min_length=2, max_length=2)]
     verdict: Verdict | None
 
@@ -71,7 +71,9 @@ class Canary:
         self.verdict: Verdict | None = None  # the first that was no hold; harm that is proven later goes before it
         self.divergences = [0.0, 0.0]  # texts, and the sum of their KL
         self.draws = Draws(secrets.token_hex(8))
-        self._held, self._ready = dict[int, tuple[Draw, dict[str, float]] | None](), deque[tuple[Draw, Any]]()
+        self._held = dict[int, tuple[Draw, dict[str, float]] | None]()
+        self._ready = asyncio.Queue[tuple[Draw, dict[str, float]]]()
+        self._ceilings = ceilings.parse(options.objective)
         self._scorer = scorer_of(self.baseline, self.candidate, log) if options.model else None
         self.trial = Trial(metrics_of(options, self._scorer is not None), options.alpha)
         self._restore()
@@ -118,14 +120,14 @@ class Canary:
             self._next = min(self._held)
         while self._next in self._held:
             if found := self._held.pop(self._next):
-                self._ready.append(found)
+                self._ready.put_nowait(found)
             self._next += 1
 
     def _score(self, generation: Generation, draw: Draw) -> None:
         """Have its first text scored under the baseline, and enter that as evidence whenever it is known."""
 
         def tell(found: Score) -> None:
-            self._ready.append((draw, {"quality": found.logprob}))
+            self._ready.put_nowait((draw, {"quality": found.logprob}))
             if found.divergence is not None and draw.candidate:
                 self.divergences = [self.divergences[0] + 1, self.divergences[1] + found.divergence]
 
@@ -134,22 +136,30 @@ class Canary:
             self._scorer.offer(generation.prompts[0], result.token_ids, tell)
 
     async def run(self) -> None:
-        """See `Watcher`: weigh what has ended, step, save."""
-        scoring = asyncio.ensure_future(self._scorer.run()) if self._scorer else None
+        """See `Watcher`: weigh what has ended, score texts, step, save."""
+        scoring = [self._scorer.run()] if self._scorer else []
         try:
-            while True:
-                await self.settle()
-                await asyncio.sleep(_LOOK)
+            await asyncio.gather(self._weighing(), self._stepping(), *scoring)
         finally:
-            if scoring:
-                scoring.cancel()
             self.save()
 
-    async def settle(self) -> None:
-        """Weigh what has ended, each with a look at the verdict, and take the step that is due."""
-        while self._ready:
-            self.weigh(*self._ready.popleft())
+    async def settled(self) -> None:
+        """Wait until all that has ended is weighed; `run` has to be under way."""
+        await self._ready.join()
+
+    async def _weighing(self) -> None:
+        while True:
+            self.weigh(*await self._ready.get())
+            self._ready.task_done()
             await asyncio.sleep(0)  # requests go first
+
+    async def _stepping(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            self.tick()
+
+    def tick(self) -> None:
+        """Take the step and write the state, where they are due."""
         now = self._clock()
         if self.phase == "running" and now - self._stepped >= self.options.interval:
             self.weight, self._stepped = min(self.weight + self.options.step_weight, self.options.max_weight), now
@@ -160,6 +170,7 @@ class Canary:
         """Enter a request's values as evidence, unless everything is decided, and act on what follows."""
         if self.phase in ("promoted", "rolled back"):
             return
+        values = values | dict(ceilings.held(self._ceilings, values))
         given = np.array([values.get(metric.name, math.nan) for metric in self.trial.metrics])
         self.trial.add(draw.candidate, draw.weight, given)
         kind, known = self.trial.kind(), self.verdict.kind if self.verdict else "hold"
@@ -203,7 +214,12 @@ class Canary:
             "requests": self.requests,
             "salt": self.draws.salt,
         }
-        body |= {"draws": self.draws.count, "divergences": self.divergences, "trial": self.trial.state()}
+        body |= {
+            "draws": self.draws.count,
+            "seen": self.draws.seen,
+            "divergences": self.divergences,
+            "trial": self.trial.state(),
+        }
         body["verdict"] = self.verdict.to_dict() if self.verdict else None
         try:
             state_file.store(self.options.state, self._identity(), body)
@@ -222,8 +238,7 @@ class Canary:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise state_file.unusable(path, error) from None
         self.phase, self.weight, self.requests, self.verdict = kept.phase, kept.weight, kept.requests, kept.verdict
-        self.draws, self.divergences = Draws(kept.salt), kept.divergences
-        self.draws.count = kept.draws
+        self.draws, self.divergences = Draws(kept.salt, kept.draws, kept.seen), kept.divergences
 
     def view(self) -> dict[str, Any]:
         """What `GET /canary` says."""

@@ -8,6 +8,7 @@ from specbuild.measure.trial import Metric
 from specbuild.runtime import TreeSpec
 from specbuild.runtime.errors import OptionError
 
+from . import ceilings
 from .arms import CanaryOptions
 from .logs import RequestLog
 from .models import Models, ServedModel
@@ -34,7 +35,8 @@ def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
     if quality:
         found.append(Metric("quality", "number", "lower", _QUALITY))
     kept = [metric for metric in found if metric.name not in options.ignore]
-    if not any(metric.margin for metric in kept):
+    kept += [each.metric for each in ceilings.parse(options.objective)]
+    if not any(metric.decides for metric in kept):
         raise OptionError("canary_ignore leaves nothing that a promotion could rest on: ignore fewer metrics")
     return kept
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,15 +31,16 @@ from .scoring import Score, Scorer
 PREFIX = "specbuild:drift_"
 SIGNALS = ("tokens", "cut", "acceptance", *(f"acceptance_{depth}" for depth in range(1, 5)), "logprob", "entropy")
 QUEUED = 4096  # requests that wait to be looked at; more are dropped
-_LOOK = 0.1  # seconds between two looks at what has ended
+KEEPS = 20  # times that a reference window is written while it fills
 _SIGNALS_OF = dict[str, Annotated[list[float], Meta(min_length=1)]]
+_Ended = tuple[str, dict[str, float], list[Result], list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftOptions:
     """Raises OptionError.
 
-    reference: the file of the reference window, written once it is full. size: values of each signal in it. score: the
+    reference: the file of the reference window, written as it fills. size: values of each signal in it. score: the
     share of texts, 0 to 1, whose tokens are scored in idle time, for log-probability and entropy. sample: a file that
     has live texts. sample_share: of texts that go there.
     """
@@ -65,14 +65,14 @@ class DriftOptions:
 class Watched:
     """One model's signals: values until a reference is full, watched from then on."""
 
-    def __init__(self, size: int, references: Mapping[str, list[float]]) -> None:
+    def __init__(self, size: int, references: Mapping[str, list[float]], filling: Mapping[str, list[float]]) -> None:
         self._size = size
-        self.collected = {name: list(references.get(name, ())) for name in SIGNALS}
+        self.collected = {name: list(references.get(name, filling.get(name, ()))) for name in SIGNALS}
         self.signals = {name: Signal(Reference(each)) for name, each in references.items()}
         self.alarms = dict.fromkeys(SIGNALS, 0)
 
     def add(self, name: str, value: float) -> Alarm | bool:
-        """Take a value; an alarm, or whether a reference has become full by it."""
+        """Take a value; an alarm, or whether its reference is to be kept: it is full, or has a good deal more."""
         if signal := self.signals.get(name):
             alarm = signal.add(value)
             self.alarms[name] += alarm is not None
@@ -80,7 +80,7 @@ class Watched:
         values = self.collected[name]
         values.append(value)
         if len(values) < self._size:
-            return False
+            return len(values) % (self._size // KEEPS) == 0
         self.signals[name] = Signal(Reference(values))
         return True
 
@@ -93,35 +93,35 @@ class Drift(Collector):
         self._options, self._log, self._draw = options, log, random.Random()
         self._models = {model.name: model for model in models.all}
         self._identity = {"drift": {name: model.engine.engine.manifest.digest for name, model in self._models.items()}}
-        kept = self._restore()
-        self.watched = {name: Watched(options.size, kept.get(name, {})) for name in self._models}
-        self._ended = deque[tuple[str, dict[str, float], list[Result], list[list[int]]]](maxlen=QUEUED)
+        full, filling = self._restore()
+        self.watched = {name: Watched(options.size, full.get(name, {}), filling.get(name, {})) for name in self._models}
+        self._ended = asyncio.Queue[_Ended](QUEUED)
         self._scorers = {name: Scorer(model, log) for name, model in self._models.items()} if options.score else {}
         self._sample = Sample(options.sample) if options.sample else None
 
     def ended(self, generation: Generation) -> None:
         """See `Watcher`."""
         values = observed(generation)
-        if not values or (generation.draw and generation.draw.candidate):
+        if not values or (generation.draw and generation.draw.candidate) or self._ended.full():
             return
         results = [generation.results[choice] for choice in sorted(generation.results)]
-        self._ended.append((generation.served.name, values, results, generation.prompts))
+        self._ended.put_nowait((generation.served.name, values, results, generation.prompts))
 
     async def run(self) -> None:
-        """See `Watcher`: look at what has ended."""
-        scoring = [asyncio.ensure_future(each.run()) for each in self._scorers.values()]
+        """See `Watcher`: look at what has ended, and score texts."""
         try:
-            while True:
-                await self.settle()
-                await asyncio.sleep(_LOOK)
+            await asyncio.gather(self._looking(), *(each.run() for each in self._scorers.values()))
         finally:
-            for each in scoring:
-                each.cancel()
+            self._save()
 
-    async def settle(self) -> None:
+    async def settled(self) -> None:
+        """Wait until all that has ended has been looked at; `run` has to be under way."""
+        await self._ended.join()
+
+    async def _looking(self) -> None:
         """Look at what has ended, one after another, requests first."""
-        while self._ended:
-            name, values, results, prompts = self._ended.popleft()
+        while True:
+            name, values, results, prompts = await self._ended.get()
             found = {signal: value for signal, value in values.items() if signal in SIGNALS}
             if known := [each.logprob for result in results for each in result.logprobs or ()]:
                 found["logprob"] = sum(known) / len(known)
@@ -129,6 +129,7 @@ class Drift(Collector):
             if results and prompts:
                 self._score(name, results[0], prompts[0], "logprob" not in found)
                 await self._keep(self._models[name], results[0], prompts[0])
+            self._ended.task_done()
             await asyncio.sleep(0)
 
     def _score(self, name: str, result: Result, prompt: list[int], logprob: bool) -> None:
@@ -150,14 +151,14 @@ class Drift(Collector):
             self._log.event("error", "no more texts are sampled", **error_of(error))
 
     def tell(self, name: str, values: Mapping[str, float]) -> None:
-        """Take a request's values of signals; log alarms, and write references that have become full."""
-        full = False
+        """Take a request's values of signals; log alarms, and write references that have grown."""
+        grown = False
         for signal, value in values.items():
             found = self.watched[name].add(signal, value)
             if isinstance(found, Alarm):
                 self._warn(name, signal, found)
-            full = full or found is True
-        if full:
+            grown = grown or found is True
+        if grown:
             self._save()
 
     def _warn(self, name: str, signal: str, alarm: Alarm) -> None:
@@ -172,27 +173,30 @@ class Drift(Collector):
             self._log.event("warning", f"{signal} has drifted", **told)
 
     def _save(self) -> None:
-        models = {
-            name: {signal: each.collected[signal] for signal in each.signals} for name, each in self.watched.items()
-        }
+        full, filling = dict[str, _SIGNALS_OF](), dict[str, _SIGNALS_OF]()
+        for name, each in self.watched.items():
+            full[name] = {signal: each.collected[signal] for signal in each.signals}
+            filling[name] = {
+                signal: values for signal, values in each.collected.items() if values and signal not in full[name]
+            }
         try:
-            state_file.store(self._options.reference, self._identity, {"models": models})
+            state_file.store(self._options.reference, self._identity, {"models": full, "filling": filling})
         except SpecbuildError as error:
             self._log.event("error", "the reference window could not be written", **error_of(error))
 
-    def _restore(self) -> dict[str, _SIGNALS_OF]:
-        """The references by model and signal; raises OptionError."""
+    def _restore(self) -> tuple[dict[str, _SIGNALS_OF], dict[str, _SIGNALS_OF]]:
+        """References by model and signal, those that are full and those that are not; raises OptionError."""
         path = self._options.reference
-        body = state_file.load(path, self._identity)
-        if body is None:
-            return {}
+        body = state_file.load(path, self._identity) or {"models": {}}
         try:
-            kept = checked(body.get("models"), dict[str, _SIGNALS_OF])
-            if any(unknown := each.keys() - {*SIGNALS} for each in kept.values()):
+            full, filling = (
+                checked(each, dict[str, _SIGNALS_OF]) for each in (body.get("models"), body.get("filling", {}))
+            )
+            if unknown := {signal for each in (*full.values(), *filling.values()) for signal in each} - {*SIGNALS}:
                 raise ValueError(f"no signals: {', '.join(sorted(unknown))[:200]}")
         except ValueError as error:
             raise state_file.unusable(path, error) from None
-        return kept
+        return full, filling
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""

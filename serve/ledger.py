@@ -21,11 +21,11 @@ from pathlib import Path
 from specbuild.measure.cost.rows import MachineRow, RequestRow, Row, line_of, now
 from specbuild.runtime.errors import OptionError
 
+from .cost_options import CostOptions
 from .energy import Energy
 from .generation import Generation
 from .logs import RequestLog, error_of
 from .models import ServedModel
-from .spending import Spending
 
 SYNC_SECONDS = 1.0  # between two syncs
 MACHINE_SECONDS = 60.0  # between two rows of the machine
@@ -34,11 +34,11 @@ MACHINE_SECONDS = 60.0  # between two rows of the machine
 class Ledger:
     """Writes rows; see `Watcher`. For the event loop's thread alone; `close` it."""
 
-    def __init__(self, spending: Spending, log: RequestLog) -> None:
+    def __init__(self, options: CostOptions, log: RequestLog) -> None:
         """Raises OptionError where its file cannot be written, or another server writes it."""
-        if spending.ledger is None:
+        if options.ledger is None:
             raise OptionError("a ledger needs a file: give --ledger")
-        self._spending, self._log, self._path = spending, log, spending.ledger
+        self._options, self._log, self._path = options, log, options.ledger
         self._server = secrets.token_hex(8)
         self._models: Sequence[ServedModel] = ()
         self._energy, self._began = Energy(), time.monotonic()
@@ -97,9 +97,9 @@ class Ledger:
             seconds=self._began - began,
             busy_seconds={name: max(total - before.get(name, 0.0), 0.0) for name, total in self._busy.items()},
             joules=self._energy.joules(),
-            price_per_hour=self._spending.price_per_hour,
-            currency=self._spending.currency,
-            labels=self._spending.labels,
+            price_per_hour=self._options.price_per_hour,
+            currency=self._options.currency,
+            labels=self._options.labels,
         )
 
     def _write(self, row: Row) -> None:
@@ -121,8 +121,8 @@ class Ledger:
             return
 
     def _full(self, midnight: bool) -> bool:
-        most = self._spending.max_bytes
-        by_day = self._spending.ledger_rotate == "day" and midnight
+        most = self._options.max_bytes
+        by_day = self._options.ledger_rotate == "day" and midnight
         return by_day or (most is not None and os.fstat(self._file).st_size >= most)
 
     def _rotate(self) -> int:

@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 
 from specbuild.runtime import Engine, RequestMetrics, Result, SpeculationStats
 
+from .cost_options import CostOptions
 from .oracle import Outcome
-from .spending import Spending
 
 OURS = "specbuild:"
 MAX_POSITIONS = 32  # of an accepted token in its round; later ones count for the last
@@ -63,8 +63,8 @@ class Metrics:
     Any thread may tell it something. The series of `engines` begin at zero, so that rates have their first request.
     """
 
-    def __init__(self, engines: Mapping[str, Engine], prefix: str = OURS, spending: Spending | None = None) -> None:
-        self._spending = spending or Spending()
+    def __init__(self, engines: Mapping[str, Engine], prefix: str = OURS, cost: CostOptions | None = None) -> None:
+        self._cost_options = cost or CostOptions()
         self._registry, self._prefix = CollectorRegistry(auto_describe=True), prefix
         self._requests = self._counter(prefix, "request_success", "Samples that ended, by why.", "finished_reason")
         self._rejections = self._counter(prefix, "admission_rejections", "Requests that were not taken.", "reason")
@@ -72,7 +72,7 @@ class Metrics:
         self._positions = self._counter(prefix, "spec_decode_num_accepted_tokens_per_pos", told, "position")
         self._decisions = self._counter(OURS, "decisions", "Rounds of `auto`, by what was decided.", "decision")
         self._shadows = self._counter(OURS, "shadows", "Texts decoded again without speculation.", "outcome")
-        priced = self._spending.price_per_hour is not None
+        priced = self._cost_options.price_per_hour is not None
         self._costs = self._counter(OURS, "cost", "Of requests' busy seconds.", "currency") if priced else None
         self._counters = {name: self._counter(prefix, name, told) for name, told in _COUNTERS.items()}
         self._counters |= {name: self._counter(OURS, name, told) for name, told in _OWN_COUNTERS.items()}
@@ -95,7 +95,7 @@ class Metrics:
         for outcome in get_args(Outcome):
             self._shadows.labels(model, outcome)
         if self._costs:
-            self._costs.labels(model, self._spending.currency)
+            self._costs.labels(model, self._cost_options.currency)
         counters = {name: each.labels(model) for name, each in self._counters.items()}
         return _Series(counters, {name: each.labels(model) for name, each in self._histograms.items()})
 
@@ -133,8 +133,8 @@ class Metrics:
         series = self._series.get(model) or self._series.setdefault(model, self._begin(model))
         series.finished(result.metrics)
         if self._costs:
-            cost = max(result.metrics.busy_time, 0.0) * (self._spending.per_second or 0.0)
-            self._costs.labels(model, self._spending.currency).inc(cost)
+            cost = max(result.metrics.busy_time, 0.0) * (self._cost_options.per_second or 0.0)
+            self._costs.labels(model, self._cost_options.currency).inc(cost)
         stats = result.metrics.speculative_decoding
         for decision, times in stats.decisions.items():
             self._decisions.labels(model, decision).inc(times)

@@ -33,11 +33,14 @@ class Objective:
         """As metrics label it: ttft_p99."""
         return f"{self.measured}_p{100 * self.quantile:.6g}"
 
-    def broken(self, times: Sequence[float], sure: bool = True) -> bool:
-        """Whether the tail is slower; `sure`: too many are for that to be chance, by a binomial test."""
+    def broken(self, times: Sequence[float], sure: bool = True, part: float = 1.0) -> bool:
+        """Whether the tail is slower; `sure`: too many are for that to be chance, by a binomial test.
+
+        part: of the time, that the tail may have where it need not be sure.
+        """
         slow, count, share = sum(each > self.seconds for each in times), len(times), 1 - self.quantile
         if not sure:
-            return (self.tail(times) or 0.0) > self.seconds
+            return (self.tail(times) or 0.0) > part * self.seconds
         fewer = sum(math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(slow))
         return 1 - fewer < ALPHA
 

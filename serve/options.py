@@ -11,9 +11,9 @@ from specbuild.runtime.errors import OptionError, shown
 
 from . import objectives
 from .arms import CanaryOptions
+from .cost_options import CostOptions
 from .drift import DriftOptions
 from .responses import SpecMetrics
-from .spending import Spending
 
 Extra = Literal["refuse", "ignore"]
 ShadowAction = Literal["log", "off"]
@@ -35,7 +35,7 @@ class ServeOptions:
     the token after which structured outputs begin; None: they begin at once.
     canary, drift: what is compared, and what is watched; None: nothing.
     slo: what the SLA guard holds, see `objectives.parse`.
-    spending: what the machine costs, and where that is written down.
+    cost: what the machine costs, and where that is written down.
     """
 
     host: str = "127.0.0.1"
@@ -51,7 +51,7 @@ class ServeOptions:
     max_queued_tokens: int | None = None
     shutdown_timeout: float = 30.0
     request_timeout: float | None = None
-    spending: Spending = field(default_factory=Spending)
+    cost: CostOptions = field(default_factory=CostOptions)
     return_token_ids: bool = False
     spec_metrics: SpecMetrics = "summary"
     metrics_prefix: str = "specbuild:"

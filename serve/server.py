@@ -65,7 +65,7 @@ def make_service(
 ) -> Service:
     """Load every bundle in a thread of its own; all of them are closed when the stack is. Raises as `run` does."""
     told: Future[Metrics] = Future()  # requests end long after it is there
-    ledger = Ledger(options.spending, log) if options.spending.ledger else None
+    ledger = Ledger(options.cost, log) if options.cost.ledger else None
     if ledger:
         closing.callback(ledger.close)
 
@@ -85,7 +85,7 @@ def make_service(
 
     with ThreadPoolExecutor(len(named)) as pool:
         models = [each.result() for each in [pool.submit(one, *each) for each in named]]
-    metrics = Metrics({model.name: model.engine.engine for model in models}, options.metrics_prefix, options.spending)
+    metrics = Metrics({model.name: model.engine.engine for model in models}, options.metrics_prefix, options.cost)
     told.set_result(metrics)
     served = Models(models)
     oracle = Oracle(served, options, metrics, log) if options.shadow else None

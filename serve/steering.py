@@ -18,6 +18,7 @@ SHARES = (1.0, 0.5, 0.125, 0.0)  # of the nodes that rounds drafted before, by l
 OFF = len(SHARES) - 1
 SETTLE, DWELL = 3.0, 8.0  # seconds at a level until it is judged as broken, and as kept
 HOLD, LONGEST = 60.0, 960.0  # seconds until a probe beside the same load: at first, and after many that failed
+SAFE = 0.8  # of the objective: the tail at a level, of few requests, at which no less is to be drafted
 HELPED, WORSE = 0.95, 1.05  # of another level's tail
 BUSIER, QUIETER = 1.25, 0.5  # of the load before
 PATIENCE = 60.0  # seconds until a level counts as kept at which nobody has ended
@@ -37,13 +38,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """The level that was left: an objective's tail there, the median time of a token, and requests a second."""
+    """The level that was left: an objective's tail there, the median time of a token, and requests a second.
+
+    plain: seconds of a token by plain decoding, as far as known; where they have grown since, the machine is slower.
+    """
 
     level: int
     objective: Objective
     tail: float | None
     pace: float
     load: float
+    plain: float | None
     broken: bool
 
 
@@ -87,7 +92,8 @@ class Steering:
         """The objective that is broken by most, and its tail; of requests of this level alone."""
         found = [(each, self.window.times(each, self._since)) for each in self.objectives]
         sure = not (self.level or self._before)  # to go down at all
-        tails = [(each, each.tail(times) or 0.0) for each, times in found if each.broken(times, sure)]
+        share = SAFE if self._before and self._before.level < self.level < OFF else 1.0
+        tails = [(each, each.tail(times) or 0.0) for each, times in found if each.broken(times, sure, share)]
         return max(tails, key=lambda each: each[1] / each[0].seconds, default=None)
 
     def _when_broken(self, now: float, objective: Objective, tail: float) -> Step | None:
@@ -112,7 +118,7 @@ class Steering:
     def _after_less(self, now: float, before: _Before, objective: Objective, tail: float) -> Step | None:
         """Less is drafted since a while, and an objective is broken all the same."""
         ramps = objective.measured == "tpot" and self._load > BUSIER * before.load  # slots fill
-        if not ramps and self._alike(before, objective, tail, HELPED):
+        if not ramps and tail > objective.seconds and self._alike(before, objective, tail, HELPED):
             told = f"drafting less did not help: {objective.name} was {before.tail:.3g} s, is {tail:.3g} s"
             self._move(now, 0, None)
             return self._out_of_reach(now, objective, tail, told, changed=True)
@@ -139,9 +145,11 @@ class Steering:
         """
         if before.objective != objective or before.tail is None:
             return False
-        pairs = [(tail, before.tail)]
+        pairs, plain = [(tail, before.tail)], self._plain()
         if objective.measured != "tpot" and before.pace:
             pairs.append((self._pace(objective), before.pace))
+        if plain and before.plain:
+            share *= plain / before.plain
         return all((now <= share * then) if better else (now > share * then) for now, then in pairs)
 
     def _pace(self, objective: Objective) -> float:
@@ -186,7 +194,7 @@ class Steering:
         return self._say("probing: drafting more again", told, tail, changed=True)
 
     def _left(self, objective: Objective, tail: float | None, broken: bool) -> _Before:
-        return _Before(self.level, objective, tail, self._pace(objective), self._load, broken)
+        return _Before(self.level, objective, tail, self._pace(objective), self._load, self._plain(), broken)
 
     def _move(self, now: float, level: int, before: _Before | None) -> None:
         self.level, self._since, self._before = level, now, before

@@ -6,7 +6,7 @@ Prompts are read by the same step: a chunk of a prompt is a long chain whose nod
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, nullcontext
 
@@ -25,7 +25,7 @@ from specbuild.runtime.speculation.tree import Tree
 
 from .admission import Admission
 from .emission import Emission
-from .loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes
+from .loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes, step_rows
 from .planner import Planner
 from .reading import Reader, step_input
 
@@ -77,15 +77,10 @@ class HostLoop:
         self, live: LiveTimings, account: accounted, sequences: Seq[Sequence], inputs: Seq[StepInput], seconds: float
     ) -> None:
         """What a step took; and when the round is over, if all decode, what they and their trees have to do with it."""
-        rows, least = self._rows(map(len, (each.tokens for each in inputs))), self._rows(s.pending for s in sequences)
+        rows = step_rows(self, sum(len(each.tokens) for each in inputs))
         live.step("verify", rows, seconds)
         if all(s.decodes for s in sequences):
-            account.decoded = rows - least
-
-    def _rows(self, counts: Iterable[int]) -> int:
-        """Of a step whose sequences have so many, with what fills it up."""
-        rows = sum(counts)
-        return self.exactness.filled(rows) if self.exactness else rows
+            account.decoded = rows - step_rows(self, sum(s.pending for s in sequences))
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
         """A drafted tree, the root alone, or the next chunk of the prompt."""
@@ -108,7 +103,7 @@ class HostLoop:
         most = self._options.step_nodes
         left = 1 << 30 if most is None else most - sum(taken)
         if self.live and self.live.on and taken:
-            paced = self.live.rows_within(self._rows([1] * len(taken)), PACE) - self._rows(taken)
+            paced = self.live.rows_within(step_rows(self, len(taken)), PACE) - step_rows(self, sum(taken))
             left = min(left, max(paced, LEAST * reading))
         return left
 

@@ -148,6 +148,11 @@ def cache_bytes(loop: Loop) -> int:
     return sum(executor.cache_bytes for executor in (loop.target, loop.draft_executor) if executor)
 
 
+def step_rows(loop: CountingLoop, nodes: int) -> int:
+    """Rows of a step of so many nodes, with what fills it up."""
+    return loop.exactness.filled(nodes) if loop.exactness else nodes
+
+
 class _State(NamedTuple):
     """How far a sequence is: whether it decodes, its tokens, those of its prompt that it read, and its drafts."""
 
@@ -234,11 +239,11 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
 
         What the round took over what such rounds take, because others needed the machine, plain decoding had taken too.
         """
-        live, target, exactness = self._loop.live, self._loop.target, self._loop.exactness
+        live, target = self._loop.live, self._loop.target
         if live is None:
             return math.nan
-        flat = exactness.filled(decoding) if exactness else decoding
-        rows = target.batch_size * target.buckets[0] if target.buckets else flat
+        shaped = target.batch_size * target.buckets[0] if target.buckets else 0
+        rows = shaped or step_rows(self._loop, decoding)
         took, likely = live.took - self._likely[0], live.likely - self._likely[1]
         plain = live.plain(rows, decoding, max(s.params.temperature for s in self._sequences))
         return plain / decoding * (took / likely if likely > 0 else 1.0)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from specbuild.measure.evidence import (
+    ODDS,
     Scale,
+    bernoulli,
     contrast,
     detector,
     e_process,
@@ -76,6 +78,29 @@ def test_a_wrong_mean_is_found() -> None:
     values = np.random.default_rng(4).random((800, RUNS)) < 0.1
     assert (e_process(values, 0.05) >= np.log(1 / ALPHA)).any(axis=0).mean() > 0.95
     assert not (e_process(values, 0.2) >= np.log(1 / ALPHA)).any()
+
+
+def test_bets_on_outcomes_are_ratios_of_likelihoods() -> None:
+    successes, n, rate = COINS.sum(), len(COINS), 0.05
+    higher = rate * ODDS / (1 - rate + rate * ODDS)
+    ratios = (higher / rate) ** successes * ((1 - higher) / (1 - rate)) ** (n - successes)
+    found = log_factors(COINS, rate, fractions=bernoulli(rate)).sum(axis=0)
+    assert np.exp(log_e(found)) == pytest.approx(ratios.mean())
+
+
+def test_a_low_rate_that_is_doubled_is_found_and_one_that_is_just_kept_is_not() -> None:
+    rng, bar = np.random.default_rng(9), np.log(1 / ALPHA)
+
+    def alarms(rate: float, side: str, null: float) -> float:
+        values = (rng.random((3000, RUNS)) < rate).astype(float)
+        fractions = bernoulli(null if side == "above" else 1 - null)
+        found = np.cumsum(log_factors(values, null, side, fractions), axis=0)  # type: ignore[arg-type]
+        return float((log_e(found) >= bar).any(axis=0).mean())
+
+    assert alarms(0.01, "above", 0.01) <= ALPHA
+    assert alarms(0.01, "below", 0.01) <= ALPHA
+    assert alarms(0.02, "above", 0.01) >= 0.9
+    assert alarms(0.003, "below", 0.01) >= 0.9
 
 
 def test_a_detector_finds_a_change_after_a_long_quiet_time_and_e_processes_do_not() -> None:

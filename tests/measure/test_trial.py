@@ -117,6 +117,22 @@ def test_what_is_lower_or_other_is_harm_where_it_is_so_said() -> None:
     assert (cut.fine, tokens.means[1]) == (None, pytest.approx(60))
 
 
+def test_an_objective_is_the_candidates_alone() -> None:
+    cases = np.array([(0.05, 0.02)] * 40 + [(0.005, 0.5)] * 40 + [(0.02, 0.02)] * 200)  # candidate, baseline
+    rng, trial = np.random.default_rng(7), Trial([Metric("errors", "share", ceiling=0.02)], ALPHA, (len(cases),))
+    back, on = np.zeros((2, len(cases)), bool)
+    for _ in range(1500):
+        drawn = rng.random(len(cases)) < 0.5
+        failed = rng.random(len(cases)) < np.where(drawn, *cases.T)
+        trial.add(drawn, 0.5, failed[:, None] * 1.0)
+        back |= trial.rolled_back()
+        on |= trial.promoted() & ~back
+    broken, kept, just = (slice(40), slice(40, 80), slice(80, None))
+    assert back[broken].mean() >= 0.95 > on[broken].sum()
+    assert on[kept].mean() >= 0.95 > back[kept].sum(), "whatever the baseline does"
+    assert max(back[just].mean(), on[just].mean()) <= ALPHA, "neither is proven"
+
+
 def test_nothing_of_a_metric_is_no_evidence() -> None:
     trial = Trial(METRICS, ALPHA)
     trial.add(True, 0.5, np.full(len(METRICS), np.nan))

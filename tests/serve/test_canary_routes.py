@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ended
 import pytest
 import yaml
 from fastapi.testclient import TestClient
@@ -45,7 +45,7 @@ def test_both_arms_give_one_text_and_are_counted(client: TestClient) -> None:
     answers = [client.post("/v1/completions", json=ASKED | {"stream": False}).json() for _ in range(8)]
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
     speculated = [answer["metrics"]["speculative_decoding"]["num_spec_steps"] > 0 for answer in answers]
-    asyncio.run(client.service.canary.settle())  # type: ignore[attr-defined]
+    ended.settle(client.service.canary)  # type: ignore[attr-defined]
     view = client.get("/canary").json()
     assert view["requests"] == {"baseline": 8 - sum(speculated), "candidate": sum(speculated)}
     assert 0 < sum(speculated) < 8

@@ -34,7 +34,7 @@ def traffic(drift: Drift, count: int, chance: float = 0.7, seed: int = 1, **more
         rounds = tuple(next((d for d in range(4) if rng.random() > chance), 4) for _ in range(12))
         text = ended.result(tokens=rng.randint(5, 50), reason=rng.choice(["stop", "length"]), accepted=rounds)
         drift.ended(ended.generation(model, text, **more))
-    asyncio.run(drift.settle())
+    ended.settle(drift)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,10 @@ def test_the_reference_is_kept_and_belongs_to_its_bundle(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "reference.json"
-    traffic(drift_of(log, file), SIZE - 1)
-    assert not file.exists(), "it is not full"
-    traffic(drift_of(log, file), SIZE)
+    traffic(drift_of(log, file), SIZE - 100)
+    again = drift_of(log, file)
+    assert (len(again.watched["m"].collected["tokens"]), again.watched["m"].signals) == (SIZE - 100, {}), "not full"
+    traffic(again, 100, seed=3)
     again = drift_of(log, file)
     assert again.watched["m"].signals.keys() >= {"tokens", "cut", "acceptance", "acceptance_4"}
     traffic(again, 500, chance=0.55, seed=2)
@@ -83,10 +84,21 @@ def test_the_reference_is_kept_and_belongs_to_its_bundle(
         drift_of(log, file)
 
 
-@pytest.mark.parametrize("models", [[], {"m": {"colour": [1.0]}}, {"m": {"tokens": []}}, {"m": {"tokens": ["x"]}}])
-def test_a_reference_that_is_none_is_refused(log: Log, tmp_path: Path, models: Any) -> None:
+def test_what_a_killed_server_has_collected_is_nearly_all_kept(log: Log, tmp_path: Path) -> None:
     file = tmp_path / "reference.json"
-    file.write_text(json.dumps({"drift": {"m": ended.DIGEST}, "models": models}))
+    drift = drift_of(log, file)
+    for number in range(SIZE // 2 + 1):
+        drift.tell("m", {"tokens": float(number)})
+    kept = drift_of(log, file).watched["m"].collected["tokens"]
+    assert len(kept) == SIZE // 2
+    assert not drift_of(log, file).watched["m"].collected["cut"]
+
+
+@pytest.mark.parametrize("part", ["models", "filling"])
+@pytest.mark.parametrize("models", [[], {"m": {"colour": [1.0]}}, {"m": {"tokens": []}}, {"m": {"tokens": ["x"]}}])
+def test_a_reference_that_is_none_is_refused(log: Log, tmp_path: Path, part: str, models: Any) -> None:
+    file = tmp_path / "reference.json"
+    file.write_text(json.dumps({"drift": {"m": ended.DIGEST}, "models": {}, part: models}))
     with pytest.raises(OptionError, match="is no state"):
         drift_of(log, file)
 
@@ -125,7 +137,7 @@ def test_a_server_watches_its_texts(make_client: Callable[..., TestClient], tmp_
     asked = {"prompt": "def main(", "max_tokens": 8, "logprobs": 0}
     assert client.post("/v1/completions", json=asked).status_code == 200
     (drift,) = client.service.watchers  # type: ignore[attr-defined]
-    asyncio.run(drift.settle())
+    ended.settle(drift)
     collected = drift.watched["pycode"].collected
     assert collected["tokens"] == [8]
     assert collected["logprob"][0] < 0, "known for nothing where a client asks for it"

@@ -21,8 +21,8 @@ from specbuild.measure.cost.rows import read
 from specbuild.runtime import RequestMetrics, Result
 from specbuild.runtime.errors import OptionError
 from specbuild.serve import ledger as module
+from specbuild.serve.cost_options import CostOptions
 from specbuild.serve.ledger import Ledger
-from specbuild.serve.spending import Spending
 
 ASKED = {"prompt": "def main(", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
@@ -55,11 +55,11 @@ def log() -> Log:
 
 @pytest.fixture
 def make(tmp_path: Path, log: Log) -> Callable[..., Any]:
-    """`make(**Spending)`: a ledger in `l.jsonl` and its model."""
+    """`make(**CostOptions)`: a ledger in `l.jsonl` and its model."""
 
     def found(**given: Any) -> tuple[Ledger, Model]:
-        spending = Spending(ledger=tmp_path / "l.jsonl", price_per_hour=3.6, owner=("team=search",), **given)
-        ledger, model = Ledger(spending, log), Model()  # type: ignore[arg-type]
+        options = CostOptions(ledger=tmp_path / "l.jsonl", price_per_hour=3.6, owner=("team=search",), **given)
+        ledger, model = Ledger(options, log), Model()  # type: ignore[arg-type]
         ledger.begin([model])  # type: ignore[list-item]
         return ledger, model
 
@@ -110,9 +110,9 @@ def test_one_server_alone_writes_a_file(make: Any, tmp_path: Path) -> None:
     make()[0].close()
     for path in (tmp_path, tmp_path / "none" / "l.jsonl"):
         with pytest.raises(OptionError, match="cannot be a ledger"):
-            Ledger(Spending(ledger=path), Log())  # type: ignore[arg-type]
+            Ledger(CostOptions(ledger=path), Log())  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="--ledger"):
-        Ledger(Spending(), Log())  # type: ignore[arg-type]
+        Ledger(CostOptions(), Log())  # type: ignore[arg-type]
 
 
 def run(ledger: Ledger, until: Callable[[], bool]) -> None:

@@ -12,8 +12,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from specbuild.runtime import Engine, RequestMetrics, Result, SamplingParams, SpeculationStats, Usage
+from specbuild.serve.cost_options import CostOptions
 from specbuild.serve.metrics import MAX_POSITIONS, TOKEN, Metrics
-from specbuild.serve.spending import Spending
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
@@ -243,7 +243,7 @@ def test_whatever_else_is_accepted_gets_the_text(accept: str) -> None:
 
 
 def test_what_samples_cost_and_would_have_cost() -> None:
-    metrics = Metrics({}, spending=Spending(price_per_hour=36.0, currency="EUR"))
+    metrics = Metrics({}, cost=CostOptions(price_per_hour=36.0, currency="EUR"))
     metrics.finished("m", result(busy_time=3.0, plain_time=5.0))
     metrics.finished("m", result("cancelled", busy_time=1.0, plain_time=math.nan))
     found = samples(metrics)

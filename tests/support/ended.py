@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from specbuild.serve.admission import Admission
 from specbuild.serve.models import Models, ServedModel
 
 DIGEST = "d" * 64
+_LOOP = asyncio.new_event_loop()  # of all watchers: their queues belong to the first that waits for them
 
 
 class Engine:
@@ -47,3 +49,15 @@ def result(
 def generation(model: ServedModel, *results: Result, status: int = 200, **more: Any) -> Any:
     given = {"served": model, "status": status, "results": dict(enumerate(results)), "draw": None, "prompts": [[1, 2]]}
     return SimpleNamespace(**given | {"params": SamplingParams()} | more)
+
+
+def settle(watcher: Any) -> None:
+    """Let a canary, drift or an oracle run until it is done with all that has ended."""
+
+    async def run() -> None:
+        running = asyncio.ensure_future(watcher.run())
+        await watcher.settled()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    _LOOP.run_until_complete(run())

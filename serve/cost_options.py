@@ -16,7 +16,7 @@ _LABEL = 256  # characters of a label's name, and of its value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spending:
+class CostOptions:
     """Raises OptionError.
 
     price_per_hour: of the machine, in `currency`; None: nobody said. ledger: a file that has a row of each request;

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specbuild.runtime.errors import OptionError
-from specbuild.serve.spending import MAX_OWNER, Spending
+from specbuild.serve.cost_options import MAX_OWNER, CostOptions
 
 FILE = {"ledger": Path("l.jsonl")}
 
@@ -35,10 +35,10 @@ FILE = {"ledger": Path("l.jsonl")}
 )
 def test_what_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
-        Spending(**given)
+        CostOptions(**given)
 
 
 def test_what_is_taken() -> None:
-    found = Spending(**FILE, price_per_hour=7.2, ledger_rotate="100MB", owner=("team=a=b", "x=y"))
+    found = CostOptions(**FILE, price_per_hour=7.2, ledger_rotate="100MB", owner=("team=a=b", "x=y"))
     assert (found.per_second, found.max_bytes, found.labels) == (0.002, 100_000_000, {"team": "a=b", "x": "y"})
-    assert (Spending().per_second, Spending(**FILE, ledger_rotate="day").max_bytes) == (None, None)
+    assert (CostOptions().per_second, CostOptions(**FILE, ledger_rotate="day").max_bytes) == (None, None)
