@@ -2,7 +2,7 @@
 
 python benchmarks/exactness_cost.py BUNDLE --old PYTHON --old-bundle OTHER [--prompts FILE] [--turns 7] --out FILE
 
-PYTHON is that of an environment with the old specbuild. OTHER is a bundle that it reads, of the same model and precision;
+PYTHON is that of an environment with the old specbuild. OTHER is a bundle that it reads, of the same model;
 it gets a copy without the classes in its manifest.
 """
 

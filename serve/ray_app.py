@@ -49,9 +49,9 @@ class Replica:
         sources, options, load = given
         self._closing, self._name = ExitStack(), serve.get_replica_context().replica_id.unique_id
         log = RequestLog(sys.stderr, options.log_requests)
-        if ledger := options.spending.ledger:  # each replica has its own, and `specbuild cost` adds them up
+        if ledger := options.cost.ledger:  # each replica has its own, and `specbuild cost` adds them up
             ledger = ledger.with_name(f"{ledger.stem}.{self._name}{ledger.suffix}")
-            options = replace(options, spending=replace(options.spending, ledger=ledger))
+            options = replace(options, cost=replace(options.cost, ledger=ledger))
 
         def loaded() -> Any:
             named = [(names, remote_bundle.local(source)) for names, source in sources]
