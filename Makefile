@@ -11,7 +11,7 @@ EXACTNESS := $(foreach precision,fp32 int8 int4,benchmarks/results/exactness-$(p
 
 .SECONDARY:
 
-.PHONY: demo serve-demo test test-all soak exactness structured attack lint kernels bench clean
+.PHONY: demo serve-demo test test-all soak exactness structured tools attack lint kernels bench clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -34,7 +34,7 @@ test-all: test
 	$(PYTEST) --tier slow
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
-soak: exactness structured
+soak: exactness structured tools
 	$(BIN)/python scripts/soak.py --out benchmarks/results/soak.json
 
 # A real model in every precision, every way of decoding against plain decoding alone: hours, and goes on if stopped.
@@ -48,6 +48,10 @@ benchmarks/results/exactness-%.json: build/smollm2-%.bundle/manifest.json
 structured: build/smollm2-int8.bundle/manifest.json
 	$(BIN)/python scripts/structured_sweep.py $(<D) --out build/structured.json
 	cp build/structured.json benchmarks/results/structured.json
+
+# 300 conversations with tools on a real model, every way: ten minutes on two cores.
+tools: build/smollm2-int8.bundle/manifest.json
+	$(BIN)/python scripts/tool_sweep.py $(<D) --out benchmarks/results/tools.json
 
 build/smollm2-%.bundle/manifest.json: build/smollm2/config.json
 	$(BIN)/specbuild build --target $(<D) --precision $* $(if $(filter-out fp32,$*),--max-kl 2) --max-seq-len 1024 --output $(@D) --force
