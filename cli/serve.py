@@ -138,6 +138,12 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     show_default=True,
     help="Whether a model may call tools of its own accord.",
 )
+@click.option(
+    "--response-store",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Keep what /v1/responses stores in an SQLite file, over restarts; in memory by default.",
+)
 @click.option("--share-prefix-cache", is_flag=True, help="Callers of different API keys share cached prompts.")
 @click.option(
     "--shadow",

@@ -19,13 +19,13 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 5097,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1394,
-    ("cli", ".py"): 2378,
+    ("cli", ".py"): 2384,
     ("face", ".py"): 37,
     ("measure", ".py"): 2237,
     ("runtime", ".py"): 6509,
     ("runtime/backends", ".py"): 2536,
     ("runtime/decoding", ".py"): 1811,
-    ("serve", ".py"): 4331,
+    ("serve", ".py"): 4904,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

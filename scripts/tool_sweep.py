@@ -15,8 +15,10 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -143,29 +145,41 @@ def held(client: httpx.Client, number: int) -> Told:
     return {"number": number, "choice": choice, "calls": len(whole), "ended": first["ended"], "failed": failed}
 
 
+def unless(until: float, work: Callable[[httpx.Client, int], Told], client: httpx.Client, number: int) -> Told | None:
+    """The work's result; None where time is over."""
+    return work(client, number) if time.monotonic() < until else None
+
+
 def main() -> int:
     """Hold all conversations, write what came of them; 1 where any of it failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--conversations", type=int, default=300)
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many, to go on later")
+    parser.add_argument("--threads", type=int, help="of the model")
     options = parser.parse_args()
-    began, done = time.monotonic(), list[Told]()
-    with tempfile.TemporaryDirectory() as folder:
+    until = time.monotonic() + 60 * options.minutes
+    log = Path("build") / f"{options.out.stem}.progress.jsonl"
+    done = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+    with tempfile.TemporaryDirectory() as folder, log.open("a", encoding="utf-8") as file:
         template = Path(folder) / "chat.jinja"
         for form in ("hermes", "llama3_json"):
-            llamas = form == "llama3_json"
+            llamas, known = form == "llama3_json", {told["number"] for told in done}
             template.write_text(TEMPLATE.replace("CALL", LLAMA if llamas else HERMES))
             numbers = [n for n in range(options.conversations) if (CHOICES[n % len(CHOICES)] == form) == llamas]
             flags = ["--port", "0", "--max-num-seqs", "4", "--chat-template", str(template), "--tool-call-parser", form]
+            flags += ["--threads", str(options.threads)] if options.threads else []
             with ExitStack() as stack:
                 server = stack.enter_context(Server(str(options.bundle), *flags))
                 client = stack.enter_context(server.client())
                 client.timeout = httpx.Timeout(600)
                 pool = stack.enter_context(ThreadPoolExecutor(4))
-                for told in pool.map(lambda number: held(client, number), numbers):  # noqa: B023
-                    done.append(told)
-                    print(told, flush=True)
+                for told in pool.map(partial(unless, until, held, client), [n for n in numbers if n not in known]):
+                    if told is not None:
+                        done.append(told)
+                        file.write(json.dumps(told) + "\n")
+                        file.flush()
     by = {choice: [told for told in done if told["choice"] == choice] for choice in CHOICES}
     summary = {
         "conversations": len(done),
@@ -173,7 +187,7 @@ def main() -> int:
         "calls": {choice: sum(told["calls"] for told in some) for choice, some in by.items()},
         "with_calls": {choice: f"{sum(bool(t['calls']) for t in some)} of {len(some)}" for choice, some in by.items()},
         "failed": [told for told in done if told["failed"]],
-        **{"seconds": round(time.monotonic() - began), "bundle": options.bundle.name, "machine": machine()},
+        **{"of": options.conversations, "bundle": options.bundle.name, "machine": machine()},
     }
     options.out.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(summary, indent=2))

@@ -202,6 +202,12 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
 
+    async def drain(self) -> None:
+        """Let everything happen that the events say, though nobody reads them."""
+        async with aclosing(self._events) as events:
+            async for _ in events:
+                pass
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send every event; see Starlette's `Response`."""
         with suppress(ClientGoneError):

@@ -34,7 +34,7 @@ class ServeOptions:
     decodes again; shadow_dir: a folder that has a file for each that differs, with the prompt's tokens where
     shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them. reasoning_end:
     the token after which structured outputs begin; None: they begin at once. reading: how calls of tools and reasoning
-    are read from texts.
+    are read from texts. response_store: SQLite's file of what /v1/responses keeps; None: memory.
     canary, drift: what is compared, and what is watched; None: nothing.
     slo: what the SLA guard holds, see `objectives.parse`.
     spending: what the machine costs, and where that is written down.
@@ -66,6 +66,7 @@ class ServeOptions:
     shadow_action: ShadowAction = "log"
     reasoning_end: str | None = None
     reading: Reading = field(default_factory=Reading)
+    response_store: Path | None = None
     canary: CanaryOptions | None = None
     drift: DriftOptions | None = None
     slo: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ Step = Callable[[], bool]
 
 
 class Piece(NamedTuple):
-    """A part of a turn's text. A `call` begins the call of the tool that `text` names; `number`: which call it is of."""
+    """A part of a turn's text. A `call` begins one of the tool that `text` names; `number`: which call it is of."""
 
     kind: Kind
     text: str
