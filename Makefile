@@ -11,7 +11,7 @@ EXACTNESS := $(foreach precision,fp32 int8 int4,benchmarks/results/exactness-$(p
 
 .SECONDARY:
 
-.PHONY: demo serve-demo test test-all soak exactness structured operating attack lint kernels bench clean
+.PHONY: demo serve-demo test test-all soak exactness structured operating tools attack lint kernels bench clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -34,7 +34,7 @@ test-all: test
 	$(PYTEST) --tier slow
 
 # Every family on many prompts, property tests with many cases; what came out is written to be committed.
-soak: exactness structured operating
+soak: exactness structured operating tools
 	$(BIN)/python scripts/soak.py --out benchmarks/results/soak.json
 
 # A real model in every precision, every way of decoding against plain decoding alone: hours, and goes on if stopped.
@@ -57,6 +57,10 @@ operating: $(BUNDLE)/manifest.json build/pycode-int8.bundle/manifest.json
 
 build/pycode-int8.bundle/manifest.json: $(VENV)/.ready
 	$(BIN)/specbuild build --target engines/pycode/target --draft engines/pycode/draft --precision int8 --output $(@D) --force
+
+# 300 conversations with tools on a real model, every way; goes on if stopped.
+tools: build/smollm2-int8.bundle/manifest.json
+	$(BIN)/python scripts/tool_sweep.py $(<D) --out benchmarks/results/tools.json
 
 build/smollm2-%.bundle/manifest.json: build/smollm2/config.json
 	$(BIN)/specbuild build --target $(<D) --precision $* $(if $(filter-out fp32,$*),--max-kl 2) --max-seq-len 1024 --output $(@D) --force

@@ -19,6 +19,7 @@ API_KEYS = "SPECBUILD_API_KEY"  # several are separated by commas
 _MAX_CONFIG = 1 << 20  # bytes
 _LIMITS = ("max_draft_tokens", "min_expected_speedup", "schedule")
 _LOADS = ("drafter", "threads", "prefix_caching", "kv_cache_tokens", "resident", "gpu_weights_percent")
+_READS = ("tool_call_parser", "auto_tool_choice", "reasoning_parser")
 _SPENDS = ("price_per_hour", "currency", "ledger", "ledger_rotate", "owner")
 _GENERATES = {option.name: option for option in generate.command.params}
 
@@ -118,6 +119,31 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     metavar="TOKEN",
     help="Structured outputs begin after this token, such as </think>; a request's reasoning_end goes before it.",
 )
+@click.option(
+    "--reasoning-parser",
+    metavar="NAME",
+    help="Tells reasoning from content: qwen3, deepseek_r1, mistral, or START,END as <think>,</think>.",
+)
+@click.option(
+    "--tool-call-parser",
+    default="hermes",
+    show_default=True,
+    metavar="NAME",
+    help="The form of the model's calls of tools: hermes, llama3_json, mistral, or regex:EXPRESSION.",
+)
+@click.option(
+    "--enable-auto-tool-choice/--disable-auto-tool-choice",
+    "auto_tool_choice",
+    default=True,
+    show_default=True,
+    help="Whether a model may call tools of its own accord.",
+)
+@click.option(
+    "--response-store",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Keep what /v1/responses stores in an SQLite file, over restarts; in memory by default.",
+)
 @click.option("--share-prefix-cache", is_flag=True, help="Callers of different API keys share cached prompts.")
 @click.option(
     "--shadow",
@@ -177,11 +203,13 @@ def command(
     from specbuild.serve.cost_options import CostOptions
     from specbuild.serve.models import names_of
     from specbuild.serve.options import ServeOptions
+    from specbuild.serve.turns.reading import Reading
 
     canary, drift = operating_flags.taken(given)
     scale = ray_flags.taken(given)
     cost = CostOptions(**{name: given.pop(name) for name in _SPENDS})
-    operating: dict[str, Any] = {"canary": canary, "drift": drift, "cost": cost}
+    reading = Reading(**{name: given.pop(name) for name in _READS})
+    operating: dict[str, Any] = {"canary": canary, "drift": drift, "cost": cost, "reading": reading}
     options = ServeOptions(**given, **operating, api_keys=_keys(api_key), allowed_origins=_origins(allowed_origins))
     log = logs.RequestLog(sys.stderr, options.log_requests)
     logs.install(log)

@@ -19,13 +19,13 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 5114,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1429,
-    ("cli", ".py"): 2413,
+    ("cli", ".py"): 2441,
     ("face", ".py"): 37,
     ("measure", ".py"): 2261,
     ("runtime", ".py"): 6498,
     ("runtime/backends", ".py"): 2542,
     ("runtime/decoding", ".py"): 1816,
-    ("serve", ".py"): 4309,
+    ("serve", ".py"): 5599,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import Request
 from starlette.responses import Response
@@ -31,6 +31,17 @@ _TOKENIZING = 2  # threads
 _COMPILING = 8  # threads, of which one compiles, while others take what was compiled before
 _GONE = (ClientGoneError, asyncio.CancelledError, GeneratorExit)  # nobody waits for the answer any more
 Done = Callable[[BaseException | None], None]
+
+
+class Formats(Protocol):
+    """Makes the format of a generation, as a class of formats does."""
+
+    prefix: str
+    operation: str
+
+    def __call__(self, generation: Generation, *given: Any) -> Format:
+        """See `Format`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,7 @@ class Service:
         return sum(model.admission.requests for model in self.models.all)
 
 
-async def answer(service: Service, request: Request, body: Sampling, kind: type[Format], count: int) -> Response:
+async def answer(service: Service, request: Request, body: Sampling, kind: Formats, count: int) -> Response:
     """Answer a request for texts, streamed or not; raises ApiError, SpecbuildErrors and ClientGoneError."""
     options, state = service.options, request.state
     if options.extra_fields == "refuse":
@@ -72,7 +83,7 @@ async def answer(service: Service, request: Request, body: Sampling, kind: type[
     state.told.update(model=served.name, user=body.user)
     speculates = service.oracle is None or served.name not in service.oracle.stopped
     tenant = None if options.share_prefix_cache else state.tenant
-    caller = Caller(tenant, options.request_timeout, speculates, options.reasoning_end, way)
+    caller = Caller(tenant, options.request_timeout, speculates, options.reasoning_end, way, options.reading)
     waits = isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None
     generation = Generation(
         served,

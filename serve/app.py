@@ -16,6 +16,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from specbuild.runtime import SpecbuildError
+from specbuild.serve.agents import routes as response_routes
+from specbuild.serve.agents.kept import Kept
+from specbuild.serve.agents.store import Store
 
 from . import canary_routes, responses
 from .answer import Service, answer
@@ -40,6 +43,7 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app = FastAPI(title="specbuild", version=own, root_path=root, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(_api(service))
+    app.include_router(response_routes.routes(service, Kept(Store(service.options.response_store)), _FAULTS))
     app.include_router(_operations(service))
     if service.canary:
         app.include_router(canary_routes.routes(service.canary))

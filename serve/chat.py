@@ -7,11 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from specbuild.runtime import Chat, Chunk, Engine, StructuredOutputs
+from specbuild.serve.turns.pieces import Parser, Piece
+from specbuild.serve.turns.reading import TurnReader
+from specbuild.serve.turns.reasoning import Reasoning, ReasoningParser
 
 from . import logprobs, tools
 from .fields import ChatRequest, Message, TextPart
 from .formats import Format
 from .generation import Generation
+
+_EMPTY = {"refusal", "audio", "function_call", "annotations"}  # OpenAI's, of a message that comes back
 
 
 def chat_of(
@@ -24,9 +29,12 @@ def chat_of(
 
 def _plain(message: Message) -> dict[str, Any]:
     """The fields that a client gave."""
-    given = {name: getattr(message, name) for name in message.model_fields_set if name in Message.model_fields}
+    known = Message.model_fields.keys() - _EMPTY
+    given = {name: getattr(message, name) for name in message.model_fields_set if name in known}
     if isinstance(message.content, list):
         given["content"] = [{"type": part.type, "text": part.text} for part in message.content if _is_part(part)]
+    if message.tool_calls is not None:
+        given["tool_calls"] = tools.read_back(message.tool_calls)
     return {"role": message.role, "content": None, **given}
 
 
@@ -42,8 +50,7 @@ class ChatFormat(Format):
 
     def __init__(self, generation: Generation, *given: Any) -> None:
         super().__init__(generation, *given)
-        self._called = set[int]()  # choices that call tools
-        self._texts, self._sent = dict[int, str](), dict[int, int]()  # of a stream: all, and how much was sent
+        self._readers = dict[int, TurnReader]()  # by choice
 
     def tokenize(self, engine: Engine) -> list[list[int]]:
         """See `Format.tokenize`."""
@@ -54,36 +61,53 @@ class ChatFormat(Format):
 
     def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
         """See `Format.choice`."""
-        content, calls = tools.calls(chunk.text, self._body, self._after)
-        message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+        self.read(number, chunk)
+        turn = self._readers[number].turn
+        calls = [tools.told(call) for call in turn.calls]
+        message: dict[str, Any] = {"role": "assistant", "content": turn.content if turn.content or not calls else None}
+        if turn.reasoning:
+            message["reasoning_content"] = turn.reasoning
         if calls:
             message["tool_calls"] = calls
-            self._called.add(number)
         return {"message": message, "logprobs": self._logprobs(chunk)}
 
     def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
         """See `Format.delta`."""
         said: dict[str, Any] = {"role": "assistant"} if first else {}
-        text = self._content(number, chunk, said) if self._body.tools else chunk.text
+        pieces = self.read(number, chunk)
+        if reasoning := "".join(each.text for each in pieces if each.kind == "reasoning"):
+            said["reasoning_content"] = reasoning
+        text = "".join(each.text for each in pieces if each.kind == "content")
         if first or text:
             said["content"] = text
+        if calls := tools.deltas(pieces):
+            said["tool_calls"] = calls
         return {"delta": said, "logprobs": self._logprobs(chunk)}
 
-    def _content(self, number: int, chunk: Chunk, said: dict[str, Any]) -> str:
-        """What of the text is to be sent now; at its end the calls that it makes are said."""
-        self._texts[number] = whole = self._texts.get(number, "") + chunk.text
-        sent, content = self._sent.get(number, 0), tools.shown(whole, self._body, ended=False, after=self._after)
-        if chunk.result:
-            content, calls = tools.calls(whole, self._body, self._after)
-            if calls:
-                said["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
-                self._called.add(number)
-        self._sent[number] = max(len(content), sent)
-        return content[sent:]
+    def read(self, number: int, chunk: Chunk) -> list[Piece]:
+        """The pieces of a turn that a chunk makes certain."""
+        if number not in self._readers:
+            self._readers[number] = TurnReader(self._parser(), self._body.parallel_tool_calls is not False)
+        return self._readers[number].feed(chunk.text, chunk.result is not None)
+
+    def _parser(self) -> Parser:
+        generation, reading = self.generation, self.generation.caller.reading
+        after, how = tools.parser(self._body, reading), reading.reasoning
+        outputs = generation.params.structured_outputs
+        held_after = StructuredOutputs.of(outputs).after if outputs else None
+        if how is None:
+            calls = bool(self._body.tools) and self._body.tool_choice != "none"
+            hides = held_after and calls  # the reasoning is the content's beginning, and has no calls
+            return ReasoningParser(Reasoning("", held_after or ""), True, after, "content") if hides else after
+        state = generation.prompt_reasons()
+        if held_after is None and state == "ended":
+            return after
+        inside = held_after is not None or state == "begun" or how.always
+        return ReasoningParser(Reasoning(how.start, held_after or how.end), inside, after)
 
     def _end(self, number: int, chunk: Chunk) -> dict[str, Any]:
         told = super()._end(number, chunk)
-        if number in self._called and told["finish_reason"] == "stop":
+        if told["finish_reason"] == "stop" and self._readers[number].turn.calls:
             told["finish_reason"] = "tool_calls"
         return told
 
@@ -92,12 +116,6 @@ class ChatFormat(Format):
         body = self.generation.body
         assert isinstance(body, ChatRequest)
         return body
-
-    @property
-    def _after(self) -> str | None:
-        """The token that ends the reasoning, where the text is held to something after it."""
-        outputs = self.generation.params.structured_outputs
-        return StructuredOutputs.of(outputs).after if outputs else None
 
     def _logprobs(self, chunk: Chunk) -> Any:
         return None if chunk.logprobs is None else logprobs.chat(self.generation.engine, chunk.logprobs)

@@ -148,7 +148,7 @@ class TextPart(Body):
 
 
 class Message(Body):
-    """A message of a chat, as the model's template reads it."""
+    """A message of a chat, as the model's template reads it; of OpenAI's other fields, those that say nothing."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[TextPart] | None = None
@@ -156,6 +156,10 @@ class Message(Body):
     tool_calls: Annotated[list[dict[str, Any]], Field(max_length=limits.TOOLS)] | None = None
     tool_call_id: Label | None = None
     reasoning_content: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
 class Function(Body):

@@ -7,18 +7,19 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from specbuild.runtime import Chunk, Constraint, Engine, Result, SamplingParams, StructuredOutputs
+from specbuild.serve.turns.reasoning import TAIL
 
 from .arms import Draw
 from .errors import ApiError, api_error
-from .fields import Sampling
+from .fields import ChatRequest, Sampling
 from .models import ServedModel
 from .parameters import Caller, sampling
 
@@ -81,7 +82,7 @@ class Generation:
             self.prompts = await asyncio.get_running_loop().run_in_executor(self.pool, tokenize, self.engine)
             ticket.read(sum(map(len, self.prompts)))
             room = self.engine.max_model_len - max(map(len, self.prompts))
-            self.params = sampling(self.body, self.served.defaults, max(room, 1), self.caller)
+            self.params = sampling(self.body, self.served.defaults, max(room, 1), self._caller())
             held = await self._compiled()
             last = dict[int, float]()
             async with aclosing(self._run()) as chunks:
@@ -97,6 +98,26 @@ class Generation:
                             self.observer.chunk(self.served.name, now - before, len(chunk.token_ids))
                     yield chunk
             del held
+
+    def _caller(self) -> Caller:
+        """Who asks, knowing what the prompt has done of a reasoning already."""
+        reading = self.caller.reading
+        if not isinstance(self.body, ChatRequest):
+            return self.caller
+        markers = reading.markers(bool(self.body.tools))
+        known = [self.engine.tokenizer.token_id(each) for each in markers]
+        shows = any(token is not None and not self.engine.decode([token]) for token in known)
+        if reading.reasoning is None:
+            return replace(self.caller, shows=shows)
+        end = "" if self.prompt_reasons() == "ended" else reading.reasoning.end
+        return replace(self.caller, shows=shows, reasoning_end=end)
+
+    def prompt_reasons(self) -> Literal["begun", "ended", None]:
+        """What the prompt's end has done of a reasoning; see `Reasoning.in_prompt`."""
+        reasoning = self.caller.reading.reasoning
+        if reasoning is None or self.body.reasoning_end == "":
+            return "ended" if reasoning else None
+        return reasoning.in_prompt(self.engine.decode(self.prompts[0][-TAIL:], False))
 
     async def _compiled(self) -> Constraint | None:
         """What the texts are held to, compiled where it keeps nobody else waiting, as long as it is kept."""
@@ -180,6 +201,12 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+
+    async def drain(self) -> None:
+        """Let everything happen that the events say, though nobody reads them."""
+        async with aclosing(self._events) as events:
+            async for _ in events:
+                pass
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send every event; see Starlette's `Response`."""

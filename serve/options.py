@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from specbuild.runtime.errors import OptionError, shown
+from specbuild.serve.turns.reading import Reading
 
 from . import objectives
 from .arms import CanaryOptions
@@ -32,7 +33,8 @@ class ServeOptions:
     different API keys may read rows of each other's prompts. shadow: the share of texts, 0 to 1, that the shadow oracle
     decodes again; shadow_dir: a folder that has a file for each that differs, with the prompt's tokens where
     shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them. reasoning_end:
-    the token after which structured outputs begin; None: they begin at once.
+    the token after which structured outputs begin; None: they begin at once. reading: how calls of tools and reasoning
+    are read from texts. response_store: SQLite's file of what /v1/responses keeps; None: memory.
     canary, drift: what is compared, and what is watched; None: nothing.
     slo: what the SLA guard holds, see `objectives.parse`.
     cost: what the machine costs, and where that is written down.
@@ -63,6 +65,8 @@ class ServeOptions:
     shadow_keep_prompts: bool = False
     shadow_action: ShadowAction = "log"
     reasoning_end: str | None = None
+    reading: Reading = field(default_factory=Reading)
+    response_store: Path | None = None
     canary: CanaryOptions | None = None
     drift: DriftOptions | None = None
     slo: tuple[str, ...] = ()
@@ -103,6 +107,8 @@ class ServeOptions:
             raise OptionError("shadow_dir and shadow_action do nothing without a share: give --shadow")
         if self.reasoning_end == "":
             raise OptionError("reasoning_end names a token, such as </think>: leave it out for none")
+        if self.reasoning_end and self.reading.reasoning:
+            raise OptionError("--reasoning-parser knows what ends a reasoning: leave --reasoning-end out")
         objectives.parse(self.slo)
         if self.root_path and not (self.root_path.startswith("/") and self.root_path.isprintable()):
             raise OptionError(f"root_path begins with /, unlike {shown(self.root_path)}")

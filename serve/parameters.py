@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specbuild.runtime import Bundle, SamplingParams
 from specbuild.runtime.bundle.manifest import GENERATION_CONFIG
 from specbuild.runtime.errors import BundleError, OptionError
+from specbuild.serve.turns.reading import Reading
 
 from .errors import ApiError
 from .fields import ChatRequest, CompletionRequest, Sampling
@@ -30,7 +31,8 @@ class Caller:
     """Who asks: `tenant` keeps prefix caches apart, None shares them; `timeout`: seconds that the server allows.
 
     `speculates`: whether anything may be drafted for them. `reasoning_end`: see `structured`.
-    `speculation`: by what, where a canary says so.
+    `speculation`: by what, where a canary says so. `reading`: how turns are read; `shows`: whether a text has to show
+    special tokens for that.
     """
 
     tenant: str | None = None
@@ -38,6 +40,8 @@ class Caller:
     speculates: bool = True
     reasoning_end: str | None = None
     speculation: str | None = None
+    reading: Reading = field(default_factory=Reading)
+    shows: bool = False
 
 
 def defaults_of(bundle: Bundle) -> dict[str, Any]:
@@ -60,8 +64,8 @@ def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Cal
         given["top_k"] = max(body.top_k, 0)  # vLLM's -1 is off, as 0 is
     if body.seed is not None:
         given["seed"] = body.seed % 2**64
-    outputs = structured(body, caller.reasoning_end)
-    if outputs and outputs.after:
+    outputs = structured(body, caller.reading, caller.reasoning_end)
+    if caller.shows or (outputs and outputs.after):
         given.setdefault("skip_special_tokens", False)  # so that the text says where its reasoning ends
     deadlines = [each for each in (body.deadline, caller.timeout) if each is not None]
     return SamplingParams(

@@ -81,6 +81,7 @@ class ChatMessage(TypedDict):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[dict[str, Any]]]
 
 

@@ -77,8 +77,10 @@ def make_service(
         size = bundle.manifest.max_batch_size if options.max_num_seqs is None else options.max_num_seqs
         engine = Engine.load(path, replace(load, batch_size=size, max_waiting=options.max_waiting, on_finish=finished))
         closing.callback(engine.close)
-        if options.reasoning_end and engine.tokenizer.token_id(options.reasoning_end) is None:
-            unknown = f"reasoning_end is {shown(options.reasoning_end)}, which is no token of {names[0]}"
+        reasoning = options.reading.reasoning
+        end = reasoning.end if reasoning else options.reasoning_end
+        if end and engine.tokenizer.token_id(end) is None:
+            unknown = f"a reasoning's end is {shown(end)}, which is no token of {names[0]}"
             raise OptionError(f"{unknown}: name the one that ends its reasoning")
         admission = Admission(size, options.max_waiting, options.max_queued_tokens)
         return ServedModel(names, path, AsyncEngine(engine), defaults_of(bundle), admission)

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from specbuild.runtime import StructuredOutputs
+from specbuild.serve.turns.reading import Reading
 
 from . import tools
 from .errors import ApiError
 from .fields import ChatRequest, ResponseFormat, Sampling, StructuredFields
 
 
-def structured(body: Sampling, reasoning_end: str | None = None) -> StructuredOutputs | None:
+def structured(body: Sampling, reading: Reading, reasoning_end: str | None = None) -> StructuredOutputs | None:
     """At most one of them; raises ApiError and OptionError.
 
     reasoning_end: the server's token before which texts are free; the request's goes before it, and "" is none.
@@ -20,7 +21,7 @@ def structured(body: Sampling, reasoning_end: str | None = None) -> StructuredOu
     ways = {
         "response_format": _of_format(body.response_format) if body.response_format else None,
         "structured_outputs": _of_fields(body.structured_outputs) if body.structured_outputs else None,
-        "tool_choice": tools.structured(body) if isinstance(body, ChatRequest) else None,
+        "tool_choice": tools.structured(body, reading) if isinstance(body, ChatRequest) else None,
     }
     asked = {name: way for name, way in ways.items() if way is not None}
     if len(asked) > 1:

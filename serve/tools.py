@@ -1,24 +1,25 @@
 """Tools: what a call may be, and the calls that a text makes.
 
-A call that was asked for is JSON alone. One that the model makes of its own accord stands between Hermes' tags, as the
-templates of Qwen, Hermes and SmolLM write it.
+A call that was asked for is JSON alone. One that the model makes of its own accord has the form that
+`--tool-call-parser` names.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
+import secrets
 from typing import Any
 
 import msgspec
 
 from specbuild.runtime import StructuredOutputs
+from specbuild.serve.turns.calls import ListParser, NamedParser
+from specbuild.serve.turns.hermes import CLOSE, OPEN
+from specbuild.serve.turns.pieces import Call, Parser, Piece
+from specbuild.serve.turns.reading import Plain, Reading
 
 from .errors import ApiError
 from .fields import ChatRequest, Function, NamedTool
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-Call = dict[str, Any]
 
 
 def described(body: ChatRequest) -> list[dict[str, Any]] | None:
@@ -28,7 +29,7 @@ def described(body: ChatRequest) -> list[dict[str, Any]] | None:
     return [{"type": "function", "function": each.function.model_dump(exclude_none=True)} for each in body.tools]
 
 
-def structured(body: ChatRequest) -> StructuredOutputs | None:
+def structured(body: ChatRequest, reading: Reading) -> StructuredOutputs | None:
     """What a text with calls must be; raises ApiError and OptionError."""
     functions, choice = [each.function for each in body.tools or ()], body.tool_choice
     if not functions:
@@ -40,14 +41,25 @@ def structured(body: ChatRequest) -> StructuredOutputs | None:
     if isinstance(choice, NamedTool):
         return StructuredOutputs(json=_parameters(_named(functions, choice)))
     if choice == "required":
-        return StructuredOutputs(grammar=_calls(functions, body.parallel_tool_calls is not False))
-    if choice == "none" or not any(each.strict for each in functions):
+        return StructuredOutputs(grammar=_list(functions, body.parallel_tool_calls is not False))
+    if choice == "none":
         return None
+    if not reading.auto_tool_choice:
+        said = "tool_choice auto is off here: say required, none, or a tool; or serve with --enable-auto-tool-choice"
+        raise ApiError(400, said, param="tool_choice")
+    if not any(each.strict for each in functions):
+        return None
+    if not reading.constrains:
+        said = (
+            f"with --tool-call-parser {reading.tool_call_parser} a strict tool needs tool_choice required or its name"
+        )
+        raise ApiError(400, said, param="tools")
+    if reading.tool_call_parser == "llama3_json":
+        return StructuredOutputs(grammar=_llama3(functions))
     structures = []
     for each in functions:
         begin = f'{OPEN}\n{{"name": {json.dumps(each.name)}, "arguments": '
-        schema = _parameters(each) if each.strict else {"type": "object"}
-        structures.append({"begin": begin, "schema": schema, "end": f"}}\n{CLOSE}"})
+        structures.append({"begin": begin, "schema": _free(each), "end": f"}}\n{CLOSE}"})
     return StructuredOutputs(structural_tag={"structures": structures, "triggers": [OPEN]})
 
 
@@ -62,65 +74,84 @@ def _parameters(function: Function) -> dict[str, Any]:
     return function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def _calls(functions: list[Function], several: bool) -> str:
-    """A list of calls, each tool's arguments by a schema of its own, whose references are its own too."""
-    rules = list[str]()
-    for number, each in enumerate(functions):
-        schema = _parameters(each)
-        StructuredOutputs(json=schema)  # refuses what is no schema
-        begin = json.dumps(f'{{"name":{json.dumps(each.name)},"arguments":')
-        given = json.dumps({**schema, "x-guidance": {"whitespace_flexible": False, "lenient": False}})
-        rules.append(f'call_{number}: {begin} %json {given} "}}"')
-    names = " | ".join(f"call_{number}" for number in range(len(functions)))
+def _free(function: Function) -> dict[str, Any]:
+    """What a call is held to that the model makes of its own accord."""
+    return _parameters(function) if function.strict else {"type": "object"}
+
+
+def _list(functions: list[Function], several: bool) -> str:
+    """A list of calls."""
+    given = [(f'{{"name":{json.dumps(each.name)},"arguments":', _parameters(each)) for each in functions]
     more = '("," call)*' if several else ""
-    return "\n".join(["%llguidance {}", f'start: "[" call {more} "]"', f"call: {names}", *rules])
+    return "\n".join(["%llguidance {}", f'start: "[" call {more} "]"', *_rules(given)])
 
 
-def shown(text: str, body: ChatRequest, ended: bool, after: str | None = None) -> str:
-    """What of a text is the message's content for certain, before any call. `after`: ends a reasoning without calls."""
-    if not body.tools or body.tool_choice == "none":
-        return text
-    if after:
-        reasoning, end, rest = text.partition(after)
-        return reasoning + end + (shown(rest, body, ended) if end else "")
-    if body.tool_choice not in (None, "auto"):
-        return ""
-    at = text.find(OPEN)
-    if at >= 0:
-        return text[:at]
-    held = 0 if ended else next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)
-    return text[: len(text) - held]
+def _llama3(functions: list[Function]) -> str:
+    """A text whose first character begins calls, or one that begins otherwise."""
+    given = [(f'{{"name": {json.dumps(each.name)}, "parameters": ', _free(each)) for each in functions]
+    return "\n".join(
+        ["%llguidance {}", 'start: TEXT | call ("; " call)*', r"TEXT: /\s*([^\s{](.|\n)*)?/", *_rules(given)]
+    )
 
 
-def calls(text: str, body: ChatRequest, after: str | None = None) -> tuple[str, list[Call]]:
-    """A whole text's content and calls; what was cut off in the middle of a call is content. `after`: see `shown`."""
+def _rules(given: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """`call`: one of these, each tool's arguments by a schema of its own, whose references are its own too."""
+    rules = list[str]()
+    for number, (begin, schema) in enumerate(given):
+        StructuredOutputs(json=schema)  # refuses what is no schema
+        held = json.dumps({**schema, "x-guidance": {"whitespace_flexible": False, "lenient": False}})
+        rules.append(f'call_{number}: {json.dumps(begin)} %json {held} "}}"')
+    names = " | ".join(f"call_{number}" for number in range(len(given)))
+    return [f"call: {names}", *rules]
+
+
+def parser(body: ChatRequest, reading: Reading) -> Parser:
+    """What reads the calls of a text and its content."""
     choice = body.tool_choice
     if not body.tools or choice == "none":
-        return text, []
-    if after:
-        reasoning, end, rest = text.partition(after)
-        content, made = calls(rest, body) if end else ("", [])
-        return reasoning + end + content, made
+        return Plain()
     if isinstance(choice, NamedTool):
-        return "", [_call(choice.function.name, text)]
-    if choice == "required":
-        return _read(text, [text], lists=True)
-    content = shown(text, body, ended=True)
-    found = [part.partition(CLOSE)[0] for part in text.split(OPEN)[1:]]
-    content, made = _read(content, found)
-    return (content, made) if made or not found else (text, [])
+        return NamedParser(choice.function.name)
+    return ListParser() if choice == "required" else reading.free()
 
 
-def _read(content: str, texts: list[str], lists: bool = False) -> tuple[str, list[Call]]:
+def told(call: Call) -> dict[str, Any]:
+    """A call as a message has it, with a new id."""
+    return {"id": new_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def deltas(pieces: list[Piece]) -> list[dict[str, Any]]:
+    """What an event says of calls."""
+    said: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        if piece.kind == "call":
+            said[piece.number] = {"index": piece.number, **told(Call(piece.text))}
+        elif piece.kind == "arguments":
+            one = said.setdefault(piece.number, {"index": piece.number, "function": {"arguments": ""}})
+            one["function"]["arguments"] += piece.text
+    return list(said.values())
+
+
+def new_id() -> str:
+    """A call's: nine letters and digits, for Mistral's templates take no others."""
+    return secrets.token_hex(5)[:9]
+
+
+def read_back(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A message's calls as templates read them, their arguments as objects; raises ApiError."""
+    return [_read_back(call) for call in calls]
+
+
+def _read_back(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
     try:
-        read = [msgspec.json.decode(text) for text in texts]
-        read = [call for each in read for call in each] if lists else read
-        made = [_call(call["name"], msgspec.json.encode(call["arguments"]).decode()) for call in read]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return (texts[0] if lists else content), []
-    return "" if lists else content, made
-
-
-def _call(name: str, arguments: str) -> Call:
-    function = {"name": name, "arguments": arguments}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        name = str(function.get("name"))[:64]
+        said = f"a call of {name!r} has arguments that are no JSON object: send what the model wrote whole"
+        raise ApiError(400, said, param="messages")
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -18,6 +18,7 @@ from specbuild.serve.errors import ApiError
 from specbuild.serve.fields import ChatRequest, CompletionRequest
 from specbuild.serve.parameters import DEFAULTS, Caller, sampling
 from specbuild.serve.structured import structured
+from specbuild.serve.turns.reading import Reading
 
 SCHEMA = {
     "type": "object",
@@ -32,7 +33,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 40, "tempe
 
 
 def of(**fields: Any) -> StructuredOutputs | None:
-    return structured(ChatRequest.model_validate(CHAT | fields))
+    return structured(ChatRequest.model_validate(CHAT | fields), Reading())
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_what_is_asked_for(fields: dict[str, Any], expected: dict[str, Any] | No
 def test_it_begins_after_the_reasoning(fields: dict[str, Any], served: str | None, expected: str | None) -> None:
     """The request's own token goes before the server's; the rest is as without either."""
     asked = ChatRequest.model_validate(CHAT | fields)
-    found, plain = structured(asked, served), structured(asked)
+    found, plain = structured(asked, Reading(), served), structured(asked, Reading())
     assert found
     assert plain
     assert found.after == expected
@@ -92,13 +93,13 @@ def test_it_begins_after_the_reasoning(fields: dict[str, Any], served: str | Non
 
 def test_what_is_free_stays_free_of_it() -> None:
     asked = ChatRequest.model_validate(CHAT | {"reasoning_end": "</think>"})
-    assert structured(asked, "</other>") is None
+    assert structured(asked, Reading(), "</other>") is None
     assert sampling(asked, DEFAULTS, 100, Caller(reasoning_end="</other>")).skip_special_tokens
 
 
 def test_completions_have_it_too() -> None:
     asked = CompletionRequest.model_validate({"prompt": "x", "structured_outputs": {"regex": "a"}})
-    assert structured(asked) == StructuredOutputs(regex="a")
+    assert structured(asked, Reading()) == StructuredOutputs(regex="a")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ from typing import Any
 import jsonschema
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given
-from hypothesis import strategies as st
+from turn_texts import whole
 
+from specbuild.runtime import Engine, SamplingParams
 from specbuild.serve.errors import ApiError
 from specbuild.serve.fields import ChatRequest
-from specbuild.serve.tools import calls, described, shown, structured
+from specbuild.serve.tools import deltas, described, parser, read_back, structured
+from specbuild.serve.turns.pieces import Piece
+from specbuild.serve.turns.reading import Reading
 
 PLACE = {
     "type": "object",
@@ -60,78 +62,72 @@ def test_a_template_reads_the_tools() -> None:
 )
 def test_what_is_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(ApiError, match=told):
-        structured(body(**fields))
+        structured(body(**fields), Reading())
 
 
 @pytest.mark.parametrize(
-    ("text", "fields", "content", "called"),
+    ("fields", "text", "content", "called"),
     [
-        ("plain", {}, "plain", []),
-        ('Yes.\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>', {}, "Yes.\n", ["stop"]),
-        (
-            '<tool_call>{"name": "a", "arguments": {"b": 1}}</tool_call><tool_call>{"name": "c", "arguments": {}}',
-            {},
-            "",
-            ["a", "c"],
-        ),
-        ("<tool_call>{broken</tool_call>", {}, "<tool_call>{broken</tool_call>", []),
-        ('<tool_call>{"name": "st', {}, '<tool_call>{"name": "st', []),
-        ("<tool_call>3</tool_call>", {}, "<tool_call>3</tool_call>", []),
-        ('<tool_call>{"name": "stop"}', {"tool_choice": "none"}, '<tool_call>{"name": "stop"}', []),
-        ('[{"name":"stop","arguments":{}}]', {"tool_choice": "required"}, "", ["stop"]),
-        ('[{"name":"stop","argum', {"tool_choice": "required"}, '[{"name":"stop","argum', []),
-        ('{"city":"Rome"', {"tool_choice": NAMED}, "", ["weather"]),
+        ({}, '<tool_call>{"name": "a", "arguments": {"b": 1}}', "", ["a"]),
+        ({"tool_choice": "none"}, '<tool_call>{"name": "a"}', '<tool_call>{"name": "a"}', []),
+        ({"tool_choice": "required"}, '[{"name":"stop","arguments":{}}]', "", ["stop"]),
+        ({"tool_choice": NAMED}, '{"city":"Rome"', "", ["weather"]),
     ],
 )
-def test_texts_and_calls(text: str, fields: dict[str, Any], content: str, called: list[str]) -> None:
-    found, made = calls(text, body(**fields))
-    assert found == content
-    assert [call["function"]["name"] for call in made] == called
-    assert len({call["id"] for call in made}) == len(made)
+def test_who_reads_a_text(fields: dict[str, Any], text: str, content: str, called: list[str]) -> None:
+    turn = whole(parser(body(**fields), Reading()), text)
+    assert (turn.content, [call.name for call in turn.calls]) == (content, called)
+
+
+def test_deltas_are_of_openais_shape() -> None:
+    told = deltas([Piece("call", "f"), Piece("arguments", "{"), Piece("arguments", "}"), Piece("call", "g", 1)])
+    assert [call["function"] for call in told] == [{"name": "f", "arguments": "{}"}, {"name": "g", "arguments": ""}]
+    assert [call["index"] for call in told] == [0, 1]
+    assert told[0]["id"] != told[1]["id"]
+    assert deltas([Piece("arguments", "}", 1)]) == [{"index": 1, "function": {"arguments": "}"}}]
+
+
+def test_what_comes_back_has_objects_for_arguments() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert read_back([call])[0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert read_back([{"id": "1"}]) == [{"id": "1"}]
+    with pytest.raises(ApiError, match="no JSON object"):
+        read_back([{"function": {"name": "f", "arguments": '{"a'}}])
 
 
 @pytest.mark.parametrize(
-    ("text", "fields", "content", "called"),
-    [
-        ('So.</think>[{"name":"stop","arguments":{}}]', {"tool_choice": "required"}, "So.</think>", ["stop"]),
-        ('So.</think>{"city":"</think>"}', {"tool_choice": NAMED}, "So.</think>", ["weather"]),
-        (
-            '<tool_call></think>Yes.<tool_call>{"name": "stop", "arguments": {}}',
-            {},
-            "<tool_call></think>Yes.",
-            ["stop"],
-        ),
-        ('<tool_call>{"name": "stop"}', {}, '<tool_call>{"name": "stop"}', []),
-        ('[{"name":"stop"', {"tool_choice": "required"}, '[{"name":"stop"', []),
-        ('So.</think>[{"na', {"tool_choice": "required"}, 'So.</think>[{"na', []),
-        ("a</think>b", {"tool_choice": "none"}, "a</think>b", []),
-    ],
+    ("reading", "told"),
+    [(Reading("mistral"), "strict tool needs"), (Reading(auto_tool_choice=False), "tool_choice auto is off")],
 )
-def test_a_reasoning_is_content_and_has_no_calls(
-    text: str, fields: dict[str, Any], content: str, called: list[str]
-) -> None:
-    """Calls come after its end; a text that never ends it is all reasoning."""
-    found, made = calls(text, body(**fields), "</think>")
-    assert (found, [call["function"]["name"] for call in made]) == (content, called)
-    assert found.startswith(shown(text, body(**fields), ended=False, after="</think>"))
+def test_what_a_form_cannot_do_is_refused(reading: Reading, told: str) -> None:
+    with pytest.raises(ApiError, match=told):
+        structured(body(), reading)
+    assert structured(body(tool_choice="required"), reading)
 
 
-@pytest.mark.parametrize("after", [None, "</think>"])
-@given(text=st.lists(st.sampled_from(["<tool_call>", "<tool", "</think>", "a", "<", "\n"]), max_size=8).map("".join))
-def test_what_is_shown_only_grows_and_ends_as_the_whole(text: str, after: str | None) -> None:
-    asked, before = body(), ""
-    for end in range(len(text) + 1):
-        now = shown(text[:end], asked, ended=False, after=after)
-        assert now.startswith(before)
-        before = now
-    assert shown(text, asked, ended=True, after=after).startswith(before)
+def test_a_strict_call_in_llamas_form(engine: Engine) -> None:
+    """A text that begins as a call is one, and its arguments obey; any other text is free."""
+    outputs = structured(body(), Reading("llama3_json"))
+    assert outputs
+    assert outputs.grammar
+    brace = engine.tokenizer.token_id("{")
+    assert brace is not None
+    params = SamplingParams(max_new_tokens=60, structured_outputs=outputs, logit_bias={brace: 100})
+    (call,) = whole(parser(body(), Reading("llama3_json")), engine.generate("x", params)[0].text).calls[:1]
+    jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
 
 def streamed(client: TestClient, **fields: Any) -> tuple[str, list[Any], str]:
+    """Content, calls, and why it ended; the calls are put together."""
     lines = client.post("/v1/chat/completions", json=CHAT | fields | {"stream": True}).text.splitlines()
     parts = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
     content = "".join(part["delta"].get("content") or "" for part in parts)
-    made = [call for part in parts for call in part["delta"].get("tool_calls", ())]
+    made: list[Any] = []
+    for call in (call for part in parts for call in part["delta"].get("tool_calls", ())):
+        if call["index"] == len(made):
+            made.append(call)
+        else:
+            made[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
     return content, made, parts[-1]["finish_reason"]
 
 
@@ -162,13 +158,35 @@ def test_a_server_s_calls_come_after_its_reasoning(make_client: Any, engine: Any
 
 def test_a_free_text_may_call_and_is_parsed(client: TestClient) -> None:
     """A strict tool's call begins by its tag, from where on it is held to the schema; here the text is made to."""
-    outputs = structured(body())
+    outputs = structured(body(), Reading())
     assert outputs
     assert "<tool_call>" in str(outputs.structural_tag)
     answer = client.post("/v1/chat/completions", json=CHAT)
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
     assert streamed(client)[0] == answer.json()["choices"][0]["message"]["content"]
+
+
+def test_the_reasoning_of_a_parser_is_apart(make_client: Any, engine: Engine) -> None:
+    """Whole and streamed, with speculation and without; the end comes in the middle of what a chunk has."""
+    client, token = make_client(reading=Reading(reasoning_parser="def,return")), engine.tokenizer.token_id("return")
+    fields = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 24, "temperature": 0}
+    fields |= {"chat_template_kwargs": {"prefix": "def"}, "logit_bias": {str(token): 9}}
+    for more in ({}, {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 80}):
+        told = []
+        for speculation in ("off", "chain:7"):
+            asked = fields | more | {"speculation": speculation}
+            message = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]
+            lines = client.post("/v1/chat/completions", json=asked | {"stream": True}).text.splitlines()
+            deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
+            for name in ("reasoning_content", "content"):
+                assert "".join(each.get(name) or "" for each in deltas) == (message.get(name) or "")
+            calls = [call["function"] for call in message.get("tool_calls", ())]
+            told.append((message["reasoning_content"], message["content"], calls))
+        assert told[0] == told[1]
+        assert told[0][0]
+        assert "return" not in told[0][0]
+        assert told[0][1] or told[0][2]
 
 
 def test_a_conversation_goes_on_after_a_call(client: TestClient) -> None:

@@ -1,0 +1,1 @@
+"""The API that agents speak beside chats, OpenAI's responses, as a translation into chats."""

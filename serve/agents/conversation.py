@@ -1,0 +1,106 @@
+"""A response's request as a chat's: items become messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from specbuild.serve.errors import ApiError
+from specbuild.serve.fields import ChatRequest, check_known
+
+from .fields import SAMPLING, FlatChoice, Item, ResponsesRequest, TextFormat
+
+
+def items_of(asked: ResponsesRequest) -> list[Item]:
+    """The input as items."""
+    if isinstance(asked.input, str):
+        return [Item(type="message", role="user", content=asked.input)]
+    return list(asked.input)
+
+
+def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
+    """The chat of a request; `before`: the conversation that it goes on with. Raises ApiError."""
+    fields = {name: value for name in SAMPLING if (value := getattr(asked, name)) is not None}
+    messages = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    fields |= {"messages": messages + messages_of([*before, *items_of(asked)]), "stream": asked.stream}
+    if asked.max_output_tokens is not None:
+        fields["max_tokens"] = asked.max_output_tokens
+    if asked.tools:
+        functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in asked.tools]
+        fields["tools"] = [{"type": "function", "function": each} for each in functions]
+    choice = asked.tool_choice
+    if isinstance(choice, FlatChoice):
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif choice is not None and (asked.tools or choice == "required"):
+        fields["tool_choice"] = choice
+    if asked.text and asked.text.format:
+        fields["response_format"] = _format(asked.text.format)
+    return checked(fields)
+
+
+def checked(fields: dict[str, Any]) -> ChatRequest:
+    """A chat of these fields; raises ApiError as the chat's route would."""
+    try:
+        chat = ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))[:200]
+        raise ApiError(400, f"{where}: {first['msg']}"[:500], param=where or None) from None
+    check_known(chat)
+    return chat
+
+
+def _format(given: TextFormat) -> dict[str, Any]:
+    if given.type != "json_schema":
+        return {"type": given.type}
+    schema = given.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Messages of a chat: what the assistant reasons, says and calls in a row is one of them. Raises ApiError."""
+    messages = list[dict[str, Any]]()
+    for number, item in enumerate(items):
+        told = _message(item, number)
+        last = messages[-1] if messages else {}
+        if told["role"] == "assistant" and last.get("role") == "assistant" and not _closed(last, told):
+            last["tool_calls"] = last.get("tool_calls", []) + told.pop("tool_calls", [])
+            if not last["tool_calls"]:
+                del last["tool_calls"]
+            last.update({name: value for name, value in told.items() if value is not None})
+        else:
+            messages.append(told)
+    return messages
+
+
+def _closed(last: dict[str, Any], told: dict[str, Any]) -> bool:
+    """Whether what an assistant says begins another message."""
+    reasons = "reasoning_content" in told and bool(last.get("content") or last.get("tool_calls"))
+    return reasons or (told["content"] is not None and bool(last.get("content") or last.get("tool_calls")))
+
+
+def _message(item: Item, number: int) -> dict[str, Any]:
+    kind = item.type or "message"
+    needed = {
+        "message": ("role", "content"),
+        "function_call": ("call_id", "name", "arguments"),
+        "function_call_output": ("call_id", "output"),
+        "reasoning": (),
+    }[kind]
+    for name in needed:
+        if getattr(item, name) is None:
+            raise ApiError(400, f"input.{number} is a {kind} without {name}", param=f"input.{number}.{name}")
+    if kind == "message":
+        return {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content)}
+    if kind == "function_call":
+        call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+    return {"role": "assistant", "content": None, "reasoning_content": _text(item.content)}
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())

@@ -1,0 +1,122 @@
+"""What clients send to /v1/responses, by OpenAI's names; sampling parameters beyond OpenAI's have a chat's names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from specbuild.serve import limits
+from specbuild.serve.fields import Body, Label
+
+SAMPLING = (  # fields that a chat has by the same name
+    *(
+        "model",
+        "temperature",
+        "top_p",
+        "user",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "frequency_penalty",
+        "presence_penalty",
+    ),
+    *("repetition_penalty", "speculation", "priority", "cache_salt", "session", "deadline"),
+    *("chat_template_kwargs", "reasoning_end", "parallel_tool_calls"),
+)
+
+
+class Part(Body):
+    """A part of an item's content."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text"]
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    logprobs: list[Any] | None = None
+
+
+class Item(Body):
+    """A message, a call, a call's result, or a reasoning; which fields it has depends on its type."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
+    id: Label | None = None
+    status: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[Part] | None = None
+    call_id: Label | None = None
+    name: Label | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Any] | None = None
+    encrypted_content: None = None
+
+
+class FlatTool(Body):
+    """A function."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FlatChoice(Body):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    name: Label
+
+
+class TextFormat(Body):
+    """See `ResponseFormat`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Label | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """What the text is to be."""
+
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(Body):
+    """The body of /v1/responses."""
+
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=limits.MESSAGES)]
+    instructions: str | None = None
+    previous_response_id: Label | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    tools: Annotated[list[FlatTool], Field(max_length=limits.TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
+    truncation: Literal["disabled"] | None = None
+    include: Annotated[list[str], Field(max_length=0)] | None = None
+    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    user: Label | None = None
+    speculation: str | None = None
+    priority: int | None = None
+    cache_salt: Label | None = None
+    session: Label | None = None
+    deadline: float | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_end: str | None = None

@@ -1,0 +1,172 @@
+"""/v1/responses: a turn as OpenAI's response object, whole or as the events of its coming."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from specbuild.runtime import Chunk
+from specbuild.serve.chat import ChatFormat
+from specbuild.serve.errors import api_error
+from specbuild.serve.generation import Generation
+from specbuild.serve.responses import metrics
+
+from .conversation import items_of
+from .fields import ResponsesRequest
+from .items import Event, Output
+from .kept import Kept
+
+
+class ResponseFormats:
+    """Makes a `ResponseFormat` of a request; see `answer`."""
+
+    prefix, operation = "resp", "chat"
+
+    def __init__(self, asked: ResponsesRequest, kept: Kept) -> None:
+        self._asked, self._kept, self.made = asked, kept, list[ResponseFormat]()
+
+    def __call__(self, generation: Generation, *given: Any) -> ResponseFormat:
+        """The format of a generation."""
+        self.made.append(ResponseFormat(self._asked, self._kept, generation, *given))
+        return self.made[0]
+
+
+class ResponseFormat(ChatFormat):
+    """`response` objects, and OpenAI's events; kept once they have ended, unless `store` is false."""
+
+    def __init__(self, asked: ResponsesRequest, kept: Kept, generation: Generation, *given: Any) -> None:
+        super().__init__(generation, *given)
+        self._asked, self._kept, self._output = asked, kept, Output()
+        self._sequence, self._stop, self.number = 0, asyncio.Event(), f"resp_{secrets.token_hex(16)}"
+        self.body = self._begun_body()
+
+    def cancel(self) -> None:
+        """End what runs; the response is then kept as cancelled."""
+        self._stop.set()
+
+    async def response(self) -> dict[str, Any]:
+        """See `Format.response`."""
+        async for _ in self._told():
+            pass
+        if self.failed:
+            raise self.failed
+        return self.body
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """See `Format.events`."""
+        async with aclosing(self._told()) as events:
+            async for event in events:
+                numbered = {"type": event["type"], "sequence_number": self._sequence, **event}
+                self._sequence += 1
+                yield f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(numbered) + b"\n\n"
+
+    async def _told(self) -> AsyncGenerator[Event, None]:
+        """All events without their numbers; what goes wrong before the first is raised."""
+        begun, ended = False, "cancelled"
+        with self._kept.running(self.generation.tenant, self):
+            try:
+                async with aclosing(self._chunks()) as chunks:
+                    async for chunk in chunks:
+                        if not begun:
+                            yield {"type": "response.created", "response": self.body}
+                            yield {"type": "response.in_progress", "response": self.body}
+                        begun = True
+                        for piece in self.read(0, chunk):
+                            for event in self._output.add(piece):
+                                yield event
+                        if chunk.result:
+                            ended = "completed" if chunk.result.finish_reason == "stop" else "incomplete"
+            except Exception as error:
+                if not begun:
+                    raise
+                self.failed, ended = error, "failed"
+            for event in self._output.close("completed" if ended == "completed" else "incomplete"):
+                yield event
+            self._end_body(ended)
+            if self._asked.store is not False:
+                items = [item.model_dump(exclude_none=True) for item in items_of(self._asked)]
+                try:
+                    await self._kept.put(self.generation.tenant, self.number, {"input": items, "response": self.body})
+                except Exception as error:
+                    self.failed, ended = error, "failed"
+                    self._end_body(ended)
+        yield {"type": f"response.{ended if ended != 'cancelled' else 'incomplete'}", "response": self.body}
+
+    async def _chunks(self) -> AsyncGenerator[Chunk, None]:
+        """The generation's, until it is cancelled."""
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
+                while True:
+                    coming = asyncio.ensure_future(anext(chunks))
+                    try:
+                        await asyncio.wait({coming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        if not coming.done():
+                            coming.cancel()
+                            await asyncio.gather(coming, return_exceptions=True)
+                    if coming.cancelled():
+                        return
+                    try:
+                        chunk = coming.result()
+                    except StopAsyncIteration:
+                        return
+                    yield chunk
+        finally:
+            stopping.cancel()
+
+    def _begun_body(self) -> dict[str, Any]:
+        asked = self._asked
+        plain = asked.model_dump(by_alias=True)
+        return {
+            **{"id": self.number, "object": "response", "created_at": int(time.time()), "status": "in_progress"},
+            **{"model": self.generation.served.name, "output": [], "usage": None, "error": None},
+            **{"incomplete_details": None, "instructions": asked.instructions, "metadata": asked.metadata or {}},
+            **{
+                name: plain[name]
+                for name in ("max_output_tokens", "previous_response_id", "temperature", "top_p", "user")
+            },
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "tool_choice": plain["tool_choice"] or "auto",
+            "tools": plain["tools"] or [],
+            "text": plain["text"] or {"format": {"type": "text"}},
+            **{"truncation": "disabled", "background": bool(asked.background), "store": asked.store is not False},
+        }
+
+    def _end_body(self, status: str) -> None:
+        told: dict[str, Any] = {"status": status, "output": self._output.items, "usage": self._used()}
+        result = self.generation.results.get(0)
+        if status == "incomplete" and result:
+            late = result.finish_reason == "deadline"
+            told["incomplete_details"] = {"reason": "deadline" if late else "max_output_tokens"}
+        elif self.failed:
+            said = api_error(self.failed)
+            told["error"] = {"code": said.code or "server_error", "message": said.message}
+        if result and (own := metrics([result], self._metrics)):
+            told["metrics"] = own
+        self.body = {**self.body, **told}
+
+    def _used(self) -> dict[str, Any] | None:
+        """Tokens; None before there were any."""
+        generation, result = self.generation, self.generation.results.get(0)
+        if not result:
+            return None
+        prompt, emitted = sum(map(len, generation.prompts)), result.token_ids
+        how = generation.caller.reading.reasoning
+        end = generation.engine.tokenizer.token_id(how.end) if how else None
+        reasoned = emitted.index(end) + 1 if end in emitted else len(emitted) * bool(self._only_reasons())
+        cached = result.metrics.num_cached_tokens if result.metrics else 0
+        return {
+            **{"input_tokens": prompt, "output_tokens": len(emitted), "total_tokens": prompt + len(emitted)},
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": reasoned},
+        }
+
+    def _only_reasons(self) -> bool:
+        return [item["type"] for item in self._output.items] == ["reasoning"]

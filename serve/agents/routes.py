@@ -1,0 +1,61 @@
+"""The routes of /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from specbuild.serve.answer import Service, answer
+from specbuild.serve.errors import ApiError, json_response
+from specbuild.serve.fields import check_known
+from specbuild.serve.generation import EventStream
+
+from .conversation import chat_of
+from .fields import ResponsesRequest
+from .kept import Kept
+from .response import ResponseFormats
+
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]) -> APIRouter:
+    """`faults`: what the schema says of errors."""
+    router = APIRouter(responses=faults)
+
+    @router.post("/v1/responses", responses={200: {"model": dict[str, Any], "content": _STREAM}})
+    async def create(request: Request, body: ResponsesRequest) -> Response:
+        if service.options.extra_fields == "refuse":
+            check_known(body)
+        if body.background and (body.stream or body.store is False):
+            raise ApiError(400, "a background response is stored, and not streamed", param="background")
+        before = await kept.conversation(request.state.tenant, body.previous_response_id)
+        chat, formats = chat_of(body, before), ResponseFormats(body, kept)
+        if not body.background:
+            return await answer(service, request, chat, formats, 1)
+        chat.stream = True
+        reply = await answer(service, request, chat, formats, 1)
+        assert isinstance(reply, EventStream)
+        kept.behind(reply.drain())
+        return json_response(formats.made[0].body)
+
+    @router.get("/v1/responses/{number}", response_model=dict[str, Any])
+    async def retrieve(request: Request, number: str) -> Response:
+        return json_response(await kept.get(request.state.tenant, number))
+
+    @router.get("/v1/responses/{number}/input_items", response_model=dict[str, Any])
+    async def list_items(request: Request, number: str) -> Response:
+        items = await kept.items(request.state.tenant, number)
+        return json_response({"object": "list", "data": items[::-1], "has_more": False})
+
+    @router.delete("/v1/responses/{number}", response_model=dict[str, Any])
+    async def delete(request: Request, number: str) -> Response:
+        await kept.delete(request.state.tenant, number)
+        return json_response({"id": number, "object": "response", "deleted": True})
+
+    @router.post("/v1/responses/{number}/cancel", response_model=dict[str, Any])
+    async def cancel(request: Request, number: str) -> Response:
+        return json_response(await kept.cancel(request.state.tenant, number))
+
+    return router

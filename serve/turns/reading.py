@@ -1,0 +1,77 @@
+"""How a server reads turns: the parsers of calls and reasoning by their names, and a reader of one turn."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from specbuild.runtime.errors import OptionError, shown
+
+from . import hermes, llama3, mistral, pattern
+from .pieces import Parser, Piece, Turn
+from .reasoning import Reasoning
+
+_EXPRESSION = "regex:"
+_PARSERS: dict[str, type[Parser]] = {"hermes": hermes.Hermes, "llama3_json": llama3.Llama3, "mistral": mistral.Mistral}
+_MARKERS = {"mistral": (mistral.OPEN, "[ARGS]", "[CALL_ID]")}  # that a tokenizer may hold for special
+
+
+class Plain(Parser):
+    """Content alone."""
+
+    def _begin(self) -> bool:
+        return self._say_all()
+
+    def _finish(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How turns are read; raises OptionError. See `ServeOptions` for what the fields are."""
+
+    tool_call_parser: str = "hermes"
+    auto_tool_choice: bool = True
+    reasoning_parser: str | None = None
+    reasoning: Reasoning | None = field(init=False, default=None)
+    _expression: re.Pattern[str] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        name = self.tool_call_parser
+        if name.startswith(_EXPRESSION):
+            object.__setattr__(self, "_expression", pattern.expression(name.removeprefix(_EXPRESSION)))
+        elif name not in _PARSERS:
+            known = ", ".join(_PARSERS)
+            raise OptionError(f"tool_call_parser is {shown(name)}, none of {known}: or give regex:EXPRESSION")
+        if self.reasoning_parser is not None:
+            object.__setattr__(self, "reasoning", Reasoning.of(self.reasoning_parser))
+
+    @property
+    def constrains(self) -> bool:
+        """Whether a strict tool's calls can be held to its schema where the model calls of its own accord."""
+        return self.tool_call_parser in ("hermes", "llama3_json")
+
+    def free(self) -> Parser:
+        """Reads calls that a model makes of its own accord."""
+        return pattern.Pattern(self._expression) if self._expression else _PARSERS[self.tool_call_parser]()
+
+    def markers(self, tools: bool) -> tuple[str, ...]:
+        """Tokens that a text has to show, special or not."""
+        reasoning = (self.reasoning.start, self.reasoning.end) if self.reasoning else ()
+        return (*reasoning, *(_MARKERS.get(self.tool_call_parser, ()) if tools else ()))
+
+
+class TurnReader:
+    """Reads one turn as it comes; `turn` is all of it so far."""
+
+    def __init__(self, parser: Parser, several: bool = True) -> None:
+        """`several`: whether there may be more than one call; what comes behind the first is dropped if not."""
+        self.turn, self._parser, self._several = Turn(), parser, several
+
+    def feed(self, text: str, ended: bool) -> list[Piece]:
+        """The pieces that a text makes certain; `ended`: it is the last."""
+        pieces = self._parser.feed(text) + (self._parser.end() if ended else [])
+        kept = [each for each in pieces if self._several or each.number == 0]
+        for piece in kept:
+            self.turn.add(piece)
+        return kept

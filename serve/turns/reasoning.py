@@ -1,0 +1,96 @@
+"""A reasoning, told from what a model says by the tokens that begin and end it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specbuild.runtime.errors import OptionError, shown
+
+from .pieces import Kind, Parser, Piece, held
+
+TAIL = 16  # tokens of a prompt's end in which its template may begin or end a reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """How a model's reasoning begins and ends. `always`: a text is one from its first token, said or not."""
+
+    start: str
+    end: str
+    always: bool = False
+
+    @classmethod
+    def of(cls, name: str) -> Reasoning:
+        """By a model family's name, or as `START,END`; raises OptionError."""
+        if name in KNOWN:
+            return KNOWN[name]
+        start, comma, end = name.partition(",")
+        if not (start and comma and end) or start == end:
+            known = ", ".join(KNOWN)
+            raise OptionError(
+                f"reasoning_parser is one of {known}, or START,END as <think>,</think>: not {shown(name)}"
+            )
+        return cls(start, end)
+
+    def in_prompt(self, tail: str) -> Literal["begun", "ended", None]:
+        """What the end of a prompt, as text, has done already: templates begin or end the reasoning there."""
+        said = tail.rstrip()
+        return "begun" if said.endswith(self.start) else "ended" if said.endswith(self.end) else None
+
+
+KNOWN = {
+    "deepseek_r1": Reasoning("<think>", "</think>", always=True),
+    "qwen3": Reasoning("<think>", "</think>"),
+    "mistral": Reasoning("[THINK]", "[/THINK]"),
+}
+
+
+class ReasoningParser(Parser):
+    """Reads a reasoning, then what comes behind it by another parser.
+
+    A text that never ends its reasoning is all reasoning; one that neither begins with the start, nor is within a
+    reasoning from its beginning, has none.
+    """
+
+    def __init__(self, how: Reasoning, inside: bool, after: Parser, shown_as: Kind = "reasoning") -> None:
+        """`inside`: from the text's beginning. `shown_as`: content's beginning keeps the end's token."""
+        self._how, self._inside, self._after, self._kind = how, inside, after, shown_as
+        super().__init__()
+
+    def _begin(self) -> bool:
+        found, start = self._rest.lstrip(), self._how.start
+        if start and start.startswith(found) and found != start:
+            return False
+        if start and found.startswith(start):
+            self._rest = found[len(start) :]
+        elif not self._inside:
+            self._step = self._pass
+            return True
+        self._step = self._reason
+        return True
+
+    def _reason(self) -> bool:
+        end = self._how.end
+        at = self._rest.find(end)
+        said = self._take(at if at >= 0 else len(self._rest) - held(self._rest, (end,)))
+        if at >= 0:
+            self._take(len(end))
+            said += end if self._kind == "content" else ""
+            self._step = self._pass
+        if said:
+            self._pieces.append(Piece(self._kind, said))
+        return at >= 0
+
+    def _pass(self) -> bool:
+        self._pieces += self._after.feed(self._take(len(self._rest)))
+        return False
+
+    def _finish(self) -> None:
+        if self._step == self._begin and not self._inside:
+            self._step = self._pass
+            self._pass()
+        elif self._rest:
+            self._pieces.append(Piece(self._kind, self._rest))
+        if self._step == self._pass:
+            self._pieces += self._after.end()
