@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 5114,
+    ("builder", ".py"): 5116,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1429,
     ("cli", ".py"): 2441,
