@@ -63,6 +63,10 @@ class Service:
         for model in self.models.all:
             model.admission.draining = True
 
+    async def in_pool(self, work: Callable[[], Any]) -> Any:
+        """What a function returns, in a thread for tokenizing."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
     @property
     def requests(self) -> int:
         """Under way in all models."""

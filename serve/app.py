@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from specbuild.runtime import SpecbuildError
+from specbuild.serve.agents import message_routes
 from specbuild.serve.agents import routes as response_routes
 from specbuild.serve.agents.kept import Kept
 from specbuild.serve.agents.store import Store
@@ -24,7 +23,7 @@ from . import canary_routes, responses
 from .answer import Service, answer
 from .chat import ChatFormat, chat_of
 from .completions import CompletionFormat, prompts_of
-from .errors import ApiError, ErrorBody, api_error, json_response
+from .errors import ApiError, ErrorBody, api_error, field_error, json_response
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, check_known
 from .gate import Gate, RequestLog
 from .generation import ClientGoneError
@@ -33,7 +32,6 @@ from .models import ServedModel
 _FAULTS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)
 }
-_KINDS = ("str", "int")  # names of a field's kinds in pydantic's paths
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
@@ -44,6 +42,7 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.state.service = service
     app.include_router(_api(service))
     app.include_router(response_routes.routes(service, Kept(Store(service.options.response_store)), _FAULTS))
+    app.include_router(message_routes.routes(service))
     app.include_router(_operations(service))
     if service.canary:
         app.include_router(canary_routes.routes(service.canary))
@@ -97,7 +96,7 @@ def _api(service: Service) -> APIRouter:
             told = {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
             return {**told, "token_strs": texts}
 
-        return json_response(await _in_pool(service, work))
+        return json_response(await service.in_pool(work))
 
     @router.post("/detokenize", response_model=responses.Detokenized)
     async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
@@ -107,7 +106,7 @@ def _api(service: Service) -> APIRouter:
         size = engine.manifest.models["target"].vocab_size
         if any(token >= size for token in body.tokens):
             raise ApiError(400, f"tokens has an id outside the vocabulary of {size}", param="tokens")
-        return json_response({"prompt": await _in_pool(service, partial(engine.decode, body.tokens, False))})
+        return json_response({"prompt": await service.in_pool(partial(engine.decode, body.tokens, False))})
 
     return router
 
@@ -121,10 +120,6 @@ def _card(model: ServedModel, name: str) -> responses.ModelCard:
         "root": model.path.name,
         "max_model_len": model.engine.engine.max_model_len,
     }
-
-
-async def _in_pool(service: Service, work: Callable[[], Any]) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(service.pool, work)
 
 
 def _operations(service: Service) -> APIRouter:
@@ -161,7 +156,7 @@ def _operations(service: Service) -> APIRouter:
     @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def metrics(request: Request) -> Response:
         accept = request.headers.get("accept", "")
-        text, kind = await _in_pool(service, partial(service.metrics.render, accept))
+        text, kind = await service.in_pool(partial(service.metrics.render, accept))
         return Response(text, headers={"Content-Type": kind})
 
     return router
@@ -194,16 +189,5 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """A field that is wrong."""
     assert isinstance(error, RequestValidationError)
-    first = max(
-        error.errors(), key=lambda each: len(each["loc"])
-    )  # the innermost, where a field may be of several kinds
-    path = [str(part) for part in first["loc"][1:]]
-    where = ".".join(part for part in path if "[" not in part and part not in _KINDS)[:200]
-    if first["type"] == "json_invalid":
-        return ApiError(400, "the body is not JSON: send an object").response()
-    if not where and "json" not in request.headers.get("content-type", ""):
-        return ApiError(400, "the body is not JSON by its header: send Content-Type: application/json").response()
-    told = f"{where}: {first['msg']}" if where else f"the body: {first['msg']}"
-    return ApiError(400, told[:500], param=where or None).response()
+    return field_error(error.errors(), request.headers.get("content-type", "")).response()

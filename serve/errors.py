@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ KINDS = {
     431: "invalid_request_error",
     503: "service_unavailable_error",
 }
+_FIELD_KINDS = ("str", "int")  # names of a field's kinds in pydantic's paths
 RETRY = 1  # seconds, where nothing better is known
 
 
@@ -62,12 +63,15 @@ class ApiError(Exception):
         kind = KINDS.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the response."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
     def response(self) -> Response:
         """The whole response."""
-        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return json_response(self.body(), self.status, headers)
+        return json_response(self.body(), self.status, self.headers)
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -77,6 +81,19 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
     except UnicodeEncodeError:
         text = json.dumps(body).encode()
     return Response(text, status, headers, media_type="application/json")
+
+
+def field_error(errors: Sequence[Any], content_type: str) -> ApiError:
+    """A field that is wrong, by pydantic's errors: the innermost, where a field may be of several kinds."""
+    first = max(errors, key=lambda each: len(each["loc"]))
+    path = [str(part) for part in first["loc"][1:]]
+    where = ".".join(part for part in path if "[" not in part and part not in _FIELD_KINDS)[:200]
+    if first["type"] == "json_invalid":
+        return ApiError(400, "the body is not JSON: send an object")
+    if not where and "json" not in content_type:
+        return ApiError(400, "the body is not JSON by its header: send Content-Type: application/json")
+    told = f"{where}: {first['msg']}" if where else f"the body: {first['msg']}"
+    return ApiError(400, told[:500], param=where or None)
 
 
 def api_error(error: BaseException) -> ApiError:

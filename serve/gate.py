@@ -106,7 +106,8 @@ class Gate:
         """Who asks, by the hash of the key; raises ApiError without a right one."""
         if not self._keys:
             return None
-        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"  # Anthropic's clients
+        scheme, _, key = given.partition(" ")
         right = [known for known in self._keys if hmac.compare_digest(known, key.strip().encode())]
         if scheme.lower() != "bearer" or not right:
             raise ApiError(401, "give one of the server's API keys: Authorization: Bearer KEY", code="invalid_api_key")

@@ -1,1 +1,1 @@
-"""The API that agents speak beside chats, OpenAI's responses, as a translation into chats."""
+"""What agents speak beside chats, OpenAI's responses and Anthropic's messages, as translations into chats."""

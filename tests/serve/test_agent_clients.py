@@ -1,4 +1,4 @@
-"""What agents' packages send: the `openai` package's helpers for tools and responses."""
+"""What agents' packages send: the helpers of `openai` for tools and responses, and those of `anthropic`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from serving import CHAT_TEMPLATE, Server
@@ -18,6 +19,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
+GREEDY = {"temperature": 0}  # which Anthropic's models no longer take
 TOOL: Any = {"name": "weather", "strict": True, "parameters": SCHEMA}
 
 
@@ -94,3 +96,38 @@ def test_responses_call_tools(client: openai.OpenAI) -> None:
     back = [*asked["input"], whole.model_dump(exclude={"parsed_arguments"}, exclude_none=True)]
     back.append({"type": "function_call_output", "call_id": whole.call_id, "output": "sun"})
     assert client.responses.create(model="pycode", input=back, max_output_tokens=2).usage
+
+
+def test_messages_whole_streamed_and_counted(server: Server) -> None:
+    client = anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0)
+    asked: dict[str, Any] = {"model": "pycode", "messages": SAID, "max_tokens": 12, "extra_body": GREEDY}
+    whole = client.messages.create(**asked)
+    assert whole.content[0].type == "text"
+    with client.messages.stream(**asked) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == whole.content[0].text
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 12) == (whole.stop_reason, 12)
+    counted = client.messages.count_tokens(model="pycode", messages=SAID).input_tokens
+    assert counted == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(**asked | {"extra_body": {"temperature": -1.0}})
+    with pytest.raises(anthropic.AuthenticationError):
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0).messages.create(**asked)
+
+
+def test_messages_call_tools(server: Server) -> None:
+    """The stream's helper puts the call together, and its result goes back by the package's own blocks."""
+    client = anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0)
+    tool: Any = {"name": "weather", "input_schema": SCHEMA}
+    asked: dict[str, Any] = {"model": "pycode", "max_tokens": 90, "extra_body": GREEDY, "tools": [tool]}
+    asked |= {"messages": SAID, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    with client.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    (call,) = client.messages.create(**asked).content
+    assert (call.type, final.stop_reason) == ("tool_use", "tool_use")
+    assert final.content[0].type == "tool_use"
+    assert final.content[0].input == call.input
+    back: Any = [*SAID, {"role": "assistant", "content": [call.model_dump(exclude_none=True)]}]
+    back.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sun"}]})
+    assert client.messages.create(**asked | {"messages": back}).usage.output_tokens

@@ -1,0 +1,109 @@
+"""What clients send to /v1/messages, by Anthropic's names; sampling parameters beyond those have a chat's names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from specbuild.serve import limits
+from specbuild.serve.fields import Body, Label
+
+SAMPLING = (  # fields that a chat has by the same name
+    *("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "speculation", "priority"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "cache_salt", "session", "deadline"),
+    *("chat_template_kwargs", "reasoning_end"),
+)
+
+
+class TextBlock(Body):
+    """`cache_control` says what is done anyway: a prompt's beginning is kept."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: dict[str, Any] | None = None
+    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class Block(Body):
+    """A text, a call, a call's result, or reasoning; which fields it has depends on its type."""
+
+    type: Literal["text", "tool_use", "tool_result", "thinking"]
+    text: str | None = None
+    id: Label | None = None
+    name: Label | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: Label | None = None
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    cache_control: dict[str, Any] | None = None
+    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class TurnMessage(Body):
+    """What one side said."""
+
+    role: Literal["user", "assistant"]
+    content: str | Annotated[list[Block], Field(min_length=1, max_length=limits.MESSAGES)]
+
+
+class MessageTool(Body):
+    """A function."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class MessageChoice(Body):
+    """Whether tools are called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Label | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Metadata(Body):
+    """Who asks."""
+
+    user_id: Label | None = None
+
+
+class CountRequest(Body):
+    """The body of /v1/messages/count_tokens."""
+
+    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    messages: Annotated[list[TurnMessage], Field(min_length=1, max_length=limits.MESSAGES)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[MessageTool], Field(max_length=limits.TOOLS)] | None = None
+    tool_choice: MessageChoice | None = None
+    cache_control: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountRequest):
+    """The body of /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    speculation: str | None = None
+    priority: int | None = None
+    cache_salt: Label | None = None
+    session: Label | None = None
+    deadline: float | None = None
+    reasoning_end: str | None = None
