@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -262,6 +263,7 @@ def _quiet() -> Iterator[None]:
     """Without the exporter's remarks to its own developers, and without garbage collection meanwhile."""
     with (
         only_errors("torch.onnx"),
+        only_errors("torch._subclasses.fake_tensor", logging.CRITICAL),  # it tells what it raises: an interrupt, say
         _uncollected(),
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),

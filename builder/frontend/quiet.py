@@ -10,11 +10,11 @@ from transformers.utils import logging as bars
 
 
 @contextmanager
-def only_errors(library: str) -> Iterator[None]:
-    """A library's log without its warnings."""
+def only_errors(library: str, least: int = logging.ERROR) -> Iterator[None]:
+    """A library's log without its warnings, or without all below another level."""
     logger = logging.getLogger(library)
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(least)
     try:
         yield
     finally:

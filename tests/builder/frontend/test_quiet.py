@@ -61,3 +61,9 @@ def test_a_logger_of_a_name_alone() -> None:
     with only_errors(logger.name):
         assert (logger.level, TRANSFORMERS.level) == (logging.ERROR, logging.INFO)
     assert logger.level == logging.NOTSET
+
+
+def test_a_level_may_be_given() -> None:
+    with only_errors("transformers", logging.CRITICAL):
+        assert not TRANSFORMERS.isEnabledFor(logging.ERROR)
+    assert TRANSFORMERS.level == logging.INFO
