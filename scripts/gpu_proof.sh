@@ -102,7 +102,7 @@ engines() { # $1 a pattern; the CPU's bundle, whose tokens are expected, has a n
     ((SECONDS < most - 60)) || { echo "no time is left for $bundle: name it in BUNDLE"; status=1; continue; }
     measure=("$python" benchmarks/engines.py "$bundle" ${expected:+--cpu-bundle "$expected"} --out "$out")
     timeout "$(left 300)" "${measure[@]}" ${smoke:+"$smoke"} >/dev/null || status=1
-    [ "$1" != 'ort-*' ] || timeout "$(left 60)" "${measure[@]}" --smoke --cudnn-attention >/dev/null || status=1
+    [ "$1" != 'ort-*' ] || timeout "$(left 150)" "${measure[@]}" --smoke --cudnn-attention >/dev/null || status=1
   done
   [ $tried = 1 ] || { echo "there is no bundle ${BUNDLE:-$1} in $bundles"; status=1; }
   return $status
