@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 5116,
+    ("builder", ".py"): 5118,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1429,
     ("cli", ".py"): 2441,
@@ -25,7 +25,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("runtime", ".py"): 6498,
     ("runtime/backends", ".py"): 2542,
     ("runtime/decoding", ".py"): 1816,
-    ("serve", ".py"): 5903,
+    ("serve", ".py"): 5906,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

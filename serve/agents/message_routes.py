@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from specbuild.serve import chat, tools
@@ -41,6 +42,8 @@ class _Route(APIRoute):
                 raise
             except RequestValidationError as error:
                 told = field_error(error.errors(), request.headers.get("content-type", ""))
+            except HTTPException as error:  # a body that is no text
+                told = ApiError(error.status_code, str(error.detail))
             except Exception as error:
                 told = api_error(error)
                 if told.status >= 500 and not isinstance(error, ApiError):

@@ -30,6 +30,12 @@ def test_errors_have_anthropics_shape(
     assert told in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("body", [b"\x15\xf0", b"{", b"[]", b""])
+def test_a_body_that_is_no_json_is_refused(client: TestClient, body: bytes) -> None:
+    reply = client.post("/v1/messages", content=body, headers={"Content-Type": "application/json"})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 def test_a_key_may_come_by_anthropics_header(make_client: Callable[..., TestClient]) -> None:
     client = make_client(api_keys=("secret",))
     assert client.post("/v1/messages", json=ASKED, headers={"x-api-key": "secret"}).status_code == 200
