@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from .canary import Canary
 from .errors import ApiError, api_error, json_response
-from .fields import CompletionRequest, Sampling, check_known
+from .fields import Body, CompletionRequest, Sampling, check_known
 from .formats import Format
 from .generation import ClientGoneError, EventStream, Generation, Watcher, unless_gone
 from .logs import error_of
@@ -63,6 +63,11 @@ class Service:
         for model in self.models.all:
             model.admission.draining = True
 
+    def check(self, body: Body) -> None:
+        """Raise ApiError for a field that would be ignored, unless those are to be."""
+        if self.options.extra_fields == "refuse":
+            check_known(body)
+
     async def in_pool(self, work: Callable[[], Any]) -> Any:
         """What a function returns, in a thread for tokenizing."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
@@ -76,8 +81,7 @@ class Service:
 async def answer(service: Service, request: Request, body: Sampling, kind: Formats, count: int) -> Response:
     """Answer a request for texts, streamed or not; raises ApiError, SpecbuildErrors and ClientGoneError."""
     options, state = service.options, request.state
-    if options.extra_fields == "refuse":
-        check_known(body)
+    service.check(body)
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     state.request_id = body.request_id or state.request_id

@@ -17,6 +17,7 @@ from specbuild.runtime import SpecbuildError
 from specbuild.serve.agents import message_routes
 from specbuild.serve.agents import routes as response_routes
 from specbuild.serve.agents.kept import Kept
+from specbuild.serve.agents.messages import error_body
 from specbuild.serve.agents.store import Store
 
 from . import canary_routes, responses
@@ -24,8 +25,8 @@ from .answer import Service, answer
 from .chat import ChatFormat, chat_of
 from .completions import CompletionFormat, prompts_of
 from .errors import ApiError, ErrorBody, api_error, field_error, json_response
-from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, check_known
-from .gate import Gate, RequestLog
+from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .gate import Gate, RequestLog, path_of
 from .generation import ClientGoneError
 from .models import ServedModel
 
@@ -82,8 +83,7 @@ def _api(service: Service) -> APIRouter:
 
     @router.post("/tokenize", response_model=responses.Tokenized)
     async def tokenize(request: Request, body: TokenizeRequest) -> Response:
-        if service.options.extra_fields == "refuse":
-            check_known(body)
+        service.check(body)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt, a text, or messages, a chat", param="prompt")
         engine = models.pick(body.model).engine.engine
@@ -100,8 +100,7 @@ def _api(service: Service) -> APIRouter:
 
     @router.post("/detokenize", response_model=responses.Detokenized)
     async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
-        if service.options.extra_fields == "refuse":
-            check_known(body)
+        service.check(body)
         engine = models.pick(body.model).engine.engine
         size = engine.manifest.models["target"].vocab_size
         if any(token >= size for token in body.tokens):
@@ -179,15 +178,22 @@ async def _left(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     told = api_error(error)
     request.state.told["error"] = f"{type(error).__name__}: {error}" if told.status >= 500 else told.message
-    return told.response()
+    return _reply(request, told)
 
 
 async def _http(request: Request, error: Exception) -> Response:
     """Starlette's own: no such path, no such method, a body that is no JSON."""
     assert isinstance(error, HTTPException)
-    return ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}").response()
+    return _reply(request, ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}"))
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return field_error(error.errors(), request.headers.get("content-type", "")).response()
+    return _reply(request, field_error(error.errors(), request.headers.get("content-type", "")))
+
+
+def _reply(request: Request, told: ApiError) -> Response:
+    """The response of an error, in the shape of whose API it is."""
+    if not path_of(request.scope).startswith(message_routes.PATH):
+        return told.response()
+    return json_response(error_body(told), told.status, told.headers)

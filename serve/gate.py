@@ -133,9 +133,15 @@ class _Answer:
         self.whole = message["type"] == "http.response.body" and not message.get("more_body")
 
 
+def path_of(scope: Scope) -> str:
+    """A request's path below the root path."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 def _open(scope: Scope) -> bool:
     """Whether a path needs no key."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    path = path_of(scope)
     return path == _OPEN or path.startswith(f"{_OPEN}/")
 
 

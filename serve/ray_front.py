@@ -32,7 +32,7 @@ from .completions import prompts_of
 from .errors import ApiError, json_response
 from .fields import ChatRequest, CompletionRequest
 from .formats import event
-from .gate import Gate
+from .gate import Gate, path_of
 from .generation import ClientGoneError, unless_gone
 from .logs import RequestLog, error_of
 from .options import ServeOptions
@@ -67,7 +67,7 @@ class Front:
         ours = Starlette(routes=[Route(path, answer) for path, answer in own.items()])
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            passed = scope["type"] == "http" and _path(scope) not in own
+            passed = scope["type"] == "http" and path_of(scope) not in own
             await (self._pass if passed else ours)(scope, receive, send)
 
         gate = Gate(app, _Quiet(self._log), self._options.api_keys)
@@ -142,7 +142,7 @@ class Front:
 
     def _hint(self, scope: Scope, body: bytes) -> Hint:
         """What a prompt begins with; what is wrong with a request its replica says."""
-        kind = _BODIES.get(_path(scope))
+        kind = _BODIES.get(path_of(scope))
         if kind is None or scope["method"] != "POST":
             return ANY
         with suppress(ValueError, SpecbuildError, ApiError):
@@ -218,11 +218,6 @@ def _without_id(send: Send) -> Send:
         await send(message)
 
     return sending
-
-
-def _path(scope: Scope) -> str:
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _plain(scope: Scope, request_id: str) -> Scope:

@@ -24,7 +24,7 @@ def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
     """The chat of a request; `before`: the conversation that it goes on with. Raises ApiError."""
     fields = {name: value for name in SAMPLING if (value := getattr(asked, name)) is not None}
     messages = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
-    fields |= {"messages": messages + messages_of([*before, *items_of(asked)]), "stream": asked.stream}
+    fields |= {"messages": messages + messages_of([*before, *items_of(asked)])}
     if asked.max_output_tokens is not None:
         fields["max_tokens"] = asked.max_output_tokens
     if asked.tools:
@@ -93,14 +93,15 @@ def _message(item: Item, number: int) -> dict[str, Any]:
         if getattr(item, name) is None:
             raise ApiError(400, f"input.{number} is a {kind} without {name}", param=f"input.{number}.{name}")
     if kind == "message":
-        return {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content)}
+        return {"role": "system" if item.role == "developer" else item.role, "content": text_of(item.content)}
     if kind == "function_call":
         call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
-    return {"role": "assistant", "content": None, "reasoning_content": _text(item.content)}
+        return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
+    return {"role": "assistant", "content": None, "reasoning_content": text_of(item.content)}
 
 
-def _text(content: Any) -> str:
+def text_of(content: Any) -> str:
+    """A content's text: a string, or parts of one, or None."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())

@@ -9,22 +9,30 @@ from pydantic import Field
 from specbuild.serve import limits
 from specbuild.serve.fields import Body, Label
 
-SAMPLING = (  # fields that a chat has by the same name
-    *(
-        "model",
-        "temperature",
-        "top_p",
-        "user",
-        "top_k",
-        "min_p",
-        "seed",
-        "stop",
-        "frequency_penalty",
-        "presence_penalty",
-    ),
-    *("repetition_penalty", "speculation", "priority", "cache_salt", "session", "deadline"),
-    *("chat_template_kwargs", "reasoning_end", "parallel_tool_calls"),
-)
+
+class ChatFields(Body):
+    """What a request says by a chat's own names; the chat holds them to its bounds."""
+
+    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    speculation: str | None = None
+    priority: int | None = None
+    cache_salt: Label | None = None
+    session: Label | None = None
+    deadline: float | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_end: str | None = None
+
+
+SAMPLING = (*ChatFields.model_fields, "stop", "user", "parallel_tool_calls")  # that a response has by a chat's names
 
 
 class Part(Body):
@@ -85,7 +93,7 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(ChatFields):
     """The body of /v1/responses."""
 
     input: str | Annotated[list[Item], Field(min_length=1, max_length=limits.MESSAGES)]
@@ -93,7 +101,6 @@ class ResponsesRequest(Body):
     previous_response_id: Label | None = None
     store: bool | None = None
     background: bool | None = None
-    stream: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     tools: Annotated[list[FlatTool], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
@@ -102,21 +109,5 @@ class ResponsesRequest(Body):
     metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = None
     truncation: Literal["disabled"] | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
-    model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
     user: Label | None = None
-    speculation: str | None = None
-    priority: int | None = None
-    cache_salt: Label | None = None
-    session: Label | None = None
-    deadline: float | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_end: str | None = None

@@ -9,11 +9,9 @@ from pydantic import Field
 from specbuild.serve import limits
 from specbuild.serve.fields import Body, Label
 
-SAMPLING = (  # fields that a chat has by the same name
-    *("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stream", "speculation", "priority"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty", "cache_salt", "session", "deadline"),
-    *("chat_template_kwargs", "reasoning_end"),
-)
+from .fields import ChatFields
+
+SAMPLING = (*ChatFields.model_fields, "max_tokens")  # that a message has by a chat's names
 
 
 class TextBlock(Body):
@@ -86,24 +84,9 @@ class CountRequest(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, ChatFields):
     """The body of /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
     stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
-    stream: bool | None = None
     metadata: Metadata | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    speculation: str | None = None
-    priority: int | None = None
-    cache_salt: Label | None = None
-    session: Label | None = None
-    deadline: float | None = None
-    reasoning_end: str | None = None

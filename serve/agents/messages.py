@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -18,8 +18,8 @@ from specbuild.serve.generation import Generation
 from specbuild.serve.responses import metrics
 from specbuild.serve.turns.pieces import Piece
 
-from .conversation import checked
-from .message_fields import SAMPLING, Block, CountRequest, MessagesRequest, TextBlock, TurnMessage
+from .conversation import checked, text_of
+from .message_fields import SAMPLING, Block, CountRequest, MessagesRequest, TurnMessage
 
 Event = dict[str, Any]
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -39,7 +39,7 @@ _TYPES = {  # of errors, by status
 def chat_of(asked: CountRequest) -> ChatRequest:
     """The chat of a request; raises ApiError."""
     fields = {name: value for name in SAMPLING if (value := getattr(asked, name, None)) is not None}
-    system = [{"role": "system", "content": _text(asked.system)}] if asked.system else []
+    system = [{"role": "system", "content": text_of(asked.system)}] if asked.system else []
     fields["messages"] = system + [told for number, said in enumerate(asked.messages) for told in _told(said, number)]
     if isinstance(asked, MessagesRequest):
         fields |= {"stop": asked.stop_sequences} if asked.stop_sequences else {}
@@ -67,7 +67,7 @@ def _told(said: TurnMessage, number: int) -> Iterator[dict[str, Any]]:
     for block in said.content:
         if block.type == "tool_result":
             failed = "Error: " if block.is_error else ""
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": failed + _text(block.content)}
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": failed + text_of(block.content)}
     told: dict[str, Any] = {"role": said.role, "content": "".join(block.text or "" for block in said.content) or None}
     if reasoning := "".join(block.thinking or "" for block in said.content):
         told["reasoning_content"] = reasoning
@@ -85,10 +85,6 @@ def _check(block: Block, role: str, where: str) -> None:
             raise ApiError(400, f"{where} is a {block.type} without {name}", param=f"{where}.{name}")
     if block.type != "text" and (block.type == "tool_result") != (role == "user"):
         raise ApiError(400, f"{where}: a {block.type} is not what the {role} says", param=where)
-
-
-def _text(content: str | Sequence[TextBlock] | None) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content or ())
 
 
 class Content:

@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from specbuild.serve.answer import Service, answer
 from specbuild.serve.errors import ApiError, json_response
-from specbuild.serve.fields import check_known
 from specbuild.serve.generation import EventStream
 
 from .conversation import chat_of
@@ -26,8 +25,7 @@ def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]
 
     @router.post("/v1/responses", responses={200: {"model": dict[str, Any], "content": _STREAM}})
     async def create(request: Request, body: ResponsesRequest) -> Response:
-        if service.options.extra_fields == "refuse":
-            check_known(body)
+        service.check(body)
         if body.background and (body.stream or body.store is False):
             raise ApiError(400, "a background response is stored, and not streamed", param="background")
         before = await kept.conversation(request.state.tenant, body.previous_response_id)
