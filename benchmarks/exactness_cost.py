@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import shutil
 import statistics
@@ -18,11 +19,25 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 NEW_TOKENS = 64
+WARM_UP = "Which birds fly south in autumn, and which stay?"
 WAYS = ("off", "auto")
-Found = dict[str, dict[str, float]]  # by kind of prompt
+Who = tuple[str, str]  # old or new, and a way
+PAIRS: dict[str, tuple[Who, Who]] = {
+    "off, new/old": (("new", "off"), ("old", "off")),
+    "auto, new/old": (("new", "auto"), ("old", "auto")),
+    "new auto/old off": (("new", "auto"), ("old", "off")),
+}
+
+
+class Took(NamedTuple):
+    """What one prompt took after its first token."""
+
+    tokens: int
+    seconds: float
+    rounds: int
 
 
 def without_classes(bundle: Path, folder: Path) -> Path:
@@ -42,50 +57,68 @@ def without_classes(bundle: Path, folder: Path) -> Path:
     return copied
 
 
-def decode(bundle: Path, prompts: Path, speculation: str) -> Found:
-    """Speed and tokens a round; runs in either specbuild, in a process of its own."""
+def decode(bundle: Path, speculation: str) -> None:
+    """Seconds and rounds of each prompt that a line of stdin has; runs in either specbuild, in a process of its own."""
     from specbuild.runtime import Chat, Engine, SamplingParams
 
-    kinds: dict[str, list[Any]] = {}
-    found: Found = {}
     with Engine.load(bundle, prefix_caching=False) as engine:
-        for each in map(json.loads, prompts.read_text().splitlines()):
-            text = each["prompt"]
+        for seed, line in enumerate(sys.stdin):
+            text = json.loads(line)
             asked = Chat([{"role": "user", "content": text}]) if engine.manifest.chat_template else text
-            kinds.setdefault(each["kind"], []).append(asked)
-        for kind, asked in [("warm-up", next(iter(kinds.values()))[:1]), *kinds.items()]:
-            params = [
-                SamplingParams(NEW_TOKENS, seed=i, speculation=speculation, ignore_eos=True) for i in range(len(asked))
-            ]
+            params = SamplingParams(NEW_TOKENS, seed=seed, speculation=speculation, ignore_eos=True)
             before = engine.stats
-            results = engine.generate(asked, params)
-            tokens = sum(len(result.token_ids) for result in results)
-            seconds = sum(result.metrics.finished - result.metrics.first_token for result in results)
+            (result,) = engine.generate([asked], [params])
             rounds = engine.stats.since(before).rounds
-            found[kind] = {"tokens_per_second": (tokens - len(results)) / seconds, "tokens_per_round": tokens / rounds}
+            seconds = result.metrics.finished - result.metrics.first_token
+            print(json.dumps([len(result.token_ids) - 1, seconds, rounds]), flush=True)
+
+
+class Contender:
+    """One specbuild that decodes one way, as a process that waits for prompts."""
+
+    def __init__(self, python: str, bundle: Path, way: str) -> None:
+        command = [python, __file__, str(bundle), "--decode", way]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def took(self, text: str) -> Took:
+        """Decode one prompt."""
+        assert self._process.stdin
+        assert self._process.stdout
+        print(json.dumps(text), file=self._process.stdin, flush=True)
+        return Took(*json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        """Let it end."""
+        self._process.communicate()
+
+
+def turn(contenders: dict[Who, tuple[str, Path]], prompts: list[dict[str, str]], number: int) -> list[dict[Who, Took]]:
+    """Every prompt by everybody, one after another, in an order that turns; no process remembers an earlier turn."""
+    running = {who: Contender(python, bundle, who[1]) for who, (python, bundle) in contenders.items()}
+    for one in running.values():
+        one.took(WARM_UP)  # no prompt of those that count: a text that was said before is drafted out of habit
+    order = list(running)
+    found = []
+    for index, prompt in enumerate(prompts):
+        turned = (number + index) % len(order)
+        found.append({who: running[who].took(prompt["prompt"]) for who in order[turned:] + order[:turned]})
+    for one in running.values():
+        one.close()
     return found
 
 
-def ratios(results: dict[tuple[str, str], list[Found]]) -> dict[str, Any]:
-    """Medians of what was measured, and of ratios within a turn, by kind."""
-    pairs = {
-        "off, new/old": (("new", "off"), ("old", "off")),
-        "auto, new/old": (("new", "auto"), ("old", "auto")),
-        "new auto/old off": (("new", "auto"), ("old", "off")),
-    }
-    found: dict[str, Any] = {}
-    for kind in list(results["new", "off"][0])[1:]:
-        row = found[kind] = {
-            f"{who} {way} {name}": round(statistics.median(each[kind][name] for each in measured), 3)
-            for (who, way), measured in results.items()
-            for name in ("tokens_per_second", "tokens_per_round")
-        }
-        for name, (one, other) in pairs.items():
-            turns = zip(results[one], results[other], strict=True)
-            row[name] = round(
-                statistics.median(a[kind]["tokens_per_second"] / b[kind]["tokens_per_second"] for a, b in turns), 3
-            )
-    return found
+def ratios(measured: list[dict[Who, Took]]) -> dict[str, Any]:
+    """Median speeds, tokens a round, and mean ratios of two that decoded the same prompt, with 95 % intervals."""
+    row: dict[str, Any] = {}
+    for who in measured[0]:
+        mine = [each[who] for each in measured]
+        row[f"{' '.join(who)} tokens_per_second"] = round(statistics.median(t.tokens / t.seconds for t in mine), 2)
+        row[f"{' '.join(who)} tokens_per_round"] = round(sum(t.tokens for t in mine) / sum(t.rounds for t in mine), 3)
+    for name, (one, other) in PAIRS.items():
+        logs = [math.log(each[other].seconds / each[one].seconds) for each in measured]
+        middle, half = statistics.mean(logs), 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
+        row[name] = [round(math.exp(x), 3) for x in (middle, middle - half, middle + half)]
+    return row
 
 
 def main() -> None:
@@ -100,22 +133,28 @@ def main() -> None:
     parser.add_argument("--decode", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.decode:
-        print(json.dumps(decode(options.bundle, options.prompts, options.decode)))
+        decode(options.bundle, options.decode)
         return
     if not (options.old and options.old_bundle and options.out):
         parser.error("--old, --old-bundle and --out are needed")
-    results: dict[tuple[str, str], list[Found]] = {}
+    from common import machine  # this specbuild's alone
+
+    prompts = [json.loads(line) for line in options.prompts.read_text().splitlines()]
+    kinds: dict[str, list[dict[Who, Took]]] = {}
     with tempfile.TemporaryDirectory(dir=options.bundle.resolve().parent) as folder:
-        contenders = [("old", options.old, without_classes(options.old_bundle, Path(folder)))]
-        contenders.append(("new", sys.executable, options.bundle))
-        for turn in range(options.turns):
-            for way in WAYS:
-                for who, python, bundle in contenders if turn % 2 == 0 else contenders[::-1]:
-                    command = [python, __file__, str(bundle), "--decode", way, "--prompts", str(options.prompts)]
-                    made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                    results.setdefault((who, way), []).append(json.loads(made.stdout))
-    found = {"bundle": options.bundle.name, "turns": options.turns, "kinds": ratios(results)}
-    options.out.write_text(json.dumps(found | {"command": sys.argv}, indent=2) + "\n")
+        old, new = (options.old, without_classes(options.old_bundle, Path(folder))), (sys.executable, options.bundle)
+        contenders: dict[Who, tuple[str, Path]] = {(n, way): c for n, c in (("old", old), ("new", new)) for way in WAYS}
+        for number in range(options.turns):
+            for prompt, took in zip(prompts, turn(contenders, prompts, number), strict=True):
+                kinds.setdefault(prompt["kind"], []).append(took)
+            found = {
+                "bundle": options.bundle.name,
+                "turns": number + 1,
+                "machine": machine(),
+                "kinds": {kind: ratios(each) for kind, each in kinds.items()},
+                "all": ratios([one for each in kinds.values() for one in each]),
+            }
+            options.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -87,12 +87,16 @@ class Timed:
         return [(each[-1] - each[0]) / (NEW_TOKENS - 1) for each in self.arrivals if len(each) > 1]
 
 
-def pair(engines: dict[str, Engine], texts: Sequence[str], temperature: float, number: int) -> dict[str, Timed]:
-    """The same requests by each way, each second time in the other order."""
+def pair(
+    engines: dict[str, Engine], texts: Sequence[str], temperature: float, number: int, salt: str
+) -> dict[str, Timed]:
+    """The same requests by each way, each second time in the other order; what has another salt is no habit here."""
     ways = WAYS if number % 2 else WAYS[::-1]
     found = {}
     for way in ways:
-        params = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True, speculation=way)
+        params = SamplingParams(
+            NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True, speculation=way, cache_salt=salt
+        )
         found[way] = Timed(engines[way], texts, params)
     return found
 
@@ -107,7 +111,7 @@ def cell(path: Path, texts: list[str], size: int, temperature: float, pairs: int
         for number in range(pairs):
             chosen = [texts[(number * size + at) % len(texts)] for at in range(size)]
             with spinning(busy and number >= pairs // 2):
-                found = pair(engines, chosen, temperature, number)
+                found = pair(engines, chosen, temperature, number, f"prompts asked {number * size // len(texts)} times")
             ratios.append(found["off"].seconds / found["auto"].seconds)
             for way, each in found.items():
                 gaps[way] += each.gaps()

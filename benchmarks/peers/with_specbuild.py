@@ -16,6 +16,7 @@ class Specbuild:
     modes = ("plain", "auto", "best:5")
 
     def __init__(self, job: dict[str, Any]) -> None:
+        self._decoded = 0
         self._engine = Engine.load(job["bundle"], threads=job["threads"], prefix_caching=False)
         self.versions = {name: version(name) for name in ("specbuild-trt", "onnxruntime", "numpy")}
         self.settings = {"threads": job["threads"], "draft_threads": 1, "prefix_caching": False}
@@ -23,7 +24,8 @@ class Specbuild:
     def decode(self, mode: str, tokens: list[int], n: int) -> Decoded:
         """As the engine timed it, from submission."""
         speculation = "off" if mode == "plain" else mode
-        params = SamplingParams(max_new_tokens=n, ignore_eos=True, speculation=speculation)
+        self._decoded += 1  # a salt of its own: nothing is drafted out of habit that was said after the same prompt
+        params = SamplingParams(n, ignore_eos=True, speculation=speculation, cache_salt=str(self._decoded))
         (result,) = self._engine.generate([tokens], params)
         if result.error:
             raise result.error

@@ -115,18 +115,19 @@ def measure(
     groups = [cases[start : start + concurrency] for start in range(0, len(cases), concurrency)]
     turns: dict[str, list[Turn]] = {name: [] for name in contenders}
     for name in contenders:
-        _turn(engine, groups[0], name)
+        _turn(engine, groups[0], name, "warm-up")
         advance()
     for number, group in enumerate(groups):
         first = number % len(contenders)
         for name in [*contenders[first:], *contenders[:first]]:
-            turns[name].append(_turn(engine, group, name))
+            turns[name].append(_turn(engine, group, name, f"{name} {concurrency}"))
             advance()
     return turns
 
 
-def _turn(engine: Engine, group: Seq[Case], speculation: str) -> Turn:
-    params = [replace(case.params, speculation=speculation) for case in group]
+def _turn(engine: Engine, group: Seq[Case], speculation: str, salt: str) -> Turn:
+    """salt: nobody drafts out of habit what another contender, or another time, has said after the same prompt."""
+    params = [replace(case.params, speculation=speculation, cache_salt=salt) for case in group]
     sequences, _ = engine.requests([case.tokens for case in group], params, "raise")
     watches, before = [Stopwatch(sequence) for sequence in sequences], engine.stats
     started, handles = time.perf_counter(), []

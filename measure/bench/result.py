@@ -11,7 +11,7 @@ from typing import Any
 from specbuild.runtime import Bundle, RunStats, TreeSpec
 from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.bundle.manifest import MANIFEST, Manifest
-from specbuild.runtime.speculation.timings import find, processor
+from specbuild.runtime.speculation.timings import FILE, processor
 
 from .measure import BASELINE, Sample, Turn
 from .statistics import acceptance, latency, speedup
@@ -24,7 +24,7 @@ POLICY = "policy"  # no tree of its own: each round has another
 
 def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict[int, dict[str, list[Turn]]]) -> Any:
     """The result object, JSON's types alone; `measured`: turns by concurrency and contender, the baseline first."""
-    manifest, table = bundle.manifest, find(bundle.manifest.files)
+    manifest = bundle.manifest
     models = {
         name: {"source": record.source, "parameters": record.parameters, "precision": record.precision}
         for name, record in manifest.models.items()
@@ -44,7 +44,9 @@ def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict
             "digest": json.loads((bundle.folder / MANIFEST).read_text(encoding="utf-8"))["digest"],
             "backend": manifest.backend,
             "default_tree": manifest.default_tree,
-            "timings": json.loads(bundle.path(table).read_text(encoding="utf-8"))["times"] if table else None,
+            "timings": json.loads(bundle.path(FILE).read_text(encoding="utf-8"))["times"]
+            if FILE in manifest.files
+            else None,
             "models": models,
         },
         "settings": settings,
@@ -60,7 +62,7 @@ def _tree(name: str, manifest: Manifest) -> dict[str, Any]:
     """What a contender drafts, in how many nodes: of a tuned bundle each round by its policy, in as many as pay."""
     if name == BASELINE:
         return {"tree": None, "nodes": 0}
-    if name == "auto" and find(manifest.files):
+    if name == "auto" and FILE in manifest.files:
         return {"tree": POLICY, "nodes": None}
     tree = TreeSpec.parse(manifest.default_tree if name == "auto" else name)
     return {"tree": tree.text, "nodes": tree.nodes}

@@ -13,7 +13,7 @@ from specbuild.runtime import Bundle
 from specbuild.runtime.bundle.atomic_output import staging
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST, REPORT, SCHEMA_VERSION
-from specbuild.runtime.speculation.timings import FILE, OLD_FILE
+from specbuild.runtime.speculation.timings import FILE
 
 from .measure import Progress, Tuning, measure, unseen, untunable
 
@@ -50,7 +50,7 @@ def _write(bundle: Bundle, timings: dict[str, Any], report: dict[str, Any]) -> N
     texts = {name: _json(content) for name, content in contents.items()}
     folder = bundle.folder.resolve()
     with staging(folder, sum(map(len, texts.values()))) as new:
-        kept = bundle.manifest.files.keys() - texts.keys() - {OLD_FILE}
+        kept = bundle.manifest.files.keys() - texts.keys()
         for name in kept:
             (new / name).parent.mkdir(parents=True, exist_ok=True)
             _link(bundle.path(name), new / name)

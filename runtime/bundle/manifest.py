@@ -22,7 +22,6 @@ from specbuild.runtime.errors import BundleError
 from .backend import Backend, find_backend
 
 SCHEMA_VERSION = 3
-OLDEST_READABLE = 2  # whose timing table has another name
 MANIFEST, REPORT = "manifest.json", "report.json"
 GENERATION_CONFIG = "generation_config.json"  # the checkpoint's own sampling parameters, where it has any
 _LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say
@@ -201,7 +200,7 @@ def parse(root: Path, data: bytes) -> Manifest:
             f"{root} has schema_version {version}, this specbuild reads up to {SCHEMA_VERSION}: "
             "update specbuild, or build the bundle again"
         )
-    if version < OLDEST_READABLE:
+    if version < SCHEMA_VERSION:
         raise BundleError(f"{root} was built by an older specbuild: build the bundle again")
     if body.pop("digest", None) != _digest(body):
         raise BundleError(f"{where} was changed after the build: copy or build the bundle again")

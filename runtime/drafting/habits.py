@@ -20,6 +20,7 @@ from specbuild.runtime.errors import BundleError
 
 FILE = "habits.json"
 SLOTS = 1 << 16  # a megabyte, whatever is learnt; what is new takes an older one's place
+LONGEST = 8  # tokens that are recalled at once
 _NONE = -1
 _Before = Annotated[list[Annotated[int, Meta(ge=-1, lt=1 << 31)]], Meta(max_length=1 << 20)]
 _Tokens = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 31)]], Meta(max_length=1 << 20)]
@@ -86,6 +87,14 @@ class Habits:
         if token is None:
             token = self.after(last[-1:], salt)
         return common.after(last[-1:]) if token is None and common else token
+
+    def recall(self, tokens: Seq[int], salt: str | None) -> list[int]:
+        """What the target said after a text's last two tokens, as far as it is known, at most LONGEST tokens."""
+        last, found = tokens[-2:], list[int]()
+        while len(found) < LONGEST and (token := self.after(last, salt)) is not None:
+            found.append(token)
+            last = [last[-1], token]
+        return found
 
     def after(self, tokens: Seq[int], salt: str | None) -> int | None:
         """What followed one or two tokens the last time."""

@@ -14,17 +14,21 @@ from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
+from .habits import Habits
+
 LONGEST = 12  # tokens compared at most
 SURE = 4  # tokens that must match for the text to count as repeating itself
 SURE_GREEDY = 2  # at temperature 0, where texts repeat themselves sooner and longer
 _MAX_MATCHES = 32
 
 
-def from_text(sequence: Sequence, batch: int, looks_up: bool = True, drafts: bool = True) -> Tree | None:
+def from_text(
+    sequence: Sequence, batch: int, looks_up: bool = True, drafts: bool = True, habits: Habits | None = None
+) -> Tree | None:
     """The text's own continuation, or the root alone where nothing is worth drafting; None: the model is asked.
 
     batch: how many sequences draft in this round. looks_up: False never takes the text's. drafts: whether there is a
-    model; without one the continuations of the best matches make a tree of the asked shape.
+    model; without one the continuations of the best matches make a tree of the asked shape. habits: see `look`.
     """
     history, shape, policy = sequence.history, sequence.shape, sequence.policy
     if not shape:
@@ -37,19 +41,25 @@ def from_text(sequence: Sequence, batch: int, looks_up: bool = True, drafts: boo
         sure = SURE if sequence.params.temperature else SURE_GREEDY
         tree = repeats(history, shape, sure) if looks_up else None
         return tree and follow(sequence, tree, shape.nodes)
-    start, matched = look(sequence, policy, looks_up)
+    start, matched = look(sequence, policy, looks_up, habits)
     policy.choose(batch, matched, room(sequence))
     return decided(sequence, policy, shape, start)
 
 
-def look(sequence: Sequence, policy: SequencePolicy, looks_up: bool) -> tuple[int, int]:
-    """Where the text's continuation begins, and how many tokens before it match; the policy watches its first."""
+def look(sequence: Sequence, policy: SequencePolicy, looks_up: bool, habits: Habits | None = None) -> tuple[int, int]:
+    """Where the text's continuation begins, and how many tokens before it match; the policy watches its first.
+
+    habits: what continues the text, as `policy.recalled`, where less than two tokens of it match.
+    """
     history = sequence.history
     start, matched = longest(history) if looks_up else (0, 0)
-    foresees = sequence.sampler.foresees
-    if matched and foresees and sequence.sampler.follow((), [int(history[start])], 1) != [history[start]]:
-        matched = 0  # its constraint forbids it
-    policy.guess = int(history[start]) if matched else -1
+    policy.recalled = habits.recall(sequence.tokens, sequence.params.cache_salt) if habits and matched < 2 else []
+    if policy.recalled:
+        matched = 0
+    policy.guess = policy.recalled[0] if policy.recalled else int(history[start]) if matched else -1
+    watched = [policy.guess]
+    if policy.guess >= 0 and sequence.sampler.foresees and sequence.sampler.follow((), watched, 1) != watched:
+        matched, policy.guess, policy.recalled = 0, -1, []  # its constraint forbids it
     return start, matched
 
 
@@ -62,7 +72,9 @@ def decided(sequence: Sequence, policy: SequencePolicy, shape: TreeSpec, start: 
     """The continuation that was decided for, from `start` on; None: the model is asked."""
     if policy.now.kind in ("model", "probe"):
         return None
-    tree = Tree.chain([sequence.tokens[-1], *continuation(sequence.history, start, policy.now.nodes)])
+    nodes = policy.now.nodes
+    following = policy.recalled[:nodes] if policy.recalled else continuation(sequence.history, start, nodes)
+    tree = Tree.chain([sequence.tokens[-1], *following])
     if not sequence.sampler.foresees:
         return tree
     return follow(sequence, tree, min(room(sequence), shape.nodes, policy.room))

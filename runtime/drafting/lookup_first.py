@@ -56,14 +56,14 @@ class LookupDrafter:
         if self.model:
             for sequence, policy, _ in deciding:
                 policy.owed = len(sequence.tokens) - 1 - self.model.cached[sequence.slot]
-        share, trees = None, dict[int, Tree | None]()
+        share, trees, habits = None, dict[int, Tree | None](), self.habits if self._looks_up else None
         if len(deciding) > 1 or any((policy.live.lanes or 1) > 1 for _, policy, _ in deciding):
             for sequence, _, shape in deciding:
                 if sequence.sampler.foresees and (tree := forced(sequence, shape, len(sequences))):
                     trees[sequence.slot] = tree
             deciding = [each for each in deciding if each[0].slot not in trees]
             if deciding:
-                seen = [look(s, policy, self._looks_up) for s, policy, _ in deciding]
+                seen = [look(s, policy, self._looks_up, habits) for s, policy, _ in deciding]
                 batch = Batch(
                     [Wish(p, at[1], room(s), s.pending) for (s, p, _), at in zip(deciding, seen, strict=True)]
                 )
@@ -73,7 +73,7 @@ class LookupDrafter:
                 trees |= {s.slot: decided(s, p, shape, at[0]) for (s, p, shape), at in places}
         if self.model:
             self.model.share = share
-        rest = len(sequences), self._looks_up, self.model is not None
+        rest = len(sequences), self._looks_up, self.model is not None, habits
         return [trees[s.slot] if s.slot in trees else from_text(s, *rest) for s in sequences]
 
     def _fill(self, sequence: Sequence, policy: SequencePolicy, tree: Tree) -> None:

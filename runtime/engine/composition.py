@@ -20,7 +20,7 @@ from specbuild.runtime.errors import BundleError, OptionError, PromptError
 from specbuild.runtime.requests.tokenizer import Tokenizer
 from specbuild.runtime.speculation.live import LiveTimings
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import TimingTable, find
+from specbuild.runtime.speculation.timings import FILE, TimingTable
 from specbuild.runtime.speculation.tree import TreeSpec
 
 from .load_options import LoadOptions
@@ -154,17 +154,16 @@ def _policy(bundle: Bundle, options: LoadOptions, target: Executor, free: int = 
 
     `free`: see `Policy`.
     """
-    name = find(bundle.manifest.files)
-    if name is None:
+    if FILE not in bundle.manifest.files:
         if options.limits.min_expected_speedup > 1:
             raise OptionError(f"min_expected_speedup needs a tuned bundle: run specbuild tune {bundle.folder}")
         return None
     try:
-        record = decode(bundle.read(name, JSON_BYTES))
+        record = decode(bundle.read(FILE, JSON_BYTES))
     except ValueError as error:
-        raise BundleError(f"{bundle.path(name)} cannot be read as JSON ({error}): run specbuild tune") from None
+        raise BundleError(f"{bundle.path(FILE)} cannot be read as JSON ({error}): run specbuild tune") from None
     timings, here = TimingTable.of(record, bundle.manifest.buckets[-1]), target.identity
-    _check_tree(bundle, timings.widest, name)
+    _check_tree(bundle, timings.widest, FILE)
     if dict(timings.machine) != here:
         other = {**timings.machine, "threads": here.get("threads")} != here
         tuned, now = (", ".join(map(str, each.values())) for each in (timings.machine, here))

@@ -85,7 +85,7 @@ class Batch:
                 levels = min(best.levels, len(self._trees[number]) - 1)
                 option = Option("model", nodes, best.tokens, best.seconds, levels)
             elif nodes:
-                option = Option("lookup", nodes, best.tokens, best.seconds)
+                option = Option(self.wishes[number].policy.source[0], nodes, best.tokens, best.seconds)
                 self.rows += nodes
             decided.append(option)
         left = 0 if best.models else -self.rows % (1 + self.wishes[0].policy.free)  # rows that fill the step up

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .draft_limits import NO_LIMITS, Limits
 from .live import LiveTimings
-from .option import PLAIN, Option
+from .option import PLAIN, Kind, Option
 from .sessions import Session, Sessions
 from .timings import Chances, Times, TimingTable, longer
 from .tree import TreeSpec
@@ -47,9 +47,9 @@ class SequencePolicy:
     free: int = 0  # nodes that a step of this sequence alone has room for, whether they are drafted or not
     owed: int = 0  # tokens of the text that the draft model has not read
     model: Trust = field(init=False)
-    lookup: Trust = field(init=False)
     now: Option = PLAIN
     guess: int = -1  # the first token of the text's continuation, where there is one
+    recalled: list[int] = field(default_factory=list)  # a text's continuation by habit, where it does not repeat itself
     below: list[float] = field(default_factory=list)  # by node of the round's tree: that a child comes true, calibrated
     _times: Times = field(init=False)
     _rate: float = 0.0  # λ
@@ -64,7 +64,7 @@ class SequencePolicy:
     _grown: Option = PLAIN  # what a device has grown last
 
     def __post_init__(self) -> None:
-        self.model, self.lookup = self.session.model, self.session.lookup
+        self.model = self.session.model
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
@@ -80,8 +80,8 @@ class SequencePolicy:
         """What a round costs, and what may be drafted; others: tokens that these seconds bring of other sequences."""
         self._times, self._others, self.allotted, self.left = times, others, None, self.free
         self.room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
-        self.matched, count = matched, min(self.room, LONGEST) if matched else 0
-        self.continued = self.chances.continuation(matched, count)
+        self.matched, count = matched, min(self.room, LONGEST if matched else len(self.recalled))
+        self.continued = self.chances.continuation(matched, count) if matched else self.chances.recalled(count)
 
     def settle(self, best: Option, rate: float, plain: Option, least: float) -> Option:
         """The round's decision: an option, a probe, or what is free; rate: λ; least: what a probe has to hope for."""
@@ -94,10 +94,15 @@ class SequencePolicy:
             else:
                 self.session.probing.probed(0)
         if self.now is plain and self.left and self.continued and self.matched > 1:  # less is no better than habit
-            tokens = plain.tokens + self.continued[0]
-            self.now = Option("lookup", min(self.left, len(self.continued)), tokens, plain.seconds)
-        self.below = [*self.continued[: self.now.nodes], 0.0] if self.now.kind == "lookup" else [0.0]
+            nodes = min(self.left, len(self.continued))
+            self.now = Option("lookup", nodes, plain.tokens + self.continued[0], plain.seconds)
+        self.below = [*self.continued[: self.now.nodes], 0.0] if self.now.kind in ("lookup", "habit") else [0.0]
         return self.now
+
+    @property
+    def source(self) -> tuple[Kind, Trust]:
+        """What the text's continuation is from, and how far that is believed."""
+        return ("habit", self.session.habit) if self.recalled else ("lookup", self.session.lookup)
 
     @property
     def spare(self) -> int:
@@ -115,7 +120,7 @@ class SequencePolicy:
 
     def reached(self) -> list[float]:
         """The chance that each token of the text's continuation comes true, with all before it; so far as is likely."""
-        found, reached, ratio = list[float](), 1.0, self.lookup.ratio
+        found, reached, ratio = list[float](), 1.0, self.source[1].ratio
         for chance in self.continued:
             reached *= min(chance * ratio, SURE)
             if reached < UNLIKELY:
@@ -130,7 +135,7 @@ class SequencePolicy:
             tokens += reached
             seconds = times.verify.item(count + 1) + times.round
             if tokens > rate * seconds:
-                best, rate = Option("lookup", count, tokens, seconds), tokens / seconds
+                best, rate = Option(self.source[0], count, tokens, seconds), tokens / seconds
         return best
 
     def _tree(self, ratio: float, room: int, best: Option) -> Option:
@@ -259,10 +264,10 @@ class SequencePolicy:
         """
         chances = [min(self.below[node], 1.0) for node in path if self.below[node]]
         accepted = min(len(path) - 1, len(chances))  # what had to come is no trial
-        if self.now.kind == "lookup":
-            self.lookup.record(accepted, chances)
+        if self.now.kind == "lookup" or (self.now.kind == "habit" and chances):
+            self.source[1].record(accepted, chances)
             return
-        self.lookup.record(int(token == self.guess), self.continued[:1])
+        self.source[1].record(int(token == self.guess), self.continued[:1])
         if chances:
             self.session.record(accepted, chances)
         if self.now.kind == "probe":
@@ -282,7 +287,6 @@ class Policy:
         live: LiveTimings | None = None,
     ) -> None:
         """`drafts`: whether there is a model to draft with. `clock`: seconds, by which sessions are forgotten.
-
         `free`: drafted nodes that cost nothing, because a lone sequence's step of one node is filled up. `live`: the
         table as rounds correct it, whoever tells it of them; None: nobody does.
         """
@@ -291,9 +295,6 @@ class Policy:
         self.sessions = Sessions(clock)
 
     def for_request(self, temperature: float, session: str | None = None) -> SequencePolicy:
-        """A sequence's own, from any thread.
-
-        It begins with what others of its session have learnt, or without one with what was seen of the model in all.
-        """
+        """A sequence's own, from any thread: with what its session has learnt, or what was seen of the model in all."""
         chances, known = self.timings.chances(temperature), self.sessions.of(session, temperature > 0)
         return SequencePolicy(self.live, chances, temperature, self.drafts, known, self.limits, self.free)

@@ -71,6 +71,7 @@ class Session:
     probing: Probing
     model: Trust = field(init=False)
     lookup: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))  # it costs little to be believed
+    habit: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))
 
     def __post_init__(self) -> None:
         self.model = self.shared.trust()

@@ -1,14 +1,13 @@
 """What the parts of a round take on a machine, and how often drafts come true: what `specbuild tune` measures.
 
-A bundle has it as `timings.json`, or `costs.json` if it was tuned before schema 2. Times are seconds; probabilities are
-of the calibration's texts.
+A bundle has it as `timings.json`. Times are seconds; probabilities are of the calibration's texts.
 """
 
 from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +19,9 @@ from numpy.typing import NDArray
 from specbuild.runtime.checked_json import Probability, Seconds, Text, checked
 from specbuild.runtime.errors import BundleError
 
-FILE, OLD_FILE = "timings.json", "costs.json"
+FILE = "timings.json"
 SCHEMA = 2
-READABLE = (1, SCHEMA)  # schema 1 is the same under the old name
+RECALLED = 0.38, 0.6  # the first token, and each after it: texts of SmolLM2-135M-Instruct, greedy and at 0.8 alike
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -176,6 +175,11 @@ class Chances:
             raise ValueError("chances must be of 0 to 1, one for each likelihood, which ascend")
         return cls(likely, chance, float(record["step"]), tuple(record["reach"]), tuple(record["lookup"]))
 
+    @staticmethod
+    def recalled(count: int) -> list[float]:
+        """The chance of each token that habit says, after those before it came true."""
+        return [RECALLED[0], *RECALLED[1:] * (count - 1)][:count]
+
     def continuation(self, matched: int, count: int) -> list[float]:
         """The chance of each token of the text's continuation after those before it: the match grows with each."""
         known = self.lookup
@@ -203,8 +207,8 @@ class TimingTable:
     def of(cls, record: Mapping[str, Any], nodes: int) -> TimingTable:
         """From a bundle's table, up to so many nodes; raises BundleError where it is no such thing."""
         schema = record.get("schema") if isinstance(record, Mapping) else None
-        if isinstance(schema, int) and schema not in READABLE:
-            raise BundleError(f"{FILE} is of schema {str(schema)[:9]}, this reads up to {SCHEMA}: tune again")
+        if isinstance(schema, int) and schema != SCHEMA:
+            raise BundleError(f"{FILE} is of schema {str(schema)[:9]}, this reads {SCHEMA}: tune again")
         try:
             found = checked(record, _Table)
             by_size = sorted((int(batch), each) for batch, each in record["times"].items())
@@ -226,12 +230,6 @@ class TimingTable:
     def chances(self, temperature: float) -> Chances:
         """Those of a request's temperature."""
         return self.sampled if temperature > 0 else self.greedy
-
-
-def find(files: Iterable[str]) -> str | None:
-    """The name of the timing table among a bundle's files, the newer name first; None where it was never tuned."""
-    there = set(files)
-    return next((name for name in (FILE, OLD_FILE) if name in there), None)
 
 
 def machine(threads: int) -> dict[str, Any]:

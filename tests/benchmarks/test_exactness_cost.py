@@ -17,15 +17,15 @@ def test_the_copy_has_no_classes_and_the_bundle_keeps_them(bundle: Path, tmp_pat
     assert (bundle / "manifest.json").read_bytes() == before
 
 
-def test_ratios_are_medians_of_turns() -> None:
-    def of(*speeds: float) -> list[exactness_cost.Found]:
-        return [{kind: {"tokens_per_second": s, "tokens_per_round": 1.0} for kind in ("warm-up", "a")} for s in speeds]
+def test_ratios_are_of_the_same_prompt() -> None:
+    def took(*seconds: float) -> dict[exactness_cost.Who, exactness_cost.Took]:
+        who = [("old", "off"), ("old", "auto"), ("new", "off"), ("new", "auto")]
+        return {name: exactness_cost.Took(60, each, rounds=40) for name, each in zip(who, seconds, strict=True)}
 
-    results = {("old", "off"): of(10, 20, 40), ("new", "off"): of(9, 18, 20), ("old", "auto"): of(20, 20, 20)}
-    results["new", "auto"] = of(30, 30, 30)
-    found = exactness_cost.ratios(results)
-    assert set(found) == {"a"}
-    assert found["a"]["off, new/old"] == 0.9
-    assert found["a"]["auto, new/old"] == 1.5
-    assert found["a"]["new auto/old off"] == 1.5
-    assert found["a"]["old off tokens_per_second"] == 20
+    found = exactness_cost.ratios([took(1, 2, 2, 1), took(10, 20, 20, 10), took(4, 8, 8, 4)])
+    assert found["off, new/old"] == [0.5, 0.5, 0.5]  # each prompt took twice as long, however long it takes
+    assert found["auto, new/old"] == [2, 2, 2]
+    assert found["old off tokens_per_second"] == 15
+    assert found["new auto tokens_per_round"] == 1.5
+    mean, low, high = exactness_cost.ratios([took(1, 1, 1, 1), took(1, 1, 2, 1)])["off, new/old"]
+    assert low < mean < high

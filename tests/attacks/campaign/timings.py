@@ -21,10 +21,9 @@ class TimingsAttack(Attack):
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
-        name = timings.find(manifest(bench.bundle)["files"])
-        if name is None:
+        if timings.FILE not in manifest(bench.bundle)["files"]:
             raise RuntimeError(f"{bench.bundle} was never tuned: run specbuild tune {bench.bundle}")
-        self.name, self.content = name, (bench.bundle / name).read_bytes()
+        self.content = (bench.bundle / timings.FILE).read_bytes()
 
     def attempt(self, rng: random.Random, place: Path) -> None:
         root, body = copied(self.bench.bundle, place), json.loads(self.content)
@@ -35,7 +34,7 @@ class TimingsAttack(Attack):
                 content = to_bytes(scaled(rng, body))
             case _:
                 content = to_bytes(mutate_json(rng, body)[0])
-        put(root, self.name, content, hashed=True)
+        put(root, timings.FILE, content, hashed=True)
         limits = Limits(min_expected_speedup=rng.choice((1.0, 1.0, 1.5)))
         with Engine.load(root, batch_size=rng.choice((1, 2, 4)), limits=limits) as engine:
             self.bench.golden.check(engine)

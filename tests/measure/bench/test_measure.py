@@ -31,10 +31,13 @@ def test_a_reading_is_of_new_tokens_alone() -> None:
 
 
 def test_contenders_take_turns_and_each_begins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody drafts by habits of what another contender, or the warm-up, has said."""
     taken: list[tuple[str, list[int]]] = []
+    salts = dict[str, set[str]]()
 
-    def turn(_engine: Any, group: list[Any], name: str) -> str:
+    def turn(_engine: Any, group: list[Any], name: str, salt: str) -> str:
         taken.append((name, list(group)))
+        salts.setdefault(salt, set()).add(name)
         return f"{name}{group[0]}"
 
     monkeypatch.setattr(module, "_turn", turn)
@@ -45,6 +48,8 @@ def test_contenders_take_turns_and_each_begins_once(monkeypatch: pytest.MonkeyPa
     assert taken == warm + [(name, group) for group, names in zip(groups, orders, strict=True) for name in names]
     assert found == {name: [f"{name}0", f"{name}2", f"{name}4"] for name in ("off", "a", "b")}
     assert len(advanced) == 12
+    assert sorted(salts) == ["a 2", "b 2", "off 2", "warm-up"]
+    assert all(len(salts[f"{name} 2"]) == 1 for name in ("off", "a", "b"))
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,7 @@ from specbuild.measure.tuning import tune as tuning
 from specbuild.measure.tuning.measure import Tuning
 from specbuild.measure.tuning.tune import tune
 from specbuild.runtime import Bundle, Engine, SamplingParams
-from specbuild.runtime.bundle.bundle import file_record
-from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.requests.prompt_file import Request
-from specbuild.runtime.speculation.timings import FILE, OLD_FILE
 
 PROMPTS = [Request(text, SamplingParams()) for text in ("def main(argv):\n", "import os\nimport sys\n\n")]
 
@@ -88,25 +84,3 @@ def test_what_fails_leaves_the_bundle_as_it_was(
         tune(folder, Tuning(PROMPTS[:1], 8, [1]))
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
     assert sorted(p.name for p in folder.parent.iterdir()) == ["b"]
-
-
-@pytest.mark.slow
-def test_a_bundle_that_was_tuned_before_schema_2(tuned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    """Its table has another name: it is read, and replaced when the bundle is tuned again."""
-    folder = Path(shutil.copytree(tuned[0], tmp_path / "b"))
-    table = json.loads((folder / FILE).read_text()) | {"schema": 1}
-    (folder / FILE).unlink()
-    (folder / OLD_FILE).write_text(json.dumps(table))
-    manifest = Bundle.open(tuned[0]).manifest
-    files = {name: record for name, record in manifest.files.items() if name != FILE}
-    old = replace(manifest, schema_version=2, files=files | {OLD_FILE: file_record(folder / OLD_FILE)})
-    (folder / MANIFEST).write_text(old.to_json())
-    with Engine.load(folder) as engine:
-        (result,) = engine.generate("class Reader:\n", SamplingParams(max_new_tokens=8, seed=0))
-    assert result.metrics.speculation == "auto"
-    tune(folder, Tuning(PROMPTS, 24, [1]))
-    again = Bundle.open(folder)
-    again.verify()
-    assert again.manifest.files.keys() == manifest.files.keys()
-    assert again.manifest.schema_version == manifest.schema_version
-    assert not (folder / OLD_FILE).exists()

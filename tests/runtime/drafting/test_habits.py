@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specbuild.runtime.decoding.host_loop import HostLoop
-from specbuild.runtime.drafting.habits import Common, Habits
+from specbuild.runtime.drafting.habits import LONGEST, Common, Habits
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.errors import BundleError
 from specbuild.runtime.sampling.sampler import SamplingParams
@@ -16,13 +16,14 @@ from specbuild.runtime.speculation.policy import Policy
 from specbuild.runtime.speculation.timings import TimingTable
 
 DEAR = {"verify": [[1, 1.0], [64, 900.0]], "draft": [[1, 1.0], [64, 9.0]], "plain": 0.1, "round": 0.1, "level": 0.1}
+CHEAP = DEAR | {"verify": [[1, 1.0], [64, 4.0]], "plain": 0.01, "round": 0.01}
 NEVER = {"likely": [-8.0, 0.0], "chance": [0.0, 0.0], "step": 0.0, "reach": [0, 0.01], "lookup": [0.0, 0.01]}
+CHANCES = {"greedy": NEVER, "sampled": NEVER}
 
 
 def policy(free: int = 1, limits: Limits | None = None) -> Policy:
     """Of a machine where no draft pays."""
-    chances = {"greedy": NEVER, "sampled": NEVER}
-    table = {"schema": 1, "machine": {}, "widest": "best:16", "times": {"1": DEAR}, "chances": chances}
+    table = {"schema": 2, "machine": {}, "widest": "best:16", "times": {"1": DEAR}, "chances": CHANCES}
     return Policy(TimingTable.of(table, 64), drafts=False, limits=limits or Limits(), free=free)
 
 
@@ -33,6 +34,17 @@ def test_the_latest_is_what_follows() -> None:
     assert known.after([1, 2], None) == 4
     assert known.after([2, 3], None) == 1
     assert [known.after([token], None) for token in (1, 2, 3, 4)] == [2, 4, 1, None]
+
+
+def test_a_text_is_recalled_as_far_as_it_is_known() -> None:
+    known = Habits()
+    known.learn([1, 2, 3, 4, 5], 4, None)
+    assert known.recall([9, 1, 2], None) == [3, 4, 5]
+    assert known.recall([2, 3], None) == [4, 5]
+    assert known.recall([2, 3], "another") == []
+    assert known.recall([4, 5], None) == known.recall([1], None) == known.recall([2, 1], None) == []
+    known.learn([1, 2, 1, 2, 1], 4, None)
+    assert known.recall([1, 2], None) == [1, 2] * (LONGEST // 2)
 
 
 def test_what_others_say_comes_after_what_the_target_said() -> None:
@@ -121,6 +133,34 @@ def test_what_is_surer_comes_first(
     (tree,) = drafter.propose([request])
     assert tree.tokens == [4] + ([] if drafted is None else [drafted])
     assert request.policy.now.kind == ("plain" if drafted is None else "habit")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_a_target_has_said_before_is_drafted_where_rows_are_cheap(
+    hash_model: Any, hash_executor: Any, request_of: Any, temperature: float, size: int
+) -> None:
+    """Without a free row: by its promise, alone and in a batch, and the same text comes of it."""
+    times = {str(size): CHEAP}
+    table = {"schema": 2, "machine": {}, "widest": "best:16", "times": times, "chances": CHANCES}
+    known, tokens, told = Policy(TimingTable.of(table, 64), drafts=False), list[list[int]](), []
+    loop = HostLoop(hash_executor(hash_model(3), size), LookupDrafter(), 64, frozenset())
+    for place in range(2):
+        params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=3, speculation="best:16")
+        requests = [request_of([7, 3, 9 + slot], params, slot=slot) for slot in range(size)]
+        for request in requests:
+            request.policy = known.for_request(temperature)
+        while not all(request.finish_reason for request in requests):
+            loop.round([request for request in requests if not request.finish_reason])
+        for request in requests:
+            loop.release(request.slot)
+        tokens.append([token for request in requests for token in request.output])
+        told.append([request.metrics.speculative_decoding for request in requests])
+        assert tokens[place] == tokens[0]
+    for first, second in zip(*told, strict=True):
+        assert second.decisions["habit"] >= 2
+        assert second.num_accepted_draft_tokens >= 12
+        assert second.num_accepted_draft_tokens > first.num_accepted_draft_tokens
 
 
 @pytest.mark.parametrize(("free", "limits", "looks_up"), [(0, None, True), (1, Limits(0), True), (1, None, False)])

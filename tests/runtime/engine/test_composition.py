@@ -23,7 +23,7 @@ from specbuild.runtime.errors import BundleError, OptionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS
 from specbuild.runtime.speculation.policy import Policy
-from specbuild.runtime.speculation.timings import FILE, OLD_FILE, machine
+from specbuild.runtime.speculation.timings import FILE, machine
 
 Load = Callable[..., tuple[HostLoop, Policy | None]]
 
@@ -141,24 +141,21 @@ def table(threads: int = 1, **fields: Any) -> dict[str, Any]:
 def tuned(opened: Bundle, tmp_path: Path) -> Callable[..., Bundle]:
     """`tuned(content, name)`: the bundle with a timing table."""
 
-    def make(content: Any, name: str = FILE) -> Bundle:
+    def make(content: Any) -> Bundle:
         for model in ("target", "draft"):
             (tmp_path / model).symlink_to(opened.folder / model)
-        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        (tmp_path / FILE).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
         return Bundle(
-            tmp_path, replace(opened.manifest, files=opened.manifest.files | {name: file_record(tmp_path / name)})
+            tmp_path, replace(opened.manifest, files=opened.manifest.files | {FILE: file_record(tmp_path / FILE)})
         )
 
     return make
 
 
-@pytest.mark.parametrize("name", [FILE, OLD_FILE])
-def test_a_tuned_bundle_has_a_policy(
-    load_with: Load, tuned: Callable[..., Bundle], name: str, caplog: Any, logged: Any
-) -> None:
+def test_a_tuned_bundle_has_a_policy(load_with: Load, tuned: Callable[..., Bundle], caplog: Any, logged: Any) -> None:
     limits = Limits(min_expected_speedup=1.5)
     with caplog.at_level(logging.WARNING, "specbuild"):
-        _, policy = load_with(tuned(table(), name), limits=limits)
+        _, policy = load_with(tuned(table()), limits=limits)
     assert policy
     assert (policy.timings.widest, policy.drafts, policy.limits) == ("best:6", True, limits)
     assert logged() == []
@@ -214,7 +211,7 @@ def test_a_table_of_another_machine_is_used_with_a_warning(
         ("", "cannot be read as JSON"),
         ("[]", "is not a timing table"),
         ("{}", "is not a timing table (Object missing required field `schema`): run specbuild tune"),
-        (table(schema=3), "is of schema 3, this reads up to 2: tune again"),
+        (table(schema=3), "is of schema 3, this reads 2: tune again"),
         (table(times={}), "is not a timing table (Expected `object` of length >= 1"),
     ],
 )

@@ -220,7 +220,7 @@ def tuned(widest: str = "best:6") -> Policy:
     """A policy of some machine."""
     times = {"verify": [[1, 1.0]], "draft": [[1, 0.1]], "plain": 0.1, "round": 0.1, "level": 0.1}
     chances = {"likely": [-1.0, 0.0], "chance": [0.4, 0.9], "step": 0.7, "reach": [0, 0.7], "lookup": [0.0, 0.3]}
-    record = {"schema": 1, "machine": {}, "widest": widest, "times": {"1": times}}
+    record = {"schema": 2, "machine": {}, "widest": widest, "times": {"1": times}}
     return Policy(TimingTable.of(record | {"chances": {"greedy": chances, "sampled": chances}}, 8), drafts=True)
 
 

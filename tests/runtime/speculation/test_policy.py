@@ -32,7 +32,7 @@ SMALL = {"verify": [[1, 0.8], [64, 5.0]], "draft": [[1, 0.2], [64, 0.6]], "plain
 def table_of(times: dict[str, Any]) -> TimingTable:
     chances = {"greedy": CHANCES, "sampled": CHANCES}
     return TimingTable.of(
-        {"schema": 1, "machine": {}, "widest": "best:16", "times": {"1": times}, "chances": chances}, 64
+        {"schema": 2, "machine": {}, "widest": "best:16", "times": {"1": times}, "chances": chances}, 64
     )
 
 
@@ -245,13 +245,36 @@ def test_lookup_goes_as_far_as_it_pays() -> None:
         policy.choose(1, 5, 60)
         policy.record([0], 7)
     assert policy.choose(1, 5, 60).kind == "plain"
-    assert policy.lookup.ratio < 0.5
+    assert policy.session.lookup.ratio < 0.5
     for _ in range(60):  # what is not drafted is watched all the same
         option = policy.choose(1, 5, 60)
         policy.guess = 7
         policy.record(range(option.nodes + 1), 7)
     assert policy.choose(1, 5, 60).kind == "lookup"
-    assert policy.lookup.ratio > 1
+    assert policy.session.lookup.ratio > 1
+
+
+def test_what_is_recalled_is_drafted_so_far_as_it_pays_and_believed_by_itself() -> None:
+    policy = Policy(table_of(LARGE), drafts=False).for_request(0.0)
+    policy.recalled, policy.guess = [7, 8, 9], 7
+    option = policy.choose(1, 0, 60)
+    assert (option.kind, option.nodes) == ("habit", 3)
+    assert policy.choose(1, 0, 2).nodes == 2  # of the text no more are left
+    policy.choose(1, 0, 60)
+    policy.record([0, 1], 7)
+    assert policy.session.habit.ratio != 1
+    assert policy.session.lookup.ratio == 1
+    for _ in range(20):
+        policy.choose(1, 0, 60)
+        policy.record([0], 5)
+    assert policy.choose(1, 0, 60).kind == "plain"
+    assert policy.session.habit.ratio < 0.5
+    for _ in range(60):  # it is watched all the same
+        policy.choose(1, 0, 60)
+        policy.record([0], 7)
+    assert policy.choose(1, 0, 60).kind == "habit"
+    policy.recalled = []
+    assert policy.choose(1, 0, 60).kind == "plain"
 
 
 def test_an_engine_remembers_its_draft(hash_model: Any, metered: Any) -> None:
@@ -381,14 +404,14 @@ def test_a_row_that_costs_nothing_drafts_the_text_s_continuation() -> None:
 
 def test_what_has_to_come_is_drafted_and_teaches_nothing() -> None:
     policy = Policy(table_of(LARGE), drafts=True).for_request(0.0)
-    before = policy.model.ratio, policy.lookup.ratio
+    before = policy.model.ratio, policy.session.lookup.ratio
     assert policy.force(1, 9) == 9
     assert policy.force(1, 900) == 63
     policy.forced(4)
     assert (policy.now.kind, policy.now.nodes, policy.spare) == ("forced", 4, 0)
     assert policy.promised > 1
     policy.record(range(5), 7)
-    assert (policy.model.ratio, policy.lookup.ratio) == before
+    assert (policy.model.ratio, policy.session.lookup.ratio) == before
     assert Policy(table_of(LARGE), True, Limits(max_draft_tokens=3)).for_request(0.0).force(1, 9) == 3
 
 

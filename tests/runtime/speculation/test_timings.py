@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from specbuild.runtime.errors import BundleError
-from specbuild.runtime.speculation.timings import TimingTable, find, machine
+from specbuild.runtime.speculation.timings import TimingTable, machine
 
 CHANCES = {"likely": [-2.0, -1.0, 0.0], "chance": [0.1, 0.5, 0.9], "step": 0.7, "reach": [0, 1], "lookup": [0.0, 0.5]}
 TIMES = {"verify": [[1, 2.0], [3, 4.0], [4, 3.5]], "draft": [], "plain": 0.1, "round": 0.2, "level": 0.3}
 RECORD: dict[str, Any] = {
-    "schema": 1,
+    "schema": 2,
     "machine": {"processor": "abacus"},
     "widest": "best:8",
     "times": {"4": TIMES, "1": TIMES | {"plain": 0.5}},
@@ -44,7 +44,7 @@ def test_chances_by_likelihood() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda r: r.update(schema=3), "of schema 3, this reads up to 2: tune again"),
+        (lambda r: r.update(schema=3), "of schema 3, this reads 2: tune again"),
         (lambda r: r.pop("times"), "(Object missing required field `times`): run specbuild tune"),
         (lambda r: r["times"].update({"1": TIMES | {"verify": [[2, 1.0]]}}), "sizes must ascend from 1"),
         (lambda r: r["times"].update({"1": TIMES | {"verify": [[1, -1.0]]}}), "Expected `float` >= 0.0"),
@@ -67,12 +67,6 @@ def test_what_is_no_timing_table_is_refused(change: Any, reason: str) -> None:
 def test_a_machine_is_its_processor_its_threads_and_what_computes() -> None:
     assert machine(2) == machine(2) != machine(3)
     assert machine(2)["processor"]
-
-
-def test_the_newer_name_of_a_table_comes_first() -> None:
-    assert find(["costs.json", "a", "timings.json"]) == "timings.json"
-    assert find(iter(["a", "costs.json"])) == "costs.json"
-    assert find(["a", "target/timings.json"]) is None
 
 
 def test_a_step_of_fewer_rows_than_lanes_takes_what_it_does_where_there_are_fewer_lanes() -> None:

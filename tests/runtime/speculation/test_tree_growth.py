@@ -324,7 +324,7 @@ def policy() -> SequencePolicy:
         "reach": [0, 0.75, 1.3, 1.7, 2.0],
         "lookup": [0.0, 0.3],
     }
-    record = {"schema": 1, "machine": {}, "widest": "best:16", "times": {"1": times}}
+    record = {"schema": 2, "machine": {}, "widest": "best:16", "times": {"1": times}}
     table = TimingTable.of(record | {"chances": {"greedy": chances, "sampled": chances}}, 64)
     made = Policy(table, drafts=True).for_request(0.0)
     assert made.choose(1, 0, 40).kind == "model"
