@@ -71,7 +71,11 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     help="A YAML file of these options, by their names; the command line goes before it.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at; 0.0.0.0 is all.")
-@click.option("--port", type=int, default=8000, show_default=True, help="0 is any that is free.")
+@click.option(
+    "--port", type=int, default=8000, show_default=True, envvar="AIP_HTTP_PORT", help="0 is any that is free."
+)
+@click.option("--health-route", envvar="AIP_HEALTH_ROUTE", metavar="PATH", help="Another name of /health.")
+@click.option("--predict-route", envvar="AIP_PREDICT_ROUTE", metavar="PATH", help="Another name of /predict.")
 @click.option("--uds", type=click.Path(path_type=Path), metavar="FILE", help="Listen at a Unix socket instead.")
 @click.option(
     "--served-model-name", multiple=True, metavar="NAME", help="The bundle's name in requests; may be repeated."

@@ -19,6 +19,8 @@ from specbuild.serve.agents import routes as response_routes
 from specbuild.serve.agents.kept import Kept
 from specbuild.serve.agents.messages import error_body
 from specbuild.serve.agents.store import Store
+from specbuild.serve.clouds import routes as clouds
+from specbuild.serve.clouds import tgi
 
 from . import canary_routes, responses
 from .answer import Service, answer
@@ -45,6 +47,7 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.include_router(response_routes.routes(service, Kept(Store(service.options.response_store)), _FAULTS))
     app.include_router(message_routes.routes(service))
     app.include_router(_operations(service))
+    app.include_router(clouds.routes(service, service.options.predict_route))
     if service.canary:
         app.include_router(canary_routes.routes(service.canary))
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -52,7 +55,7 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _left)
     for kind in (ApiError, SpecbuildError, Exception):
         app.add_exception_handler(kind, _failed)
-    gate: ASGIApp = Gate(app, log, service.options.api_keys)
+    gate: ASGIApp = Gate(app, log, service.options.api_keys, health_route=service.options.health_route)
     if service.options.allowed_origins:
         origins = list(service.options.allowed_origins)
         gate = CORSMiddleware(gate, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -134,10 +137,14 @@ def _operations(service: Service) -> APIRouter:
 
     @router.get("/health/ready", responses=health)
     @router.get("/health", responses=health)
+    @router.get("/ping", responses=health)
     async def ready() -> Response:
         states = _states(service)
         able = all(state in ("idle", "running", "exclusive") for state in states.values())
         return json_response({"status": "ready" if able else "not ready", "models": states}, 200 if able else 503)
+
+    if route := service.options.health_route:
+        router.add_api_route(route, ready, responses=health)
 
     @router.get("/version", response_model=dict[str, str])
     async def show_version() -> Response:
@@ -194,6 +201,9 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 def _reply(request: Request, told: ApiError) -> Response:
     """The response of an error, in the shape of whose API it is."""
-    if not path_of(request.scope).startswith(message_routes.PATH):
-        return told.response()
-    return json_response(error_body(told), told.status, told.headers)
+    path = path_of(request.scope)
+    if path in clouds.PATHS and request.method == "POST":
+        return json_response(tgi.error_body(told), told.status, told.headers)
+    if path.startswith(message_routes.PATH):
+        return json_response(error_body(told), told.status, told.headers)
+    return told.response()

@@ -25,6 +25,7 @@ from .logs import error_of
 
 _ID = re.compile(rf"[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
 _OPEN = "/health"  # and all below it: without a key
+_PING = "/ping"
 
 
 class RequestLog(Protocol):
@@ -43,10 +44,17 @@ class Gate:
     """Wraps an app. A request's state has `request_id`, `tenant` (None: no keys), and `told`, its log line."""
 
     def __init__(
-        self, app: ASGIApp, log: RequestLog, api_keys: Sequence[str] = (), send_seconds: float = limits.SEND_SECONDS
+        self,
+        app: ASGIApp,
+        log: RequestLog,
+        api_keys: Sequence[str] = (),
+        send_seconds: float = limits.SEND_SECONDS,
+        health_route: str | None = None,
     ) -> None:
+        """`health_route`: another path that needs no key."""
         self._app, self._log, self._send_seconds = app, log, send_seconds
         self._keys = [key.encode() for key in api_keys]
+        self._probes = (_OPEN, _PING, health_route)
         self.requests = 0  # under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +85,7 @@ class Gate:
                 await api_error(error).response()(scope, receive, answer)
         finally:
             self.requests -= 1
-            if not (_open(scope) and answer.status == 200):  # probes come every second
+            if not (self._open(scope) and answer.status == 200):  # probes come every second
                 self._log.ended(
                     request_id=scope["state"]["request_id"],
                     method=scope["method"],
@@ -92,7 +100,7 @@ class Gate:
             if sum(len(name) + len(value) for name, value in scope["headers"]) > limits.HEADER_BYTES:
                 told = f"the request's headers have more than {limits.HEADER_BYTES} bytes: send less"
                 raise ApiError(431, told, code="headers_too_large")
-            if not _open(scope):
+            if not self._open(scope):
                 scope["state"]["tenant"] = self._tenant(headers)
             body = await _body(headers, receive)
         except ApiError as error:
@@ -101,6 +109,11 @@ class Gate:
             await error.response()(scope, receive, answer)
             return
         await self._app(scope, _replay(body, receive), answer)
+
+    def _open(self, scope: Scope) -> bool:
+        """Whether a path needs no key."""
+        path = path_of(scope)
+        return path in self._probes or path.startswith(f"{_OPEN}/")
 
     def _tenant(self, headers: Headers) -> str | None:
         """Who asks, by the hash of the key; raises ApiError without a right one."""
@@ -137,12 +150,6 @@ def path_of(scope: Scope) -> str:
     """A request's path below the root path."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
-
-
-def _open(scope: Scope) -> bool:
-    """Whether a path needs no key."""
-    path = path_of(scope)
-    return path == _OPEN or path.startswith(f"{_OPEN}/")
 
 
 async def _body(headers: Headers, receive: Receive) -> bytes:

@@ -37,7 +37,8 @@ class ServeOptions:
     are read from texts. response_store: SQLite's file of what /v1/responses keeps; None: memory.
     canary, drift: what is compared, and what is watched; None: nothing.
     slo: what the SLA guard holds, see `objectives.parse`.
-    cost: what the machine costs, and where that is written down.
+    cost: what the machine costs, and where that is written down. health_route, predict_route: other names of /health
+    and /predict, where Vertex AI asks for them.
     """
 
     host: str = "127.0.0.1"
@@ -70,6 +71,8 @@ class ServeOptions:
     canary: CanaryOptions | None = None
     drift: DriftOptions | None = None
     slo: tuple[str, ...] = ()
+    health_route: str | None = None
+    predict_route: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -110,5 +113,8 @@ class ServeOptions:
         if self.reasoning_end and self.reading.reasoning:
             raise OptionError("--reasoning-parser knows what ends a reasoning: leave --reasoning-end out")
         objectives.parse(self.slo)
+        for route in (self.health_route, self.predict_route):
+            if route is not None and not (route.startswith("/") and route.isprintable()):
+                raise OptionError(f"a route begins with /, unlike {shown(route)}")
         if self.root_path and not (self.root_path.startswith("/") and self.root_path.isprintable()):
             raise OptionError(f"root_path begins with /, unlike {shown(self.root_path)}")

@@ -1,0 +1,66 @@
+"""The bodies of text-generation-inference's routes, and of Vertex AI's predictions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from specbuild.serve import limits
+from specbuild.serve.fields import Body, CompletionRequest
+
+Stops = Annotated[list[str], Field(max_length=64)]
+
+
+class Grammar(Body):
+    """What a text must be: JSON of a schema, the same with a name, or a match of a regular expression."""
+
+    type: Literal["json", "json_schema", "regex"]
+    value: str | dict[str, Any]
+
+
+class Parameters(Body):
+    """How a text is made; of the last five only what changes nothing is taken."""
+
+    max_new_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    do_sample: bool | None = None
+    temperature: Annotated[float, Field(gt=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    top_p: Annotated[float, Field(gt=0, lt=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = None
+    stop: Stops | None = None
+    truncate: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    return_full_text: bool | None = None
+    details: bool | None = None
+    grammar: Grammar | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    typical_p: None = None
+    watermark: Literal[False] | None = None
+    decoder_input_details: Literal[False] | None = None
+    top_n_tokens: Annotated[int, Field(ge=0, le=0)] | None = None
+    adapter_id: None = None
+
+
+class GenerateRequest(Body):
+    """The body of /generate, /generate_stream and / by POST, which alone reads `stream`."""
+
+    inputs: str
+    parameters: Parameters | None = None
+    stream: bool | None = None
+
+
+class Continuation(CompletionRequest):
+    """A completion as text-generation-inference answers it. `truncate`: the last tokens of the prompt that count."""
+
+    details: bool = False
+    return_full_text: bool = False
+    truncate: int | None = None
+
+
+class PredictRequest(Body):
+    """Vertex AI's: `parameters` are of every instance that has none of them."""
+
+    instances: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=limits.PROMPTS)]
+    parameters: dict[str, Any] | None = None

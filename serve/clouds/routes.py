@@ -1,0 +1,135 @@
+"""SageMaker's, Vertex AI's and text-generation-inference's routes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.responses import Response
+from starlette.types import Message
+
+from specbuild.serve.answer import Service, answer
+from specbuild.serve.chat import ChatFormat
+from specbuild.serve.completions import CompletionFormat, prompts_of
+from specbuild.serve.errors import ApiError, field_error, json_response
+from specbuild.serve.fields import Body, ChatRequest, CompletionRequest
+
+from .fields import GenerateRequest, PredictRequest
+from .tgi import TgiFormat, completion_of
+
+PATHS = ("/generate", "/generate_stream", "/")  # whose errors have text-generation-inference's shape
+Kind = TypeVar("Kind", bound=Body)
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_REPLY: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any], "content": _STREAM}}
+_KINDS: dict[str, type[Body]] = {"inputs": GenerateRequest, "messages": ChatRequest, "prompt": CompletionRequest}
+
+
+def routes(service: Service, predict: str | None = None) -> APIRouter:
+    """All of them; `predict`: Vertex AI's own, where it asks for one."""
+    router = APIRouter()
+
+    @router.post("/generate", responses=_REPLY)
+    async def generate(request: Request, body: GenerateRequest) -> Response:
+        return await _generated(service, request, body, stream=False)
+
+    @router.post("/generate_stream", responses=_REPLY)
+    async def generate_stream(request: Request, body: GenerateRequest) -> Response:
+        return await _generated(service, request, body, stream=True)
+
+    @router.post("/", responses=_REPLY)
+    async def generate_either(request: Request, body: GenerateRequest) -> Response:
+        return await _either(service, request, body)
+
+    @router.get("/info", response_model=dict[str, Any])
+    async def info() -> Response:
+        served = service.models.all[0]
+        engine = served.engine.engine
+        told = {"model_id": served.name, "max_total_tokens": engine.max_model_len, "version": version("specbuild-trt")}
+        return json_response(told | {"router": "specbuild", "max_concurrent_requests": service.options.max_waiting})
+
+    @router.post("/invocations", responses=_REPLY)
+    async def invocations(request: Request, body: dict[str, Any]) -> Response:
+        return await _any(service, request, body)
+
+    @router.post(predict or "/predict", responses=_REPLY)
+    async def make_predictions(request: Request, body: dict[str, Any]) -> Response:
+        if "instances" not in body:  # a raw prediction
+            return await _any(service, request, body)
+        asked = _read(PredictRequest, body)
+        service.check(asked)
+        return json_response({"predictions": await _predictions(service, request, asked)})
+
+    return router
+
+
+async def _generated(service: Service, request: Request, body: GenerateRequest, stream: bool) -> Response:
+    service.check(body)
+    return await answer(service, request, completion_of(body, stream), TgiFormat, 1)
+
+
+async def _either(service: Service, request: Request, body: GenerateRequest) -> Response:
+    """Streamed if asked; a whole answer is a list of one."""
+    reply = await _generated(service, request, body, bool(body.stream))
+    return reply if body.stream else Response(b"[" + bytes(reply.body) + b"]", media_type="application/json")
+
+
+async def _any(service: Service, request: Request, given: dict[str, Any]) -> Response:
+    """A body of whichever kind: `inputs`, `messages` or `prompt`. Raises ApiError."""
+    kind = next((kind for name, kind in _KINDS.items() if name in given), None)
+    if kind is None:
+        raise ApiError(400, "give inputs, messages or prompt: a text, a chat, or a completion's")
+    body = _read(kind, given)
+    if isinstance(body, GenerateRequest):
+        return await _either(service, request, body)
+    if isinstance(body, ChatRequest):
+        return await answer(service, request, body, ChatFormat, 1)
+    assert isinstance(body, CompletionRequest)
+    return await answer(service, request, body, CompletionFormat, len(prompts_of(body)))
+
+
+async def _predictions(service: Service, request: Request, asked: PredictRequest) -> list[Any]:
+    """Of all instances at once, the texts of `inputs`, the responses of chats and completions; raises ApiError."""
+    bodies = [_instance(each, asked.parameters or {}) for each in asked.instances]
+    if any(body.get("stream") for body in bodies):
+        raise ApiError(400, "predictions are not streamed: leave stream out", param="instances")
+    leaving = asyncio.ensure_future(request.receive())
+
+    async def receive() -> Message:
+        return await asyncio.shield(leaving)  # one client, whichever instance it is that waits
+
+    def one(number: int) -> Request:
+        state = request.scope["state"]
+        name = f"{state['request_id']}-{number}"
+        return Request({**request.scope, "state": {**state, "told": {}, "request_id": name}}, receive)
+
+    requests = [one(number) for number in range(len(bodies))]
+    working = [asyncio.ensure_future(_any(service, *each)) for each in zip(requests, bodies, strict=True)]
+    try:
+        replies = [json.loads(bytes(reply.body)) for reply in await asyncio.gather(*working)]
+    finally:
+        for task in (leaving, *working):
+            task.cancel()
+        await asyncio.gather(leaving, *working, return_exceptions=True)
+        for name in ("prompt_tokens", "output_tokens"):
+            request.state.told[name] = sum(each.state.told.get(name, 0) for each in requests)
+    return [reply[0]["generated_text"] if isinstance(reply, list) else reply for reply in replies]
+
+
+def _instance(given: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+    """An instance as a request; `@requestFormat` says what its fields say too."""
+    fields = {name: value for name, value in given.items() if name != "@requestFormat"}
+    if "inputs" in fields:
+        return {"parameters": parameters, **fields} if parameters else fields
+    return parameters | fields
+
+
+def _read(kind: type[Kind], given: dict[str, Any]) -> Kind:
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise field_error(errors, "json") from None

@@ -1,0 +1,126 @@
+"""text-generation-inference's requests as completions, and its texts, whole or token by token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from specbuild.runtime import Chunk, Engine, Result, TokenLogprobs
+from specbuild.serve.completions import CompletionFormat
+from specbuild.serve.errors import ApiError, api_error
+from specbuild.serve.formats import event
+from specbuild.serve.generation import Generation
+
+from .fields import Continuation, GenerateRequest, Grammar, Parameters
+
+MAX_NEW_TOKENS = 100  # its default
+_LOWEST = -9999.0  # of a logarithm: JSON has no infinity
+_SAME = ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop", "truncate")
+_KINDS = {401: "authentication", 404: "not_found", 429: "overloaded", 503: "unhealthy"}  # of errors, by status
+
+
+def completion_of(asked: GenerateRequest, stream: bool) -> Continuation:
+    """The completion of a request; raises ApiError. Greedy unless something about it asks for sampling."""
+    own = asked.parameters or Parameters()
+    samples = own.do_sample or own.temperature not in (None, 1.0) or own.top_k or own.top_p
+    fields = {name: value for name in _SAME if (value := getattr(own, name)) is not None}
+    fields |= {"prompt": asked.inputs, "stream": stream, "max_tokens": own.max_new_tokens or MAX_NEW_TOKENS}
+    fields |= {"temperature": (own.temperature or 1.0) if samples else 0.0}
+    fields |= {"details": bool(own.details), "return_full_text": bool(own.return_full_text)}
+    if stream or own.details:
+        fields["logprobs"] = 0
+    if own.grammar:
+        fields["structured_outputs"] = _structure(own.grammar)
+    return Continuation.model_validate(fields)
+
+
+def _structure(grammar: Grammar) -> dict[str, Any]:
+    value = grammar.value
+    if grammar.type == "json_schema":
+        value = value.get("schema", "") if isinstance(value, dict) else value
+    if (grammar.type == "regex") != isinstance(value, str):
+        wanted = "an expression, a string" if grammar.type == "regex" else "a schema, an object"
+        raise ApiError(400, f"grammar.value of type {grammar.type} is {wanted}", param="parameters.grammar.value")
+    return {"regex" if grammar.type == "regex" else "json": value}
+
+
+class TgiFormat(CompletionFormat):
+    """`generated_text` with its details, or an event for each token."""
+
+    prefix = "tgi"
+
+    def __init__(self, generation: Generation, *given: Any) -> None:
+        super().__init__(generation, *given)
+        self._tokens = list[dict[str, Any]]()
+        self._text = ""
+        self._result: Result | None = None
+
+    @property
+    def _asked(self) -> Continuation:
+        assert isinstance(self.generation.body, Continuation)
+        return self.generation.body
+
+    def tokenize(self, engine: Engine) -> list[list[int]]:
+        """See `Format.tokenize`; no more of the prompt than `truncate` has."""
+        return [tokens[-(self._asked.truncate or 0) :] for tokens in super().tokenize(engine)]
+
+    async def response(self) -> dict[str, Any]:
+        """See `Format.response`."""
+        async for chunk in self.generation.chunks(self.tokenize):
+            self._tokens += self._add(chunk)
+        told: dict[str, Any] = {"generated_text": self._generated()}
+        if self._asked.details:
+            told["details"] = self._details() | {"prefill": [], "tokens": self._tokens}
+        return told
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """See `Format.events`. Each token waits for the next one: the last has the whole text."""
+        held: dict[str, Any] | None = None
+        count = 0
+        try:
+            async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
+                async for chunk in chunks:
+                    for token in self._add(chunk):
+                        if held:
+                            yield event(held)
+                        count += 1
+                        held = {"index": count, "token": token, "generated_text": None, "details": None}
+            if held:
+                details = self._details() | {"input_length": sum(map(len, self.generation.prompts))}
+                yield event(held | {"generated_text": self._generated(), "details": details})
+        except Exception as error:
+            if not count:
+                raise
+            self.failed = error
+            yield event(error_body(api_error(error)))
+
+    def _add(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """The tokens of a chunk; together they have its text, whatever each is by itself."""
+        tokenizer, left = self.generation.engine.tokenizer, chunk.text
+        self._text += chunk.text
+        self._result = chunk.result or self._result
+        logprobs: Sequence[TokenLogprobs | None] = chunk.logprobs or [None] * len(chunk.token_ids)
+        for place, (token, each) in enumerate(zip(chunk.token_ids, logprobs, strict=True), 1):
+            own = tokenizer.token_text(token)
+            text = left if place == len(chunk.token_ids) else own if left.startswith(own) else ""
+            left = left[len(text) :]
+            logprob = max(each.logprob, _LOWEST) if each else None
+            yield {"id": token, "text": text, "logprob": logprob, "special": not tokenizer.decode([token])}
+
+    def _generated(self) -> str:
+        prompt = self._asked.prompt if self._asked.return_full_text else ""
+        return f"{prompt}{self._text}"
+
+    def _details(self) -> dict[str, Any]:
+        result = self._result
+        assert result is not None
+        stopped = "stop_sequence" if result.stop_reason else "eos_token"
+        reason = stopped if result.finish_reason == "stop" else "length"
+        return {"finish_reason": reason, "generated_tokens": len(result.token_ids), "seed": self._asked.seed}
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """Its error object."""
+    kind = _KINDS.get(error.status, "validation" if error.status < 500 else "generation")
+    return {"error": error.message, "error_type": kind}
