@@ -25,7 +25,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("runtime", ".py"): 6515,
     ("runtime/backends", ".py"): 2542,
     ("runtime/decoding", ".py"): 1816,
-    ("serve", ".py"): 6103,
+    ("serve", ".py"): 6102,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

@@ -26,15 +26,13 @@ from . import canary_routes, responses
 from .answer import Service, answer
 from .chat import ChatFormat, chat_of
 from .completions import CompletionFormat, prompts_of
-from .errors import ApiError, ErrorBody, api_error, field_error, json_response
+from .errors import STATUSES, ApiError, ErrorBody, api_error, field_error, json_response
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .gate import Gate, RequestLog, path_of
 from .generation import ClientGoneError
 from .models import ServedModel
 
-_FAULTS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)
-}
+_FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in STATUSES}
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 

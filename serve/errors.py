@@ -23,6 +23,7 @@ KINDS = {
     431: "invalid_request_error",
     503: "service_unavailable_error",
 }
+STATUSES = (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)  # that a request for texts may end with
 _FIELD_KINDS = ("str", "int")  # names of a field's kinds in pydantic's paths
 RETRY = 1  # seconds, where nothing better is known
 

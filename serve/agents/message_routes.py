@@ -10,16 +10,14 @@ from starlette.responses import Response
 
 from specbuild.serve import chat, tools
 from specbuild.serve.answer import Service, answer
-from specbuild.serve.errors import json_response
+from specbuild.serve.errors import STATUSES, json_response
 
 from .message_fields import CountRequest, MessagesRequest
 from .messages import MessageFormat, chat_of
 
 PATH = "/v1/messages"
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
-_FAULTS: dict[int | str, dict[str, Any]] = {
-    status: {"model": dict[str, Any]} for status in (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)
-}
+_FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": dict[str, Any]} for status in STATUSES}
 
 
 def routes(service: Service) -> APIRouter:

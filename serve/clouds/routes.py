@@ -15,7 +15,7 @@ from starlette.types import Message
 from specbuild.serve.answer import Service, answer
 from specbuild.serve.chat import ChatFormat
 from specbuild.serve.completions import CompletionFormat, prompts_of
-from specbuild.serve.errors import ApiError, field_error, json_response
+from specbuild.serve.errors import STATUSES, ApiError, field_error, json_response
 from specbuild.serve.fields import Body, ChatRequest, CompletionRequest
 
 from .fields import GenerateRequest, PredictRequest
@@ -25,12 +25,14 @@ PATHS = ("/generate", "/generate_stream", "/")  # whose errors have text-generat
 Kind = TypeVar("Kind", bound=Body)
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 _REPLY: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any], "content": _STREAM}}
+_ANY: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any] | list[Any], "content": _STREAM}}
+_FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": dict[str, Any]} for status in STATUSES}
 _KINDS: dict[str, type[Body]] = {"inputs": GenerateRequest, "messages": ChatRequest, "prompt": CompletionRequest}
 
 
 def routes(service: Service, predict: str | None = None) -> APIRouter:
     """All of them; `predict`: Vertex AI's own, where it asks for one."""
-    router = APIRouter()
+    router = APIRouter(responses=_FAULTS)
 
     @router.post("/generate", responses=_REPLY)
     async def generate(request: Request, body: GenerateRequest) -> Response:
@@ -40,7 +42,7 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
     async def generate_stream(request: Request, body: GenerateRequest) -> Response:
         return await _generated(service, request, body, stream=True)
 
-    @router.post("/", responses=_REPLY)
+    @router.post("/", responses=_ANY)
     async def generate_either(request: Request, body: GenerateRequest) -> Response:
         return await _either(service, request, body)
 
@@ -51,11 +53,11 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
         told = {"model_id": served.name, "max_total_tokens": engine.max_model_len, "version": version("specbuild-trt")}
         return json_response(told | {"router": "specbuild", "max_concurrent_requests": service.options.max_waiting})
 
-    @router.post("/invocations", responses=_REPLY)
+    @router.post("/invocations", responses=_ANY)
     async def invocations(request: Request, body: dict[str, Any]) -> Response:
         return await _any(service, request, body)
 
-    @router.post(predict or "/predict", responses=_REPLY)
+    @router.post(predict or "/predict", responses=_ANY)
     async def make_predictions(request: Request, body: dict[str, Any]) -> Response:
         if "instances" not in body:  # a raw prediction
             return await _any(service, request, body)
