@@ -70,6 +70,7 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     callback=_from_file,
     help="A YAML file of these options, by their names; the command line goes before it.",
 )
+@click.option("--check", is_flag=True, help="Load everything as it would be served, say so, and end.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at; 0.0.0.0 is all.")
 @click.option(
     "--port", type=int, default=8000, show_default=True, envvar="AIP_HTTP_PORT", help="0 is any that is free."
@@ -185,6 +186,7 @@ def command(
     max_num_batched_tokens: int | None,
     max_model_len: int | None,
     chat_template: Path | None,
+    check: bool,
     **given: Any,
 ) -> None:
     """Serve bundles by OpenAI's API: chats, completions, metrics, health.
@@ -218,6 +220,12 @@ def command(
     log = logs.RequestLog(sys.stderr, options.log_requests)
     logs.install(log)
     named = names_of(list(bundles), served_model_name)
+    if check:
+        if scale:
+            raise OptionError("--check loads bundles here, not on replicas: leave out --ray")
+        server.check(named, options, load, log)
+        click.echo("specbuild: this can be served", err=True)
+        return
     if scale:
         scale.check(options)
         from specbuild.serve import ray_app

@@ -19,13 +19,13 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 5118,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1429,
-    ("cli", ".py"): 2445,
+    ("cli", ".py"): 2453,
     ("face", ".py"): 37,
     ("measure", ".py"): 2263,
     ("runtime", ".py"): 6515,
     ("runtime/backends", ".py"): 2542,
     ("runtime/decoding", ".py"): 1816,
-    ("serve", ".py"): 6102,
+    ("serve", ".py"): 6108,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

@@ -50,14 +50,25 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog)
     """
     listening = listener.listen(options)
     try:
-        with contextlib.ExitStack() as closing:
-            service = make_service(named, options, load, log, closing)
-            for model in service.models.all:
-                told = describe(model)
-                log.event("info", told, model=model.name)
+        with _loaded(named, options, load, log) as service:
             return asyncio.run(_Life(service, log, listening).run())
     finally:
         listener.close(listening, options)
+
+
+def check(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog) -> None:
+    """Do all that `run` does before it serves, but listen; raises as it does."""
+    with _loaded(named, options, load, log):
+        pass
+
+
+@contextlib.contextmanager
+def _loaded(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog) -> Iterator[Service]:
+    with contextlib.ExitStack() as closing:
+        service = make_service(named, options, load, log, closing)
+        for model in service.models.all:
+            log.event("info", describe(model), model=model.name)
+        yield service
 
 
 def make_service(
