@@ -29,6 +29,7 @@ _COMMANDS = {
     "canary": "Show what a server's canary has found.",
     "cost": "Say what requests cost, and what speculation saved, from a server's ledger.",
     "replay": "Prove a text that a server gave, by its receipt.",
+    "sign": "Sign a bundle.",
     "verify": "Check a bundle's tokens against plain decoding and Hugging Face.",
     "tune": "Measure what rounds take here, so that `auto` drafts what pays.",
     "profile": "Measure each step against the device's roofline, and where a round's time goes.",

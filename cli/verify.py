@@ -25,6 +25,12 @@ PROMPTS = ("def main(argv):\n    ", "import os\n", "The weather today is", "\n",
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", "file", metavar="FILE", help="Prompts as for generate; a few built-in ones without it.")
 @click.option("--hf", metavar="DIR", help="The target's checkpoint: compare with transformers' greedy generation too.")
+@click.option(
+    "--signature",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A public key: check who signed the bundle, and its files, first.",
+)
 @click.option("-n", "--max-new-tokens", type=click.IntRange(1), default=48, show_default=True)
 @click.option("-b", "--batch-size", type=int, default=1, show_default=True)
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
@@ -34,6 +40,7 @@ def command(
     bundle: Path,
     file: str | None,
     hf: str | None,
+    signature: Path | None,
     max_new_tokens: int,
     batch_size: int,
     threads: int | None,
@@ -47,6 +54,12 @@ def command(
     In a precision other than fp32, Hugging Face's distributions are compared instead of its tokens. A line's n,
     logprobs and deadline do not change tokens, and are left out.
     """
+    if signature is not None:
+        from specbuild.runtime.bundle.signature import check
+
+        check(bundle, signature)
+        if not as_json:
+            click.echo(f"signed by the owner of {signature}, and every file as it was built")
     manifest = Bundle.open(bundle).manifest
     defaults = {"max_new_tokens": max_new_tokens, "seed": 0}
     own = SamplingParams(max_new_tokens=max_new_tokens, seed=0)

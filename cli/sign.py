@@ -1,0 +1,30 @@
+"""`specbuild sign`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+PASSPHRASE = "SPECBUILD_KEY_PASSPHRASE"
+
+
+@click.command(name="sign")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--key", required=True, type=click.Path(path_type=Path), metavar="FILE", help="An Ed25519 private key in PEM."
+)
+def command(bundle: Path, key: Path) -> None:
+    """Sign a bundle, whose files are checked first; `verify --signature` holds it against the public key.
+
+    A key with a passphrase has it from SPECBUILD_KEY_PASSPHRASE.
+
+    \b
+    openssl genpkey -algorithm ed25519 -out key.pem
+    openssl pkey -in key.pem -pubout -out public.pem
+    specbuild sign pycode.bundle --key key.pem
+    """
+    from specbuild.runtime.bundle.signature import sign
+
+    click.echo(f"signed: {sign(bundle, key, os.environ.get(PASSPHRASE))}")

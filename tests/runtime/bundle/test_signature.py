@@ -1,0 +1,107 @@
+"""Signatures of bundles: who signed, what was signed, and that OpenSSL agrees."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization as pem
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+from specbuild.runtime.bundle.manifest import MANIFEST
+from specbuild.runtime.bundle.signature import FILE, check, sign
+from specbuild.runtime.errors import BundleError, OptionError
+
+
+def keys(folder: Path, name: str, made: ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey | None = None) -> Path:
+    """A key pair as NAME.pem and NAME.pub; returns the path without the ending."""
+    key = made or ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
+    public = key.public_key().public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
+    (folder / f"{name}.pem").write_bytes(private)
+    (folder / f"{name}.pub").write_bytes(public)
+    return folder / name
+
+
+@pytest.fixture
+def signed(bundle: Path, tmp_path: Path) -> Path:
+    """A copy of the bundle, signed by `own`."""
+    copy = Path(shutil.copytree(bundle, tmp_path / "b"))
+    assert sign(copy, keys(tmp_path, "own").with_suffix(".pem")) == copy / FILE
+    return copy
+
+
+def test_the_owner_s_key_and_no_other(signed: Path, tmp_path: Path) -> None:
+    check(signed, tmp_path / "own.pub")
+    with pytest.raises(BundleError, match="was not signed by the owner of"):
+        check(signed, keys(tmp_path, "other").with_suffix(".pub"))
+
+
+def test_openssl_agrees(signed: Path, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not here")
+    command = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", tmp_path / "own.pub", "-rawin"]
+    command += ["-in", signed / MANIFEST, "-sigfile", signed / FILE]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("change", ["manifest", "model", "signature", "longer", "none"])
+def test_what_was_changed_is_found(signed: Path, tmp_path: Path, change: str) -> None:
+    match change:
+        case "manifest":
+            text = (signed / MANIFEST).read_text()
+            (signed / MANIFEST).write_text(text + "\n")
+        case "model":
+            model = next(signed.glob("target/*.onnx"))
+            model.write_bytes(model.read_bytes()[:-1] + b"\0")
+        case "signature":
+            (signed / FILE).write_bytes(bytes(64))
+        case "longer":
+            (signed / FILE).write_bytes((signed / FILE).read_bytes() + b"\n")
+        case _:
+            (signed / FILE).unlink()
+    with pytest.raises(BundleError):
+        check(signed, tmp_path / "own.pub")
+
+
+def test_a_bundle_that_was_changed_is_not_signed(signed: Path, tmp_path: Path) -> None:
+    model = next(signed.glob("target/*.onnx"))
+    model.write_bytes(model.read_bytes()[:-1] + b"\0")
+    before = (signed / FILE).read_bytes()
+    with pytest.raises(BundleError):
+        sign(signed, tmp_path / "own.pem")
+    assert (signed / FILE).read_bytes() == before
+
+
+def test_what_is_no_key_is_refused(signed: Path, tmp_path: Path) -> None:
+    curve = keys(tmp_path, "curve", ec.generate_private_key(ec.SECP256R1()))
+    (tmp_path / "bad.pem").write_text("x")
+    for key in (curve.with_suffix(".pem"), tmp_path / "bad.pem", tmp_path / "own.pub"):
+        with pytest.raises(OptionError, match="is no private key of Ed25519 in PEM"):
+            sign(signed, key)
+    for key in (curve.with_suffix(".pub"), tmp_path / "bad.pem", tmp_path / "own.pem"):
+        with pytest.raises(OptionError, match="is no public key of Ed25519 in PEM"):
+            check(signed, key)
+    with pytest.raises(OptionError, match="cannot be read"):
+        check(signed, tmp_path / "absent.pem")
+
+
+def test_a_passphrase(signed: Path, tmp_path: Path) -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    locked = key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.BestAvailableEncryption(b"open"))
+    (tmp_path / "locked.pem").write_bytes(locked)
+    sign(signed, tmp_path / "locked.pem", "open")
+    with pytest.raises(OptionError, match="needs a passphrase"):
+        sign(signed, tmp_path / "locked.pem")
+    with pytest.raises(OptionError, match="is no private key"):
+        sign(signed, tmp_path / "locked.pem", "wrong")
+
+
+def test_without_the_library_it_says_what_to_install(signed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
+    with pytest.raises(OptionError, match=r"pip install 'specbuild-trt\[sign\]'"):
+        check(signed, Path("x"))
