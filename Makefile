@@ -11,7 +11,7 @@ EXACTNESS := $(foreach precision,fp32 int8 int4,benchmarks/results/exactness-$(p
 
 .SECONDARY:
 
-.PHONY: demo serve-demo test test-all soak exactness structured operating tools attack lint kernels bench clean
+.PHONY: demo serve-demo test test-all soak exactness structured operating tools attack lint kernels bench dist clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -98,6 +98,10 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,dev]'
 	@touch $@
+
+# sdist, wheel, the versions that a server was installed with, an SBOM: what an offline machine and an auditor need.
+dist:
+	PYTHON=$(PYTHON) sh scripts/dist.sh
 
 clean:
 	rm -rf $(VENV) build *.bundle
