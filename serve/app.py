@@ -200,7 +200,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 def _reply(request: Request, told: ApiError) -> Response:
     """The response of an error, in the shape of whose API it is."""
     path = path_of(request.scope)
-    if path in clouds.PATHS and request.method == "POST":
+    if path in tgi.PATHS and request.method == "POST":
         return json_response(tgi.error_body(told), told.status, told.headers)
     if path.startswith(message_routes.PATH):
         return json_response(error_body(told), told.status, told.headers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +25,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specbuild.runtime import SpecbuildError
 from specbuild.runtime.requests.tokenizer import Tokenizer
+from specbuild.serve.agents import messages
+from specbuild.serve.agents.message_fields import MessagesRequest
+from specbuild.serve.clouds.fields import GenerateRequest
+from specbuild.serve.clouds.tgi import PATHS as TGI_PATHS
+from specbuild.serve.clouds.tgi import completion_of
 
 from . import tools
 from .chat import chat_of
@@ -42,10 +47,11 @@ from .ray_router import Hint
 
 TRIES = 3  # of a request of which nothing was sent yet
 ANY = Hint([], 0, 0)  # goes where there is least to do
-_BODIES: dict[str, type[ChatRequest] | type[CompletionRequest]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-}
+_READS: dict[str, Callable[[bytes], ChatRequest | CompletionRequest]] = {
+    "/v1/chat/completions": ChatRequest.model_validate_json,
+    "/v1/completions": CompletionRequest.model_validate_json,
+    "/v1/messages": lambda body: messages.chat_of(MessagesRequest.model_validate_json(body)),
+} | dict.fromkeys(TGI_PATHS, lambda body: completion_of(GenerateRequest.model_validate_json(body), stream=False))
 _PASSED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path")
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ")
 
@@ -62,7 +68,9 @@ class Front:
 
     def app(self) -> ASGIApp:
         """The ASGI application, behind the gate that one server has."""
-        own = {"/health/live": _live, "/health": self._ready, "/health/ready": self._ready}
+        asked = self._options.health_route
+        ready = ("/health", "/health/ready", "/ping", *([asked] if asked else []))
+        own = {"/health/live": _live, **dict.fromkeys(ready, self._ready)}
         own |= {"/metrics": self._metrics, "/load": self._load}
         ours = Starlette(routes=[Route(path, answer) for path, answer in own.items()])
 
@@ -70,7 +78,7 @@ class Front:
             passed = scope["type"] == "http" and path_of(scope) not in own
             await (self._pass if passed else ours)(scope, receive, send)
 
-        gate = Gate(app, _Quiet(self._log), self._options.api_keys)
+        gate = Gate(app, _Quiet(self._log), self._options.api_keys, health_route=asked)
 
         async def outer(scope: Scope, receive: Receive, send: Send) -> None:
             await gate(scope, receive, _without_id(send))
@@ -142,11 +150,11 @@ class Front:
 
     def _hint(self, scope: Scope, body: bytes) -> Hint:
         """What a prompt begins with; what is wrong with a request its replica says."""
-        kind = _BODIES.get(path_of(scope))
-        if kind is None or scope["method"] != "POST":
+        read = _READS.get(path_of(scope))
+        if read is None or scope["method"] != "POST":
             return ANY
         with suppress(ValueError, SpecbuildError, ApiError):
-            return self._prompt(kind.model_validate_json(body), scope["state"]["tenant"])
+            return self._prompt(read(body), scope["state"]["tenant"])
         return ANY
 
     def _prompt(self, body: ChatRequest | CompletionRequest, tenant: str | None) -> Hint:

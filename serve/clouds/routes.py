@@ -21,7 +21,6 @@ from specbuild.serve.fields import Body, ChatRequest, CompletionRequest
 from .fields import GenerateRequest, PredictRequest
 from .tgi import TgiFormat, completion_of
 
-PATHS = ("/generate", "/generate_stream", "/")  # whose errors have text-generation-inference's shape
 Kind = TypeVar("Kind", bound=Body)
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 _REPLY: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any], "content": _STREAM}}

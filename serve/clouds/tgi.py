@@ -14,6 +14,7 @@ from specbuild.serve.generation import Generation
 
 from .fields import Continuation, GenerateRequest, Grammar, Parameters
 
+PATHS = ("/generate", "/generate_stream", "/")
 MAX_NEW_TOKENS = 100  # its default
 _LOWEST = -9999.0  # of a logarithm: JSON has no infinity
 _SAME = ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop", "truncate")

@@ -147,6 +147,24 @@ def test_chats_are_told_by_their_template(ask: Callable[..., httpx.Response]) ->
     assert one.output == 5
 
 
+def test_anthropic_s_and_text_generation_inference_s_prompts_are_those_of_chats_and_completions(
+    ask: Callable[..., httpx.Response],
+) -> None:
+    replicas, text = Replicas(), "sort these numbers, and say why " * 6
+    chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 7}
+    ask(replicas, chat, "/v1/chat/completions")
+    one = hint(replicas)
+    ask(replicas, chat, "/v1/messages")
+    assert hint(replicas) == one
+    ask(replicas, {"prompt": text, "max_tokens": 7}, "/v1/completions")
+    other = hint(replicas)
+    for path in ("/generate", "/generate_stream", "/"):
+        ask(replicas, {"inputs": text, "parameters": {"max_new_tokens": 7}}, path)
+        assert hint(replicas) == other
+    ask(replicas, {"inputs": text, "parameters": {"colour": 1, "grammar": {}}}, "/generate")
+    assert hint(replicas) == ANY
+
+
 @pytest.mark.parametrize(
     "body", [{}, {"prompt": 5}, {"prompt": "a", "model": "other"}, {"prompt": "a", "suffix": "b"}, [1]]
 )
@@ -240,4 +258,6 @@ def test_health(ask: Callable[..., httpx.Response], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray_front, "serve", found)
     response = ask(Replicas(), path="/health/ready", api_keys=("k",))
     assert (response.status_code, response.json()["deployments"]) == (status, {"Replica": "HEALTHY"})
+    assert ask(Replicas(), path="/ping", api_keys=("k",)).status_code == status
+    assert ask(Replicas(), path="/up", api_keys=("k",), health_route="/up").status_code == status
     assert ask(Replicas(), path="/health/live").status_code == 200
