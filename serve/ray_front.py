@@ -47,11 +47,18 @@ from .ray_router import Hint
 
 TRIES = 3  # of a request of which nothing was sent yet
 ANY = Hint([], 0, 0)  # goes where there is least to do
+
+
+def _continued(body: bytes) -> CompletionRequest:
+    return completion_of(GenerateRequest.model_validate_json(body), stream=False)
+
+
 _READS: dict[str, Callable[[bytes], ChatRequest | CompletionRequest]] = {
     "/v1/chat/completions": ChatRequest.model_validate_json,
     "/v1/completions": CompletionRequest.model_validate_json,
     "/v1/messages": lambda body: messages.chat_of(MessagesRequest.model_validate_json(body)),
-} | dict.fromkeys(TGI_PATHS, lambda body: completion_of(GenerateRequest.model_validate_json(body), stream=False))
+    **dict.fromkeys(TGI_PATHS, _continued),
+}
 _PASSED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path")
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ")
 
