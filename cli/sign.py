@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-PASSPHRASE = "SPECBUILD_KEY_PASSPHRASE"
+from specbuild.runtime.bundle.signature import PASSPHRASE, sign
 
 
 @click.command(name="sign")
@@ -25,6 +25,4 @@ def command(bundle: Path, key: Path) -> None:
     openssl pkey -in key.pem -pubout -out public.pem
     specbuild sign pycode.bundle --key key.pem
     """
-    from specbuild.runtime.bundle.signature import sign
-
     click.echo(f"signed: {sign(bundle, key, os.environ.get(PASSPHRASE))}")

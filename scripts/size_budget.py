@@ -19,13 +19,13 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 5118,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1429,
-    ("cli", ".py"): 2479,
+    ("cli", ".py"): 2478,
     ("face", ".py"): 37,
     ("measure", ".py"): 2263,
-    ("runtime", ".py"): 6576,
+    ("runtime", ".py"): 6577,
     ("runtime/backends", ".py"): 2542,
     ("runtime/decoding", ".py"): 1816,
-    ("serve", ".py"): 6119,
+    ("serve", ".py"): 6120,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
 }

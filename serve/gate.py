@@ -25,7 +25,6 @@ from .logs import error_of
 
 _ID = re.compile(rf"[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
 _OPEN = "/health"  # and all below it: without a key
-_PING = "/ping"
 
 
 class RequestLog(Protocol):
@@ -54,7 +53,7 @@ class Gate:
         """`health_route`: another path that needs no key."""
         self._app, self._log, self._send_seconds = app, log, send_seconds
         self._keys = [key.encode() for key in api_keys]
-        self._probes = (_OPEN, _PING, health_route)
+        self._probes = (_OPEN, "/ping", health_route)
         self.requests = 0  # under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,7 +10,7 @@ from .errors import ApiError
 from .limits import ECHOED_LOGITS
 from .responses import ChatLogprobs, CompletionLogprobs, TopLogprob
 
-_LOWEST = -9999.0  # vLLM's, for JSON has no infinity
+LOWEST = -9999.0  # vLLM's, for JSON has no infinity
 
 
 def of_prompt(engine: Engine, tokens: Sequence[int], count: int) -> list[TokenLogprobs | None]:
@@ -37,7 +37,7 @@ def completion(
     told: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, each in zip(tokens, given, strict=True):
         told["tokens"].append(engine.tokenizer.token_text(token))
-        told["token_logprobs"].append(max(each.logprob, _LOWEST) if each else None)
+        told["token_logprobs"].append(max(each.logprob, LOWEST) if each else None)
         told["top_logprobs"].append(_best(engine, each) if each else None)
         told["text_offset"].append(offset)
         offset += len(told["tokens"][-1])
@@ -46,10 +46,10 @@ def completion(
 
 def _best(engine: Engine, each: TokenLogprobs) -> dict[str, float]:
     """By text; where two tokens have one text, the likelier one's."""
-    best = {engine.tokenizer.token_text(each.token_id): max(each.logprob, _LOWEST)}
+    best = {engine.tokenizer.token_text(each.token_id): max(each.logprob, LOWEST)}
     for token, logprob in each.top:
         text = engine.tokenizer.token_text(token)
-        best[text] = max(best.get(text, _LOWEST), logprob)
+        best[text] = max(best.get(text, LOWEST), logprob)
     return best
 
 
@@ -58,7 +58,7 @@ def chat(engine: Engine, given: Sequence[TokenLogprobs]) -> ChatLogprobs:
 
     def one(token: int, logprob: float) -> TopLogprob:
         text, data = engine.tokenizer.token_text(token), engine.tokenizer.token_bytes(token)
-        return {"token": text, "logprob": max(logprob, _LOWEST), "bytes": list(data)}
+        return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(data)}
 
     return {
         "content": [

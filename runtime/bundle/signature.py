@@ -15,6 +15,7 @@ from .bundle import Bundle, open_regular
 from .manifest import MANIFEST, MANIFEST_BYTES
 
 FILE = f"{MANIFEST}.sig"
+PASSPHRASE = "SPECBUILD_KEY_PASSPHRASE"
 _BYTES = 64
 _KEY_BYTES = 1 << 16
 
@@ -79,7 +80,7 @@ def _read(key: Path) -> bytes:
 
 def _no_key(key: Path, kind: str, error: Exception | None = None) -> OptionError:
     if isinstance(error, TypeError):
-        return OptionError(f"{key} needs a passphrase: set SPECBUILD_KEY_PASSPHRASE, or unset it for a key without one")
+        return OptionError(f"{key} needs a passphrase: set {PASSPHRASE}, or unset it for a key without one")
     return OptionError(f"{key} is no {kind} key of Ed25519 in PEM: openssl genpkey -algorithm ed25519 makes one")
 
 

@@ -11,12 +11,12 @@ from specbuild.serve.completions import CompletionFormat
 from specbuild.serve.errors import ApiError, api_error
 from specbuild.serve.formats import event
 from specbuild.serve.generation import Generation
+from specbuild.serve.logprobs import LOWEST
 
 from .fields import Continuation, GenerateRequest, Grammar, Parameters
 
 PATHS = ("/generate", "/generate_stream", "/")
 MAX_NEW_TOKENS = 100  # its default
-_LOWEST = -9999.0  # of a logarithm: JSON has no infinity
 _SAME = ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop", "truncate")
 _KINDS = {401: "authentication", 404: "not_found", 429: "overloaded", 503: "unhealthy"}  # of errors, by status
 
@@ -53,7 +53,6 @@ class TgiFormat(CompletionFormat):
 
     def __init__(self, generation: Generation, *given: Any) -> None:
         super().__init__(generation, *given)
-        self._tokens = list[dict[str, Any]]()
         self._text = ""
         self._result: Result | None = None
 
@@ -68,12 +67,13 @@ class TgiFormat(CompletionFormat):
 
     async def response(self) -> dict[str, Any]:
         """See `Format.response`."""
+        details, tokens = self._asked.details, list[dict[str, Any]]()
         async for chunk in self.generation.chunks(self.tokenize):
-            self._tokens += self._add(chunk)
+            self._add(chunk)
+            if details:
+                tokens += self._tokens(chunk)
         told: dict[str, Any] = {"generated_text": self._generated()}
-        if self._asked.details:
-            told["details"] = self._details() | {"prefill": [], "tokens": self._tokens}
-        return told
+        return told | ({"details": self._details() | {"prefill": [], "tokens": tokens}} if details else {})
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """See `Format.events`. Each token waits for the next one: the last has the whole text."""
@@ -82,7 +82,8 @@ class TgiFormat(CompletionFormat):
         try:
             async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
                 async for chunk in chunks:
-                    for token in self._add(chunk):
+                    self._add(chunk)
+                    for token in self._tokens(chunk):
                         if held:
                             yield event(held)
                         count += 1
@@ -96,17 +97,19 @@ class TgiFormat(CompletionFormat):
             self.failed = error
             yield event(error_body(api_error(error)))
 
-    def _add(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """The tokens of a chunk; together they have its text, whatever each is by itself."""
-        tokenizer, left = self.generation.engine.tokenizer, chunk.text
+    def _add(self, chunk: Chunk) -> None:
         self._text += chunk.text
         self._result = chunk.result or self._result
+
+    def _tokens(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
+        """The tokens of a chunk; together they have its text, whatever each is by itself."""
+        tokenizer, left = self.generation.engine.tokenizer, chunk.text
         logprobs: Sequence[TokenLogprobs | None] = chunk.logprobs or [None] * len(chunk.token_ids)
         for place, (token, each) in enumerate(zip(chunk.token_ids, logprobs, strict=True), 1):
             own = tokenizer.token_text(token)
             text = left if place == len(chunk.token_ids) else own if left.startswith(own) else ""
             left = left[len(text) :]
-            logprob = max(each.logprob, _LOWEST) if each else None
+            logprob = max(each.logprob, LOWEST) if each else None
             yield {"id": token, "text": text, "logprob": logprob, "special": not tokenizer.decode([token])}
 
     def _generated(self) -> str:
