@@ -11,7 +11,7 @@ EXACTNESS := $(foreach precision,fp32 int8 int4,benchmarks/results/exactness-$(p
 
 .SECONDARY:
 
-.PHONY: demo serve-demo test test-all soak exactness structured operating tools attack lint kernels bench dist clean
+.PHONY: demo serve-demo docs test test-all soak exactness structured operating tools attack lint kernels bench dist clean
 
 demo: $(BUNDLE)/manifest.json
 	$(BIN)/specbuild inspect $(BUNDLE)
@@ -49,7 +49,7 @@ structured: build/smollm2-int8.bundle/manifest.json
 	$(BIN)/python scripts/structured_sweep.py $(<D) --out build/structured.json
 	cp build/structured.json benchmarks/results/structured.json
 
-# What docs/operating.md, objectives.md and serving.md promise: simulations, and the reference pair behind a server.
+# What docs/guides/operating.md, objectives.md and serving.md promise: simulations, and the reference pair behind a server.
 operating: $(BUNDLE)/manifest.json build/pycode-int8.bundle/manifest.json
 	$(BIN)/python benchmarks/canary_power.py --out benchmarks/results/canary-power.json
 	$(BIN)/python benchmarks/shadow_oracle.py float32=$(BUNDLE) int8=build/pycode-int8.bundle --flips 16 --out benchmarks/results/oracle.json
@@ -73,6 +73,11 @@ attack: $(BUNDLE)/manifest.json
 	PYTHONPATH=tests/attacks $(BIN)/python -m campaign --bundle $(BUNDLE) --minutes $(MINUTES) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only '$(ONLY)') $(if $(CLASSES),--classes $(CLASSES)) \
 	  $(if $(JSON),--json $(JSON))
+
+# The site, in build/site; a warning fails it.
+docs: $(VENV)/.ready
+	$(BIN)/python scripts/package_tree.py build/package
+	$(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

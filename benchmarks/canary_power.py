@@ -74,7 +74,7 @@ def _median(counts: Any) -> float | None:
 
 
 def main() -> int:
-    """Print each case and keep all; the exit status is 1 where a bar of docs/operating.md is missed."""
+    """Print each case and keep all; the exit status is 1 where a bar of docs/guides/operating.md is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

@@ -14,6 +14,7 @@ import click
 from specbuild.runtime.errors import SpecbuildError
 
 from . import interrupts, standard_streams
+from .flag_hints import hinted
 from .standard_streams import tell
 
 _STARVED = "bad_alloc", "cannot allocate memory", "failed to map segment"
@@ -110,6 +111,8 @@ def _outcome() -> tuple[int, str]:
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else "", err=True)
         return 2, ""
+    except click.NoSuchOption as error:
+        return 2, hinted(error)
     except click.ClickException as error:
         return 2, error.format_message()
     except (click.Abort, KeyboardInterrupt):

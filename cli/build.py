@@ -22,6 +22,7 @@ from specbuild.runtime.bundle.backend import BACKENDS, DEFAULT, RTX_ARCHITECTURE
 from specbuild.runtime.errors import OptionError, shown
 
 from . import quality
+from .help_groups import BUILD, grouped
 from .progress import quiet_option, showing
 from .standard_streams import tell
 from .tuned import in_words
@@ -49,7 +50,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
         raise OptionError(f"buckets must be whole numbers, not {shown(text)}") from None
 
 
-@click.command(name="build")
+@click.command(name="build", cls=grouped(BUILD))
 @click.option(
     "--recipe",
     metavar="FILE.toml",
@@ -60,10 +61,15 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     help="A build written down, like those in engines/; options given here go before it.",
 )
 @click.option(
-    "--target", required=True, metavar="DIR", help="The model whose output counts: a folder, a GGUF file, or a hub id."
+    "--target",
+    "--model",
+    required=True,
+    metavar="DIR",
+    help="The model whose output counts: a folder, a GGUF file, or a hub id.",
 )
 @click.option(
     "--draft",
+    "--draft-model",
     metavar="DIR",
     help="A small model, an EAGLE-3 head, or self:int4, the target's own weights; without it lookup drafts.",
 )
@@ -74,7 +80,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
 @click.option(
     "--precision",
     help="fp32, int8 or int4 on a CPU; fp16, bf16, fp32, int8, int4 or fp8 on GPUs; the first by default; or auto, "
-    "or best:size, best:speed, best:kl. Options after a colon, as in int4:64,sym: docs/quantization.md.",
+    "or best:size, best:speed, best:kl. Options after a colon, as in int4:64,sym: docs/guides/quantization.md.",
 )
 @click.option("--draft-precision", metavar="PRECISION", help="The draft's; the target's by default.")
 @click.option(
@@ -105,7 +111,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     metavar="NATS",
     help=f"Fail where the target moved further, in nats a token: {MAX_KL} by default, {AUTO_KL} with auto and best.",
 )
-@click.option("--max-seq-len", type=int, metavar="N", help="Most tokens of a text, prompt included.")
+@click.option("--max-seq-len", "--max-model-len", type=int, metavar="N", help="Most tokens of a text, prompt included.")
 @click.option("--max-batch-size", type=int, default=4, show_default=True, metavar="B", help="Most sequences in a step.")
 @click.option(
     "--buckets",

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from specbuild.runtime import Bundle, Chat, Engine, Result, SamplingParams
+from specbuild.runtime import Bundle, Chat, ChatSession, Engine, Result, SamplingParams
 from specbuild.runtime.errors import BundleError, PromptError
 
 from . import interrupts
 from .generate import command as generate
+from .help_groups import GENERATE, grouped
 from .interrupts import Terminated
 from .standard_streams import tell
 
-HELP = """\
-/system TEXT  instructions for every answer; without TEXT, none
-/reset        forget what was said, but for the instructions
-/help         this
-/exit         leave; Ctrl-D does too, and Ctrl-C stops an answer"""
+LEAVING = "/exit         leave; Ctrl-D does too, and Ctrl-C stops an answer"
 _LEAVE = "/exit or Ctrl-D leaves"
-_COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
 _UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _GENERATES = {option.name: option for option in generate.params}
 _SAMPLING = (
@@ -35,7 +30,7 @@ _SAMPLING = (
 )
 
 
-@click.command(name="chat")
+@click.command(name="chat", cls=grouped(GENERATE))
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--system", metavar="TEXT", help="Instructions for every answer.")
 @click.option("-n", "--max-new-tokens", "--max-tokens", type=int, default=512, show_default=True, help="Of an answer.")
@@ -66,9 +61,10 @@ def command(
         raise BundleError(f"{bundle} has no chat template: its model knows no chats, use specbuild generate")
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with Engine.load(bundle, drafter=drafter, threads=threads) as engine:
-        talk = Conversation(engine, params, system, at_terminal, at_terminal if stats is None else stats)
+        shows = at_terminal if stats is None else stats
+        talk = Conversation(engine, params, at_terminal, shows, ChatSession(system))
         if at_terminal:
-            click.echo(HELP, err=True)
+            talk.take("/help")
         failed = [line for line in _lines(at_terminal) if not talk.take(line)]
     if failed and not at_terminal:
         raise click.exceptions.Exit(1)
@@ -83,17 +79,21 @@ class Conversation:
 
     engine: Engine
     params: SamplingParams
-    system: str | None
     at_terminal: bool
     stats: bool
-    said: list[dict[str, str]] = field(default_factory=list)
+    session: ChatSession
 
     def take(self, line: str) -> bool:
         """Do what a line asks for; whether that could be done."""
         try:
-            if asked := _COMMAND.fullmatch(line):
-                return self._command(asked[1], asked[2])
-            return self._answer(line)
+            turn = self.session.take(line)
+            self.session = turn.session
+            if turn.notice:
+                click.echo(f"{turn.notice}\n{LEAVING}", err=True)
+            return turn.chat is None or self._answer(line, turn.chat)
+        except PromptError as error:
+            tell(str(error))
+            return False
         except Terminated:
             raise
         except KeyboardInterrupt:  # before there was an answer
@@ -103,32 +103,18 @@ class Conversation:
             click.echo(f"\n{_LEAVE}", err=True)
             return False
 
-    def _command(self, name: str, text: str | None) -> bool:
-        if name == "/system":
-            self.system = text
-        elif name == "/reset":
-            self.said.clear()
-        elif name == "/help":
-            click.echo(HELP, err=True)
-        else:
-            tell(f"there is no {name}: /help shows what there is")
-            return False
-        return True
-
-    def _answer(self, message: str) -> bool:
+    def _answer(self, message: str, chat: Chat) -> bool:
         """Print the answer as it comes; a message without one is forgotten."""
-        instructions = [{"role": "system", "content": self.system}] if self.system else []
-        asked = {"role": "user", "content": message}
         try:
-            result = self._stream(Chat([*instructions, *self.said, asked]))
+            result = self._stream(chat)
         except PromptError as error:
-            tell(f"{error}; /reset forgets what was said" if self.said else str(error))
+            tell(f"{error}; /reset forgets what was said" if self.session.said else str(error))
             return False
         if result.error:
             tell(str(result.error))
             return False
         if result.token_ids:
-            self.said += [asked, {"role": "assistant", "content": result.text}]
+            self.session = self.session.answered(message, result.text)
         if self.stats:
             click.echo(in_words(result), err=True)
         return True

@@ -14,6 +14,7 @@ from specbuild.runtime import Limits, LoadOptions
 from specbuild.runtime.errors import OptionError
 
 from . import generate, interrupts, operating_flags, ray_flags
+from .help_groups import SERVE, grouped
 
 API_KEYS = "SPECBUILD_API_KEY"  # several are separated by commas
 _MAX_CONFIG = 1 << 20  # bytes
@@ -60,7 +61,7 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
         yield option.name, value
 
 
-@click.command(name="serve")
+@click.command(name="serve", cls=grouped(SERVE))
 @click.argument("bundles", nargs=-1, required=True, metavar="[NAME=]BUNDLE…")
 @click.option(
     "--config",
@@ -75,6 +76,7 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
 @click.option(
     "--port", type=int, default=8000, show_default=True, envvar="AIP_HTTP_PORT", help="0 is any that is free."
 )
+@click.option("--ui", is_flag=True, help="A page at / to chat with, which shows what speculation does.")
 @click.option("--health-route", envvar="AIP_HEALTH_ROUTE", metavar="PATH", help="Another name of /health.")
 @click.option("--predict-route", envvar="AIP_PREDICT_ROUTE", metavar="PATH", help="Another name of /predict.")
 @click.option("--uds", type=click.Path(path_type=Path), metavar="FILE", help="Listen at a Unix socket instead.")

@@ -24,6 +24,7 @@ _DEFINED = {
     "engine.replay": ("Replay",),
     "errors": ("SpecbuildError",),
     "requests.chat": ("Chat",),
+    "requests.chat_session": ("ChatSession",),
     "requests.metrics": ("RequestMetrics", "RunStats", "SpeculationStats"),
     "requests.result": ("Chunk", "Result"),
     "requests.tokenizer": ("Prompt",),

@@ -12,6 +12,7 @@ from .engine.receipt import Receipt as Receipt
 from .engine.replay import Replay as Replay
 from .errors import SpecbuildError as SpecbuildError
 from .requests.chat import Chat as Chat
+from .requests.chat_session import ChatSession as ChatSession
 from .requests.metrics import RequestMetrics as RequestMetrics
 from .requests.metrics import RunStats as RunStats
 from .requests.metrics import SpeculationStats as SpeculationStats

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in four stages that each stand alone, take less than 8 minutes and write JSON as they go:
 # scripts/gpu_proof.sh [a|b|c|d]...; all by default. For a bare machine with the working tree, nvcc and a Python with
-# torch, numpy and pytest, and no network. docs/gpu.md says what each proves, and how to bring it there.
+# torch, numpy and pytest, and no network. docs/guides/gpu.md says what each proves, and how to bring it there.
 #   a  the repository alone: which flavours run (probe.json), the kernels compiled for this GPU, every test for a GPU in
 #      a process per file (tests.json), and under compute-sanitizer (memcheck.json, racecheck.json)
 #   b  the kernels' times against the copy bandwidth and torch's attention: kernels.json, no-bulk/kernels.json

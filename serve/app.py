@@ -21,6 +21,7 @@ from specbuild.serve.agents.messages import error_body
 from specbuild.serve.agents.store import Store
 from specbuild.serve.clouds import routes as clouds
 from specbuild.serve.clouds import tgi
+from specbuild.serve.page import routes as page
 
 from . import canary_routes, responses
 from .answer import Service, answer
@@ -46,6 +47,8 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.include_router(message_routes.routes(service))
     app.include_router(_operations(service))
     app.include_router(clouds.routes(service, service.options.predict_route))
+    if service.options.ui:
+        app.include_router(page.routes(service))
     if service.canary:
         app.include_router(canary_routes.routes(service.canary))
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -53,7 +56,8 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _left)
     for kind in (ApiError, SpecbuildError, Exception):
         app.add_exception_handler(kind, _failed)
-    gate: ASGIApp = Gate(app, log, service.options.api_keys, health_route=service.options.health_route)
+    options = service.options
+    gate: ASGIApp = Gate(app, log, options.api_keys, health_route=options.health_route, ui=options.ui)
     if service.options.allowed_origins:
         origins = list(service.options.allowed_origins)
         gate = CORSMiddleware(gate, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])

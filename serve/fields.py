@@ -116,6 +116,7 @@ class Sampling(Body):
     cache_salt: Label | None = None
     deadline: Annotated[float, Field(ge=0.001, le=1e9)] | None = None
     return_token_ids: bool | None = None
+    return_token_sources: bool | None = None
     speculation: Annotated[str, Field(min_length=1, max_length=32)] | None = None
     disable_spec_decode: bool | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=4096)] | None = None

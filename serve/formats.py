@@ -96,7 +96,8 @@ class Format(ABC):
 
     def _part(self, chunk: Chunk) -> dict[str, Any] | None:
         number = self.generation.choice(chunk)
-        first, ids = number not in self._begun, self.token_ids and chunk.token_ids
+        sources = self.generation.body.return_token_sources
+        first, ids = number not in self._begun, (self.token_ids or sources) and chunk.token_ids
         if not (chunk.text or chunk.logprobs or chunk.result or ids or (first and self.begins)):
             return None
         self._begun.add(number)
@@ -108,6 +109,8 @@ class Format(ABC):
         told: dict[str, Any] = {"finish_reason": None}
         if self.token_ids:
             told["token_ids"] = chunk.token_ids
+        if generation.body.return_token_sources:
+            told["token_sources"] = self._sources(chunk)
         if result is None:
             return told
         told["finish_reason"], told["stop_reason"] = finish_reason(result)
@@ -119,6 +122,12 @@ class Format(ABC):
             prompt = generation.prompts[chunk.index]
             told["receipt"] = generation.engine.receipt(prompt, generation.params, result).to_dict()
         return told
+
+    def _sources(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """Each token's text, and whether a drafter had proposed it."""
+        text = self.generation.engine.tokenizer.token_text
+        tokens = zip(chunk.token_ids, chunk.drafted, strict=True)
+        return [{"text": text(token), "drafted": drafted} for token, drafted in tokens]
 
     def _usage(self) -> Any:
         return usage(sum(map(len, self.generation.prompts)), self._emitted)

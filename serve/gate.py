@@ -49,11 +49,12 @@ class Gate:
         api_keys: Sequence[str] = (),
         send_seconds: float = limits.SEND_SECONDS,
         health_route: str | None = None,
+        ui: bool = False,
     ) -> None:
-        """`health_route`: another path that needs no key."""
+        """`health_route`: another path that needs no key. `ui`: the page at `/` needs none, either."""
         self._app, self._log, self._send_seconds = app, log, send_seconds
         self._keys = [key.encode() for key in api_keys]
-        self._probes = (_OPEN, "/ping", health_route)
+        self._probes, self._ui = (_OPEN, "/ping", health_route), ui
         self.requests = 0  # under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +113,8 @@ class Gate:
     def _open(self, scope: Scope) -> bool:
         """Whether a path needs no key."""
         path = path_of(scope)
-        return path in self._probes or path.startswith(f"{_OPEN}/")
+        page = self._ui and path == "/" and scope["method"] == "GET"
+        return page or path in self._probes or path.startswith(f"{_OPEN}/")
 
     def _tenant(self, headers: Headers) -> str | None:
         """Who asks, by the hash of the key; raises ApiError without a right one."""

@@ -136,7 +136,7 @@ class Generation:
         results = await self.served.engine.generate(self.prompts, self.params)
         for number, result in enumerate(results):
             index, sample = divmod(number, self.samples)
-            yield Chunk(index, sample, result.text, result.token_ids, result.logprobs, result)
+            yield Chunk(index, sample, result.text, result.token_ids, result.logprobs, result, result.drafted)
 
 
 class Watcher(Protocol):

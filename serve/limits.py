@@ -1,4 +1,4 @@
-"""Every bound on what clients may send; docs/serving.md has the same table."""
+"""Every bound on what clients may send; docs/guides/serving.md has the same table."""
 
 BODY_BYTES = 8 << 20  # of a request
 BODY_SECONDS = 30.0  # until the whole body is here

@@ -38,7 +38,7 @@ class ServeOptions:
     canary, drift: what is compared, and what is watched; None: nothing.
     slo: what the SLA guard holds, see `objectives.parse`.
     cost: what the machine costs, and where that is written down. health_route, predict_route: other names of /health
-    and /predict, where Vertex AI asks for them.
+    and /predict, where Vertex AI asks for them. ui: a page at / to chat with.
     """
 
     host: str = "127.0.0.1"
@@ -71,6 +71,7 @@ class ServeOptions:
     canary: CanaryOptions | None = None
     drift: DriftOptions | None = None
     slo: tuple[str, ...] = ()
+    ui: bool = False
     health_route: str | None = None
     predict_route: str | None = None
 

@@ -57,6 +57,13 @@ class ChatLogprobs(TypedDict):
     content: list[ChatLogprob]
 
 
+class TokenSource(TypedDict):
+    """A token's text, and whether a drafter had proposed it."""
+
+    text: str
+    drafted: bool
+
+
 class Choice(TypedDict):
     """What every sample has. `stop_reason`: vLLM's, or "deadline" where time ran out."""
 
@@ -65,6 +72,7 @@ class Choice(TypedDict):
     stop_reason: NotRequired[str | int | None]
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
+    token_sources: NotRequired[list[TokenSource]]
     metrics: NotRequired[dict[str, Any]]
     receipt: NotRequired[dict[str, Any]]
 

@@ -23,34 +23,28 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes import common as common_passes
-from onnxscript import optimizer, rewriter
-from onnxscript.rewriter.rules import common as rules
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specbuild.builder.passes.pattern import TRANSPOSED
 from specbuild.runtime.errors import CheckpointError
 
 from . import portable_rotary
 from .attention_layout import Layout, refuse_options, set_experts
 from .eagle3_head import EagleHead
-from .hidden_state_taps import Taps
+from .hidden_state_taps import Taps, decoder_layers
+from .layer_copies import NotRepeatedError, copy_layers
 from .portable_ops import OPSET, TRANSLATIONS
 from .quiet import only_errors
+from .repeated_layers import Repeated, repeated
+from .simplification import name_weights, simplify
 
 ATTENTION = "specbuild"
-RULES = (
-    *(rules.no_op_cast_rule, rules.cast_cast_rule, rules.no_op_expand_rule, rules.no_op_transpose_rule),
-    *(rules.transpose_transpose_rule, rules.reshape_reshape_rule, rules.unsqueeze_unsqueeze_rule),
-    *(rules.squeeze_reshape_1d_rule, rules.collapse_slice_rule, rules.collapse_slice2_rule),
-    *(rules.cast_constant_of_shape_rule, rules.mul_by_1_rule, rules.add_0_rule),
-)
 
 
 @dataclass
@@ -155,27 +149,68 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
 
     taps: what an EAGLE-3 head reads of this target.
     """
-    head = isinstance(model, EagleHead)
-    past = [f"past_{kind}.{layer}" for layer in range(layout.layers) for kind in ("key", "value")]
-    batch, nodes, tree, wanted, rows = 2, 3, 5, 2, 7  # any sizes but 0 and 1, which torch.export takes for constants
-    dim = torch.export.Dim
-    b, n, m, w, s = dim("batch"), dim("nodes"), dim("tree"), dim("logit_nodes"), dim("capacity")
+    with portable(model, layout, positions, capacity, taps) as module, torch.no_grad(), _quiet(), _explained(model):
+        found = None if isinstance(model, EagleHead) or taps else _repeated(module)
+        try:
+            program = _traced(module, found)
+        except NotRepeatedError:
+            program = _traced(module, None)
+        simplify(program)
+    return program
+
+
+def _repeated(module: PortableModel) -> Repeated | None:
+    """The layers that need not be traced."""
+    layers, layout = decoder_layers(module.model), module.layout
+    listed = next((each for each in module.modules() if isinstance(each, nn.ModuleList) and list(each) == layers), None)
+    if listed is None or len(layers) != layout.layers:
+        return None
+    random = torch.Generator().manual_seed(0)
+    tokens, _, parents, _, _, wanted, past = _example(layout)
+    vocabulary: int = module.model.config.get_text_config().vocab_size
+    tokens = torch.randint(vocabulary, tokens.shape, generator=random)
+    places = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    caches = [torch.randn(each.shape, generator=random) for each in past]
+    lengths = torch.tensor([0, 2], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    run = partial(module, tokens, places, parents, *lengths, wanted, caches)
+    return repeated(module, listed, list(layout.windows), run)
+
+
+def _example(layout: Layout) -> tuple[Any, ...]:
+    """Inputs of any sizes but 0 and 1, which torch.export takes for constants."""
+    batch, nodes, tree, wanted, rows = 2, 3, 5, 2, 7
     cache = torch.zeros(batch, layout.kv_heads, rows, layout.head_dim)
-    example: tuple[Any, ...] = (
+    return (
         torch.zeros(batch, nodes, dtype=torch.int64),
         torch.zeros(batch, nodes, dtype=torch.int64),
         torch.full((batch, tree), -1, dtype=torch.int32),
         torch.zeros(batch, dtype=torch.int32),
         torch.zeros(batch, dtype=torch.int32),
         torch.arange(wanted),
-        [cache.clone() for _ in past],
+        [cache.clone() for _ in range(2 * layout.layers)],
     )
+
+
+def _traced(module: PortableModel, found: Repeated | None) -> ir.Model:
+    """The graph as torch traces it, its weights named as the model's; raises NotRepeatedError.
+
+    found: layers that are copied, not traced.
+    """
+    layout, model = module.layout, module.model
+    example: tuple[Any, ...] = _example(layout)
+    past = [f"past_{kind}.{layer}" for layer in range(layout.layers) for kind in ("key", "value")]
+    dim = torch.export.Dim
+    b, n, m, w, s = dim("batch"), dim("nodes"), dim("tree"), dim("logit_nodes"), dim("capacity")
     dynamic: Any = ({0: b, 1: n}, {0: b, 1: n}, {0: b, 1: m}, {0: b}, {0: b}, {0: w}, [{0: b, 2: s} for _ in past])
+    head = isinstance(model, EagleHead)
     if head:
-        example, dynamic = (*example, torch.zeros(batch, nodes, model.config.hidden_size)), (*dynamic, {0: b, 1: n})
-    hidden = ["hidden"] if head or taps else []
+        state = torch.zeros(*example[0].shape, model.config.hidden_size)
+        example, dynamic = (*example, state), (*dynamic, {0: b, 1: n})
+    hidden = ["hidden"] if head or module.taps else []
     names = ["input_ids", "position_ids", "parents", "cache_len", "tree_offset", "logit_nodes", *past]
-    with portable(model, layout, positions, capacity, taps) as module, torch.no_grad(), _quiet(), _explained(model):
+    outputs = ["logits", *hidden, *(name.replace("past", "present") for name in past)]
+    places = found.traced if found else range(layout.layers)
+    with found.skipped() if found else contextlib.nullcontext():
         program = torch.onnx.export(
             module,
             example,
@@ -184,50 +219,15 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
             opset_version=OPSET,
             custom_translation_table=TRANSLATIONS,
             input_names=[*names, *(["hidden_in"] if head else [])],
-            output_names=["logits", *hidden, *(name.replace("past", "present") for name in past)],
+            output_names=[name for name in outputs if "." not in name or int(name.partition(".")[2]) in places],
             optimize=False,
             verbose=False,
         )
-        assert program is not None
-        _name_weights(program.model.graph)
-        _simplify(program.model)
+    assert program is not None
+    name_weights(program.model.graph)
+    if found:
+        copy_layers(program.model.graph, found, model, outputs)
     return program.model
-
-
-def _simplify(model: ir.Model) -> None:
-    """onnxscript's optimizer, less the rules for what no language model has: trying them all takes half of an export.
-
-    Nothing is fused here: the passes do, and report it.
-    """
-    common_passes.InlinePass()(model)
-    for _ in range(2):
-        optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=_should_fold)
-        rewriter.rewrite(model, RULES)
-    for each in (
-        common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-        common_passes.DeduplicateInitializersPass(),
-        common_passes.CommonSubexpressionEliminationPass(),
-        common_passes.OutputFixPass(),
-        common_passes.NameFixPass(),
-    ):
-        each(model)
-
-
-def _name_weights(graph: ir.Graph) -> None:
-    """Weights are named as the model names them; one that is turned round, and so made anew, as that and TRANSPOSED."""
-    for value in list(graph.initializers.values()):
-        value.name = str(value.name).removeprefix("model.")
-        for use in value.uses():
-            if use.node.op_type == "Transpose":
-                use.node.outputs[0].name = f"{value.name}{TRANSPOSED}"
-
-
-def _should_fold(node: ir.Node) -> bool | None:
-    """Weights are transposed now, whatever their size, but not a head that is the embedding too."""
-    weight = node.inputs[0] if node.op_type == "Transpose" else None
-    if weight is None or not weight.is_initializer():
-        return None
-    return not any(use.node.op_type == "Gather" for use in weight.uses())
 
 
 @contextmanager

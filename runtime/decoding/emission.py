@@ -39,6 +39,6 @@ class Emission:
         if sequence.params.logprobs is not None:
             sequence.logprobs.append(TokenLogprobs.of(row, token, sequence.params.logprobs))
 
-    def emit(self, sequence: Sequence, token: int) -> None:
-        """Append a token."""
-        sequence.emit(token, self.eos)
+    def emit(self, sequence: Sequence, token: int, begins: bool = True) -> None:
+        """Append a token; see `Sequence.emit`."""
+        sequence.emit(token, self.eos, begins)

@@ -102,7 +102,8 @@ class Handle:
             return None
         self._taken = stop, len(text)
         logprobs = sequence.logprobs[start:stop] if sequence.params.logprobs is not None else None
-        return Chunk(sequence.index, sequence.sample, text[shown:], sequence.output[start:stop], logprobs, result)
+        new = sequence.output[start:stop], logprobs, result, sequence.drafted[start:stop]
+        return Chunk(sequence.index, sequence.sample, text[shown:], *new)
 
     def publish(self) -> None:
         """For the worker: a round has ended."""
@@ -144,13 +145,14 @@ class Handle:
         tokens, text = sequence.output, self._whole or ""
         metrics.num_output_tokens, metrics.finished = len(tokens), now
         logprobs = sequence.logprobs[: len(tokens)] if sequence.params.logprobs is not None else None
-        return Result(text, tokens, sequence.finish_reason, metrics, logprobs, sequence.error, sequence.stop_reason)
+        why = sequence.finish_reason, metrics, logprobs, sequence.error, sequence.stop_reason
+        return Result(text, tokens, *why, sequence.drafted[: len(tokens)])
 
     def _cut(self, reason: str, now: float) -> Result:
         (count, text), sequence, metrics = self._published, self.sequence, deepcopy(self.sequence.metrics)
         metrics.num_output_tokens, metrics.finished = count, now
         logprobs = sequence.logprobs[:count] if sequence.params.logprobs is not None else None
-        return Result(text, sequence.output[:count], reason, metrics, logprobs)
+        return Result(text, sequence.output[:count], reason, metrics, logprobs, drafted=sequence.drafted[:count])
 
     def _text(self, whole: bool = False) -> str:
         """What may be read, nothing held back where it is the whole; as far as it was published if no more can be made.

@@ -39,7 +39,7 @@ class LoadOptions:
     batch_size: how many sequences share a step, at most what the bundle was built for.
     max_waiting: requests in the queue at most.
     prefix_caching: a prompt that begins as a text in a cache does is read from there on.
-    live_timings: the timing table's seconds are corrected by what rounds take (docs/policy.md).
+    live_timings: the timing table's seconds are corrected by what rounds take (docs/internals/policy.md).
     limits: what rounds may draft, whatever requests ask for.
     on_finish: called with each request's result, on a thread of its own; what it raises is logged, and a slow one
     delays nobody.
@@ -55,7 +55,7 @@ class LoadOptions:
     draft_threads: of the draft, one by default.
     max_num_batched_tokens: of a step at most, at least two for each sequence; no text depends on it.
     overlap: a draft of kind "model" drafts on while the target verifies; None: where tuning found that it pays.
-    resident: rounds follow each other on the GPU without the host (docs/device-loop.md).
+    resident: rounds follow each other on the GPU without the host (docs/internals/device-loop.md).
     gpu_weights_percent: 0 … 1 of the target's weights are on the GPU, where its engine streams the others.
     kv_cache_tokens: tokens of all texts together, batch_size times the longest by default; of paged caches alone.
     """

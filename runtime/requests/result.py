@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specbuild.runtime.errors import SpecbuildError
@@ -18,7 +18,8 @@ class Result:
     finish_reason: "stop" (end of sequence or a stop string), "length", "cancelled", "deadline", or "error", with what
     was emitted until then; `error` is set for the last alone. `logprobs`: one per token, where they were asked for.
     stop_reason, as vLLM's: the stop string, or the one of `stop_token_ids`, that ended it; None where something else
-    did, an end of sequence included. `metrics`: None for a request that was refused before it ran.
+    did, an end of sequence included. `metrics`: None for a request that was refused before it ran. `drafted`: one per
+    token, whether a drafter had proposed it; the others are the target's alone. It is not part of the JSON.
     """
 
     text: str
@@ -28,6 +29,7 @@ class Result:
     logprobs: list[TokenLogprobs] | None = None
     error: SpecbuildError | None = None
     stop_reason: str | int | None = None
+    drafted: list[bool] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """As `specbuild generate --json` prints it; `logprobs` and `error` only where there are any."""
@@ -58,3 +60,4 @@ class Chunk:
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
     result: Result | None
+    drafted: list[bool] = field(default_factory=list)  # see `Result.drafted`

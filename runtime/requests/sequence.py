@@ -37,6 +37,7 @@ class Sequence:
     slot: int = -1
     cached: int = 0  # tokens whose rows the target has committed
     output: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)  # of the output: whether a drafter had proposed the token
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where asked for
     finish_reason: str | None = None
     stop_reason: str | int | None = None  # the stop string or token id that ended it; None: something else did
@@ -89,8 +90,17 @@ class Sequence:
             self.policy.limits = limits
         self.shape = self.tree and self.tree.within(limits.max_nodes(batch, min(self.room, self.tree.nodes)))
 
-    def emit(self, token: int, eos: frozenset[int]) -> None:
-        """Append a token; sets `finish_reason` where the text ends with it."""
+    def emit(self, token: int, eos: frozenset[int], begins: bool = True) -> None:
+        """Append a token; set `finish_reason` where the text ends with it.
+
+        Args:
+            token: The target's choice.
+            eos: Tokens that end a text.
+            begins: Whether it is its round's first token. Each later one shows that the token before it had been drafted.
+        """
+        if not begins:
+            self.drafted[-1] = True
+        self.drafted.append(False)
         self._ids[len(self.tokens)] = token
         self.tokens.append(token)
         self.output.append(token)

@@ -140,6 +140,11 @@ class Tokenizer:
         what = "the bundle's tokenizer cannot read this prompt"
         return _call(PromptError, what, self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
+    @property
+    def chats(self) -> bool:
+        """Whether the bundle has a chat template."""
+        return self._template is not None
+
     def chat_text(self, chat: Chat) -> str:
         """The text the chat template makes of a chat."""
         if self._template is None:

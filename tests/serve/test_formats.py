@@ -83,3 +83,18 @@ def test_tokens_without_text_come_with_an_empty_one(
     assert [text(choice) for choice in choices] == [*[""] * (len(choices) - 1), said]
     assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
     assert len(choices) > 1
+
+
+def test_each_token_says_whether_it_was_drafted(client: TestClient, engine: Engine) -> None:
+    body = ASKED | {"max_tokens": 40, "temperature": 0, "ignore_eos": True, "speculation": "chain:4"}
+    whole = client.post("/v1/completions", json=body | {"return_token_sources": True}).json()["choices"][0]
+    sources = whole["token_sources"]
+    assert "".join(each["text"] for each in sources) == whole["text"]
+    counts = whole["metrics"]["speculative_decoding"]
+    assert sum(each["drafted"] for each in sources) == counts["num_accepted_draft_tokens"] > 0
+    reply = client.post("/v1/completions", json=body | {"return_token_sources": True, "stream": True})
+    parts = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    assert [each for part in parts for each in part["choices"][0]["token_sources"]] == sources
+    plain = client.post("/v1/completions", json=body | {"return_token_sources": True, "speculation": "off"}).json()
+    assert not any(each["drafted"] for each in plain["choices"][0]["token_sources"])
+    assert "token_sources" not in client.post("/v1/completions", json=body).json()["choices"][0]

@@ -22,7 +22,12 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 def ask(
-    gate: Gate, *messages: Message, path: str = "/x", headers: dict[str, str] | None = None, send: Any = None
+    gate: Gate,
+    *messages: Message,
+    path: str = "/x",
+    headers: dict[str, str] | None = None,
+    send: Any = None,
+    method: str = "POST",
 ) -> list[Message]:
     """What a request's client is sent; after its messages it stays connected and silent."""
     sent, left = list[Message](), list(messages or [{"type": "http.request", "body": b"", "more_body": False}])
@@ -37,7 +42,7 @@ def ask(
         sent.append(message)
 
     raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    scope = {"type": "http", "method": "POST", "path": path, "headers": raw}
+    scope = {"type": "http", "method": method, "path": path, "headers": raw}
     asyncio.run(gate(scope, receive, send or keep))
     return sent
 
@@ -101,6 +106,13 @@ def test_headers_are_bounded() -> None:
 def test_keys(path: str, given: str, status: int) -> None:
     headers = {"authorization": given} if given else {}
     assert ask(Gate(echo, Log(), ["k1", "k2"]), path=path, headers=headers)[0]["status"] == status
+
+
+@pytest.mark.parametrize(("ui", "method", "status"), [(True, "GET", 200), (True, "POST", 401), (False, "GET", 401)])
+def test_the_page_alone_needs_no_key(ui: bool, method: str, status: int) -> None:
+    gate = Gate(echo, Log(), ["k1"], ui=ui)
+    assert ask(gate, path="/", method=method)[0]["status"] == status
+    assert ask(gate, path="/ui/models", method=method)[0]["status"] == 401
 
 
 def failing(error: Exception, started: bool) -> Callable[..., Any]:

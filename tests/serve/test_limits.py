@@ -1,4 +1,4 @@
-"""Limits: docs/serving.md has each of them."""
+"""Limits: docs/reference/http.md has each of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specbuild.serve import limits
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "http.md"
 
 
 def test_the_docs_have_each_limit() -> None:

@@ -1,4 +1,4 @@
-"""docs/operating.md: its templates are what they say, and name flags and metrics that there are."""
+"""docs/guides/operating.md: its templates are what they say, and name flags and metrics that there are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.cli.operating_flags import OPTIONS
 from specbuild.serve.arms import CanaryOptions
 from specbuild.serve.drift import SIGNALS, DriftOptions
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "operating.md").read_text(encoding="utf-8")
 
 
 def templates() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The host reads a round's entry while the device is in the next one. As soon as other sequences decode, or something else
 is to be drafted for them, it raises `stop`: the device ends after the round it is in, and what it has done until then
-counts. docs/device-loop.md says what the graph holds, and when rounds are done one by one.
+counts. docs/internals/device-loop.md says what the graph holds, and when rounds are done one by one.
 """
 
 from __future__ import annotations

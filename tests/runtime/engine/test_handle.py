@@ -36,8 +36,8 @@ def make(request_of: Callable[..., Sequence]) -> Make:
 
 def emit(handle: Handle, *tokens: int, publish: bool = True) -> None:
     """As the worker does in a round."""
-    for token in tokens:
-        handle.sequence.emit(token, frozenset())
+    for at, token in enumerate(tokens):
+        handle.sequence.emit(token, frozenset(), begins=at == 0)
     if publish:
         handle.publish()
 
@@ -48,7 +48,7 @@ def test_nothing_is_taken_before_anything_is_published(make: Make) -> None:
     emit(handle, 5, publish=False)
     assert handle.take() is None, "what a round has emitted is there when the round has ended"
     handle.publish()
-    assert handle.take() == Chunk(0, 0, "f", [5], None, None)
+    assert handle.take() == Chunk(0, 0, "f", [5], None, None, [False])
     assert handle.take() is None
 
 
@@ -57,7 +57,7 @@ def test_a_chunk_is_what_came_since_the_last_one(make: Make) -> None:
     handle.sequence.index, handle.sequence.sample = 3, 2
     emit(handle, 5, 6)
     emit(handle, 7)
-    assert handle.take() == Chunk(3, 2, "fgh", [5, 6, 7], None, None)
+    assert handle.take() == Chunk(3, 2, "fgh", [5, 6, 7], None, None, [True, False, False])
     emit(handle, 8)
     handle.end("length", 1.0)
     chunk = handle.take()

@@ -1,0 +1,105 @@
+"""Make the README's two pictures: the page of `serve --ui`, and `bench --html`, in headless Chromium.
+
+python scripts/pictures.py BUNDLE [--report report.html] [--out docs/pictures] [--message TEXT]
+
+BUNDLE has a chat template. `--report` is a page that `specbuild bench BUNDLE --html` wrote; without it one is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MESSAGE = "Write a short Python function that counts the words of a text, and explain it."
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+@contextmanager
+def browser(width: int, height: int) -> Iterator[Any]:
+    """A window of headless Chromium."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for flag in (*FLAGS, f"--window-size={width},{height}"):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@contextmanager
+def server(bundle: Path) -> Iterator[str]:
+    """A server with the page; its address."""
+    command = [str(Path(sys.executable).parent / "specbuild"), "serve", str(bundle), "--port", "0", "--ui"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    try:
+        for line in process.stderr:
+            told = json.loads(line)["message"] if line.startswith("{") else ""
+            if told.startswith("serving at "):
+                yield told.split()[2]
+                return
+        raise SystemExit("the server did not start")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def show_page(bundle: Path, message: str, out: Path) -> None:
+    """A chat by the page: an answer, then the same one without speculation."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    with server(bundle) as address, browser(1180, 760) as window:
+        wait = WebDriverWait(window, 120)
+        window.get(address)
+        wait.until(lambda driver: driver.execute_script("return models.length > 0"))
+        window.execute_script("at('max_tokens').value = 160; at('seed').value = 1")
+        window.find_element(By.ID, "line").send_keys(message, Keys.ENTER)
+        wait.until(lambda driver: driver.execute_script("return last && !running"))
+        window.save_screenshot(str(out))
+
+
+def show_report(report: Path, out: Path) -> None:
+    """The top of a benchmark's report."""
+    with browser(1180, 900) as window:
+        window.get(report.resolve().as_uri())
+        window.save_screenshot(str(out))
+
+
+def main() -> int:
+    """Make both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
+    parser.add_argument("--message", default=MESSAGE)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    show_page(options.bundle, options.message, options.out / "page.png")
+    with tempfile.TemporaryDirectory() as folder:
+        report = options.report or Path(folder) / "report.html"
+        if options.report is None:
+            command = [str(Path(sys.executable).parent / "specbuild"), "bench", str(options.bundle), "--html", str(report)]
+            subprocess.run([*command, "--num-prompts", "8", "--max-new-tokens", "64"], check=True)
+        show_report(report, options.out / "bench.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""A page to chat with a model and to look at its speculation: `specbuild serve --ui`."""

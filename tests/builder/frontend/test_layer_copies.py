@@ -1,0 +1,109 @@
+"""A graph with copied layers is the one that a trace of every layer gives."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from specbuild.builder.frontend import export as exporting
+from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.layer_copies import NotRepeatedError, copy_layers
+from specbuild.builder.frontend.repeated_layers import Repeated
+
+Make = Callable[..., Any]
+CAPACITY = 40
+
+
+def graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ir.Model, ir.Model, list[Repeated | None]]:
+    """The graph as it is exported, the one that a trace of every layer gives, and what was left out of each trace."""
+    traced, left_out = exporting._traced, list[Repeated | None]()
+
+    def noted(module: Any, found: Repeated | None) -> ir.Model:
+        left_out.append(found)
+        return traced(module, found)
+
+    monkeypatch.setattr(exporting, "_traced", noted)
+    given = probe(model.config, CAPACITY), CAPACITY, CAPACITY
+    copied = exporting.export(model, *given)
+    monkeypatch.setattr(exporting, "_repeated", lambda module: None)
+    return copied, exporting.export(model, *given), left_out
+
+
+def meanings(graph: ir.Graph) -> dict[str, str]:
+    """Each output as a hash of all that it is computed from."""
+    known: dict[ir.Value, str] = {}
+    for value in graph.inputs:
+        known[value] = str(value.name)
+    for value in graph.initializers.values():
+        assert value.const_value is not None
+        array = value.const_value.numpy()
+        known[value] = hashlib.sha256(array.tobytes() + repr((array.shape, array.dtype)).encode()).hexdigest()
+    for node in graph:
+        inputs = [known[value] if value else None for value in node.inputs]
+        attributes = sorted((name, repr(each.value)) for name, each in node.attributes.items())
+        for index, value in enumerate(node.outputs):
+            said = repr((node.domain, node.op_type, inputs, attributes, index))
+            known[value] = hashlib.sha256(said.encode()).hexdigest()
+    return {str(value.name): known[value] for value in graph.outputs}
+
+
+def check(model: Any, monkeypatch: pytest.MonkeyPatch, traced: list[int]) -> None:
+    copied, whole, left_out = graphs(model, monkeypatch)
+    assert [each and each.traced for each in left_out] == [traced, None]
+    assert meanings(copied.graph) == meanings(whole.graph)
+    assert [value.name for value in copied.graph.outputs] == [value.name for value in whole.graph.outputs]
+    assert set(copied.graph.initializers) == set(whole.graph.initializers)
+    for value in copied.graph.outputs:
+        assert (value.dtype, value.shape) == next(
+            (each.dtype, each.shape) for each in whole.graph.outputs if each.name == value.name
+        )
+
+
+def test_a_llama(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(make_model(num_hidden_layers=5), monkeypatch, [0, 1])
+
+
+@pytest.mark.slow
+def test_local_and_global_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    kinds = ["sliding_attention"] * 2 + ["full_attention"]
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 7}
+    types = {"layer_types": [*kinds, *kinds, "full_attention"], "sliding_window": 8}
+    check(Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **types)).eval(), monkeypatch, [0, 1, 2])
+
+
+@pytest.mark.slow
+def test_a_layer_of_its_own_in_the_middle_and_at_the_end(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(num_hidden_layers=7)
+    for place in (3, 6):
+        model.model.layers[place].self_attn.scaling *= 2 + place
+    check(model, monkeypatch, [0, 1, 3, 6])
+
+
+@pytest.mark.slow
+def test_where_more_goes_from_layer_to_layer_all_are_traced(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(num_hidden_layers=5)
+    kept = []
+
+    def keep(_module: Any, _inputs: Any, output: Any) -> None:
+        kept[:] = [output]
+
+    model.model.layers[0].register_forward_hook(keep)
+    model.model.norm.register_forward_pre_hook(lambda _module, inputs: (inputs[0] + kept[0],))
+    copied, whole, left_out = graphs(model, monkeypatch)
+    assert [bool(each) for each in left_out] == [True, False, False]
+    assert meanings(copied.graph) == meanings(whole.graph)
+
+
+def test_a_graph_that_has_no_such_layers(make_model: Make) -> None:
+    model = make_model(num_hidden_layers=4)
+    found = Repeated("model.model.layers", model.model.layers, {2: 1, 3: 1})
+    with pytest.raises(NotRepeatedError):
+        copy_layers(ir.Graph([], [], nodes=[]), found, model, [])

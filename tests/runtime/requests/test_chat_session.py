@@ -1,0 +1,56 @@
+"""A chat's lines: commands, messages, and what is kept of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbuild.runtime import ChatSession
+from specbuild.runtime.errors import PromptError
+from specbuild.runtime.requests.chat_session import COMMANDS
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+TALK = ChatSession("Be brief.", (said("user", "a"), said("assistant", "b")))
+
+
+def test_a_message_is_asked_behind_all_that_was_said() -> None:
+    turn = TALK.take("c")
+    assert turn.chat
+    assert list(turn.chat.messages) == [said("system", "Be brief."), *TALK.said, said("user", "c")]
+    assert (turn.session, turn.notice) == (TALK, None), "kept only once it has an answer"
+
+
+def test_an_answer_is_kept_with_its_message() -> None:
+    assert TALK.answered("c", "d").said == (*TALK.said, said("user", "c"), said("assistant", "d"))
+    assert len(TALK.said) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "session"),
+    [
+        ("/system Be long.", ChatSession("Be long.", TALK.said)),
+        ("/system two\nlines", ChatSession("two\nlines", TALK.said)),
+        ("/system", ChatSession(None, TALK.said)),
+        ("/reset", ChatSession("Be brief.")),
+        ("/help", TALK),
+    ],
+)
+def test_a_command_is_not_asked(line: str, session: ChatSession) -> None:
+    turn = TALK.take(line)
+    assert (turn.session, turn.chat) == (session, None)
+    assert turn.notice == (COMMANDS if line == "/help" else None)
+
+
+def test_there_are_no_other_commands() -> None:
+    with pytest.raises(PromptError, match="there is no /dance: /help shows what there is"):
+        TALK.take("/dance")
+
+
+@pytest.mark.parametrize("line", ["/usr/bin is where", "/Help", "/", "// x", "a /help"])
+def test_what_only_looks_like_a_command_is_a_message(line: str) -> None:
+    chat = ChatSession().take(line).chat
+    assert chat
+    assert list(chat.messages) == [said("user", line)]

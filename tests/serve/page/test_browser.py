@@ -1,0 +1,152 @@
+"""The page in a browser: a chat by keyboard alone, on a phone's width, from a file, and the same text twice."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import CHAT_TEMPLATE, Server
+
+from specbuild.serve.page.routes import PAGE
+
+DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
+pytestmark = pytest.mark.skipif(not (DRIVER and BROWSER), reason="no chromium and chromedriver")
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--force-prefers-reduced-motion"),
+)
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    template = tmp_path_factory.mktemp("page") / "template.jinja"
+    template.write_text(CHAT_TEMPLATE, encoding="utf-8")
+    origins = ("--allowed-origins", '["null"]')  # a page from a file
+    with Server(str(bundle), "--port", "0", "--ui", "--chat-template", str(template), *origins) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in FLAGS:
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def until(browser: Any, script: str) -> Any:
+    """What a script returns once that is true."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, 60).until(lambda driver: driver.execute_script(f"return {script}"))
+
+
+def keys(browser: Any, *typed: str) -> None:
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser).send_keys(*typed).perform()
+
+
+def loaded(browser: Any, address: str, width: int = 1200) -> None:
+    browser.set_window_size(width, 800)
+    browser.get(address)
+    until(browser, "models.length > 0")
+    browser.execute_script("at('max_tokens').value = 48")
+
+
+def answers(browser: Any) -> list[str]:
+    return list(browser.execute_script("return [...document.querySelectorAll('.assistant .text')].map(e => e.textContent)"))
+
+
+def test_a_chat_by_keyboard_shows_what_was_drafted_and_the_same_text_without(browser: Any, server: Server) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    loaded(browser, server.url)
+    keys(browser, "def main(argv):", Keys.SHIFT + Keys.ENTER + Keys.NULL, "    import os", Keys.ENTER)
+    until(browser, "last && !running")
+    spans = browser.execute_script("return [...document.querySelectorAll('.assistant span')].map(e => e.className)")
+    assert set(spans) == {"draft", "own"}
+    assert browser.find_element("css selector", "article.user").text.splitlines()[0] == "def main(argv):"
+    assert int(browser.find_element("id", "rate").text) > 0
+    assert float(browser.find_element("id", "length").text) > 1
+    assert browser.find_elements("css selector", "#depths progress")[0].get_attribute("value") > "0"
+    browser.execute_script("at('again').focus()")
+    keys(browser, Keys.ENTER)
+    until(browser, "at('verdict').textContent")
+    assert browser.find_element("id", "verdict").text.startswith("The same text, ")
+    first, second = answers(browser)
+    assert first == second
+    plain = browser.execute_script("return [...document.querySelectorAll('.assistant')].at(-1).querySelectorAll('.draft').length")
+    assert plain == 0
+    assert browser.get_log("browser") == [], "no error, nothing that the policy forbids"
+
+
+def test_every_control_is_reached_by_the_keyboard(browser: Any, server: Server) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    loaded(browser, server.url)
+    browser.execute_script("document.querySelector('details').open = true; document.activeElement.blur()")
+    seen = set()
+    for _ in range(24):
+        keys(browser, Keys.TAB)
+        seen.add(browser.execute_script("return document.activeElement.id || document.activeElement.tagName"))
+    wanted = {"model", "speculation", "log", "line", "send", "SUMMARY", "temperature", "max_tokens", "seed", "server"}
+    assert wanted <= seen
+
+
+def test_escape_stops_an_answer_that_stays(browser: Any, server: Server) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    loaded(browser, server.url)
+    browser.execute_script("at('max_tokens').value = 900; at('speculation').checked = false; at('line').focus()")
+    keys(browser, "import os", Keys.ENTER)
+    until(browser, "running && document.querySelectorAll('.assistant span').length > 2")
+    keys(browser, Keys.ESCAPE)
+    until(browser, "!running")
+    assert browser.execute_script("return session.said.length") == 2
+    assert browser.execute_script("return session.said[1].content") == answers(browser)[-1]
+    assert not browser.find_elements("css selector", ".error")
+
+
+def test_what_is_wrong_is_said_on_the_page(browser: Any, server: Server) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    loaded(browser, server.url)
+    keys(browser, "/dance", Keys.ENTER)
+    until(browser, "document.querySelector('.error')")
+    assert "there is no /dance" in browser.find_element("css selector", ".error").text
+    keys(browser, "/help", Keys.ENTER)
+    until(browser, "document.querySelector('.info')")
+    assert "/reset" in browser.find_element("css selector", ".info").text
+    browser.get_log("browser")
+
+
+def test_a_phone_shows_everything_without_scrolling_sideways(browser: Any, server: Server) -> None:
+    loaded(browser, server.url, width=360)
+    wide = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert wide[0] <= wide[1]
+    for name in ("line", "send", "model", "speculation", "rate"):
+        assert browser.find_element("id", name).is_displayed()
+
+
+def test_from_a_file_it_asks_the_server_that_it_is_told(browser: Any, server: Server) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get(PAGE.as_uri())
+    until(browser, "document.querySelector('.error')")  # nobody listens at the address that it begins with
+    browser.execute_script(f"at('server').value = '{server.url}'; connect()")
+    until(browser, "models.length > 0")
+    browser.execute_script("at('max_tokens').value = 8; at('line').focus()")
+    keys(browser, "x = 1", Keys.ENTER)
+    until(browser, "last && !running")
+    assert answers(browser)[-1]
+    browser.get_log("browser")
