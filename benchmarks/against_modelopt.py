@@ -1,9 +1,9 @@
-"""Our numbers and NVIDIA ModelOpt's, of the same weights, calibrated on the same texts: how far each moves the model.
+"""Compare specbuild's quantization with NVIDIA ModelOpt's: same weights, same calibration texts, divergence of each.
 
 python benchmarks/against_modelopt.py [--target CHECKPOINT] [--name RESULT] [--only SCHEME …] [--out DIR]
 
-Needs `pip install nvidia-modelopt` beside specbuild. The target is the reference pair's by default. Everything is
-simulated in float32 in PyTorch, head and embedding left as they are. The divergence is KL(float32 ‖ quantized) per
+It needs `pip install nvidia-modelopt` beside specbuild. The target is the reference pair's by default. Everything is
+simulated in float32 in PyTorch; head and embedding are not quantized. The divergence is KL(float32 ‖ quantized) per
 token of held-out text.
 """
 
@@ -29,7 +29,7 @@ from specbuild.builder.quantize.calibrate import calibrate
 from specbuild.builder.quantize.linears import Names, no_grad, simulated
 from specbuild.builder.quantize.quality import Before, moved
 
-BACKEND = "tensorrt-rtx"  # symmetric weights, as ModelOpt's
+BACKEND = "tensorrt-rtx"  # its weights are symmetric, like ModelOpt's
 
 
 def _int4(block: int, algorithm: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _int4(block: int, algorithm: Any) -> dict[str, Any]:
     return config | {"algorithm": algorithm}
 
 
-PAIRS = {  # ours, and what ModelOpt calls the same
+PAIRS = {  # specbuild's schemes, and the ModelOpt configurations that mean the same
     "int4:128,gptq": lambda: _int4(128, {"method": "gptq"}),
     "int4:128,awq": lambda: _int4(128, "awq_lite"),
     "int4:128,rtn": lambda: _int4(128, "max"),

@@ -1,4 +1,4 @@
-"""The models' steps by themselves, and what a round takes beside them: part of benchmarks/engines.py."""
+"""Times of the models' steps alone, and the rest of a round beside them; part of benchmarks/engines.py."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from specbuild.runtime import TreeSpec
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.decoding.device.loop import DeviceLoop
 
-STEPS, TURNS = 20, 9  # of a model's step alone
+STEPS, TURNS = 20, 9  # steps per turn, and turns whose median counts
 
 
 def executors(loop: DeviceLoop) -> list[StandardExecutor]:
-    """The target's, and the draft's where a model of the bundle drafts."""
+    """Return the target's executor, and the draft's if the bundle has a draft model."""
     return [loop.target, *([loop.draft_executor] if loop.draft_executor else [])]
 
 
 def steps(loop: DeviceLoop, trees: list[str], found: dict[str, Any]) -> None:
-    """What the models' steps take alone, and what is left of a round of each tree beside them."""
+    """Add to the result the times of the models' steps alone, and their share in a round of each tree."""
     alone, rows = Alone(loop), found["ways"]
     for tree in trees:
         row, models = rows[tree], alone.round_ms(tree)
@@ -29,7 +29,7 @@ def steps(loop: DeviceLoop, trees: list[str], found: dict[str, Any]) -> None:
 
 
 class Alone:
-    """The models' steps by themselves, each a graph replayed many times, in a loop that has nothing to do."""
+    """The times of the models' steps alone: each is a graph replayed many times while the loop is idle."""
 
     def __init__(self, loop: DeviceLoop) -> None:
         self._target, self._draft = loop.target, loop.draft_executor
@@ -37,7 +37,7 @@ class Alone:
         self._known: dict[tuple[str, int], float] = {}
 
     def round_ms(self, tree: str) -> float:
-        """The steps of a round that drafts a tree, or "off"."""
+        """Return the milliseconds of all model steps in a round that drafts a tree, or of a plain round ("off")."""
         if tree == "off" or self._draft is None:
             return self.step_ms(self._target, 1)
         spec, draft = TreeSpec.parse(tree), self._draft
@@ -45,14 +45,14 @@ class Alone:
         return self.step_ms(self._target, self._target.bucket(1 + spec.nodes)) + self.step_ms(draft, 2) + levels
 
     def all(self) -> dict[str, float]:
-        """Every bucket of both models."""
+        """Return the milliseconds of a step of every bucket of both models."""
         for executor in self._all:
             for nodes in executor.model.buckets:
                 self.step_ms(executor, nodes)
         return {f"{name} {nodes}": round(ms, 4) for (name, nodes), ms in sorted(self._known.items())}
 
     def step_ms(self, executor: StandardExecutor, nodes: int) -> float:
-        """The median time of one step."""
+        """Return the median milliseconds of one step."""
         key = executor.spec.name, nodes
         if key not in self._known:
             step, times = executor.repeatable(nodes), []

@@ -1,7 +1,7 @@
-"""The kernels around the attention, and what one verification costs: part of benchmarks/kernels.py.
+"""Times of the kernels around the attention, and of one verification step; part of benchmarks/kernels.py.
 
-Their inputs stay in the L2 cache from launch to launch, as they do in a round: the share of the copy bandwidth says how
-far they are from moving bytes, not from memory's speed.
+Their inputs stay in the L2 cache between launches, as in a round, so the share of the copy bandwidth compares a kernel
+with a copy of as many bytes, not with the speed of GPU memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specbuild.runtime.backends.kernels.abi import (
 
 
 def others(device: Device, library: KernelLibrary, bandwidth: float, smoke: bool) -> dict[str, Any]:
-    """The kernels around the attention, at the sizes of an 8B-shaped model: batch 1, 16 nodes, vocabulary 128,256."""
+    """Measure the kernels around the attention at an 8B-shaped model's sizes: batch 1, 16 nodes, vocabulary 128,256."""
     sizes = Sizes(4, 1000, 2, 64, 96, 2, 64, 64) if smoke else Sizes()
     bench = Bench(device, library, bandwidth, sizes)
     bench.choose()
@@ -44,7 +44,7 @@ def others(device: Device, library: KernelLibrary, bandwidth: float, smoke: bool
 
 @dataclass(frozen=True)
 class Sizes:
-    """An 8B-shaped model's, and a step's."""
+    """The sizes of an 8B-shaped model and of a step."""
 
     nodes: int = 16
     vocab: int = 128256
@@ -57,7 +57,7 @@ class Sizes:
 
 
 class Bench:
-    """Times kernels one by one; `results` are by name."""
+    """A timer of kernels; `results`: time, bytes and share of the copy bandwidth by name."""
 
     def __init__(self, device: Device, library: KernelLibrary, bandwidth: float, sizes: Sizes) -> None:
         self.device, self.library, self.bandwidth, self.sizes = device, library, bandwidth, sizes
@@ -68,17 +68,17 @@ class Bench:
         self.position = self.hold(device.ints([sizes.capacity // 2]))
 
     def hold(self, tensor: torch.Tensor) -> int:
-        """A tensor's address, which stays its."""
+        """Return a tensor's address, and keep the tensor alive."""
         self._keep.append(tensor)
         return tensor.data_ptr()
 
     def add(self, name: str, launcher: str, params: Any, moved: int) -> None:
-        """Time a kernel that moves so many bytes."""
+        """Time a kernel that moves `moved` bytes."""
         us = self.device.microseconds([lambda: self.library.launch(launcher, params, self.device.stream())])
         self.results[name] = {"us": us, "bytes": moved, "share": moved / us / 1e3 / self.bandwidth}
 
     def choose(self) -> None:
-        """A token for each node, by ways of sampling that cost differently."""
+        """Time the choice of a token for each node, with sampling parameters of different cost."""
         device, hold, nodes, vocab = self.device, self.hold, self.sizes.nodes, self.sizes.vocab
         for name, request in {
             "choose greedy": Request(1, 1.0, -float("inf"), 0.0, 1.0, 0.0, 0.0, 0, 0, 0),
@@ -97,7 +97,7 @@ class Bench:
             self.add(name, "choose_tokens", choose, 4 * nodes * vocab)
 
     def walk(self) -> None:
-        """The accepted path through a tree."""
+        """Time finding the accepted path through a tree."""
         device, hold, nodes = self.device, self.hold, self.sizes.nodes
         choices = hold(device.ints([[2 * i + 1 for i in range(nodes)]]))
         walk = Walk(tokens=self.tokens, parents=self.parents, choices=choices)
@@ -107,7 +107,7 @@ class Bench:
         self.add("walk", "walk_tree", walk, 6 * 4 * nodes)
 
     def commit(self) -> None:
-        """The path's rows, moved up in the caches of all layers."""
+        """Time moving the path's rows in the caches of all layers."""
         device, hold, sizes, nodes = self.device, self.hold, self.sizes, self.sizes.nodes
         rows = [device.random(sizes.kv_heads, sizes.capacity, sizes.size) for _ in range(2 * sizes.layers)]
         pointers = hold(torch.tensor([hold(each) for each in rows], dtype=torch.int64, device=device.name))
@@ -122,7 +122,7 @@ class Bench:
         self.add("commit", "commit_path", commit, 2 * cache.count * cache.heads * cache.row_bytes * (nodes // 2 - 1))
 
     def layers(self) -> None:
-        """What a layer has beside attention and products, and the embedding's rows."""
+        """Time a layer's kernels other than attention and matrix products, and the gathering of embedding rows."""
         device, hold, nodes = self.device, self.hold, self.sizes.nodes
         width, hidden, vocab = self.sizes.width, self.sizes.hidden, self.sizes.vocab
         x, y = hold(device.random(nodes, width)), hold(device.random(nodes, width))
@@ -142,7 +142,7 @@ class Bench:
 
 
 def verify(device: Device, library: KernelLibrary, nodes: int, context: int, smoke: bool) -> dict[str, float]:
-    """A step of an 8B-shaped model: matrix products and attention of 32 layers, and the head; nothing else."""
+    """Time a step of an 8B-shaped model: only the matrix products and attention of 32 layers, and the head."""
     layers, widths = (
         (2, [(64, 192), (64, 64)]) if smoke else (32, [(4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)])
     )

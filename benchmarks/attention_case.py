@@ -1,4 +1,4 @@
-"""One case of TreeAttention: its shape, its inputs, and whom it is compared with."""
+"""One case of TreeAttention: its shape, its inputs, and the peers that it is compared with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES = {"float16": Dtype.F16, "bfloat16": Dtype.BF16, "float8_e4m3fn": Dtype.E
 
 @dataclass(frozen=True)
 class Shape:
-    """One case of TreeAttention."""
+    """The shape and types of a case."""
 
     batch: int
     nodes: int
@@ -27,22 +27,22 @@ class Shape:
     size: int = 128
     dtype: str = "bfloat16"
     cache: str = "bfloat16"
-    capacity: int = 0  # rows of a cache slot, by which the splits go; 0: as many as the context and the nodes need
+    capacity: int = 0  # rows of a cache slot, which determine the splits; 0: as many as context and nodes need
 
     @property
     def rows(self) -> int:
-        """Of a cache slot."""
+        """Rows of a cache slot."""
         return self.capacity or self.context + self.nodes
 
     @property
     def bytes(self) -> int:
-        """What has to move: the visible cache and the new rows once, queries and output once."""
+        """Bytes that must be moved: the visible cache and the new rows once, queries and output once."""
         rows = self._cache_bytes(self.context + 2 * self.nodes)
         return rows + 2 * self.batch * self.nodes * self.heads * self.size * 2
 
     @property
     def held(self) -> int:
-        """Bytes of the caches, the rows that nobody sees too."""
+        """Bytes of the caches, including rows that no node sees."""
         return self._cache_bytes(self.rows)
 
     def _cache_bytes(self, rows: int) -> int:
@@ -51,7 +51,7 @@ class Shape:
 
 
 def tree(nodes: int) -> list[int]:
-    """A tree of two branches at every node."""
+    """Return the parents of a binary tree."""
     return [(node - 1) // 2 if node else -1 for node in range(nodes)]
 
 
@@ -95,11 +95,11 @@ class Case:
         self.params.workspace = self.workspace.data_ptr() if self.params.splits > 1 else None
 
     def run(self) -> None:
-        """One launch."""
+        """Launch the kernel once."""
         self.library.launch("tree_attention", self.params, self.device.stream())
 
     def mask(self) -> torch.Tensor:
-        """`bool[N, S]`: what each node sees."""
+        """Return `bool[N, S]`: the positions that each node sees."""
         n = self.shape.nodes
         seen = torch.eye(n, dtype=torch.bool)
         for node, parent in enumerate(tree(n)):
@@ -108,7 +108,7 @@ class Case:
         return torch.cat((torch.ones(n, self.shape.context, dtype=torch.bool), seen), 1).to(self.device.name)
 
     def error(self) -> float:
-        """‖out − ref‖ / ‖ref‖ against float64, on the cache as the kernel has left it."""
+        """Return ‖out − ref‖ / ‖ref‖ against a float64 reference, on the cache as the kernel left it."""
         self.run()
         if self.device.name == "cuda":
             torch.cuda.synchronize()
@@ -116,7 +116,7 @@ class Case:
         b, n, h, k, d = self.shape.batch, self.shape.nodes, self.shape.heads, self.shape.kv_heads, self.shape.size
         mask, off, end = self.mask(), 0.0, self.shape.context + n
         whole = 0.0
-        for sequence, head in itertools.product(range(b), range(k)):  # one at a time: float64 takes room
+        for sequence, head in itertools.product(range(b), range(k)):  # one at a time, since float64 takes much memory
             query = self.qkv[sequence, :, :h].view(n, k, h // k, d)[:, head].double()
             keys, values = (self.cache[i, sequence, head, :end].double() for i in range(2))
             scores = torch.einsum("ngd,sd->gns", query, keys) * self.params.scale
@@ -127,7 +127,10 @@ class Case:
         return (off / whole) ** 0.5
 
     def peer(self, name: str) -> Callable[[], Any]:
-        """Another's attention over the same cache; none of them appends to it. Raises whatever it raises."""
+        """Return a launch of a peer's attention over the same cache, without appending to it.
+
+        `name`: "sdpa", "flex" or "flashinfer". A peer's own errors are not caught.
+        """
         h, shape = self.shape.heads, self.shape
         query = self.qkv[:, :, :h].transpose(1, 2).contiguous()
         end, mask = shape.context + shape.nodes, self.mask()

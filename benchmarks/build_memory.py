@@ -1,10 +1,11 @@
-"""A build's memory at its peak against what was announced: Gemma 3's shape, or any checkpoint.
+"""Compare a build's peak memory with the announced one, on Gemma 3's shape or any checkpoint.
 
 python benchmarks/build_memory.py [CHECKPOINT] [--layers N] [--precisions LIST] [--out DIR]
 
-Without CHECKPOINT the weights are random, of Gemma 3 270M's widths (a vocabulary of 262,144, hidden states of 640) and
-some of its layers, with the reference pair's tokenizer. Each build is a process of its own, so it takes minutes. Beside
-the peak it says by how much the bundle's weights are more than each weight stored once. Status 1: more than 15 % off.
+Without CHECKPOINT the model has random weights of Gemma 3 270M's widths (a vocabulary of 262,144, hidden states of 640)
+and N layers, with the reference pair's tokenizer. Each build runs in its own process, so this takes minutes. Beside the
+peak it reports the size of the weights file, and that of each weight stored once. The exit status is 1 if a peak is
+more than 15 % off.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ALLOWED = 0.15
 
 
 def gemma(folder: Path, layers: int) -> Path:
-    """The checkpoint, made where it is not there yet."""
+    """Return the checkpoint's folder; make it if it does not exist."""
     if not folder.is_dir():
         torch.manual_seed(0)
         config = Gemma3TextConfig(
@@ -51,7 +52,7 @@ def gemma(folder: Path, layers: int) -> Path:
 
 
 def measured(checkpoint: Path, precision: str, bundle: Path) -> dict[str, Any]:
-    """One build's memory in MB, and the bundle's weights next to what the report counts of each once."""
+    """Build once; return its memory in MB, the size of the weights file, and that of each weight stored once."""
     options = ["--max-seq-len", "512", "--force", "--json", "--quiet", "--no-tune"]
     options += [] if precision == "fp32" else ["--max-kl", "9"] if precision != "auto" else []
     command = [COMMAND, "build", "--target", checkpoint, "--precision", precision, "-o", bundle, *options]
@@ -66,7 +67,7 @@ def measured(checkpoint: Path, precision: str, bundle: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure and save."""
+    """Measure and save; return 1 if a peak is too far off."""
     parser = common.parser(__doc__)
     parser.add_argument("checkpoint", nargs="?", type=Path)
     parser.add_argument("--layers", type=int, default=18)

@@ -1,4 +1,4 @@
-"""How soon a canary finds a slower candidate and drift a shift, and how often a canary is wrong: by simulation.
+"""Simulate how soon a canary finds a slower candidate and drift a shift, and how often a canary is wrong.
 
 python benchmarks/canary_power.py --out FILE
 """
@@ -31,7 +31,14 @@ REQUESTS, ALPHA = 2000, 0.05
 
 
 def requests(rng: np.random.Generator, slower: Any, sigma: float, runs: int) -> Any:
-    """A request of each run: log-normal times, one in 33 of them much later, up to 256 tokens; slower: (ttft, tpot)."""
+    """Draw one request for each run, `[runs, metrics]`: log-normal times, 3 % much longer, and up to 256 tokens.
+
+    Args:
+        rng: The generator.
+        slower: Factors of (ttft, tpot) in each run.
+        sigma: Standard deviation of the logarithm of the times.
+        runs: The number of runs.
+    """
     heavy = np.where(rng.random(runs) < 0.03, rng.exponential(1.0, runs), 0.0)
     ttft, tpot = np.array([[0.1], [0.02]]) * np.exp(rng.normal(0, sigma, (2, runs)) + heavy) * np.stack(slower)
     tokens = np.minimum(rng.geometric(1 / 120, runs), 256)
@@ -41,7 +48,14 @@ def requests(rng: np.random.Generator, slower: Any, sigma: float, runs: int) -> 
 
 
 def trials(ttft: float, tpot: float, sigma: float, runs: int) -> dict[str, Any]:
-    """Shares and medians of so many runs, under a weight that steps from 10 % to 50 % every 60 requests."""
+    """Simulate runs whose weight rises from 10 % to 50 %, a step every 60 requests; return shares and medians.
+
+    Args:
+        ttft: Factor of the candidate's time to the first token.
+        tpot: Factor of the candidate's time per token.
+        sigma: Standard deviation of the logarithm of the times.
+        runs: The number of runs.
+    """
     rng, trial = np.random.default_rng(1), Trial(METRICS, ALPHA, (runs,))
     back, on = np.full(runs, np.inf), np.full(runs, np.inf)
     for number in range(REQUESTS):
@@ -57,7 +71,7 @@ def trials(ttft: float, tpot: float, sigma: float, runs: int) -> dict[str, Any]:
 
 
 def drift(shift: float, runs: int = 40) -> dict[str, Any]:
-    """Values until a shift by so many standard deviations is found."""
+    """Simulate how many values it takes to find a shift by so many standard deviations."""
     rng, found = np.random.default_rng(1), []
     for _ in range(runs):
         signal = Signal(Reference(rng.normal(0, 1, 1000)))
@@ -68,13 +82,13 @@ def drift(shift: float, runs: int = 40) -> dict[str, Any]:
 
 
 def _median(counts: Any) -> float | None:
-    """None: in half of the runs or more it never came."""
+    """Return the median; None if it is infinite, since half of the runs or more never got there."""
     found = float(np.median(counts))
     return found if np.isfinite(found) else None
 
 
 def main() -> int:
-    """Print each case and keep all; the exit status is 1 where a bar of docs/guides/operating.md is missed."""
+    """Print and write all cases; return 1 if a limit in docs/guides/operating.md is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

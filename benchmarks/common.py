@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine, the bundles, the result file."""
+"""Shared by the benchmarks: facts on the machine, the bundles, the result file."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ PROMPTS = ROOT / "measure" / "bench" / "pycode.jsonl"
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The one option that all of them have."""
+    """Return a parser with the option `--out`, which all benchmarks have."""
     found = argparse.ArgumentParser(description=description)
     found.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out", help="folder for results and bundles")
     return found
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """Of a benchmark that has no other."""
+    """Parse the arguments of a benchmark with no option but `--out`."""
     return parser(description).parse_args()
 
 
 def prompts() -> list[str]:
-    """Real prompts the reference pair was not trained on."""
+    """Return real prompts on which the reference pair was not trained."""
     return [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
 
 
 def bundles(out: Path) -> dict[str, Path]:
-    """The reference pair and the widened target, built where they are not there yet."""
+    """Return the bundles of the reference pair and of the widened target by name; build missing ones."""
     out.mkdir(parents=True, exist_ok=True)
     wide = out / "wide"
     if not wide.is_dir():
@@ -58,7 +58,7 @@ def specbuild(*arguments: Any) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What a number was measured on, and with."""
+    """Return facts on the machine, the versions and the command of a measurement."""
     names = ("specbuild-trt", "onnxruntime", "torch", "transformers", "numpy")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     return {

@@ -1,11 +1,10 @@
-"""What a ledger says that speculation saved, against what it did save: the same requests with it and without, in turns.
+"""Compare what speculation saved by the ledger's estimate and by the clock: the same requests with and without it.
 
 python benchmarks/cost_ab.py [--bundle PATH] [--requests 24] [--turns 4] [--tokens 64] [--at-once 1] --out FOLDER
 
-A server keeps a ledger. A client sends the same requests by both ways, one after the other, each second time in the
-other order, and takes its own time of each. The ledger's rows of those that speculated, and the machine's hours,
-make an estimate of what was saved; the difference of the client's times is what was. Without --bundle it is the
-widened pair.
+A server keeps a ledger. A client sends the same requests in both ways, one after the other, in alternating order, and
+times each itself. The ledger's rows of the requests that speculated, and the machine's hours, give an estimate of what
+was saved; the difference of the client's times is what really was. The default bundle is the widened pair.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from specbuild.measure.cost.report import report
 from specbuild.measure.cost.rows import Rows, read
 from specbuild.measure.cost.spent import spend
 
-PRICE = 3600.0  # an hour: a second is one unit of money
+PRICE = 3600.0  # per hour, so that a second costs one unit of money
 WAYS = ("auto", "off")
 
 
 def asked() -> Namespace:
-    """The options."""
+    """Parse the command line."""
     found = parser(__doc__)
     found.add_argument("--bundle", type=Path)
     found.add_argument("--requests", type=int, default=24)
@@ -47,11 +46,11 @@ def asked() -> Namespace:
 
 
 async def send(client: httpx.AsyncClient, texts: Sequence[str], way: str, tokens: int) -> float:
-    """Seconds of requests at once by one way."""
+    """Send requests at once, all in one way; return the seconds until the last has ended."""
     body = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "speculation": way}
 
     async def one(text: str) -> None:
-        salt = {"cache_salt": str(time.time_ns())}  # no prompt is known from before
+        salt = {"cache_salt": str(time.time_ns())}  # so that no prompt is cached from before
         (await client.post("/v1/completions", json=body | salt | {"prompt": text})).raise_for_status()
 
     began = time.perf_counter()
@@ -60,7 +59,7 @@ async def send(client: httpx.AsyncClient, texts: Sequence[str], way: str, tokens
 
 
 async def pairs(url: str, options: Namespace) -> list[dict[str, float]]:
-    """The client's seconds of the same requests by each way, one after the other; some warm up."""
+    """Return the client's seconds of the same requests in each way, after a warm-up."""
     texts, found = prompts()[: options.requests], []
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         for way in WAYS:
@@ -73,7 +72,7 @@ async def pairs(url: str, options: Namespace) -> list[dict[str, float]]:
 
 
 def served(bundle: Path, ledger: Path, options: Namespace) -> list[dict[str, float]]:
-    """The pairs of a server that keeps a ledger."""
+    """Run `pairs` against a server of the bundle that keeps a ledger."""
     given = ["--port", "0", "--max-num-seqs", str(options.at_once), "--ledger", str(ledger)]
     command = [str(Path(sys.executable).parent / "specbuild"), "serve", str(bundle), *given]
     process = subprocess.Popen([*command, "--price-per-hour", str(PRICE)], stderr=subprocess.PIPE, text=True)
@@ -90,7 +89,13 @@ def served(bundle: Path, ledger: Path, options: Namespace) -> list[dict[str, flo
 
 
 def summary(rows: Rows, took: list[dict[str, float]], tokens: int) -> dict[str, Any]:
-    """The estimate beside the measurement, and how busy seconds add up to the machine's; warming up is left out."""
+    """Return the estimate beside the measurement, and ratios that check the busy seconds.
+
+    Args:
+        rows: The ledger's rows.
+        took: The client's seconds; see `pairs`.
+        tokens: Output tokens of each request; rows with others, of the warm-up, do not count.
+    """
     own = [row for row in rows.requests if row.output_tokens == tokens]
     plain = [row for row in own if row.speculation == "off"]
     found = report(spend(Rows([row for row in own if row.speculation != "off"], rows.machines)), ())["total"]
@@ -113,7 +118,7 @@ def summary(rows: Rows, took: list[dict[str, float]], tokens: int) -> dict[str, 
 
 
 def main() -> None:
-    """Run it and write the result."""
+    """Run the benchmark and write the result."""
     options = asked()
     options.out.mkdir(parents=True, exist_ok=True)
     bundle, load = options.bundle, os.getloadavg()[0]

@@ -1,4 +1,4 @@
-"""Bundles of one target with different drafts, prompt by prompt in one process: tokens a second, acceptance, steps.
+"""Compare bundles of one target with different drafts in one process: tokens per second, acceptance, step times.
 
 python benchmarks/drafts.py PROMPTS.jsonl A.bundle B.bundle …   # the model drafts alone; every text must be the same
 """
@@ -23,7 +23,7 @@ TOKENS, TREES, TEMPERATURES = 96, ("off", "chain:4", "best:5"), (0.0, 0.8)
 
 
 def main(file: Path, bundles: list[str], out: Path | None) -> None:
-    """Print a line for each temperature, tree and bundle, and the draft's step of one node after 256 rows."""
+    """Print a line for each temperature, tree and bundle, and each draft's time of a one-node step after 256 rows."""
     prompts = [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]
     engines = {name: Engine.load(name, drafter="model", threads=1, prefix_caching=False) for name in bundles}
     seconds: dict[tuple[float, str, str], list[float]] = {}

@@ -1,16 +1,16 @@
-"""A bundle end to end on a GPU: its tokens against the CPU bundle's, and where the time of a round goes.
+"""Measure a bundle end to end on a GPU: its tokens against the CPU bundle's, and where the time of a round goes.
 
 python benchmarks/engines.py BUNDLE [--cpu-bundle BUNDLE] [--out DIR] [--cudnn-attention] [--smoke]
 
-Tokens: plain decoding and every tree, greedy and at temperature 0.8 with seeds, against plain decoding of the CPU's
-bundle and of this one; a difference is a near-tie where its margin is below the bundle's bound. Times: medians over
-repeats in which all ways of decoding take turns; what the same prompts cost for one token alone is subtracted. The
-draft is always the model's, but for "default", which also looks up. "enqueue" is the same without CUDA graphs, ours
-and ONNX Runtime's. `models_ms`: the round's steps of both models, measured alone, as graphs where they may be;
-`glue_and_host_share`: all else of a round. Each part is written when it is there: what is stopped has left the rest.
+Tokens: plain decoding and every tree, greedy and at temperature 0.8 with seeds, are compared with plain decoding of the
+CPU's bundle and of this one; a difference is a near-tie if its margin is below the bundle's bound. Times: medians over
+repeats in which all ways of decoding take turns; the cost of the same prompts with one new token is subtracted. Only
+the model drafts, except in "default", which also uses lookup. "enqueue" runs without CUDA graphs, specbuild's and ONNX
+Runtime's. `models_ms`: the round's steps of both models, measured alone, as graphs if possible;
+`glue_and_host_share`: the rest of a round. Each part is written when it is done, so an interrupted run leaves results.
 
---cudnn-attention: ONNX Runtime's attention by cuDNN, in a file of its own, to be held against the one without.
---smoke: fewer, also on a CPU bundle, which has no graphs and no steps of its own.
+--cudnn-attention: ONNX Runtime's attention by cuDNN, written to another file, to be compared with the one without.
+--smoke: fewer prompts and repeats; also on a CPU bundle, which has no graphs and no separately timed steps.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from specbuild.runtime.decoding.device.loop import DeviceLoop
 
 TREES = ("chain:4", "topk:2,3", "best:8", "best:16")
 SAMPLED = 0.8
-LONG = 512  # tokens of the prompt whose time to the first token is measured
+LONG = 512  # tokens of the prompt for the time to the first token
 PACKAGES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx-cu13", "tensorrt", "cuda-core", "cuda-bindings")
-CUDNN = "ORT_ENABLE_CUDNN_FLASH_ATTENTION"  # ONNX Runtime's own switch, which a session reads when it is made
+CUDNN = "ORT_ENABLE_CUDNN_FLASH_ATTENTION"  # a variable that ONNX Runtime reads when a session is created
 Save = Callable[[], None]
 SMI = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,temperature.gpu,power.draw"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is decoded."""
+    """The size of the benchmark."""
 
     prompts: int = 8
     new_tokens: int = 64
@@ -63,14 +63,14 @@ SMOKE = Scale(2, 8, 1, (1, 2), TREES[1:2])
 
 @dataclass
 class Way:
-    """One way of decoding, and what it took in each repeat."""
+    """One way of decoding, and its measurements in each repeat."""
 
     engine: Engine
     params: SamplingParams
     rows: list[dict[str, float]]
 
     def turn(self, texts: list[list[int]]) -> None:
-        """Decode all prompts, and once more for their first tokens alone."""
+        """Decode all prompts, and once more for their first tokens only; record the difference."""
         whole, first = (self._run(texts, count) for count in (self.params.max_new_tokens, 1))
         self.rows.append({key: value - first[key] for key, value in whole.items()})
 
@@ -85,7 +85,7 @@ class Way:
         return took | {"tokens": sum(len(result.token_ids) for result in results), "seconds": seconds}
 
     def medians(self) -> dict[str, Any]:
-        """Rates and a round's parts, in milliseconds."""
+        """Return the medians of the rates, and of a round's parts in milliseconds."""
 
         def median(value: Callable[[dict[str, float]], float]) -> float:
             return round(statistics.median(value(row) for row in self.rows), 4)
@@ -110,7 +110,16 @@ class Way:
 def exactness(
     bundle: Path, cpu: Path | None, texts: list[list[int]], scale: Scale, found: dict[str, Any], save: Save
 ) -> None:
-    """Every way's tokens against plain decoding, of the CPU's bundle and of this one, one and several at a time."""
+    """Compare every way's tokens with plain decoding of the CPU's bundle and of this one, at two batch sizes.
+
+    Args:
+        bundle: The bundle.
+        cpu: The CPU's bundle, if there is one.
+        texts: Token ids of each prompt.
+        scale: The size of the benchmark.
+        found: The part of the result to fill in.
+        save: Writes the result; called after each comparison.
+    """
     greedy = [SamplingParams(max_new_tokens=scale.new_tokens, seed=i, ignore_eos=True) for i in range(len(texts))]
     asked = {"greedy": greedy, f"temperature {SAMPLED}": [replace(each, temperature=SAMPLED) for each in greedy]}
     expected: dict[str, dict[str, list[list[int]]]] = {}
@@ -143,7 +152,7 @@ def exactness(
 def open_engine(
     bundle: Path, batch: int, drafter: Any, graphs: bool = True, resident: bool = False
 ) -> Iterator[Engine]:
-    """A loaded bundle; `graphs` False: every step is enqueued anew, where it would be a CUDA graph."""
+    """Yield an engine of the bundle; without `graphs`, every step is enqueued instead of replayed as a CUDA graph."""
     with Engine.load(bundle, batch_size=batch, drafter=drafter, resident=resident, prefix_caching=False) as engine:
         loop: Any = engine._loop
         if not graphs:
@@ -154,7 +163,16 @@ def open_engine(
 
 
 def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale, found: dict[str, Any], save: Save) -> None:
-    """All ways of decoding at a batch size, and at batch 1 on a GPU what graphs and the loop around the models cost."""
+    """Measure all ways of decoding at a batch size; at batch 1 on a GPU also without graphs, and resident.
+
+    Args:
+        bundle: The bundle.
+        texts: Token ids of each prompt.
+        batch: The batch size.
+        scale: The size of the benchmark.
+        found: The part of the result to fill in.
+        save: Writes the result; called after each part.
+    """
     greedy = SamplingParams(max_new_tokens=scale.new_tokens, seed=0, ignore_eos=True)
     trees = {tree: replace(greedy, speculation=tree) for tree in ("off", *scale.trees)}
     with ExitStack() as stack:
@@ -173,7 +191,7 @@ def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale, found
                 ways |= {f"{tree}, enqueue": Way(bare, params, []) for tree, params in trees.items()}
                 going = stack.enter_context(open_engine(bundle, 1, "model", resident=True))
                 ways |= {f"{tree}, resident": Way(going, params, []) for tree, params in trees.items()}
-        for way in ways.values():  # compiles kernels, and captures graphs, which a second use does
+        for way in ways.values():  # warm-up: compiles kernels, and the second use captures graphs
             for _ in range(2):
                 way.turn(texts[: 2 * batch])
             way.rows.clear()
@@ -189,7 +207,7 @@ def speeds(bundle: Path, texts: list[list[int]], batch: int, scale: Scale, found
 
 
 def first_token(engine: Engine, texts: list[list[int]], repeats: int) -> float | None:
-    """Median milliseconds from the slot to the first token of a long prompt; None where the bundle takes none."""
+    """Return the median milliseconds from a long prompt's admission to its first token; None if it does not fit."""
     tokens = [token for text in texts * LONG for token in text][:LONG]
     if engine.manifest.max_seq_len <= LONG:
         return None
@@ -199,7 +217,7 @@ def first_token(engine: Engine, texts: list[list[int]], repeats: int) -> float |
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on, and with; nothing of it need be installed."""
+    """Return facts on the machine and the versions; packages and tools that are not installed are left out."""
     smi = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader"]
     versions = {}
     for name in PACKAGES:
@@ -216,9 +234,9 @@ def machine() -> dict[str, Any]:
 
 
 def measure(bundle: Path, cpu: Path | None, scale: Scale, result: dict[str, Any], save: Save) -> None:
-    """Fill in the result, a part at a time."""
+    """Run all parts and fill in the result, saving after each."""
     seconds = []
-    for _ in range(2):  # the second finds what the first has compiled
+    for _ in range(2):  # the second load finds the kernels that the first compiled
         started = time.perf_counter()
         with open_engine(bundle, 1, None) as engine:
             seconds.append(round(time.perf_counter() - started, 2))
@@ -235,7 +253,7 @@ def measure(bundle: Path, cpu: Path | None, scale: Scale, result: dict[str, Any]
 
 
 def main() -> int:
-    """Measure one bundle, saving after each part; 1 where it does not load or run, which the file then says."""
+    """Measure one bundle, saving after each part; return 1 if it fails, with the error in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--cpu-bundle", type=Path, help="whose tokens are expected")
@@ -253,7 +271,7 @@ def main() -> int:
     def save() -> None:
         whole = file.with_suffix(".part")
         whole.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        whole.replace(file)  # so that what is stopped while it writes leaves what was there
+        whole.replace(file)  # so that an interrupted write leaves the older file
 
     try:
         measure(given.bundle, given.cpu_bundle, SMOKE if given.smoke else Scale(), result, save)

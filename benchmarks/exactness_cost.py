@@ -1,9 +1,9 @@
-"""What exactness costs: decoding speed of this specbuild and of one before it had exactness classes, in turns.
+"""Measure what exactness costs: decoding speed of this specbuild and of one without exactness classes, in turns.
 
 python benchmarks/exactness_cost.py BUNDLE --old PYTHON --old-bundle OTHER [--prompts FILE] [--turns 7] --out FILE
 
-PYTHON is that of an environment with the old specbuild. OTHER is a bundle that it reads, of the same model;
-it gets a copy without the classes in its manifest.
+PYTHON is the interpreter of an environment with the old specbuild. OTHER is a bundle of the same model that it can
+read; it gets a copy without the classes in the manifest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 NEW_TOKENS = 64
 WARM_UP = "Which birds fly south in autumn, and which stay?"
 WAYS = ("off", "auto")
-Who = tuple[str, str]  # old or new, and a way
+Who = tuple[str, str]  # "old" or "new", and a way
 PAIRS: dict[str, tuple[Who, Who]] = {
     "off, new/old": (("new", "off"), ("old", "off")),
     "auto, new/old": (("new", "auto"), ("old", "auto")),
@@ -33,7 +33,7 @@ PAIRS: dict[str, tuple[Who, Who]] = {
 
 
 class Took(NamedTuple):
-    """What one prompt took after its first token."""
+    """Tokens, seconds and rounds of one prompt after its first token."""
 
     tokens: int
     seconds: float
@@ -41,7 +41,7 @@ class Took(NamedTuple):
 
 
 def without_classes(bundle: Path, folder: Path) -> Path:
-    """A copy as the old specbuild would have built it; large files are linked where they can be."""
+    """Return a copy as the old specbuild would have built it; files are linked if possible."""
     copied = folder / bundle.name
     try:
         shutil.copytree(bundle, copied, copy_function=os.link)
@@ -52,13 +52,13 @@ def without_classes(bundle: Path, folder: Path) -> Path:
     manifest.pop("digest", None)
     text = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
     manifest["digest"] = hashlib.sha256(text.encode()).hexdigest()
-    (copied / "manifest.json").unlink()  # a link to the bundle's own
+    (copied / "manifest.json").unlink()  # it may be a link to the bundle's own
     (copied / "manifest.json").write_text(json.dumps(manifest))
     return copied
 
 
 def decode(bundle: Path, speculation: str) -> None:
-    """Seconds and rounds of each prompt that a line of stdin has; runs in either specbuild, in a process of its own."""
+    """Decode the prompt in each line of stdin and print tokens, seconds and rounds; runs with either specbuild."""
     from specbuild.runtime import Chat, Engine, SamplingParams
 
     with Engine.load(bundle, prefix_caching=False) as engine:
@@ -74,29 +74,29 @@ def decode(bundle: Path, speculation: str) -> None:
 
 
 class Contender:
-    """One specbuild that decodes one way, as a process that waits for prompts."""
+    """A process of one specbuild that decodes prompts in one way."""
 
     def __init__(self, python: str, bundle: Path, way: str) -> None:
         command = [python, __file__, str(bundle), "--decode", way]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def took(self, text: str) -> Took:
-        """Decode one prompt."""
+        """Decode one prompt and return what it took."""
         assert self._process.stdin
         assert self._process.stdout
         print(json.dumps(text), file=self._process.stdin, flush=True)
         return Took(*json.loads(self._process.stdout.readline()))
 
     def close(self) -> None:
-        """Let it end."""
+        """End the process."""
         self._process.communicate()
 
 
 def turn(contenders: dict[Who, tuple[str, Path]], prompts: list[dict[str, str]], number: int) -> list[dict[Who, Took]]:
-    """Every prompt by everybody, one after another, in an order that turns; no process remembers an earlier turn."""
+    """Decode every prompt by all contenders in rotating order, in new processes, which remember no earlier turn."""
     running = {who: Contender(python, bundle, who[1]) for who, (python, bundle) in contenders.items()}
     for one in running.values():
-        one.took(WARM_UP)  # no prompt of those that count: a text that was said before is drafted out of habit
+        one.took(WARM_UP)  # not one of the prompts, whose answer would then be drafted from memory
     order = list(running)
     found = []
     for index, prompt in enumerate(prompts):
@@ -108,7 +108,7 @@ def turn(contenders: dict[Who, tuple[str, Path]], prompts: list[dict[str, str]],
 
 
 def ratios(measured: list[dict[Who, Took]]) -> dict[str, Any]:
-    """Median speeds, tokens a round, and mean ratios of two that decoded the same prompt, with 95 % intervals."""
+    """Return median speeds, tokens per round, and mean speed ratios on the same prompts with 95 % intervals."""
     row: dict[str, Any] = {}
     for who in measured[0]:
         mine = [each[who] for each in measured]
@@ -122,7 +122,7 @@ def ratios(measured: list[dict[Who, Took]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run both in turns, and write what came out."""
+    """Run both specbuilds in turns, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--old", help="the old specbuild's Python")
@@ -137,7 +137,7 @@ def main() -> None:
         return
     if not (options.old and options.old_bundle and options.out):
         parser.error("--old, --old-bundle and --out are needed")
-    from common import machine  # this specbuild's alone
+    from common import machine  # it needs this specbuild; the old one runs `decode` only
 
     prompts = [json.loads(line) for line in options.prompts.read_text().splitlines()]
     kinds: dict[str, list[dict[Who, Took]]] = {}

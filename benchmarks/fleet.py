@@ -1,11 +1,11 @@
-"""A fleet on paper: discrete events over measured step times, from 10 to 1,000 replicas, by routing and speculation.
+"""Simulate a fleet of 10 to 1,000 replicas by discrete events over measured step times, by routing and speculation.
 
 python benchmarks/fleet.py check BENCH.json --scale-out FILE    the two replicas of scale_out.py, simulated
 python benchmarks/fleet.py run BENCH.json --out FOLDER          fleet.json, and fleet.html with its plots
 
-A replica has slots as an engine does: a request takes the free one whose text its prompt shares most with, its prompt
-is read while nobody decodes, and what runs together slows down as it was measured to. Requests are routed by
-`specbuild.serve.prefixes`, whose blocks are whole turns here. A user's chat has turns with pauses for thinking.
+A replica has slots like an engine. A request takes the free slot whose text shares the longest prefix with its prompt,
+prefill stops decoding, and sequences slow each other down as measured. Requests are routed by
+`specbuild.serve.prefixes`, with whole turns as blocks. A user's chat has turns with pauses for thinking.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import common
 from specbuild.serve.prefixes import BLOCK, Places
 
 ROUTINGS = ("random", "round robin", "prefix")
-PRICE = 0.085  # an hour of a machine, which --price changes
-USERS, WINDOW = 600, 300.0  # of the machines needed: whose chats begin within so many seconds
-TARGET = 2.0  # seconds to the first token, of 99 in 100
+PRICE = 0.085  # default price of a machine per hour
+USERS, WINDOW = 600, 300.0  # to find the machines needed: users whose chats begin within WINDOW seconds
+TARGET = 2.0  # 99th percentile of seconds to the first token
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds: of a token with 1, 2, … sequences at once, and of a prompt's token."""
+    """Seconds per output token with 1, 2, … sequences at once, and seconds per prompt token."""
 
     token: tuple[float, ...]
     prompt: float
@@ -43,7 +43,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Habits:
-    """Users: seconds of thinking, turns of a chat, tokens of the shared beginning, of a question and of an answer."""
+    """Means of users' chats: seconds of thinking, turns, and tokens of the shared prefix, a question and an answer."""
 
     think: float = 30.0
     turns: float = 6.0
@@ -54,7 +54,7 @@ class Habits:
 
 @dataclass(slots=True)
 class Turn:
-    """A request of a user's chat; `prompt`, `answer`: tokens."""
+    """A request in a user's chat; `prompt` and `answer` are numbers of tokens."""
 
     user: int
     number: int
@@ -67,19 +67,19 @@ class Turn:
 
 @dataclass(slots=True)
 class Replica:
-    """An engine: what its slots hold as (user, tokens, turns), and what runs in each until `progress` is its end."""
+    """An engine: each slot's text as (user, tokens, turns), and the running requests, which end at a `progress`."""
 
     held: list[tuple[int, int, int]]
     running: dict[int, Turn] = field(default_factory=dict)  # by slot
-    ends: list[tuple[float, int]] = field(default_factory=list)  # progress at the end, slot
+    ends: list[tuple[float, int]] = field(default_factory=list)  # (progress at which the request ends, slot)
     waiting: deque[Turn] = field(default_factory=deque)
     progress: float = 0.0  # tokens that each sequence has emitted
-    at: float = 0.0  # the time that progress belongs to; later than now while a prompt is read
+    at: float = 0.0  # the time of `progress`; later than now during prefill
     version: int = 0
 
 
 class Fleet:
-    """Replicas under users; `run` plays it."""
+    """A simulated fleet of replicas; `run` simulates it."""
 
     def __init__(self, replicas: int, routing: str, costs: Costs, shared: int, seed: int = 0) -> None:
         self.costs, self.shared, self.routing, self._turn = costs, shared, routing, 0
@@ -92,12 +92,12 @@ class Fleet:
         self.done: list[Turn] = []
 
     def arrive(self, when: float, turn: Turn) -> None:
-        """A request comes at a time."""
+        """Schedule a request's arrival."""
         self._turn += 1
         heapq.heappush(self.events, (when, 1, self._turn, turn))
 
     def run(self, again: Any, until: float = float("inf")) -> list[Turn]:
-        """Play until nothing is left: `again(turn, now)` is told of each that has ended. Returns them all."""
+        """Simulate until no event is left or `until`, calling `again(turn, now)` after each request; return all."""
         while self.events:
             now, kind, number, what = heapq.heappop(self.events)
             if now > until:
@@ -127,7 +127,7 @@ class Fleet:
         self._plan(number)
 
     def _advance(self, replica: Replica, now: float) -> None:
-        """Move a replica on to now; it is ahead of it while a prompt is read."""
+        """Advance a replica to now, unless it is already ahead because of a prefill."""
         if now > replica.at:
             if replica.running:
                 replica.progress += (now - replica.at) / self.costs.token[len(replica.running) - 1]
@@ -159,7 +159,7 @@ class Fleet:
         turn = replica.running.pop(slot)
         if self.routing == "prefix":
             self.places.ended(number, f"{turn.user} {turn.number}")
-            if not self.random.randrange(4):  # a report, as often as requests end
+            if not self.random.randrange(4):  # a replica reports its texts after every fourth request on average
                 held = [user << 8 | place for user, _, turns in replica.held for place in range(turns)]
                 self.places.report(number, held)
         self.done.append(turn)
@@ -169,7 +169,7 @@ class Fleet:
 
 
 def play(replicas: int, users: int, seconds: float, routing: str, costs: Costs, habits: Habits) -> dict[str, float]:
-    """Chats of so many users, who come over so many seconds; figures of requests after the first fifth."""
+    """Simulate the chats of `users` who arrive over `seconds`; return figures of requests after the first fifth."""
     random = Random(1)
     fleet = Fleet(replicas, routing, costs, habits.shared)
     left: dict[int, int] = {}
@@ -203,7 +203,7 @@ def play(replicas: int, users: int, seconds: float, routing: str, costs: Costs, 
 
 
 def needed(users: int, seconds: float, routing: str, costs: Costs, habits: Habits) -> dict[str, float]:
-    """The fewest replicas whose slowest first tokens, 1 in 100, come in time."""
+    """Return the figures of the fewest replicas whose 99th percentile of first tokens meets TARGET."""
     low, high = 1, 4
     while play(high, users, seconds, routing, costs, habits)["ttft_p99"] > TARGET:
         low, high = high, 2 * high
@@ -215,10 +215,10 @@ def needed(users: int, seconds: float, routing: str, costs: Costs, habits: Habit
 
 
 def costs_from(bench: dict[str, Any], slots: int) -> dict[str, Any]:
-    """Costs by a result of `specbuild bench`: its timing table, and what a token took with `auto` at batch 1.
+    """Return costs from a result of `specbuild bench`: its timing table, and a token's time with `auto` at batch 1.
 
-    With more sequences that grows as a step of six nodes does by the table, and is never above plain decoding. Between
-    and above the table's batches, 1, 2 and 4, times lie on a line.
+    With more sequences a token's time grows like a step of six nodes in the table, but never above plain decoding.
+    Between and above the table's batches (1, 2 and 4) times are interpolated linearly.
     """
     table = {int(many): times["verify"] for many, times in bench["bundle"]["costs"].items()}
     tpot = {
@@ -235,19 +235,19 @@ def costs_from(bench: dict[str, Any], slots: int) -> dict[str, Any]:
 
 
 def between(points: Any, at: float) -> float:
-    """On the line through the two points around a place, or the last two."""
+    """Interpolate linearly between the two points around `at`, or extrapolate from the last two."""
     right = next((place for place, (x, _) in enumerate(points) if x >= at), len(points) - 1)
     (x0, y0), (x1, y1) = points[max(right - 1, 0)], points[max(right, 1)]
     return float(y0 + (y1 - y0) * (at - x0) / (x1 - x0))
 
 
 def costs_of(found: dict[str, Any], name: str) -> Costs:
-    """What `measure` wrote, with or without speculation."""
+    """Return the costs in a result of `costs_from`, with or without speculation."""
     return Costs(tuple(found[name]), found["prompt"])
 
 
 def check(measured: dict[str, Any], costs: Costs) -> dict[str, Any]:
-    """The chats of scale_out.py again, by the tokens that they had: hit rates, measured and simulated."""
+    """Simulate the chats of scale_out.py with their numbers of tokens; return measured and simulated hit rates."""
     from scale_out import AT_ONCE, TOKENS
 
     rows = measured["chats"]["rows"]
@@ -282,7 +282,7 @@ def check(measured: dict[str, Any], costs: Costs) -> dict[str, Any]:
 
 
 def run(found: dict[str, Any], out: Path, price: float, sizes: list[tuple[int, int]]) -> None:
-    """Machines needed with and without speculation, every routing at each size, one page; written as it goes."""
+    """Find the machines needed and simulate each size, with every routing and decoding; write results as they come."""
     habits, rows, machines = Habits(), list[dict[str, Any]](), list[dict[str, Any]]()
     ways = {name: costs_of(found, name) for name in ("speculation", "plain")}
     result = {"costs": found, "habits": vars(habits), "price": price, "target": TARGET, "rows": rows}
@@ -307,7 +307,7 @@ def run(found: dict[str, Any], out: Path, price: float, sizes: list[tuple[int, i
 
 
 def page(result: dict[str, Any]) -> str:
-    """One page: hit rates, tails, machines, each a plot by routing."""
+    """Return a page with plots of hit rates, tails and machines by routing."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -348,7 +348,7 @@ def page(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """See the module."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["check", "run"])
     parser.add_argument("bench", type=Path, help="a result of specbuild bench")

@@ -1,4 +1,4 @@
-"""Timing on a GPU, or seeming to on the host: what benchmarks/kernels.py stands on."""
+"""Timing of kernels on a GPU, or for --smoke on the host; used by benchmarks/kernels.py."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from specbuild.runtime.backends.gpu.library import find_library
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
 ROOT = Path(__file__).resolve().parent.parent
-LAUNCHES, REPLAYS = 20, 15  # launches a graph, one a set of inputs at least; replays counted
+LAUNCHES, REPLAYS = 20, 15  # minimum launches per graph (at least one per set of inputs); replays that are timed
 WARM_SECONDS = 0.1
 
 
 class Device:
-    """Where it runs: a GPU, or the host for --smoke."""
+    """The device that runs the kernels: a GPU, or the host for --smoke."""
 
     def __init__(self, smoke: bool) -> None:
         self.name = "cpu" if smoke else "cuda"
         self.processors = 4 if smoke else torch.cuda.get_device_properties(0).multi_processor_count
 
     def random(self, *shape: int, dtype: str = "bfloat16") -> torch.Tensor:
-        """Standard normal numbers."""
+        """Return standard normal numbers of this shape."""
         return torch.randn(*shape, device=self.name).to(getattr(torch, dtype))
 
     def ints(self, values: Any) -> torch.Tensor:
-        """`int32`."""
+        """Return an int32 tensor."""
         return torch.tensor(values, dtype=torch.int32, device=self.name)
 
     def stream(self) -> int:
-        """The current stream."""
+        """Return the handle of the current stream; 0 on the host."""
         return 0 if self.name == "cpu" else torch.cuda.current_stream().cuda_stream
 
     def microseconds(self, launches: list[Callable[[], Any]]) -> float:
-        """The median time of a launch, the launches taking turns."""
+        """Return the median microseconds of a launch; the launches take turns."""
         if self.name == "cpu":
             started = time.perf_counter()
             for launch in launches:
@@ -59,14 +59,14 @@ class Device:
         with torch.cuda.graph(graph, stream=stream):
             for launch in turns:
                 launch()
-        until = time.perf_counter() + WARM_SECONDS  # capturing has let the chip idle
+        until = time.perf_counter() + WARM_SECONDS  # the GPU was idle during capture
         while time.perf_counter() < until:
             graph.replay()
             torch.cuda.synchronize()
         times = []
         for _ in range(REPLAYS):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(1_000_000)  # the host is done launching before the device begins
+            torch.cuda._sleep(1_000_000)  # so that the host has launched everything before the device begins
             start.record()
             graph.replay()
             end.record()
@@ -76,14 +76,14 @@ class Device:
 
 
 def copy_bandwidth(device: Device) -> float:
-    """GB/s of a copy of a gigabyte, bytes read plus bytes written."""
+    """Return the GB/s of a copy of a GiB (a MiB on the host), bytes read plus bytes written."""
     size = 1 << (20 if device.name == "cpu" else 30)
     source, target = (torch.empty(size, dtype=torch.uint8, device=device.name).random_() for _ in range(2))
     return 2 * size / device.microseconds([lambda: target.copy_(source)]) / 1e3
 
 
 def load(path: Path | None, smoke: bool, out: Path) -> KernelLibrary:
-    """The given library, the installed one, or one compiled for this machine."""
+    """Load the given library, the installed one, or one compiled for this machine."""
     if path or (not smoke and (path := find_library())):
         return KernelLibrary(path)
     target, plugins = out / f"libspecbuild_{'host' if smoke else 'kernels'}.so", ROOT / "plugins"
@@ -106,7 +106,7 @@ def load(path: Path | None, smoke: bool, out: Path) -> KernelLibrary:
 
 
 def machine() -> dict[str, Any]:
-    """Versions and clocks."""
+    """Return the GPU's state, the versions, the commit and the command."""
     query = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,temperature.gpu,power.draw"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     smi = subprocess.run(command, capture_output=True, text=True).stdout.strip() if shutil.which("nvidia-smi") else ""

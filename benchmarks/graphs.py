@@ -1,11 +1,11 @@
-"""What the passes and narrow weights are worth: the time of a step, as ratios in one run, and what they cost.
+"""Measure the gain of the graph passes and of narrow weights: step times as ratios in one run, and the quality lost.
 
 python benchmarks/graphs.py [--out DIR]
 
 All cores, batch 1, over 256 committed rows. "unfused" is the exported graph, lowered without any pass and run as it is;
-"unfused_optimized" leaves it to ONNX Runtime's own optimizations. Times of the passes are medians of steps, taken in
-turns; those of precisions are their reports'.
-The divergence is KL(float32 ‖ quantized) per token of the prompts' own text, which nothing was calibrated on.
+"unfused_optimized" adds ONNX Runtime's own optimizations. Times of the passes are medians of steps in turns; those of
+precisions are from the build reports. The divergence is KL(float32 ‖ quantized) per token of the prompts' text, which
+was not used for calibration.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PRECISIONS = ("int8", "int8:static", "int4")
 
 
 def medians(executors: dict[str, Executor], share: StepInput) -> dict[str, float]:
-    """Milliseconds of each model's own time, in turns of 20 steps: two pools of spinning threads would fight."""
+    """Return each model's median milliseconds per step, in turns of 20 steps: spinning thread pools would compete."""
     times: dict[str, list[float]] = {name: [] for name in executors}
     for _ in range(TURNS):
         for name, executor in executors.items():
@@ -51,7 +51,7 @@ def medians(executors: dict[str, Executor], share: StepInput) -> dict[str, float
 
 
 def fusion() -> dict[str, Any]:
-    """Steps of the reference target, with the passes and without."""
+    """Measure steps of the reference target with and without the passes."""
     import onnx_ir as ir
 
     found = checkpoint.find(str(common.PAIR / "target"))
@@ -84,7 +84,14 @@ def fusion() -> dict[str, Any]:
 
 
 def narrow(out: Path, name: str, target: Path, precision: str) -> dict[str, Any]:
-    """A bundle in float32 and in another precision: size, divergence, steps, plain decoding, default speculation."""
+    """Compare a bundle in float32 with one in another precision: size, divergence, step times, decoding rates.
+
+    Args:
+        out: The folder of the bundles.
+        name: The name of the float32 bundle.
+        target: The target's checkpoint.
+        precision: The other precision.
+    """
     small = out / f"{name}-{precision.replace(':', '-')}.bundle"
     if not small.is_dir():
         pair = "--target", target, "--draft", common.PAIR / "draft"

@@ -1,4 +1,4 @@
-"""What others notice while hostile structured outputs are compiled: gaps between a free text's tokens.
+"""Measure gaps between a free text's tokens while hostile structured outputs are compiled.
 
 python benchmarks/hostile_grammars.py smollm2.bundle [--out benchmarks/out]
 """
@@ -27,7 +27,7 @@ HOSTILE: list[dict[str, Any]] = [
 
 
 def gaps(engine: Engine) -> list[float]:
-    """Milliseconds between a text's tokens."""
+    """Return the milliseconds between a text's tokens."""
     found, last = list[float](), 0.0
     for _ in engine.stream("The sea", SamplingParams(TOKENS, ignore_eos=True, speculation="off")):
         now = time.perf_counter()
@@ -38,7 +38,7 @@ def gaps(engine: Engine) -> list[float]:
 
 
 def attacked(engine: Engine) -> tuple[list[float], int]:
-    """The same while a thread asks for one hostile structure after another, each a new one; and how many it asked."""
+    """Return the gaps while a thread asks for one hostile structure after another, and how many it asked for."""
     stop, asked = threading.Event(), 0
 
     def attack() -> None:

@@ -1,9 +1,9 @@
-"""What HTTP costs: `specbuild serve` beside `AsyncEngine` in its client's place, by concurrency, in turns.
+"""Measure the cost of HTTP: `specbuild serve` against `AsyncEngine` in the client's process, in turns.
 
 python benchmarks/http_overhead.py [BUNDLE] [--requests 32] [--turns 5] --out FILE
 
-By default the bundle is the reference pair's with the widened target. Every request streams 64 tokens; gaps are between
-a stream's chunks, as the client sees them. Each process has its own engine, and one of the two is idle in each turn.
+The default bundle is the reference pair's with the widened target. Every request streams 64 tokens; gaps are between a
+stream's chunks as the client sees them. Each process has its own engine, and one of the two is idle in each turn.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ from specbuild.runtime import AsyncEngine, SamplingParams
 CONCURRENCY = (1, 4, 16)
 NEW_TOKENS = 64
 SEQUENCES = 4
-Stream = Callable[[str], AsyncIterator[int]]  # of a prompt: how many tokens each chunk has
+Stream = Callable[[str], AsyncIterator[int]]  # prompt → the number of tokens in each chunk
 
 
 async def crowd(stream: Stream, prompts: list[str], concurrency: int) -> dict[str, float]:
-    """Tokens a second of all, and the median gap between two chunks of one stream, in seconds."""
+    """Run all prompts, `concurrency` at a time; return tokens per second and the median gap between chunks in seconds.
+
+    Args:
+        stream: Streams the tokens of a prompt.
+        prompts: The prompts.
+        concurrency: Requests at a time.
+    """
     waiting, gaps, tokens = list(prompts), list[float](), 0
 
     async def one() -> None:
@@ -52,7 +58,7 @@ async def crowd(stream: Stream, prompts: list[str], concurrency: int) -> dict[st
 
 
 def embedded(engine: AsyncEngine) -> Stream:
-    """Chunks of an engine in this process."""
+    """Return a stream from an engine in this process."""
     params = SamplingParams(NEW_TOKENS, ignore_eos=True)
 
     async def stream(prompt: str) -> AsyncIterator[int]:
@@ -63,7 +69,7 @@ def embedded(engine: AsyncEngine) -> Stream:
 
 
 def served(port: int) -> Stream:
-    """Events of a server, read by no more than a socket."""
+    """Return a stream from a server, read from a bare socket to keep the client's cost low."""
     asked = {"max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
 
     async def stream(prompt: str) -> AsyncIterator[int]:
@@ -81,7 +87,7 @@ def served(port: int) -> Stream:
 
 
 async def measure(bundle: Path, port: int, requests: int, turns: int) -> dict[str, Any]:
-    """By concurrency, what each contender did in each turn."""
+    """Return, by concurrency, the figures of each contender in each turn."""
     texts = (common.prompts() * requests)[:requests]
     found: dict[str, Any] = {}
     async with await AsyncEngine.load(bundle, batch_size=SEQUENCES) as engine:
@@ -98,7 +104,7 @@ async def measure(bundle: Path, port: int, requests: int, turns: int) -> dict[st
 
 
 def ratios(rows: dict[str, list[dict[str, float]]]) -> dict[str, float]:
-    """The server's figures over the engine's: medians of the turns' ratios."""
+    """Return the server's figures over the engine's: medians of the turns' ratios."""
     pairs = list(zip(rows["server"], rows["engine"], strict=True))
     return {name: round(statistics.median(s[name] / e[name] for s, e in pairs), 4) for name in rows["engine"][0]}
 

@@ -1,14 +1,14 @@
-"""The kernels on a GPU: time, bytes, and share of the copy bandwidth measured in the same run.
+"""Measure the kernels on a GPU: time, bytes, and share of the copy bandwidth measured in the same run.
 
 python benchmarks/kernels.py [--out DIR] [--library FILE] [--quick] [--smoke]
 
-TreeAttention over a grid of batch, nodes, context, heads and types, against torch's scaled_dot_product_attention with
-the same mask, FlexAttention, and FlashInfer where it is installed; then the kernels around it. Times are medians of
-replayed CUDA graphs whose launches take turns over enough sets of inputs that none stays in the L2 cache. Every case of
-TreeAttention is compared with float64 on fresh random inputs, its output poisoned before. "verify" is one step of an
-8B-shaped model: its matrix products, measured, and its attention.
+TreeAttention is measured over a grid of batch, nodes, context, heads and types, against torch's
+scaled_dot_product_attention with the same mask, FlexAttention, and FlashInfer if it is installed; then the kernels
+around it. Times are medians of replayed CUDA graphs whose launches alternate between enough sets of inputs that none
+stays in the L2 cache. Every case of TreeAttention is compared with float64 on fresh random inputs, with its output
+filled with NaN before. "verify" is one step of an 8B-shaped model: its matrix products and its attention, measured.
 
---smoke runs a small grid on the kernels as the host executes them (its times mean nothing): what CI can do.
+--smoke runs a small grid with the kernels executed on the host, for CI; its times mean nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rich.table import Table
 
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 
-COLD = 256 << 20  # bytes of inputs in turns, several times the largest L2 cache
-ROOM = 16 << 30  # bytes of caches at a time, where most of a slot is empty
+COLD = 256 << 20  # bytes of all sets of inputs, several times the largest L2 cache
+ROOM = 16 << 30  # maximum bytes of all sets' caches, for cases whose slots are mostly empty
 
 
 def grid(quick: bool) -> list[Shape]:
-    """The cases, largest cache 8 GiB."""
+    """Return the cases, the most important first; the largest cache has 8 GiB."""
     contexts = (1024, 8192, 32768) if quick else (1024, 8192, 32768, 131072)
     shapes = [
         Shape(b, n, c) for b, n, c in itertools.product((1, 8), (1, 4, 8, 16, 32, 64), contexts) if b * c <= 2**18
@@ -55,7 +55,7 @@ def grid(quick: bool) -> list[Shape]:
 
 
 def peers_of(device: Device, shape: Shape) -> list[str]:
-    """Whom a case is compared with; FlexAttention, which compiles for every shape, on a few."""
+    """Return the peers of a case; FlexAttention, which compiles for every shape, only for a few cases."""
     names = ["sdpa"]
     if device.name == "cuda" and shape.cache == shape.dtype and shape.size == 128 and shape.context == 8192:
         names += ["flex"] if shape.nodes in (1, 8, 64) else []
@@ -64,7 +64,7 @@ def peers_of(device: Device, shape: Shape) -> list[str]:
 
 
 def measure(device: Device, library: KernelLibrary, shape: Shape, bandwidth: float) -> dict[str, Any]:
-    """One row of the table."""
+    """Measure one case; return its row of the table."""
     case = Case(device, library, shape)
     row: dict[str, Any] = asdict(shape) | {"splits": case.params.splits, "bytes": shape.bytes, "error": case.error()}
     more = 0 if device.name == "cpu" else min(COLD // shape.bytes, ROOM // shape.held)
@@ -72,7 +72,7 @@ def measure(device: Device, library: KernelLibrary, shape: Shape, bandwidth: flo
     row["us"] = device.microseconds([each.run for each in sets])
     row["share"] = shape.bytes / row["us"] / 1e3 / bandwidth
     for name in peers_of(device, shape):
-        torch._dynamo.reset()  # it compiles a function for eight shapes only, and runs it uncompiled after that
+        torch._dynamo.reset()  # torch compiles a function for at most eight shapes, then runs it uncompiled
         try:
             row[f"{name}_us"] = device.microseconds([each.peer(name) for each in sets])
         except Exception as error:  # a peer's failure is a result too
@@ -81,7 +81,7 @@ def measure(device: Device, library: KernelLibrary, shape: Shape, bandwidth: flo
 
 
 def show(rows: list[dict[str, Any]], around: dict[str, Any], bandwidth: float) -> None:
-    """The table a person reads."""
+    """Print the table."""
     console = Console(width=140)
     table = Table(title=f"TreeAttention; copy bandwidth {bandwidth:,.0f} GB/s")
     names = ["batch", "nodes", "context", "heads", "kv_heads", "size", "cache", "capacity"]
@@ -121,7 +121,7 @@ def main() -> int:
     shapes = smoke if options.smoke else grid(options.quick)
     result: dict[str, Any] = {"machine": machine(), "copy_gb_s": bandwidth, "tree_attention": [], "others": {}}
 
-    def save() -> None:  # after every row: a run that is cut short has measured something
+    def save() -> None:  # after every row, so that an interrupted run leaves its results
         (options.out / "kernels.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
     started, result["left"] = time.perf_counter(), []

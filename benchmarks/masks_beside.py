@@ -1,10 +1,10 @@
-"""Whether masks are worth computing beside the model: rounds with a thread for the nodes' masks, and without.
+"""Test whether computing masks beside the model pays: rounds with and without a thread for the nodes' masks.
 
 python benchmarks/masks_beside.py smollm2.bundle [--threads N] [--turns N] [--out benchmarks/out]
 
-Each round of each text runs both ways, turn by turn. The thread computes the masks of all drafted nodes while the
-target's step runs, which lets go of Python's lock, as llguidance does; the walk then finds them there. Without it the
-walk computes those of the nodes that it reaches.
+Each round of each text runs both ways in turns. The thread computes the masks of all drafted nodes while the target's
+step runs (both release Python's lock), and the walk then finds them cached. Without the thread, the walk computes the
+masks of the nodes that it reaches.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Key = tuple[str, int, int]  # speculation, text, round
 
 @dataclass
 class Rounds:
-    """What rounds took, by which of them it was and whether the thread was used; stands in the loop's way."""
+    """The times of rounds, by round and by whether the thread was used; it replaces the loop's methods to take them."""
 
     loop: Any
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     took: dict[tuple[Key, bool], list[float]] = field(default_factory=lambda: defaultdict(list))
-    masks: dict[Key, list[float]] = field(default_factory=lambda: defaultdict(list))  # on the loop's own thread
+    masks: dict[Key, list[float]] = field(default_factory=lambda: defaultdict(list))  # time on the loop's own thread
     key: Key = ("", 0, 0)
     turn: int = 0
     spent: float = 0.0
@@ -59,7 +59,7 @@ class Rounds:
                     try:
                         mask(matcher, tree.path(node))
                     except ExecutionError:
-                        continue  # nobody will choose from there
+                        continue  # the walk cannot reach this node
 
         def drafts(sequences: Any) -> Any:
             trees = draft(sequences)
@@ -88,11 +88,11 @@ class Rounds:
 
     @property
     def beside(self) -> bool:
-        """Whether this round uses the thread."""
+        """Whether the current round uses the thread."""
         return (self.turn + self.key[2]) % 2 == 1
 
     def told(self, speculation: str) -> dict[str, Any]:
-        """Milliseconds of a round: means of each round's quickest time and of its median, and the masks' part."""
+        """Return milliseconds of a round: means over rounds of their quickest and median times, and the masks' part."""
         keys = [k for k in self.masks if k[0] == speculation and k[2] and self.took.get((k, True))]
         found: dict[str, Any] = {"rounds": len(keys)}
         for name, beside in (("walk", False), ("thread", True)):

@@ -1,9 +1,9 @@
-"""Memory and start: peak of a build and of a run, cold start, import time.
+"""Measure memory and start-up: peaks of a build and of a run, cold start, import time.
 
 python benchmarks/memory.py [--out DIR]
 
-Peaks are the kernel's (VmHWM of the process); a run is `specbuild generate` on the widened target. Cold start is
-from the start of the process to the first token on stdout, the median of nine.
+Peaks are the kernel's maximum resident set size of the process; a run is `specbuild generate`. Cold start is from the
+start of the process to the first token on stdout, the median of nine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ finally:
 
 
 def peak(out: Path, *arguments: Any) -> int:
-    """Bytes at most of one specbuild command."""
+    """Return the peak memory in bytes of one specbuild command."""
     note = out / "peak.txt"
     probe = PROBE.replace("sys.argv.pop()", repr(str(note)))
     subprocess.run([sys.executable, "-c", probe, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
@@ -40,7 +40,7 @@ def peak(out: Path, *arguments: Any) -> int:
 
 
 def cold_start(bundle: Path) -> float:
-    """Seconds from the start of the process to the first character of text."""
+    """Return the seconds from the start of the process to the first character of text."""
     command = [COMMAND, "generate", bundle, "-p", "def main(", "-n", "8"]
     started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as process:
@@ -52,7 +52,7 @@ def cold_start(bundle: Path) -> float:
 
 
 def import_time() -> float:
-    """Seconds that `import specbuild.runtime` takes, in a process of its own."""
+    """Return the seconds that `import specbuild.runtime` takes in a new process."""
     code = "import time; t = time.perf_counter(); import specbuild.runtime; print(time.perf_counter() - t)"
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 

@@ -1,11 +1,12 @@
-"""`auto` against plain decoding, in turns: by bundle, concurrency and temperature, alone and beside a busy process.
+"""Compare `auto` with plain decoding in turns: by bundle, concurrency and temperature, alone and beside a busy process.
 
 python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only NAME] [--pairs 30] [--seconds 150]
 
-A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests by both, one after the other, in
-turns first; its ratio is plain seconds over `auto`'s. Requests are the prompts of pycode, or with PATH,chat those of
-`tests/data/kinds.jsonl`, whose categories follow each other. `busy`: from half of the pairs on another process keeps a
-core busy. What FILE has of a cell is not run again, so it may be run in pieces; --seconds: then no cell is begun.
+A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests in both ways, one after the other
+in alternating order; its ratio is plain seconds over `auto`'s. Requests are pycode's prompts, or with PATH,chat those
+of `tests/data/kinds.jsonl`, category by category. In `busy` cells another process keeps a core busy during the second
+half of the pairs. Cells that are already in FILE are skipped, so the benchmark can run in pieces; after --seconds no
+further cell begins.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SPIN = "while True: pass"
 
 @contextmanager
 def spinning(busy: bool) -> Iterator[None]:
-    """While inside, another process keeps a core busy."""
+    """Keep a core busy with another process inside the block, if `busy`."""
     process = subprocess.Popen([sys.executable, "-c", _SPIN]) if busy else None
     try:
         yield
@@ -51,7 +52,7 @@ def spinning(busy: bool) -> Iterator[None]:
 
 
 def asked_of(kind: str) -> list[str]:
-    """Texts to go on with; of the reference pair, which knows Python alone, all are code."""
+    """Return the prompts: "code" for the reference pair, which knows only Python, or those of kinds.jsonl."""
     if kind == "code":
         return prompts()
     lines = (ROOT / "tests" / "data" / "kinds.jsonl").read_text(encoding="utf-8").splitlines()
@@ -60,14 +61,14 @@ def asked_of(kind: str) -> list[str]:
 
 
 def interval(ratios: Sequence[float]) -> list[float]:
-    """The 95 % interval of the geometric mean, by resampling pairs."""
+    """Return the 95 % bootstrap interval of the geometric mean of pairs' ratios."""
     drawn, logs = random.Random(0), [math.log(each) for each in ratios]
     means = sorted(statistics.fmean(drawn.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
     return [math.exp(means[int(RESAMPLES * share)]) for share in (0.025, 0.975)]
 
 
 class Timed:
-    """A run of requests at once: seconds in all, and when each chunk of each came."""
+    """A timed run of concurrent requests: seconds in all, and when each chunk of each request came."""
 
     def __init__(self, engine: Engine, texts: Sequence[Any], params: SamplingParams) -> None:
         self.arrivals = [list[float]() for _ in texts]
@@ -79,18 +80,26 @@ class Timed:
         self.seconds = time.perf_counter() - began
 
     def gaps(self) -> list[float]:
-        """Seconds between what came of each."""
+        """Return the seconds between successive chunks of each request."""
         return [later - first for each in self.arrivals for first, later in itertools.pairwise(each)]
 
     def tpots(self) -> list[float]:
-        """Mean seconds of a token of each request, after its first chunk."""
+        """Return each request's mean seconds per token after its first chunk."""
         return [(each[-1] - each[0]) / (NEW_TOKENS - 1) for each in self.arrivals if len(each) > 1]
 
 
 def pair(
     engines: dict[str, Engine], texts: Sequence[str], temperature: float, number: int, salt: str
 ) -> dict[str, Timed]:
-    """The same requests by each way, each second time in the other order; what has another salt is no habit here."""
+    """Time the same requests in each way.
+
+    Args:
+        engines: The engine of each way.
+        texts: The prompts.
+        temperature: The sampling temperature.
+        number: The pair's number, which determines the order of the ways and the seed.
+        salt: Separates caches: nothing is drafted from answers with another salt.
+    """
     ways = WAYS if number % 2 else WAYS[::-1]
     found = {}
     for way in ways:
@@ -102,11 +111,20 @@ def pair(
 
 
 def cell(path: Path, texts: list[str], size: int, temperature: float, pairs: int, busy: bool) -> dict[str, Any]:
-    """The ratios of some pairs, and the tails."""
+    """Run a cell's pairs and return their ratios and tails.
+
+    Args:
+        path: The bundle.
+        texts: The prompts.
+        size: The concurrency.
+        temperature: The sampling temperature.
+        pairs: The number of pairs.
+        busy: Whether another process keeps a core busy during the second half.
+    """
     ratios, gaps, tpots = list[float](), {way: list[float]() for way in WAYS}, {way: list[float]() for way in WAYS}
     with ExitStack() as stack:
         engines = {way: stack.enter_context(Engine.load(path, batch_size=size, prefix_caching=False)) for way in WAYS}
-        for way, engine in engines.items():  # its first steps of each shape are bound
+        for way, engine in engines.items():  # warm-up: the first step of each shape binds its buffers
             engine.generate(texts[:size], SamplingParams(16, temperature=temperature, ignore_eos=True, speculation=way))
         for number in range(pairs):
             chosen = [texts[(number * size + at) % len(texts)] for at in range(size)]
@@ -121,7 +139,7 @@ def cell(path: Path, texts: list[str], size: int, temperature: float, pairs: int
 
 
 def summary(ratios: list[float], gaps: dict[str, list[float]], tpots: dict[str, list[float]]) -> dict[str, Any]:
-    """What a cell says: the geometric mean with its interval, and `auto`'s tails over plain decoding's."""
+    """Return a cell's result: the geometric mean ratio with its interval, and `auto`'s tails over plain decoding's."""
     return {
         "pairs": len(ratios),
         "ratio": statistics.geometric_mean(ratios),
@@ -133,12 +151,19 @@ def summary(ratios: list[float], gaps: dict[str, list[float]], tpots: dict[str, 
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Of the values the smallest that so many are no larger than."""
+    """Return a quantile of the values."""
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
 def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str, Any]:
-    """p99 of the gaps of two who decode, while a third's long prompt is read, over that without it."""
+    """Return the p99 gap of two decoding requests during a third one's long prefill, over that without it.
+
+    Args:
+        path: The bundle.
+        texts: The prompts.
+        long: Tokens of the long prompt.
+        turns: The number of turns.
+    """
     gaps: dict[bool, list[float]] = {False: [], True: []}
     with Engine.load(path, batch_size=4, prefix_caching=False) as engine:
         one = engine.encode("\n".join(texts)[: 2 * long])
@@ -148,7 +173,7 @@ def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str
             for disturbed in (False, True):
                 chosen = [engine.encode(texts[(2 * number + at) % len(texts)]) for at in range(2)]
                 found = Timed(engine, [*chosen, *([prompt] if disturbed else [])], params)
-                end = found.arrivals[2][0] if disturbed else math.inf  # its first token: it is read by then
+                end = found.arrivals[2][0] if disturbed else math.inf  # its first token ends the prefill
                 pairs = [each for arrivals in found.arrivals[:2] for each in itertools.pairwise(arrivals)]
                 gaps[disturbed] += [later - first for first, later in pairs if first < end]
     tails = {name: quantile(gaps[name], 0.99) for name in gaps}
@@ -156,7 +181,7 @@ def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str
 
 
 def cells(name: str, path: Path, pairs: int, kind: str) -> Iterator[tuple[str, Any]]:
-    """Every cell of a bundle, by its name in the output."""
+    """Yield every cell of a bundle: its name in the output, and a function that runs it."""
     texts = asked_of(kind)
     for size, temperature, busy in itertools.product(CONCURRENCIES, TEMPERATURES, (False, True)):
         label = f"{name} concurrency={size} temperature={temperature}{' busy' if busy else ''}"
@@ -167,7 +192,7 @@ def cells(name: str, path: Path, pairs: int, kind: str) -> Iterator[tuple[str, A
 
 
 def main() -> int:
-    """Run what is missing, as long as there is time; the exit status is 1 where a cell is below the bar."""
+    """Run the missing cells while there is time; return 1 if a cell's interval lies below 0.98."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--bundle", action="append", required=True, metavar="NAME=PATH[,chat]")
@@ -184,7 +209,7 @@ def main() -> int:
                 continue
             try:
                 result["cells"][label] = found = run()
-            except OptionError as error:  # a crowd that the bundle was not built for
+            except OptionError as error:  # the bundle was not built for this concurrency
                 print(f"{label}: {error}", file=sys.stderr)
                 continue
             asked.out.write_text(json.dumps({"machine": machine()} | result, indent=1) + "\n")

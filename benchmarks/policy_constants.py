@@ -1,10 +1,10 @@
-"""The policy's constants by simulation: recorded texts, a bundle's timing table, batches and loads.
+"""Evaluate the policy's constants by simulation: recorded texts, a bundle's timing table, batches and loads.
 
 python benchmarks/policy_constants.py BUNDLE … --out FILE [--prompts 12] [--tokens 96]
 
-Each bundle decodes its texts plainly, and at every position it is recorded what lookup and the draft would bring
-(`measure/simulate.py`). Then each constant is varied alone; a number is the geometric mean of speedups over plain
-decoding by bundle, batch size and temperature, in one load. `worst` is the least of them.
+Each bundle decodes its texts plainly; for every position it is recorded how many tokens lookup and the draft would get
+accepted there (`measure/simulate.py`). Then each constant is varied alone. `mean` is the geometric mean of the speedups
+over plain decoding of all bundles, batch sizes and temperatures under one load, `worst` the smallest of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Recorded = list[tuple[TimingTable, bool, int, dict[float, list[list[Position]]]]
 
 
 def record(path: Path, count: int, tokens: int) -> tuple[TimingTable, bool, int, dict[float, list[list[Position]]]]:
-    """A bundle's table, whether it drafts, rows that are free, and its texts by temperature."""
+    """Return a bundle's timing table, whether it has a draft, its free rows, and its recorded texts by temperature."""
     found = dict[float, list[list[Position]]]()
     with Engine.load(path, batch_size=1, prefix_caching=False) as engine, engine.scheduler.exclusive() as loop:
         decoder, drafts = Decoder(engine, loop, tokens), "draft" in engine.manifest.models
@@ -61,7 +61,7 @@ def record(path: Path, count: int, tokens: int) -> tuple[TimingTable, bool, int,
 
 
 def speedups(recorded: Recorded, load: Machine, on: bool = True) -> Iterator[float]:
-    """Of each bundle, batch size and temperature."""
+    """Yield the speedup of each bundle, batch size and temperature; `on`: whether live timings correct the table."""
     for table, drafts, free, texts in recorded:
         for size in BATCHES:
             for temperature in TEMPERATURES:
@@ -70,12 +70,12 @@ def speedups(recorded: Recorded, load: Machine, on: bool = True) -> Iterator[flo
 
 
 def told(found: list[float]) -> dict[str, float]:
-    """The mean and the least."""
+    """Return the geometric mean and the minimum."""
     return {"mean": round(statistics.geometric_mean(found), 3), "worst": round(min(found), 3)}
 
 
 def main() -> None:
-    """Record, vary, write."""
+    """Record the texts, vary the constants, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundles", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)

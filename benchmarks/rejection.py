@@ -1,9 +1,9 @@
-"""What sharing the noise accepts, next to what rejection sampling would: the same pair, texts and candidates.
+"""Compare the acceptance of shared noise with that of rejection sampling, on the same pair, texts and candidates.
 
-At each position of sampled texts the target's and the draft's distributions p and q are compared. With k candidates
-specbuild accepts where argmax(log p + g) is among the k best of log q + g, g being Gumbel noise. Rejection sampling
-draws k candidates from q one after another, without replacement, and accepts x where a uniform number is below
-p(x) / q(x), p being what the candidates before left of it (Leviathan et al. 2023, arXiv 2211.17192; for several
+At each position of sampled texts the target's and the draft's distributions p and q are compared. With k candidates,
+specbuild accepts if argmax(log p + g) is among the k best of log q + g, where g is Gumbel noise. Rejection sampling
+draws k candidates from q one after another, without replacement, and accepts x if a uniform number is below
+p(x) / q(x), where p is what the earlier candidates left of it (Leviathan et al. 2023, arXiv 2211.17192; for several
 candidates SpecInfer, arXiv 2305.09781, and Sequoia, arXiv 2402.12374). Both emit an exact sample of p.
 
     python benchmarks/rejection.py pycode.bundle --temperature 0.8 --out benchmarks/results
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def distributions(engine: Engine, tokens: list[int], count: int, temperature: float) -> tuple[Array, Array]:
-    """p and q before each of the last `count` tokens, `float64[count, V]`."""
+    """Return p and q before each of the last `count` tokens, `float64[count, V]` each."""
     with engine.scheduler.exclusive() as loop:
         if loop.draft_executor is None:
             raise SystemExit("the bundle has no draft")
@@ -67,7 +67,7 @@ def distributions(engine: Engine, tokens: list[int], count: int, temperature: fl
 
 
 def by_shared_noise(p: Array, q: Array, rng: np.random.Generator, trials: int) -> Array:
-    """How often one of k candidates is the target's choice, by k."""
+    """Return how often one of k candidates is the target's choice under shared noise, for each k."""
     noise = rng.gumbel(size=(trials, len(p)))
     with np.errstate(divide="ignore"):
         choice, drafted = (np.log(p) + noise).argmax(axis=1), np.log(q) + noise
@@ -76,7 +76,7 @@ def by_shared_noise(p: Array, q: Array, rng: np.random.Generator, trials: int) -
 
 
 def by_rejection(p: Array, q: Array, rng: np.random.Generator, trials: int) -> Array:
-    """How often one of k candidates is accepted, by k; candidates without replacement, in the order they are drawn."""
+    """Return how often rejection sampling accepts one of k candidates, drawn without replacement, for each k."""
     accepted = np.zeros(len(CANDIDATES))
     for order in (np.log(np.maximum(q, 1e-300)) + rng.gumbel(size=(trials, len(q)))).argsort(axis=1)[:, ::-1]:
         rest, draft = p, q

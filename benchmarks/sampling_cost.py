@@ -1,9 +1,9 @@
-"""What sampling costs: a plain sampled token next to a greedy one, and how much of a draft's speedup is left by it.
+"""Measure the cost of sampling: a sampled token against a greedy one, and how much of a draft's speedup remains.
 
 python benchmarks/sampling_cost.py BUNDLE… --old PYTHON [--drafts BUNDLE…] [--turns 3] --out FILE
 
-PYTHON is that of an environment with the old specbuild, which gets the same bundles. Within a process the ways take
-turns prompt by prompt, so a ratio is of two texts decoded one after the other.
+PYTHON is the interpreter of an environment with the old specbuild, which gets the same bundles. Within a process the
+ways take turns prompt by prompt, so a ratio compares two texts decoded one after the other.
 """
 
 from __future__ import annotations
@@ -28,11 +28,20 @@ WAYS: dict[str, dict[str, Any]] = {
     "min-p 0.05": {"temperature": 0.8, "min_p": 0.05},
     "repetition penalty 1.1": {"temperature": 0.8, "repetition_penalty": 1.1},
 }
-Measured = dict[str, list[dict[str, Any]]]  # by way, a text each
+Measured = dict[str, list[dict[str, Any]]]  # by way, a row for each text
 
 
 def decode(bundle: Path, drafts: bool, turns: int, number: int) -> Measured:
-    """Seconds of a token, of accepting it, and the tokens; runs in either specbuild, in a process of its own."""
+    """Decode prompts in every way; return seconds per token, round times and tokens of each text.
+
+    It runs in a process of its own, with either specbuild.
+
+    Args:
+        bundle: The bundle.
+        drafts: Whether the draft model is compared with plain decoding, else the ways of sampling with each other.
+        turns: Turns after a warm-up.
+        number: The number of prompts.
+    """
     from specbuild.runtime import Chat, Engine, SamplingParams
 
     lines = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
@@ -50,7 +59,7 @@ def decode(bundle: Path, drafts: bool, turns: int, number: int) -> Measured:
                     before, rounds, tokens = engine.stats, list[tuple[float, float]](), list[int]()
                     for chunk in engine.stream([asked], [params]):
                         done, before = engine.stats.since(before), engine.stats
-                        if done.rounds and tokens:  # not the prompt's
+                        if done.rounds and tokens:  # not the prompt's rounds
                             rounds.append((done.total / done.rounds, done.accept / done.rounds))
                         tokens += chunk.token_ids
                         result = chunk.result
@@ -67,7 +76,7 @@ def decode(bundle: Path, drafts: bool, turns: int, number: int) -> Measured:
 
 
 def alone(params: Any, tokens: list[int], rows: list[Any]) -> float:
-    """Seconds of a choice by itself: the quickest tenth of many, each at a position of its own."""
+    """Return the seconds of choosing a token alone: the first decile over many positions."""
     from specbuild.runtime.sampling.sampler import Sampler
 
     sampler, times = Sampler(params, 1, tokens, len(rows[0])), []
@@ -80,10 +89,10 @@ def alone(params: Any, tokens: list[int], rows: list[Any]) -> float:
 
 
 def plain(old: list[Measured], new: list[Measured]) -> dict[str, Any]:
-    """Of every way a token over a greedy one: medians of texts one after the other, and of all rounds' quickest tenths.
+    """Return each way's cost of a token over a greedy one: by medians of text pairs, and by first deciles of rounds.
 
-    The quickest tenth sees less of what else runs on the machine, and the choice alone next to the quickest round of
-    all hardly any. `accept`: what of a round is choosing its token.
+    The first decile suffers less from other load on the machine, and the choice alone, compared with the quickest round
+    of all, hardly at all. `accept`: the part of a round that chooses its token.
     """
     found: dict[str, Any] = {name: {} for name in WAYS}
     for who, runs in (("old", old), ("new", new)):
@@ -112,7 +121,7 @@ def plain(old: list[Measured], new: list[Measured]) -> dict[str, Any]:
 
 
 def kept(runs: list[Measured]) -> dict[str, float]:
-    """The speedup of `auto` by temperature, and how much of the greedy one the sampled one keeps."""
+    """Return the speedup of `auto` by temperature, and the sampled one as a share of the greedy one."""
     found = {}
     for name in ("greedy", "temperature 0.8"):
         pairs = [zip(run[f"{name}, off"], run[f"{name}, auto"], strict=True) for run in runs]
@@ -122,19 +131,19 @@ def kept(runs: list[Measured]) -> dict[str, float]:
 
 
 def differing(old: list[Measured], new: list[Measured]) -> int:
-    """Texts whose tokens are others in the new one."""
+    """Return how many texts have other tokens in the new specbuild than in the old one."""
     pairs = [(a[name], b[name]) for a, b in zip(old, new, strict=True) for name in a]
     return sum(x["tokens"] != y["tokens"] for one, other in pairs for x, y in zip(one, other, strict=True))
 
 
 def summary(kind: str, old: list[Measured], new: list[Measured]) -> dict[str, Any]:
-    """Of one bundle, plainly decoded or with drafts."""
+    """Summarize one bundle, decoded plainly or with drafts."""
     found: dict[str, Any] = {"turns": len(new), "differing texts": differing(old, new)}
     return found | ({"ways": plain(old, new)} if kind == "plain" else {"old": kept(old), "new": kept(new)})
 
 
 def main() -> None:
-    """Run both in turns, and write what came out."""
+    """Run both specbuilds in turns, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundles", type=Path, nargs="*", metavar="BUNDLE")
     parser.add_argument("--old", help="the old specbuild's Python")

@@ -1,4 +1,4 @@
-"""Two replicas on this machine: chats of many turns by prefix and at random, a death, scale to zero, and Ray's cost.
+"""Test two replicas on this machine: long chats by prefix and random routing, a death, scaling to zero, Ray's overhead.
 
 python benchmarks/scale_out.py BUNDLE [--wide WIDE] --out FILE [--only chats,death,zero,overhead]
 
@@ -39,19 +39,19 @@ SYSTEM = "You write Python. Answer with one function and nothing else."
 
 
 def asked(user: int, turn: int) -> str:
-    """What a user says next; `said` of common prompts, so that users differ from the first word on."""
+    """Return what a user says in a turn; it begins with the user's number, so that no two users share a prefix."""
     texts = common.prompts()
     return f"user {user}: {texts[(user * TURNS + turn) % len(texts)][:60]}"
 
 
 def seed_of(user: int, turn: int) -> int:
-    """Of a request."""
+    """Return a request's seed."""
     return 1000 * user + turn
 
 
 @contextmanager
 def server(bundle: Path, template: Path | None, *flags: str) -> Iterator[tuple[str, subprocess.Popen]]:
-    """A server of a bundle; where it is, and its process."""
+    """Run a server of a bundle; yield its URL and its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -86,7 +86,7 @@ def server(bundle: Path, template: Path | None, *flags: str) -> Iterator[tuple[s
 
 
 async def chat(client: httpx.AsyncClient, user: int, turns: int, told: list[dict[str, Any]]) -> None:
-    """A user's chat, a turn after another, each streamed; notes every request."""
+    """Run a user's chat, turn by turn and streamed; append a row for every request to `told`."""
     messages = [{"role": "system", "content": SYSTEM}]
     for turn in range(turns):
         messages.append({"role": "user", "content": asked(user, turn)})
@@ -120,7 +120,7 @@ async def chat(client: httpx.AsyncClient, user: int, turns: int, told: list[dict
 async def chats(
     url: str, users: int, turns: int, at_once: int = AT_ONCE, told: list | None = None
 ) -> list[dict[str, Any]]:
-    """Every user's chat, so many at once."""
+    """Run every user's chat, `at_once` at a time; return the requests' rows."""
     told, waiting = [] if told is None else told, list(range(users))
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
 
@@ -133,7 +133,7 @@ async def chats(
 
 
 def alone(bundle: Path, users: int, turns: int) -> dict[tuple[int, int], str]:
-    """The same chats by one engine, a request at a time."""
+    """Return the texts of the same chats by one engine, a request at a time."""
     texts = {}
     with Engine.load(bundle, batch_size=4, chat_template=TEMPLATE) as engine:
         for user in range(users):
@@ -148,7 +148,7 @@ def alone(bundle: Path, users: int, turns: int) -> dict[tuple[int, int], str]:
 
 
 def summary(rows: list[dict[str, Any]], texts: dict[tuple[int, int], str]) -> dict[str, Any]:
-    """Of one run: how many were answered, texts that are one engine's, prompts' tokens that a cache had, times."""
+    """Summarize a run: answered requests, texts equal to one engine's, the hit rate of prompt tokens, and times."""
     done = [row for row in rows if row["done"] and "error" not in row]
     right = [row for row in done if texts[row["user"], row["turn"]] == row["text"]]
     later = [row for row in done if "prompt" in row]
@@ -170,7 +170,7 @@ def summary(rows: list[dict[str, Any]], texts: dict[tuple[int, int], str]) -> di
 
 
 def routings(bundle: Path, template: Path, users: int, ways: list[str], found: dict[str, Any]) -> dict[str, Any]:
-    """All chats by each routing, against one engine's texts."""
+    """Run all chats with each routing, and compare the texts with one engine's."""
     texts = alone(bundle, users, TURNS)
     for routing in ways:
         with server(bundle, template, "--ray", "--num-replicas", "2", "--routing", routing) as (url, _):
@@ -185,7 +185,7 @@ def routings(bundle: Path, template: Path, users: int, ways: list[str], found: d
 
 
 def death(bundle: Path, template: Path) -> dict[str, Any]:
-    """One of two replicas is killed under load."""
+    """Kill one of two replicas under load; return the outcomes of all requests, and of chats without a loss."""
     texts = alone(bundle, 12, TURNS)
     with server(bundle, template, "--ray", "--num-replicas", "2") as (url, process):
 
@@ -200,7 +200,7 @@ def death(bundle: Path, template: Path) -> dict[str, Any]:
             return await working
 
         rows = asyncio.run(work())
-    kept = []  # a lost text changes what its user's later turns are asked
+    kept = []  # without users who lost an answer, since their later prompts differ
     lost = {row["user"] for row in rows if not row["done"] or "error" in row}
     kept = [row for row in rows if row["user"] not in lost]
     whole = summary(kept, texts)
@@ -214,7 +214,7 @@ def death(bundle: Path, template: Path) -> dict[str, Any]:
 
 
 def _tree(process: psutil.Process) -> list[psutil.Process]:
-    """What Ray has started: it leaves its parent, so all processes of this user whose session began with ours."""
+    """Return Ray's processes: it detaches them, so all of this user's that began no earlier than the server's."""
     began = process.create_time()
     return [
         p for p in psutil.process_iter() if p.create_time() >= began and p.uids().real == os.getuid() and p.cmdline()
@@ -222,7 +222,7 @@ def _tree(process: psutil.Process) -> list[psutil.Process]:
 
 
 def zero(bundle: Path, template: Path) -> dict[str, Any]:
-    """Replicas go where nothing comes, and come back."""
+    """Let replicas scale to zero without requests and back with one; return the times."""
     with server(
         bundle, template, "--ray", "--autoscale", "0,2", "--downscale-delay-s", "2", "--upscale-delay-s", "0"
     ) as (url, _):
@@ -242,7 +242,7 @@ def zero(bundle: Path, template: Path) -> dict[str, Any]:
 
 
 def overhead(bundle: Path, turns: int) -> dict[str, Any]:
-    """One replica against the plain server, four requests at once, in turns; both with one thread."""
+    """Compare one replica with the plain server in turns: four requests at once, one thread each."""
     texts = (common.prompts() * 16)[:16]
     common_flags = ["--threads", "1", "--max-num-seqs", "4"]
     rows: dict[str, list[dict[str, float]]] = {"plain": [], "ray": []}
@@ -250,14 +250,14 @@ def overhead(bundle: Path, turns: int) -> dict[str, Any]:
         for turn in range(turns + 1):
             for name, url in (("plain", plain), ("ray", ray)):
                 told = asyncio.run(crowd(served(int(url.rpartition(":")[2])), texts, 4))
-                if turn:  # the first warms
+                if turn:  # the first is a warm-up
                     rows[name].append(told)
     pairs = list(zip(rows["ray"], rows["plain"], strict=True))
     return rows | {name: round(statistics.median(r[name] / p[name] for r, p in pairs), 3) for name in rows["ray"][0]}
 
 
 def main() -> int:
-    """Print what came out, and write it."""
+    """Run the chosen parts, and print and write their results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument(

@@ -1,10 +1,10 @@
-"""The shadow oracle on bundles: silent over honest requests, and how soon it finds a flipped bit of a weight.
+"""Test the shadow oracle on bundles: it must be silent on honest requests; how soon does it find a flipped weight bit?
 
 python benchmarks/shadow_oracle.py NAME=BUNDLE … --out FILE [--requests 10000] [--flips 12]
 
-Requests are short pieces of pycode's prompts, of 1 to 16 new tokens, greedy and sampled, by `auto` and by fixed trees,
-48 at once; every one of them is decoded again without speculation. Then bits are flipped, one at a time, in a weight
-that steps of a tree alone use, as where verification had a graph of its own: the target's other steps stay as they are.
+Requests are short pieces of pycode's prompts with 1 to 16 new tokens, greedy and sampled, with `auto` and with fixed
+trees, 48 at once; each is decoded again without speculation. Then bits of weights are flipped, one at a time, for steps
+with a tree only, as if verification had a graph of its own: the target's other steps are unchanged.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from specbuild.serve.options import ServeOptions
 from specbuild.serve.oracle import Oracle
 from specbuild.serve.parameters import Caller, defaults_of
 
-AT_ONCE, FEW = 48, 8  # requests, honest ones and those that find a flipped bit
+AT_ONCE, FEW = 48, 8  # requests at once: honest ones, and those with a flipped bit
 WEIGHTS = "target/weights.bin"
-ENOUGH = 480  # requests in which a flipped bit is found, or changes nothing that anybody sees
+ENOUGH = 480  # requests after which a flipped bit that was not found counts as without effect
 
 
 class Log:
-    """What the oracle would write."""
+    """A log that keeps what the oracle writes."""
 
     def __init__(self) -> None:
         self.lines = list[str]()
@@ -57,7 +57,7 @@ class Log:
 
 
 class Shadowed:
-    """An engine behind an oracle at full shadowing; `outcomes`: how many shadows had each, and requests that failed."""
+    """An engine whose requests are all shadowed; `outcomes`: counts of the shadows' outcomes and of failed requests."""
 
     def __init__(self, engine: Engine, bundle: Path, seed: int, at_once: int) -> None:
         defaults = defaults_of(Bundle.open(bundle))
@@ -94,7 +94,10 @@ class Shadowed:
         self.oracle.ended(generation)
 
     async def run(self, requests: int, until: tuple[str, ...] = ()) -> int:
-        """Ask, some at a time, and settle; how many requests there were until one of these outcomes came."""
+        """Send requests, some at a time, and wait for their shadows; stop at one of the outcomes in `until`.
+
+        Return the number of requests sent.
+        """
         watching, asked = asyncio.create_task(self.oracle.run()), 0
         while asked < requests and not any(self.outcomes[each] for each in until):
             count = min(self._at_once, requests - asked)
@@ -107,7 +110,7 @@ class Shadowed:
 
 @contextmanager
 def flipped(bundle: Path, offset: int, bit: int) -> Iterator[Path]:
-    """A copy of a bundle, one bit of whose target's weights is another."""
+    """Yield a copy of a bundle with one bit of the target's weights flipped."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(bundle, Path(folder) / "flipped.bundle"))
         data = bytearray((copy / WEIGHTS).read_bytes())
@@ -120,7 +123,7 @@ def flipped(bundle: Path, offset: int, bit: int) -> Iterator[Path]:
 
 
 def plant(engine: Engine, damaged: Path) -> None:
-    """From now on steps that have a tree use the damaged bundle's graph, over the same caches."""
+    """Make steps with a tree use the damaged bundle's graph, over the same caches."""
     target: Any = engine._loop.target
     other: Any = load_model(Bundle.open(damaged), "target", target.batch_size, target.identity["threads"])
     sound, own, session = target.step, (target._session, target._binding), other._session
@@ -141,7 +144,7 @@ def plant(engine: Engine, damaged: Path) -> None:
 
 
 def silence(bundle: Path, requests: int) -> dict[str, Any]:
-    """What came of honest requests."""
+    """Shadow honest requests and return their outcomes."""
     began = time.perf_counter()
     with Engine.load(bundle, batch_size=4, max_waiting=256) as engine:
         shadowed, stats = Shadowed(engine, bundle, 1, AT_ONCE), engine.stats
@@ -152,7 +155,7 @@ def silence(bundle: Path, requests: int) -> dict[str, Any]:
 
 
 def find(bundle: Path, seed: int) -> dict[str, Any]:
-    """How a flipped bit of the speculative path is found: 7 and 6 are a float's sign and its exponent's largest bit."""
+    """Flip a weight's sign (bit 7 of its last byte) or top exponent bit (6) for steps with a tree, and look for it."""
     drawn = random.Random(seed)
     offset = drawn.randrange((bundle / WEIGHTS).stat().st_size // 4) * 4 + 3
     bit = drawn.choice([6, 7])
@@ -164,7 +167,7 @@ def find(bundle: Path, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Both, of each bundle; the exit status is 1 where an honest text differed, or most bits changed unseen."""
+    """Run both on each bundle; return 1 if an honest text differed, or fewer than half of the bits were found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundles", nargs="+", metavar="NAME=BUNDLE")
     parser.add_argument("--out", type=Path, required=True)

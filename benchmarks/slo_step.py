@@ -1,9 +1,9 @@
-"""A step of load on a real server, with and without the SLA guard: the tail of requests, and what the guard did.
+"""Test the SLA guard with a step of load on a real server: the tail of requests, and what the guard did.
 
 python benchmarks/slo_step.py BUNDLE --out FILE [--quiet 20] [--busy 60] [--after 60] [--percentile 99]
 
-Requests ask for a wide tree, which helps one of them alone and holds up four beside each other. The objective lies half
-way, in logarithms, between the tails of four by this tree and without speculation, both measured at the beginning.
+Requests ask for a wide tree, which speeds up a single one but slows down four at once. The objective is the geometric
+mean of two tails of four requests at once, with this tree and without speculation, both measured at the beginning.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from common import machine, prompts
 from specbuild.runtime.bundle.atomic_output import write
 
 SLOTS, TREE, TOKENS = 4, "topk:7,7", 48
-CALIBRATED = 15.0  # seconds of each load from which the objective comes
-WIDE = 1.5  # times as slow four by the tree have to be as four without speculation
-SETTLED = 20.0  # seconds after the step from which on the tail is to keep to the objective
+CALIBRATED = 15.0  # seconds of each load that determines the objective
+WIDE = 1.5  # minimum slowdown of four with the tree over four without speculation
+SETTLED = 20.0  # seconds after the step from which the tail must meet the objective
 
 
 class Server:
-    """A server in a process of its own; `lines`: its log."""
+    """A server in a process of its own; `lines`: the entries of its log."""
 
     def __init__(self, bundle: Path, *flags: str) -> None:
         command = [Path(sys.executable).parent / "specbuild", "serve", bundle, "--port", "0", *flags]
@@ -56,7 +56,7 @@ class Server:
 
 @contextmanager
 def serving(bundle: Path, *flags: str) -> Iterator[Server]:
-    """A server that ends with the block."""
+    """Yield a server that is ended with the block."""
     server = Server(bundle, "--max-num-seqs", str(SLOTS), *flags)
     try:
         yield server
@@ -68,7 +68,15 @@ def serving(bundle: Path, *flags: str) -> Iterator[Server]:
 def load(
     server: Server, clients: int, seconds: float, speculation: str, pause: float = 0.0
 ) -> list[tuple[float, float]]:
-    """When each request ended, by the wall clock, and its seconds a token, of so many clients for so long."""
+    """Run clients against a server; return each request's end (wall clock) and its seconds per token.
+
+    Args:
+        server: The server.
+        clients: The number of clients, each with one request at a time.
+        seconds: How long they send requests.
+        speculation: The requests' `speculation`.
+        pause: Seconds between two requests of a client.
+    """
     found, end, texts = list[tuple[float, float]](), time.time() + seconds, prompts()
 
     def client(number: int) -> None:
@@ -93,15 +101,26 @@ def load(
 
 
 def tail(samples: list[tuple[float, float]], percentile: float, since: float = 0.0) -> float:
-    """The percentile of the seconds a token of requests that ended since then."""
+    """Return a percentile of the seconds per token of requests that ended at `since` or later."""
     times = sorted(seconds for at, seconds in samples if at >= since)
     return times[min(math.ceil(percentile / 100 * len(times)), len(times)) - 1]
 
 
 def step(bundle: Path, quiet: float, busy: float, after: float, percentile: float = 99.0) -> dict[str, Any]:
-    """The objective, tails before, in and after the step, and every change; times in seconds."""
+    """Run the step; return the objective, the tails and every change of the guard's level, times in seconds.
+
+    Args:
+        bundle: The bundle.
+        quiet: Seconds of light load before the step.
+        busy: Seconds of the step.
+        after: Seconds of light load after it.
+        percentile: The percentile of the objective and the tails.
+
+    Raises:
+        RuntimeError: The tree does not slow down four requests enough, or the server did not start.
+    """
     with serving(bundle) as server:
-        load(server, SLOTS, 3.0, TREE)  # the first steps of a shape are slower
+        load(server, SLOTS, 3.0, TREE)  # warm-up: the first steps of a shape are slower
         alone = tail(load(server, 1, CALIBRATED / 3, TREE), percentile)
         held_up, plain = (tail(load(server, SLOTS, CALIBRATED, how), percentile) for how in (TREE, "off"))
     if held_up < WIDE * plain:
@@ -141,12 +160,12 @@ _TOLD = ("message", "slo_level", "max_draft_tokens", "tail", "cause")
 
 
 def seen(line: dict[str, Any]) -> float:
-    """When a line was written."""
+    """Return when a log entry was written."""
     return datetime.fromisoformat(line["time"]).timestamp()
 
 
 def main() -> int:
-    """One step, told and kept; the exit status is 1 where the tail stayed above the objective, or less is drafted."""
+    """Run one step and write it; return 1 if the tail stayed above the objective, or drafting did not fully recover."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--out", type=Path, required=True)

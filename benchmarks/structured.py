@@ -1,4 +1,4 @@
-"""What structured outputs cost and bring: a node's mask, and tokens a second with what is forced drafted.
+"""Measure structured outputs: the cost of a node's mask, and tokens per second when forced tokens are drafted.
 
 python benchmarks/structured.py smollm2.bundle [--out benchmarks/out]
 """
@@ -39,7 +39,7 @@ LARGE = 262_144
 
 
 def widened(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
-    """A tokenizer.json of so many tokens: further ones are pairs of what there was, which no merge makes."""
+    """Widen a tokenizer.json to about `size` tokens; added ones are pairs of old ones that no merge produces."""
     vocabulary = tokenizer["model"]["vocab"]
     names, place = [*vocabulary], max(vocabulary.values())
     rng = np.random.default_rng(0)
@@ -52,7 +52,14 @@ def widened(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
 
 
 def masks(content: str, size: int, ends: list[int], sets: list[dict[str, Any]]) -> dict[str, Any]:
-    """Milliseconds of a node's mask, by a walk that asks at each token, none of them twice."""
+    """Measure the milliseconds of computing and applying a node's mask, on random walks through grammars.
+
+    Args:
+        content: The tokenizer.json.
+        size: The size of the vocabulary.
+        ends: The end-of-sequence token ids.
+        sets: The fields of each structured output.
+    """
     tokenizer, took, applied = tokenizer_of(content, size, ends), list[float](), list[float]()
     for row in sets:
         made = Grammar(compiled(tokenizer, grammar_of(StructuredOutputs(**row).to_dict())), size, ends)
@@ -77,7 +84,7 @@ def masks(content: str, size: int, ends: list[int], sets: list[dict[str, Any]]) 
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, mean and the 99th percentile."""
+    """Return the median, the mean and the 99th percentile."""
     ordered = sorted(values)
     told = {
         "median": statistics.median(ordered),
@@ -88,7 +95,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def in_turns(ways: dict[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
-    """Tokens a second of each, in turns, after one that does not count."""
+    """Return the tokens per second of each way in each turn, after a warm-up turn."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(turns + 1):
         for name, way in ways.items():
@@ -99,7 +106,7 @@ def in_turns(ways: dict[str, Callable[[], float]], turns: int) -> dict[str, list
 
 
 def speed(engine: Engine, **fields: Any) -> float:
-    """Tokens a second of all chats, one after another, prompts included."""
+    """Return the tokens per second of all chats, one after another, prefill included."""
     tokens, began = 0, time.perf_counter()
     for number, chat in enumerate(CHATS):
         params = SamplingParams(seed=number, **fields)

@@ -1,4 +1,4 @@
-"""What every stage of a build is told: what was asked for, what it is made from, where it goes, and whom to tell."""
+"""The state that all stages of a build share: configuration, checkpoints, output folder and progress callbacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ Detail = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Tells `progress` of each stage as it begins, and notes how long it took; `detail` is told what goes on in it."""
+    """Announces each stage of a build and records how long it took.
+
+    Attributes:
+        progress: Called with a stage's name when it begins.
+        detail: Called within a stage, with the name of a phase and the share of it that is done.
+        seconds: Duration of each finished stage, by name.
+        began: When the build began, by `time.perf_counter`.
+    """
 
     progress: Progress
     detail: Detail
@@ -26,13 +33,13 @@ class Stages:
     began: float = field(default_factory=time.perf_counter)
 
     def whole(self) -> dict[str, float]:
-        """Seconds by stage until now, and "between" them, which add up to all that the build took."""
+        """Return the seconds of each finished stage and of the rest, "between", which add up to the elapsed time."""
         between = time.perf_counter() - self.began - sum(self.seconds.values())
         return self.seconds | {"between": round(between, 3)}
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Announce a stage, and note how long it took."""
+        """Announce a stage and record its duration when it ends."""
         self.progress(name)
         started = time.perf_counter()
         yield
@@ -41,7 +48,7 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """One build under way, which writes to `folder`."""
+    """A running build, which writes its files to `folder`."""
 
     config: BuildConfig
     folder: Path
@@ -50,9 +57,9 @@ class BuildContext:
 
     @property
     def capacity(self) -> int:
-        """Cache rows of a slot; see `capacity_of`."""
+        """Cache rows per slot; see `capacity_of`."""
         return capacity_of(self.config, self.source.max_seq_len)
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Announce a stage, and note how long it took."""
+        """Announce a stage and record its duration when it ends."""
         return self.stages.timed(name)

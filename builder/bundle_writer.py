@@ -1,4 +1,4 @@
-"""What a bundle holds beside its models: manifest.json, the tokenizer's files, kernels, and the memory plan."""
+"""Writes the files of a bundle other than its models: manifest, tokenizer, sampling parameters and kernels."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LIBRARIES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxrunt
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The cubins in a bundle by file, and what the report says of them; none by default."""
+    """A bundle's cubins, by file, and the report's entry on them; empty by default."""
 
     records: dict[str, KernelRecord] = field(default_factory=dict)
     report: dict[str, Any] | None = None
 
 
 def save_kernels(context: BuildContext) -> Kernels:
-    """A cubin per source, shape and architecture."""
+    """Compile the kernels for each architecture and shape and write the cubins; without shapes, only those of GLUE."""
     shapes, records = context.source.shapes, dict[str, KernelRecord]()
     sources = None if shapes else nvrtc.sources(nvrtc.GLUE)
     cubins = nvrtc.compile_kernels(context.config.architectures, shapes, sources)
@@ -46,7 +46,7 @@ def save_kernels(context: BuildContext) -> Kernels:
 
 
 def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """tokenizer.json as `transformers` uses it, and the chat template where there is one."""
+    """Write tokenizer.json as `transformers` uses it, and the chat template; return the template's file, if any."""
     (folder / TOKENIZER).write_text(tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
     template = tokenizer.chat_template
     if isinstance(template, dict):
@@ -58,7 +58,7 @@ def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str | No
 
 
 def save_sampling(folder: Path, sampling: Mapping[str, float]) -> None:
-    """generation_config.json, with the checkpoint's own sampling parameters, where it has any."""
+    """Write the checkpoint's own sampling parameters, if it has any, to generation_config.json."""
     if sampling:
         (folder / GENERATION_CONFIG).write_text(json.dumps(dict(sampling)) + "\n", encoding="utf-8")
 
@@ -66,7 +66,15 @@ def save_sampling(folder: Path, sampling: Mapping[str, float]) -> None:
 def make_manifest(
     context: BuildContext, models: Mapping[str, CompiledModel], kernels: Kernels, bound: float, template: str | None
 ) -> Manifest:
-    """The manifest of these models, which lists no file yet."""
+    """Return the bundle's manifest, without its list of files.
+
+    Args:
+        context: The build.
+        models: The compiled target and draft, by name.
+        kernels: The cubins.
+        bound: The exactness bound, in logits.
+        template: The chat template's file, None without one.
+    """
     config, target = context.config, context.source.target
     special = {key: str(value) for key, value in target.tokenizer.special_tokens_map.items() if isinstance(value, str)}
     return Manifest(
@@ -92,7 +100,10 @@ def make_manifest(
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
-    """Write a manifest with the folder's files; those that it has are not hashed again, for none is written twice."""
+    """Write the manifest with a record of every file in the folder, and return it.
+
+    Files that it already lists are not hashed again, because no file is written twice.
+    """
     names = [p.relative_to(folder).as_posix() for p in sorted(folder.rglob("*")) if p.is_file()]
     new = {n: file_record(folder / n) for n in names if n != MANIFEST and n not in manifest.files}
     manifest = replace(manifest, files=manifest.files | new)
@@ -101,7 +112,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def memory_plans(manifest: Manifest, config: BuildConfig) -> dict[str, Any]:
-    """Bytes by what takes them when the bundle runs: for one text of the full length, and by batch and length."""
+    """Return the bytes that the bundle takes when it runs.
+
+    "weights" and "caches_per_sequence" are for one sequence of the full length; "plans" has a plan for each batch size
+    and a quarter, half and all of that length.
+    """
     one, longest = memory_plan.plan(manifest, 1), manifest.max_seq_len
     lengths = sorted({length for length in (longest // 4, longest // 2, longest) if length})
     plans = [memory_plan.plan(manifest, batch, length).to_dict() for batch in config.batch_sizes for length in lengths]

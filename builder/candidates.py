@@ -1,4 +1,4 @@
-"""Precisions that a build tries for its target, where it is to find the best: computed, lowered, and timed here."""
+"""Compares precisions for a build that is to choose its target's: each is evaluated, lowered and timed here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NODES = (1, 2, 8, 32)
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Of a target for a CPU. `graph`: portable, not quantized."""
+    """Candidate precisions of a target that runs on a CPU; `graph` is its portable graph, not quantized."""
 
     context: BuildContext
     loaded: LoadedModel
@@ -38,7 +38,13 @@ class Candidates:
     names: Names
 
     def best(self, named: Found, found: Mapping[str, Found], before: Before) -> tuple[Found, dict[str, Any]]:
-        """The best numbers by what is asked for, and what the report says; see `stage.Comparing`."""
+        """Return the quantized weights that best meet the request, and the report's comparison (`stage.Comparing`).
+
+        Args:
+            named: Quantized weights that the options name; the float32 candidate has these only.
+            found: Quantized weights of every other candidate, by precision.
+            before: What the float32 model computes on the held-out texts.
+        """
         config, net, source = self.context.config, self.loaded.net, self.context.source
         wanted, every = config.precision_of("target"), {EXACT: named, **found}
         texts = {"texts": before}
@@ -50,7 +56,7 @@ class Candidates:
         return every[chosen.precision], to_dict(rows, wanted, chosen)
 
     def _time(self, every: Mapping[str, Found]) -> dict[str, Steps]:
-        """Milliseconds of each one's steps, in turns."""
+        """Return the milliseconds of each candidate's steps; the candidates take turns."""
         largest = self.context.config.buckets[-1]
         with TemporaryDirectory() as scratch:
             files = {

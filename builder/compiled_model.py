@@ -1,4 +1,4 @@
-"""One model from its checkpoint into the bundle, stage by stage."""
+"""Compiles one model from its checkpoint into the bundle, stage by stage."""
 
 from __future__ import annotations
 
@@ -45,9 +45,14 @@ from .quantize.texts import Texts
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A portable graph after its passes, how often each matched, the operators before and after; and what is narrower.
+    """A portable graph after its passes, and what quantizes it.
 
-    `scales`: of FP8 caches. `numbers`: of quantized weights, which are not in the graph yet.
+    Attributes:
+        graph: The graph, with float32 weights.
+        matched: How often each pass matched.
+        operators: How many of each operator there were, "exported" and "fused".
+        scales: Scales of FP8 caches.
+        numbers: Quantized weights, which are not in the graph yet.
     """
 
     graph: ir.Model
@@ -61,8 +66,15 @@ class Prepared:
 class CompiledModel:
     """A model in the bundle, and what the report says of it.
 
-    `matched`: by pass. `operators`: how many of each, exported, fused and lowered. `products`: what a step computes.
-    `scales`: of its FP8 caches.
+    Attributes:
+        name: "target" or "draft".
+        record: Its record in the manifest.
+        emitted: Its files.
+        matched: How often each pass matched.
+        operators: How many of each operator there were, "exported", "fused" and "lowered".
+        products: The products that a step computes.
+        scales: Scales of its FP8 caches.
+        quantization: Its quantized weights, and what they cost.
     """
 
     name: str
@@ -75,13 +87,13 @@ class CompiledModel:
     quantization: Quantization | None = None
 
     def with_measured(self, more: dict[str, Any]) -> CompiledModel:
-        """The same, with something more that was measured of its quantization, where there is one."""
+        """Return a copy with further measurements of its quantization, if it is quantized."""
         return replace(self, quantization=self.quantization and self.quantization.with_measured(more))
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledTarget:
-    """The target, what Hugging Face makes of the check's prompts, and the head that was loaded with it."""
+    """The target, Hugging Face's results on the check's prompts, and the EAGLE-3 head that was loaded with it."""
 
     model: CompiledModel
     references: References
@@ -90,14 +102,25 @@ class CompiledTarget:
 
 
 def compile_target(context: BuildContext, texts: Texts | None) -> CompiledTarget:
-    """Put the target into the bundle; texts: to quantize with, where anything is quantized."""
+    """Compile the target into the bundle.
+
+    Args:
+        context: The build.
+        texts: Texts to quantize with; None if nothing is quantized.
+    """
     with TemporaryDirectory() as scratch:
         target = _target(context, texts, Path(scratch))
         return replace(target, model=_timed(context, target.model, Path(scratch)))
 
 
 def compile_draft(context: BuildContext, texts: Texts | None, target: CompiledTarget) -> CompiledModel:
-    """Put the draft or head beside its target."""
+    """Compile the draft or head into the bundle.
+
+    Args:
+        context: The build.
+        texts: Texts to quantize with; None if nothing is quantized.
+        target: The compiled target, whose head and weights the draft may share.
+    """
     with TemporaryDirectory() as scratch:
         return _timed(context, _draft(context, texts, target, Path(scratch)), Path(scratch))
 
@@ -106,7 +129,7 @@ def _target(context: BuildContext, texts: Texts | None, scratch: Path) -> Compil
     source = context.source
     with context.stage("target: load"):
         loaded = load_target(source)
-        if texts is not None:  # before minutes are spent
+        if texts is not None:  # fail here rather than after minutes of calibration
             check_early(loaded.net, *_asked(context, loaded, texts))
     with context.stage("target: Hugging Face reference"):
         prompts, new_tokens = tokenize(source.target.tokenizer, source.max_seq_len)
@@ -131,7 +154,7 @@ def _draft(context: BuildContext, texts: Texts | None, target: CompiledTarget, s
 def _prepared(
     context: BuildContext, loaded: LoadedModel, references: References, texts: Texts | None, target: Quantization | None
 ) -> Prepared:
-    """A model's graph, whose logits are on a GPU those of all the target's tokens, and its numbers."""
+    """Export and fuse a model's graph, and quantize its weights; for GPUs its logits cover all the target's tokens."""
     source, name, scales = context.source, loaded.name, None
     if context.config.engine.kv_cache_dtype == "fp8":
         with context.stage(f"{name}: calibrate"):
@@ -149,9 +172,9 @@ def _prepared(
 def _numbers(
     context: BuildContext, loaded: LoadedModel, graph: ir.Model, texts: Texts | None, target: Quantization | None
 ) -> Quantization | None:
-    """A model's numbers, and what it computed on held-out texts without them; a draft is judged by the target's texts.
+    """Quantize a model's weights, after noting what it computes on held-out texts; the graph is not changed.
 
-    None where nothing is quantized, and of a head, which never is.
+    A draft is judged by the target's continuations. None if nothing is quantized, and for a head, which never is.
     """
     name, checkpoint = loaded.name, context.source.models[loaded.name]
     if texts is None or not isinstance(checkpoint, Checkpoint):
@@ -167,9 +190,9 @@ def _numbers(
 
 
 def _asked(context: BuildContext, loaded: LoadedModel, texts: Texts) -> tuple[Request, Names, dict[str, Scheme]]:
-    """What is asked of a model's weights, and which those are."""
+    """Return the quantization request for a model, its weights' names, and their schemes."""
     config, name = context.config, loaded.name
-    names = Names.of(loaded.net)  # loaded, it may be tied otherwise than its configuration says
+    names = Names.of(loaded.net)  # its configuration may be wrong about a tied head, the loaded model is not
     precision, item = config.precision_of(name), memory_plan.item_bytes(config.dtype_of(name))
     request = Request(name, precision, config.backend, config.quantize, texts, config.max_kl, item)
     return request, names, assign(config.quantize, name, precision, config.backend, names)
@@ -178,7 +201,7 @@ def _asked(context: BuildContext, loaded: LoadedModel, texts: Texts) -> tuple[Re
 def _lowered(
     context: BuildContext, loaded: LoadedModel, prepared: Prepared, scratch: Path, stored: Stored | None
 ) -> CompiledModel:
-    """A model's graph with its numbers, in the bundle; as it was in float32, in `scratch`, where steps are timed."""
+    """Emit a model's graph with its quantized weights; if its steps are timed, save the float32 graph to `scratch`."""
     config, name, graph = context.config, loaded.name, prepared.graph
     numbers, scales = prepared.numbers, prepared.scales
     with context.stage(f"{name}: lower"):
@@ -195,7 +218,7 @@ def _lowered(
 
 
 def _rewrite(graph: ir.Model, numbers: Quantization | None) -> dict[str, int]:
-    """Put a model's numbers into its graph; returns how often that matched, by the pass's name."""
+    """Put quantized weights into the graph; return how often the pass matched, by its name."""
     if not numbers or not numbers.found:
         return {}
     quantizer = Quantize(numbers.found, numbers.names)
@@ -205,7 +228,7 @@ def _rewrite(graph: ir.Model, numbers: Quantization | None) -> dict[str, int]:
 
 
 def _precision(config: BuildConfig, name: str, numbers: Quantization | None) -> str:
-    """What a model's precision is called."""
+    """Return the name of a model's precision, as the manifest has it."""
     dtype, asked, scheme = config.dtype_of(name), config.precision_of(name), config.scheme_of(name)
     if not numbers or not numbers.found:
         return dtype
@@ -214,7 +237,7 @@ def _precision(config: BuildConfig, name: str, numbers: Quantization | None) -> 
 
 
 def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted: Emitted) -> ModelRecord:
-    """A model as the manifest has it."""
+    """Return a model's record for the manifest."""
     config, source, drafts = context.config, context.source, loaded.name == "draft"
     checkpoint, layout, lowered_by = source.models[loaded.name], source.layouts[loaded.name], lowering(config)
     on_gpu, vocabulary = config.descriptor.on_gpu, source.vocabulary
@@ -243,12 +266,12 @@ def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted:
 
 
 def runs_quantized(config: BuildConfig, numbers: Quantization | None) -> bool:
-    """Whether a model is quantized and runs here, where its steps are timed next to float32's."""
+    """Whether a model is quantized and runs on a CPU, so that its steps are timed next to float32's."""
     return bool(numbers and numbers.found) and not config.descriptor.on_gpu
 
 
 def _timed(context: BuildContext, model: CompiledModel, scratch: Path) -> CompiledModel:
-    """A model with the times of its steps, where they are timed; the memory that it was compiled in is free by then."""
+    """Free the memory that a model was compiled in, then return it with its step times, if those are measured."""
     gc.collect()
     if not runs_quantized(context.config, model.quantization):
         return model
@@ -259,7 +282,7 @@ def _timed(context: BuildContext, model: CompiledModel, scratch: Path) -> Compil
 
 
 def _spec(model: CompiledModel, largest: int) -> ModelSpec:
-    """What executors are told of a model as it is emitted for a CPU, with at most so many nodes in a step."""
+    """Return the executor's specification of a model emitted for a CPU, with at most `largest` nodes per step."""
     record = model.record
     shape = record.layers, record.kv_heads, record.head_dim, record.vocab_size, record.capacity
     return ModelSpec(model.name, *shape, largest, tuple(record.windows), hidden=record.hidden)

@@ -1,4 +1,4 @@
-"""What a build loads: the target, and a draft that takes the target's tokens, or its head."""
+"""Loads a build's models: the target, and a draft fitted to the target's tokens or an EAGLE-3 head."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ TOKENS = "draft_tokens.json"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its weights, and how many parameters its checkpoint has.
+    """A model with its weights.
 
-    `head`: the EAGLE-3 head that drafts for this target, or that this draft is. `tokens`: the target's tokens that a
-    draft's columns are; None where column i is token i.
+    Attributes:
+        name: "target" or "draft".
+        net: The model.
+        parameters: How many parameters its checkpoint has.
+        head: The EAGLE-3 head that drafts for this target, or that this draft is.
+        tokens: The target's token id of each column of a draft's logits; None if column i is token i.
     """
 
     name: str
@@ -37,19 +41,19 @@ class LoadedModel:
 
     @property
     def taps(self) -> Taps | None:
-        """What its head reads of a target."""
+        """The hidden states that this target's head reads; None for a head itself and for models without one."""
         return Taps(self.head.config.taps, self.head.fc) if self.head and self.head is not self.net else None
 
 
 def load_target(source: Sources) -> LoadedModel:
-    """The target, and with it the head that takes its embedding."""
+    """Load the target, and the EAGLE-3 head, if there is one, with the target's embedding."""
     net = checkpoints.load(source.target, "eager")
     head = load_head(source.head, net.get_input_embeddings().weight) if source.head else None
     return LoadedModel("target", net, net.num_parameters(), head)
 
 
 def load_draft(source: Sources, head: EagleHead | None) -> LoadedModel:
-    """The draft, which takes the target's tokens; or the head that was loaded with the target."""
+    """Load the draft and fit it to the target's tokens; or describe `head`, which was loaded with the target."""
     if head:
         parameters = sum(p.numel() for p in head.parameters()) - head.embed_tokens.weight.numel()
         tokens: list[int] = head.tokens.tolist()
@@ -65,13 +69,13 @@ def load_draft(source: Sources, head: EagleHead | None) -> LoadedModel:
 
 
 def columns_of(context: BuildContext, loaded: LoadedModel) -> int:
-    """Of a model's logits; runtimes on GPUs take a draft's by token."""
+    """Return how many columns a model's logits have; on GPUs a draft's have one for each of the target's tokens."""
     by_token = not loaded.tokens or context.config.descriptor.on_gpu
     return context.source.target.vocab_size if by_token else len(loaded.tokens or ())
 
 
 def save_tokens(folder: Path, tokens: Sequence[int] | None) -> str | None:
-    """The tokens of the draft's columns, where they are not their numbers."""
+    """Write the token id of each column of the draft's logits and return the file; None if column i is token i."""
     if tokens is None:
         return None
     (folder / TOKENS).write_text(json.dumps(tokens) + "\n", encoding="utf-8")

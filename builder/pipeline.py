@@ -1,7 +1,7 @@
 """The build: checkpoints → portable graphs → passes → quantization → lowering → bundle → check.
 
-Everything is written to a hidden folder beside the output, which is renamed when all is done; whatever stops the
-build, the hidden folder goes and an older bundle stays as it was.
+Everything is written to a hidden folder beside the output, which is renamed when the build is done. If anything stops
+the build, the hidden folder is removed, and an older bundle stays as it was.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .quantize.texts import Texts
 
 
 def stages(config: BuildConfig) -> int:
-    """How many stages a build announces."""
+    """Return the number of stages that a build announces."""
     models, on_gpu = len(config.models), config.descriptor.on_gpu
     fp8 = models if config.engine.kv_cache_dtype == "fp8" else 0
     quantized = 1 + models * (1 if on_gpu else 2) if config.quantizes else 0
@@ -58,9 +58,15 @@ def stages(config: BuildConfig) -> int:
 def build(
     config: BuildConfig, progress: Progress = lambda stage: None, detail: Detail = lambda phase, share: None
 ) -> dict[str, Any]:
-    """Build a bundle at `config.output`; returns its report. Raises SpecbuildError, and leaves nothing then.
+    """Build a bundle at `config.output` and return its report.
 
-    progress: told each stage as it begins. detail: told what goes on meanwhile, and its share that is done.
+    Args:
+        config: The options.
+        progress: Called with the name of each stage when it begins.
+        detail: Called within a stage, with the name of a phase and the share of it that is done.
+
+    Raises:
+        SpecbuildError: The build failed; it leaves nothing, except what `kept` keeps of a calibration.
     """
     check = partial(check_output, config.output, config.force)
     check()
@@ -75,7 +81,7 @@ def build(
     with kept(config) as asked, staging(config.output, source.bundle_bytes, check) as folder:
         try:
             return _run(BuildContext(asked, folder, source, stages))
-        except SpecbuildError as error:  # the hidden folder means nothing to whoever reads it
+        except SpecbuildError as error:  # the user knows the output, not the hidden folder
             raise type(error)(str(error).replace(str(folder), str(config.output))) from error
 
 
@@ -112,14 +118,20 @@ def _run(context: BuildContext) -> dict[str, Any]:
 
 
 def _texts(asked: QuantizeOptions, source: Sources) -> Texts:
-    """What is quantized with."""
-    longest, size = source.max_seq_len - 1, (asked.calib_size, asked.calib_seed)  # room for one more
+    """Read the texts to calibrate with and to judge quantization by."""
+    longest, size = source.max_seq_len - 1, (asked.calib_size, asked.calib_seed)  # leaves room for one more token
     return texts.read(asked.calibration, source.target.tokenizer, longest, *size)
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the check found: the manifest with its bound, and by model TensorRT's own account of the engines' layers."""
+    """Results of the final check.
+
+    Attributes:
+        manifest: The manifest with its exactness classes and bound.
+        exactness: The report's entry on exactness.
+        layers: The engines' layers as TensorRT reports them, by model.
+    """
 
     manifest: Manifest
     exactness: dict[str, Any]
@@ -127,7 +139,7 @@ class Checked:
 
 
 def _check(context: BuildContext, manifest: Manifest, target: CompiledTarget) -> Checked:
-    """The bundle against Hugging Face and itself; for GPUs, what can be checked here."""
+    """Check the bundle against Hugging Face and itself; a bundle for GPUs as far as this machine can."""
     config, folder, references, layers = context.config, context.folder, target.references, dict[str, Any]()
     with context.stage("check"):
         missing = unrunnable(manifest) if config.descriptor.on_gpu else None
@@ -147,14 +159,14 @@ def _check(context: BuildContext, manifest: Manifest, target: CompiledTarget) ->
 
 
 def _quality(context: BuildContext, given: Texts, models: Mapping[str, CompiledModel]) -> dict[str, Any]:
-    """What quantization cost, by model; raises ExecutionError where that is more than was allowed."""
+    """Return what quantization cost, by model; raise ExecutionError if the target's cost exceeds `max_kl`."""
     found = {name: model.quantization for name, model in models.items() if model.quantization}
     if runs_quantized(context.config, found.get("target")):
         with Engine.load(context.folder, prefix_caching=False) as engine:
             found["target"] = found["target"].with_measured(moved(found["target"].before, engine.text_logits))
     told = {name: each.to_dict() for name, each in found.items()}
     cost, max_kl = told["target"].get("kl_nats_per_token", 0.0), context.config.max_kl
-    if not cost <= max_kl:  # NaN is more than anything
+    if not cost <= max_kl:  # so that NaN fails, too
         worst = ", ".join(each.names[0] for each in sorted(found["target"].costs, key=lambda each: -each.kl)[:3])
         raise ExecutionError(
             f"the target moved by {cost:.3g} nats a token, more than --max-kl {max_kl:g}, most by {worst}: nothing was "
@@ -170,7 +182,7 @@ def _report(
     target: CompiledTarget,
     checked: Checked,
 ) -> dict[str, Any]:
-    """What the report says of the bundle, and of what it took."""
+    """Return the report's entries on the bundle, and on the time and memory that the build took."""
     caches, engines = target.graph.fp8_caches, {n: each.emitted.report for n, each in models.items()}
     scales = {name: each.scales.to_dict() for name, each in models.items() if each.scales}
     accounts = {name: {"inspector": layers} for name, layers in checked.layers.items()}

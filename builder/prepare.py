@@ -1,4 +1,4 @@
-"""What a build is made from, looked at before any weights are loaded: minutes are spent only on what can work."""
+"""Inspects the checkpoints of a build before any weights are loaded, so that what cannot work fails in seconds."""
 
 from __future__ import annotations
 
@@ -23,53 +23,53 @@ from .frontend.quiet import quiet
 from .frontend.vocabulary import Vocabulary, reconcile
 from .quantize.linears import Names
 
-CUBINS_BYTES = 2 << 20  # of one architecture, at most
-PROFILE_BYTES = 6 << 20  # of code, in an engine
-# A build's memory, measured: the same for every model, and per parameter of the larger one.
+CUBINS_BYTES = 2 << 20  # per architecture, at most
+PROFILE_BYTES = 6 << 20  # of code per profile of an engine
+# Measured memory of a build: a constant, plus bytes per parameter of the larger model.
 BASE_BYTES = {False: 600 << 20, True: 950 << 20}  # by whether engines are compiled
 PARAMETER_BYTES = {"engines": 11, "quantized": 19, "plain": 18}
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The checkpoints, what their attention looks like, and what building them takes."""
+    """The checkpoints of a build, the layouts of their attention, and the disk space and memory that it takes."""
 
     target: Checkpoint
     draft: Checkpoint | None
     head: EagleCheckpoint | None  # in place of a draft
-    vocabulary: Vocabulary | None  # how the draft's stands to the target's
+    vocabulary: Vocabulary | None  # how the draft's tokens map to the target's
     max_seq_len: int
     layouts: dict[str, Layout]
-    shapes: list[nvrtc.Shape]  # of TreeAttention, where its kernels are asked for
-    bundle_bytes: int  # at most
-    memory_bytes: int  # of the build at its peak, an estimate
+    shapes: list[nvrtc.Shape]  # of TreeAttention's kernels, if they are compiled
+    bundle_bytes: int  # upper bound of the bundle's size
+    memory_bytes: int  # estimated peak memory of the build
 
     @property
     def models(self) -> dict[str, Checkpoint | EagleCheckpoint]:
-        """Target and, where there is one, draft or head, by name."""
+        """The target and, if there is one, the draft or head, by name."""
         draft = self.draft or self.head
         return {"target": self.target} | ({"draft": draft} if draft else {})
 
     @property
     def origins(self) -> dict[str, dict[str, Any]]:
-        """What each model was made from, and how a GGUF file or a packed checkpoint had quantized it."""
+        """The source of each model, and how a GGUF file or a packed checkpoint had quantized it."""
         origins = {name: model.origin for name, model in self.models.items() if isinstance(model, Checkpoint)}
         told = {name: origin.to_dict() for name, origin in origins.items() if origin}
         return {name: {"source": model.source} | told.get(name, {}) for name, model in self.models.items()}
 
     @property
     def kind(self) -> str:
-        """How the draft drafts, as the manifest has it."""
+        """The kind of draft as in the manifest: "model", "parallel" or "eagle3"."""
         parallel = self.vocabulary is not None and self.vocabulary.mask_token is not None
         return "eagle3" if self.head else "parallel" if parallel else "model"
 
     @property
     def shares_weights(self) -> bool:
-        """Whether the draft has tensors of the target's: all, or the embedding."""
+        """Whether the draft shares tensors with the target: all of them, or for a head the embedding."""
         return self.head is not None or self.draft is self.target
 
     def check_memory(self) -> int:
-        """`memory_bytes`; raises OptionError where this machine has not as much."""
+        """Return `memory_bytes`; raise OptionError if this machine has less memory."""
         present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if self.memory_bytes > present:
             raise OptionError(
@@ -80,7 +80,12 @@ class Sources:
 
 
 def prepare(config: BuildConfig) -> Sources:
-    """Find the checkpoints and ask them; raises CheckpointError and OptionError."""
+    """Find and inspect the checkpoints of a build.
+
+    Raises:
+        CheckpointError: A checkpoint cannot be used.
+        OptionError: The options do not fit the checkpoints.
+    """
     target, draft, head, vocabulary = checkpoints.find(config.target), None, None, None
     if config.own_draft:
         draft = target
@@ -105,7 +110,7 @@ def prepare(config: BuildConfig) -> Sources:
         raise OptionError("these precisions are not calibrated, there is nothing to keep: drop --calibration-cache")
     for name, layout in layouts.items():
         _check_head(config, name, layout.head_dim)
-    alone = config.architectures and not config.descriptor.on_gpu  # all kernels, without an engine that has its own
+    alone = config.architectures and not config.descriptor.on_gpu  # no engine brings its own attention
     sources = models | ({"draft": head} if head else {})
     shapes = [_shape(name, sources[name], layout) for name, layout in layouts.items()] if alone else []
     weights = [sum(path.stat().st_size for path in model.weights) for model in sources.values()]
@@ -128,7 +133,7 @@ def prepare(config: BuildConfig) -> Sources:
 
 
 def _check_head_types(config: BuildConfig) -> None:
-    """Raises OptionError for what EAGLE-3 heads are not made narrower by."""
+    """Raise OptionError for quantization or FP8 caches, which EAGLE-3 heads do not support yet."""
     scheme = config.scheme_of("draft")
     if scheme is None or scheme.quantized:
         raise OptionError("an EAGLE-3 head is not quantized yet: give --draft-precision fp32, or on a GPU fp16")
@@ -137,7 +142,7 @@ def _check_head_types(config: BuildConfig) -> None:
 
 
 def _check_head(config: BuildConfig, name: str, size: int) -> None:
-    """Raises OptionError for a head size that the backend's attention has not."""
+    """Raise OptionError for a head size that the backend's attention does not support."""
     if config.plugin:
         try:
             nvrtc.Shape(size, "F16", "F16")
@@ -151,7 +156,10 @@ def _check_head(config: BuildConfig, name: str, size: int) -> None:
 
 @quiet()
 def dry_run(config: BuildConfig) -> dict[str, Any]:
-    """What `build` would make, as JSON; needs neither a GPU nor a compiler. Raises as `build` does before it begins."""
+    """Return what `build` would make, as JSON; needs neither a GPU nor a compiler.
+
+    Raises the errors that `build` raises for its output, options, checkpoints and memory before it begins.
+    """
     check_output(config.output, config.force)
     sources = prepare(config)
     sources.check_memory()
@@ -183,9 +191,9 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
 
 
 def _shape(name: str, checkpoint: Checkpoint | EagleCheckpoint, layout: Layout) -> nvrtc.Shape:
-    """What TreeAttention is compiled for: float16 stays, all else computes in bfloat16, and the cache holds the same.
+    """Return the shape that TreeAttention is compiled for: float16 stays, other types compute in bfloat16.
 
-    Raises OptionError for a head size that it has not.
+    The cache has the same type. Raises OptionError for a head size that the kernels do not support.
     """
     dtype = "F16" if checkpoint.config.dtype == torch.float16 else "BF16"
     try:
@@ -195,7 +203,10 @@ def _shape(name: str, checkpoint: Checkpoint | EagleCheckpoint, layout: Layout) 
 
 
 def _max_seq_len(config: BuildConfig, target: Checkpoint, draft: Checkpoint | EagleCheckpoint | None) -> int:
-    """What was asked for, if both models take it; else what both take, at most LONGEST_DEFAULT."""
+    """Return the requested length, by default the longest that both models support, at most LONGEST_DEFAULT.
+
+    Raises OptionError if a model does not support the requested length.
+    """
     for name, checkpoint in (("target", target), ("draft", draft)):
         if checkpoint and config.max_seq_len and config.max_seq_len > checkpoint.max_positions:
             raise OptionError(

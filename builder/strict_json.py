@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: regular, of bounded size, their JSON read strictly, and refused in one line."""
+"""Reads untrusted files: only regular ones of bounded size, with strict JSON, and with errors of one line."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import msgspec
 
 from specbuild.runtime.errors import CheckpointError, one_line
 
-JSON_BYTES = 64 << 20  # of a file
+JSON_BYTES = 64 << 20  # of a file, at most
 
 
 class NotRegularError(OSError):
-    """A FIFO, device, socket or folder where a file was to be read."""
+    """A FIFO, device, socket or folder was found in place of a file."""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A regular file, to be read; raises NotRegularError, and OSError. A FIFO is not waited for."""
+    """Yield a regular file, opened for reading without waiting on a FIFO; raise NotRegularError or another OSError."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise NotRegularError(0, "not a regular file")
@@ -30,9 +30,11 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_text(path: Path, limit: int = JSON_BYTES) -> str:
-    """A file's text; raises OSError for what cannot be opened or is no regular file, else ValueError.
+    """Return the text of a file of at most `limit` bytes, without waiting for a writer of a FIFO.
 
-    A FIFO is opened without waiting for whoever would write to it.
+    Raises:
+        OSError: The file cannot be opened, or is not a regular file.
+        ValueError: It is too large, or not UTF-8.
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -42,7 +44,7 @@ def read_text(path: Path, limit: int = JSON_BYTES) -> str:
 
 
 def decode(text: str) -> Any:
-    """What JSON says; raises ValueError also where it is too deep, or has a number that is too long."""
+    """Decode JSON; raise ValueError if it is invalid, nested too deeply, or has a number that is too long."""
     try:
         return msgspec.json.decode(text)
     except RecursionError:
@@ -52,7 +54,7 @@ def decode(text: str) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint; empty where there is no such file. Raises CheckpointError."""
+    """Return the JSON object in a checkpoint's file, {} if the file is missing; raise CheckpointError for a bad one."""
     try:
         content = decode(read_text(path))
     except FileNotFoundError:
@@ -68,7 +70,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Make whatever tokenizers raises a CheckpointError, a panic too, which is no Exception."""
+    """Turn anything that tokenizers raises into a CheckpointError, even a Rust panic, which is not an Exception.
+
+    `what` begins its message.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):

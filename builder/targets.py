@@ -1,4 +1,4 @@
-"""What can be built for: architectures and head sizes."""
+"""The GPU architectures and head sizes that kernels can be compiled for."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from collections.abc import Iterable, Sequence
 from specbuild.runtime.errors import OptionError
 
 ARCHITECTURES = ("80", "86", "87", "89", "90", "100", "110", "120", "121")
-HEAD_DIMS = (64, 80, 96, 128, 256)  # that the kernels have
+HEAD_DIMS = (64, 80, 96, 128, 256)  # that the kernels support
 
 
 def split_names(wanted: Iterable[str], known: Sequence[str], lacking: str) -> list[str]:
-    """`["90,89", "sm_80"]` → the names one by one, without their prefix.
+    """Split architectures: `["90,89", "sm_80"]` becomes `["90", "89", "80"]`.
 
-    known: the last one stands for all. lacking: what is said of a name that is not known. Raises OptionError.
+    Args:
+        wanted: Names, with or without the prefix "sm_", separated by commas.
+        known: The names that are allowed; the last one is a word such as "all".
+        lacking: Message for an unknown name, which is put in place of `{}`.
+
+    Raises:
+        OptionError: A name is empty or unknown.
     """
     names = [part.strip().removeprefix("sm_") for text in wanted for part in text.split(",")]
     for name in names:
@@ -24,9 +30,10 @@ def split_names(wanted: Iterable[str], known: Sequence[str], lacking: str) -> li
 
 
 def architectures(wanted: Iterable[str]) -> tuple[str, ...]:
-    """What kernels are compiled for, each once: `["90,89", "sm_80"]` or `["all"]`. Raises OptionError.
+    """Return the architectures in `["90,89", "sm_80"]` or `["all"]`, each once; raise OptionError for an unknown one.
 
-    Without "90a" and the like: no kernel has an instruction of one GPU's alone, and those cubins run on no other.
+    Variants such as "90a" are not offered: no kernel has instructions of one GPU only, and their cubins run on no
+    other GPU.
     """
     names = split_names(wanted, (*ARCHITECTURES, "all"), "sm_{} is not supported")
     return ARCHITECTURES if "all" in names else tuple(dict.fromkeys(names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command; nothing is imported before a signal would end it with one line."""
+    """Run the command; the signal handlers are installed before anything slow is imported."""
     from . import interrupts
 
     interrupts.exit_at_once()

@@ -1,4 +1,4 @@
-"""The group of commands, and how any of them ends: one line of error at most, and an exit status."""
+"""The group of commands, and how each of them ends: with at most one line of error and an exit status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .flag_hints import hinted
 from .standard_streams import tell
 
 _STARVED = "bad_alloc", "cannot allocate memory", "failed to map segment"
-DEBUG = "SPECBUILD_DEBUG"  # set: an unexpected error shows its traceback
+DEBUG = "SPECBUILD_DEBUG"  # if set, an unexpected error shows its traceback
 _COMMANDS = {
     "distill": "Train a draft for a target.",
     "build": "Compile a target and a draft into a bundle.",
@@ -40,7 +40,7 @@ _COMMANDS = {
 
 
 class _Lazy(click.Group):
-    """Finds subcommands by module, so that `generate` never imports what `build` needs."""
+    """A group that imports a subcommand's module when it is called: `generate` does not import what `build` needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -70,7 +70,7 @@ def cli() -> None:
 
 
 class _Warnings(logging.Handler):
-    """A library's warnings, each as one line on stderr, and told once."""
+    """A log handler that prints each distinct warning once, as one line on stderr."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -84,13 +84,13 @@ class _Warnings(logging.Handler):
 
 
 def run() -> None:
-    """Run the command; every error is one line on stderr, its status 2 for bad input and 1 for a failure."""
+    """Run the command and exit; an error is one line on stderr, its status 2 for bad input and 1 for a failure."""
     standard_streams.prepare()
     logging.getLogger("specbuild").handlers = [_Warnings()]
     try:
         status, message = _outcome()
         interrupts.ignore()
-    except KeyboardInterrupt:  # after the command, before it was ignored
+    except KeyboardInterrupt:  # after the command, before signals were ignored
         interrupts.ignore()
         status, message = 1, "interrupted"
     if message:
@@ -100,7 +100,7 @@ def run() -> None:
 
 
 def _outcome() -> tuple[int, str]:
-    """The exit status, and what to tell, if anything."""
+    """Run the command; return its exit status and an error message, "" if there is none."""
     try:
         status = cli.main(prog_name="specbuild", standalone_mode=False)
         if lost := standard_streams.lost():
@@ -120,29 +120,29 @@ def _outcome() -> tuple[int, str]:
     except click.exceptions.Exit as stop:
         lost = standard_streams.lost()
         return _of_lost_output(lost) if lost else (stop.exit_code, "")
-    except SystemExit:  # of click and rich, when nobody reads what they write
+    except SystemExit:  # click and rich raise it when standard output is a closed pipe
         return _of_lost_output(standard_streams.lost() or BrokenPipeError())
     except Exception as error:
         return _of_unexpected(error)
 
 
 def _of_lost_output(error: OSError) -> tuple[int, str]:
-    """A reader that goes has what it wanted; anything else is a failure."""
+    """Return status and message for lost output; a reader that closes its pipe is no failure."""
     if isinstance(error, BrokenPipeError):
         return 0, ""
     return 1, f"standard output cannot be written ({error.strerror or error})"
 
 
 def _starved(error: Exception) -> bool:
-    """Whether memory ran out, which libraries say in many ways while they are loaded."""
+    """Return whether memory ran out; libraries report that in many ways while they are loaded."""
     limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     told = any(words in str(error).lower() for words in _STARVED)
     return told or isinstance(error, MemoryError) or (limited and isinstance(error, SystemError))
 
 
 def _of_unexpected(error: Exception) -> tuple[int, str]:
-    """What no command has an answer to."""
-    if interrupts.interrupted(error):  # while a library was imported, which made an error of its own of it
+    """Return status and message for an error that no command handles."""
+    if interrupts.interrupted(error):  # a library that was being imported turned the interrupt into its own error
         return 1, interrupts.STOPPED
     if isinstance(error, ModuleNotFoundError):
         return 2, f"this needs {error.name}, which is not installed: pip install 'specbuild-trt[build]'"
@@ -151,7 +151,7 @@ def _of_unexpected(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError):
         if lost := standard_streams.lost():
             return _of_lost_output(lost)
-        impossible = error.errno in (errno.ENAMETOOLONG, errno.ELOOP)  # whatever was asked of such a path
+        impossible = error.errno in (errno.ENAMETOOLONG, errno.ELOOP)  # the path itself is bad input
         return 1 + impossible, f"{error.filename or 'the system'}: {error.strerror or error}"
     if os.environ.get(DEBUG):
         raise error

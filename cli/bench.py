@@ -78,7 +78,7 @@ def command(
     sizes = workload.concurrencies(concurrency, opened.manifest)
     contenders = workload.contenders(trees, opened.manifest)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "ignore_eos": ignore_eos}
-    SamplingParams(**settings, seed=seed)  # what is wrong with a flag is not a line's fault
+    SamplingParams(**settings, seed=seed)  # checks the flags first, so that their errors do not blame a line
     requests = workload.load(prompts, dataset_path, num_prompts, seed, settings)
     if len(requests) < sizes[-1]:
         raise OptionError(f"{len(requests)} prompts never make a concurrency of {sizes[-1]}: give more, or a lower one")
@@ -116,7 +116,7 @@ def command(
 
 
 def _check_files(output: Path | None, page: Path | None) -> None:
-    """What would fail after the measuring fails before; raises OutputError and OptionError."""
+    """Raise OutputError or OptionError for output files that would fail after the measurement."""
     for path in filter(None, (output, page)):
         report.check(path)
     if page:

@@ -31,18 +31,18 @@ _ARCHITECTURES = f"{', '.join(RTX_ARCHITECTURES)}, or portable, the default"
 
 
 def _take_recipe(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """A recipe's values are the options' defaults."""
+    """Make a recipe's values the options' defaults."""
     if path is not None:
         ours = ("recipe", "output", "dry_run", "force", "quiet", "as_json")
         options = {str(p.name): p for p in context.command.params if p.name not in ours}
         lists = {name for name, option in options.items() if option.multiple}
         values = recipe.read(path, options, {*lists, "buckets"})
-        # A text for an option that may be repeated would be taken letter by letter.
+        # click would iterate over the letters of a string given for a repeatable option.
         context.default_map = {n: [v] if n in lists and isinstance(v, str) else v for n, v in values.items()}
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) -> tuple[int, ...]:
-    """`1,2,4`, or a recipe's list."""
+    """Parse `1,2,4` or a recipe's list; raise OptionError unless all are whole numbers."""
     parts = text.split(",") if isinstance(text, str) else text
     try:
         return tuple(int(part) for part in parts)
@@ -202,7 +202,7 @@ def _show_plan(config: BuildConfig, as_json: bool) -> None:
 
 
 def _build(config: BuildConfig, quiet: bool) -> dict[str, Any]:
-    """Build, and show how far that is."""
+    """Build with progress and return the report."""
     with showing("build", quiet) as progress:
         progress.begin("loading torch")
         from specbuild.builder.pipeline import build, stages

@@ -41,7 +41,10 @@ def command(url: str, api_key: str | None, as_json: bool) -> None:
 
 
 def _asked(url: str, key: str) -> Any:
-    """What the server says; raises OptionError and ExecutionError."""
+    """Return the server's canary as JSON.
+
+    Raises OptionError for a bad URL or an HTTP error, and ExecutionError if the server cannot be reached.
+    """
     if not url.startswith(("http://", "https://")):
         raise OptionError(f"{url[:200]!r} is no URL of a server: give http://HOST:PORT")
     request = urllib.request.Request(f"{url.rstrip('/')}/canary")

@@ -75,7 +75,7 @@ command.params += [_GENERATES[name] for name in _SAMPLING]
 
 @dataclass
 class Conversation:
-    """What was said, and who answers."""
+    """A conversation: the engine that answers, its settings, and the messages so far (`said`)."""
 
     engine: Engine
     params: SamplingParams
@@ -84,7 +84,7 @@ class Conversation:
     session: ChatSession
 
     def take(self, line: str) -> bool:
-        """Do what a line asks for; whether that could be done."""
+        """Run a line's command or answer its message; return whether that succeeded."""
         try:
             turn = self.session.take(line)
             self.session = turn.session
@@ -96,7 +96,7 @@ class Conversation:
             return False
         except Terminated:
             raise
-        except KeyboardInterrupt:  # before there was an answer
+        except KeyboardInterrupt:  # before the answer began
             if not self.at_terminal:
                 raise
             interrupts.handled()
@@ -104,7 +104,7 @@ class Conversation:
             return False
 
     def _answer(self, message: str, chat: Chat) -> bool:
-        """Print the answer as it comes; a message without one is forgotten."""
+        """Print the answer as it comes; return whether there was one. A message without an answer is forgotten."""
         try:
             result = self._stream(chat)
         except PromptError as error:
@@ -120,7 +120,7 @@ class Conversation:
         return True
 
     def _stream(self, chat: Chat) -> Result:
-        """The answer, printed; at a terminal Ctrl-C ends it."""
+        """Print an answer and return its result; at a terminal Ctrl-C ends it."""
         handle, shown = self.engine.submit(chat, self.params), 0
         try:
             for chunk in handle:
@@ -138,12 +138,12 @@ class Conversation:
         return result
 
     def _print(self, text: str) -> None:
-        """Nothing that a model writes moves the cursor, or changes the terminal."""
+        """Print text; at a terminal without control characters, so that a model cannot move the cursor."""
         click.echo(text.translate(_UNSEEN) if self.at_terminal else text, nl=False)
 
 
 def in_words(result: Result) -> str:
-    """How fast an answer came, and what speculation did for it."""
+    """Describe on one line the speed of an answer and the effect of speculation."""
     metrics, tokens = result.metrics, len(result.token_ids)
     words = [f"{tokens} tokens" + (" until it was stopped" if result.finish_reason == "cancelled" else "")]
     if metrics:
@@ -158,7 +158,7 @@ def in_words(result: Result) -> str:
 
 
 def _lines(at_terminal: bool) -> Iterator[str]:
-    """Lines that are not empty, until the end or /exit."""
+    """Yield the stripped non-empty lines of standard input until its end or /exit."""
     for line in _typed() if at_terminal else _piped():
         if line.strip() == "/exit":
             return
@@ -168,7 +168,7 @@ def _lines(at_terminal: bool) -> Iterator[str]:
 
 def _typed() -> Iterator[str]:
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # lines can be edited, and called again
+        import readline  # noqa: F401  # gives `input` line editing and a history
     while True:
         try:
             yield input("> ")

@@ -23,7 +23,7 @@ _UNITS = {"training": "steps", "the target writes": "tokens", "the target reads"
 
 
 def _option(name: str, text: str, **more: Any) -> Callable[[FC], FC]:
-    """An option of DistillConfig's, with its default."""
+    """Return a click option for a field of DistillConfig, with its default."""
     default, others = _DEFAULTS[name], {kind: each[name] for kind, each in defaults.OTHERS.items() if name in each}
     if others:
         told = "".join(f", of {kind} {value}" for kind, value in others.items())
@@ -123,7 +123,7 @@ def command(quiet: bool, as_json: bool, **options: Any) -> None:
 
 
 def _distill(config: DistillConfig, quiet: bool) -> dict[str, Any]:
-    """Train, and show how far that is."""
+    """Train with progress and return the report."""
     with showing("distill", quiet) as progress:
         progress.begin("loading torch")
         from specbuild.builder.distill.pipeline import distill

@@ -40,7 +40,7 @@ def command(as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Facts by name; nothing is assumed of what could not be asked."""
+    """Return facts about the machine by name."""
     nvrtc, library = _nvrtc(), find_library()
     build = [name for name in ("torch", "transformers", "onnx", "onnxscript", "onnx_ir") if not _importable(name)]
     return {
@@ -61,7 +61,7 @@ def examine() -> dict[str, Any]:
 
 
 def _backend(backend: Backend, lacking: list[str]) -> str:
-    """What a backend takes, and what is in the way of building for it and of running it here."""
+    """Describe a backend: its precisions, and whether it builds and runs here, or why not."""
     driver = _fault(check_driver) if backend.on_gpu else None
     package = _fault(lambda: flavour(backend.name)) if backend.compiles else None
     builds = ", ".join(lacking) or package or (None if backend.compiles_here else driver)
@@ -83,7 +83,7 @@ def _fault(check: Callable[[], object]) -> str | None:
 
 
 def _nvrtc() -> str | None:
-    """NVRTC's version, None where it is not installed."""
+    """Return NVRTC's version; None if it is not installed."""
     try:
         return compiler_version()
     except OptionError:
@@ -91,7 +91,7 @@ def _nvrtc() -> str | None:
 
 
 def _kernels(nvrtc: str | None, library: Path | None) -> str:
-    """What compiler and library enable."""
+    """Describe what NVRTC and the kernel library enable."""
     first = f"build --cuda-arch: {'yes, by NVRTC' if nvrtc else 'no'}"
     return f"{first}; launches from C and TensorRT: {'yes, by the library' if library else 'no'}"
 
@@ -113,7 +113,7 @@ def _version(distribution: str) -> str:
 
 
 def _gpus() -> list[str]:
-    """GPUs as nvidia-smi names them: name, compute capability, memory."""
+    """Return the GPUs as nvidia-smi describes them: name, compute capability, memory."""
     if not shutil.which("nvidia-smi"):
         return []
     query = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader"]
@@ -125,7 +125,7 @@ def _gpus() -> list[str]:
 
 
 def _driver() -> str:
-    """The CUDA version the driver supports."""
+    """Describe the CUDA version that the driver supports."""
     number = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")

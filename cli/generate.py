@@ -147,7 +147,7 @@ def command(
 
 
 def _content(name: str | None) -> str | None:
-    """The text of a file; raises OptionError."""
+    """Return the text of a file, None for no file; raise OptionError if it cannot be read."""
     if name is None:
         return None
     try:
@@ -157,7 +157,10 @@ def _content(name: str | None) -> str | None:
 
 
 def _print(engine: Engine, requests: list[Request], errors: Errors, as_json: bool) -> dict[tuple[int, int], Result]:
-    """Print as it comes: one text streams, several are printed whole and in order. By prompt and sample."""
+    """Generate and print: one text is streamed, several are printed whole and in order.
+
+    Return the results by prompt and sample.
+    """
     order = [(index, sample) for index, request in enumerate(requests) for sample in range(request.params.n)]
     streaming = len(order) == 1 and not as_json
     results: dict[tuple[int, int], Result] = {}

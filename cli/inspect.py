@@ -117,7 +117,7 @@ def _show(bundle: Path, manifest: dict[str, Any], report: dict[str, Any]) -> Non
 
 
 def _kernels(manifest: dict[str, Any]) -> dict[str, list[str]]:
-    """The cubins by architecture."""
+    """Return the names of the cubins by architecture."""
     files: dict[str, list[str]] = {}
     for name, record in manifest.get("kernels", {}).items():
         files.setdefault(record["architecture"], []).append(name)
@@ -125,7 +125,7 @@ def _kernels(manifest: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _show_graphs(report: dict[str, Any]) -> None:
-    """Per model, how often each pass matched, and how many nodes of each operator there are, stage by stage."""
+    """Print, for each model, how often each pass matched, and the number of nodes of each operator by stage."""
     from rich.console import Console
     from rich.table import Table
 

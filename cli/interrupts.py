@@ -1,4 +1,4 @@
-"""Signals that stop a command: Ctrl-C (SIGINT), and SIGTERM and SIGHUP, which ask a process to end."""
+"""Handling of the signals that stop a command: SIGINT (Ctrl-C), SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from typing import Any
 
 STOPPED = "interrupted: nothing half-done was left behind"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_AGAIN = 0.25  # seconds until an interrupt that has ended nothing comes again
+_AGAIN = 0.25  # seconds after which an interrupt that ended nothing is raised again
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: it ends the program, where Ctrl-C may end less."""
+    """SIGTERM or SIGHUP: it ends the program, whereas Ctrl-C may end only a part, such as an answer."""
 
 
 def exit_at_once() -> None:
-    """Until a command begins there is nothing to clean up: a signal prints one line and ends the process."""
+    """Make a signal print one line and end the process at once; for when there is nothing to clean up."""
     _handle(_exit)
 
 
 def raise_exceptions() -> None:
-    """From now on a signal raises KeyboardInterrupt, so that what was begun is cleaned up."""
+    """Make a signal raise KeyboardInterrupt, so that unfinished work is cleaned up."""
     _handle(_raise)
     sys.unraisablehook = _unraisable
 
 
 def ignore() -> None:
-    """The command has ended: a signal changes nothing any more."""
+    """Ignore signals from now on, because the command has ended."""
     _handle(signal.SIG_IGN)
     handled()
 
 
 def handled() -> None:
-    """An interrupt has done its work without ending the command: it does not come again."""
+    """Acknowledge an interrupt that does not end the command, so that it is not raised again."""
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def interrupted(error: BaseException | None) -> bool:
-    """Whether an exception is an interrupt, or what a library made of one."""
+    """Return whether an exception is an interrupt, or was raised by a library because of one."""
     while error and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _handle(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
-    """Signals that were ignored when the process began, as nohup has it, stay ignored."""
+    """Set the handler of all three signals; those ignored when the process began, as under nohup, stay ignored."""
     for number in _SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
@@ -62,9 +62,9 @@ def _exit(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _raise(number: int, _frame: FrameType | None) -> None:
-    """Raise, but not into the cleaning up that an earlier signal has begun; and again until that has happened.
+    """Raise an interrupt, repeatedly until `handled`, but not into the clean-up that an earlier one began.
 
-    Python drops what is raised in a destructor or a callback, and a library may drop anything.
+    It is repeated because Python drops exceptions raised in a destructor or a callback, and libraries may drop any.
     """
     signal.signal(signal.SIGALRM, lambda _, frame: _raise(number, frame))
     signal.setitimer(signal.ITIMER_REAL, _AGAIN)
@@ -73,6 +73,6 @@ def _raise(number: int, _frame: FrameType | None) -> None:
 
 
 def _unraisable(unraisable: Any) -> None:
-    """Say nothing of an interrupt that was dropped."""
+    """Report an unraisable exception, unless it is an interrupt, which is raised again anyway."""
     if not isinstance(unraisable.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)

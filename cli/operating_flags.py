@@ -1,4 +1,4 @@
-"""The flags of `specbuild serve` for operating it: canary and drift."""
+"""The flags of `specbuild serve` for canaries and drift."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ OPTIONS: list[click.Option] = [click.Option([f"--{name}"], **given) for name, gi
 
 
 def taken(given: dict[str, Any]) -> tuple[CanaryOptions | None, DriftOptions | None]:
-    """Take these flags out of what was given, and make options of them; raises OptionError."""
+    """Remove these flags from the given values and return their options, None for a feature that is off.
+
+    Raises OptionError for a flag without the feature that it belongs to, or a bad value.
+    """
     from specbuild.serve.arms import CanaryOptions
     from specbuild.serve.drift import DriftOptions
 
@@ -64,7 +67,7 @@ def taken(given: dict[str, Any]) -> tuple[CanaryOptions | None, DriftOptions | N
 
 
 def _of(flags: dict[str, dict[str, Any]], name: str, field: str, given: dict[str, Any]) -> dict[str, Any]:
-    """One feature's options by the names of its fields; empty where it is off."""
+    """Return one feature's options by field name; empty if the feature is off."""
     values = {flag.replace("-", "_"): given.pop(flag.replace("-", "_")) for flag in flags}
     found = {field if key == name else key.removeprefix(f"{name}_"): value for key, value in values.items()}
     found = {key: value for key, value in found.items() if value not in (None, ())}

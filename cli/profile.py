@@ -17,7 +17,7 @@ from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.errors import BundleError, OptionError
 
 PROMPT = "def read_lines(path):\n    "
-CONTEXT = 256  # rows, where the bundle's texts may be twice as long
+CONTEXT = 256  # default maximum of cached rows; at most half of the bundle's max_seq_len
 Rooflines = dict[tuple[str, int], Roofline]  # by model and nodes
 
 
@@ -62,11 +62,11 @@ def command(
     params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True, seed=0, speculation=spec.text)
     with Engine.load(bundle, batch_size=batch_size, threads=threads, prefix_caching=False) as engine:
         prompts, products = [prompt] * batch_size, _products(opened)
-        engine.requests(prompts, params, "raise")  # what is wrong with them is said before anything is measured
+        engine.requests(prompts, params, "raise")  # checks them before anything is measured
         with engine.scheduler.exclusive() as loop:
             device, slots = measure_device(loop.target, manifest.precision), loop.target.batch_size
             steps = _measure(loop, manifest, products, spec, rows, repeat, device)
-        engine.generate(prompts, params)  # whatever is done once
+        engine.generate(prompts, params)  # warm-up
         before = engine.stats
         errors = [result.error for result in engine.generate(prompts, params) if result.error]
         if errors:
@@ -82,7 +82,7 @@ def command(
 
 
 def _products(bundle: Bundle) -> dict[str, Products]:
-    """What the build counted, by model; raises BundleError where it did not."""
+    """Return the products that the build counted, by model; raise BundleError if it did not count them."""
     report = json.loads(bundle.path(REPORT).read_text(encoding="utf-8"))
     if "products" not in report:
         raise BundleError(f"{bundle.folder} was built by an older specbuild, which counted no products: build it again")
@@ -98,7 +98,7 @@ def _measure(
     repeat: int,
     device: tuple[float, float | None],
 ) -> Rooflines:
-    """Of the target for every bucket, of the draft up to a level of the tree."""
+    """Measure the target's steps for every bucket, and the draft's up to the bucket of a tree's level."""
     widest = min(bucket for bucket in manifest.buckets if bucket >= max(tree.expand, min(2, manifest.buckets[-1])))
     names, batch, found = ("target", "draft"), loop.target.batch_size, Rooflines()
     wanted = [(name, nodes) for name in names for nodes in manifest.buckets if name == "target" or nodes <= widest]

@@ -1,4 +1,4 @@
-"""What goes on, on standard error: a bar where that is a terminal, elsewhere a line every ten seconds."""
+"""Progress of a command on standard error: a bar on a terminal, elsewhere a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progres
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """What is counted: how many are done of how many, and since when."""
+    """A counted activity: its name, when it began, and how many items are done of how many."""
 
     what: str
     began: float
-    first: float = 0  # done when it began
+    first: float = 0  # items already done when it began
     done: float = 0
-    total: int = 0  # 0: nobody knows
+    total: int = 0  # 0: unknown
     unit: str = ""
     note: str = ""
 
 
 class Progress:
-    """What a command does now, how much of it is done, and about how long the rest takes."""
+    """The current activity of a command, how much of it is done, and an estimate of the time left."""
 
     def __init__(self, command: str, clock: Clock = time.monotonic) -> None:
         self._command, self._clock = command, clock
@@ -46,26 +46,41 @@ class Progress:
         self._count = _Count("starting", clock())  # replaced as a whole: another thread reads it
 
     def begin(self, what: str, total: int = 0, unit: str = "", done: float = 0) -> None:
-        """Count something new. `total`: 0 where nobody knows. `done`: what an earlier run has done."""
+        """Begin a new count.
+
+        Args:
+            what: The activity.
+            total: Items in all; 0 if unknown.
+            unit: What the items are.
+            done: Items that an earlier run has done.
+        """
         self._set(_Count(what, self._clock(), done, done, total, unit))
 
     def update(self, done: float, what: str | None = None, note: str = "") -> None:
-        """So much is done of what is counted; `what` goes on now, and `note` says more of it."""
+        """Set the number of items done, and optionally the current activity's name and a note on it."""
         self._set(replace(self._count, done=done, what=self._count.what if what is None else what, note=note))
 
     def tell(self, what: str, done: int, total: int, note: str = "", unit: str = "") -> None:
-        """So many of what goes on are done; what has another name is counted anew."""
+        """Set the state of an activity; a new name begins a new count.
+
+        Args:
+            what: The activity.
+            done: Items done.
+            total: Items in all; 0 if unknown.
+            note: A note on the activity.
+            unit: What the items are.
+        """
         if what != self._count.what:
             self.begin(what, total, unit, done)
         self.update(done, note=note)
 
     def listen(self, listener: Callable[[_Count], object]) -> None:
-        """Have it called with each change."""
+        """Call `listener` with the current count now and after each change."""
         self._listen = listener
         listener(self._count)
 
     def line(self) -> str:
-        """What is done and what is left, in words."""
+        """Describe on one line what is done and how long the rest takes."""
         count, elapsed = self._count, self._clock() - self._count.began
         doing = f"{count.what} ({count.note})" if count.note else count.what
         parts = [f"{int(count.done)} of {count.total} {count.unit}".rstrip()] if count.total else []
@@ -91,12 +106,19 @@ def _in_words(seconds: float) -> str:
 def showing(
     command: str, quiet: bool, interval: float | None = None, clock: Clock = time.monotonic
 ) -> Iterator[Progress]:
-    """A command's progress, shown while this lasts: as a bar that vanishes, or as lines; not at all if `quiet`."""
+    """Yield a command's progress, shown on standard error in the meantime.
+
+    Args:
+        command: The command's name.
+        quiet: Whether nothing is shown.
+        interval: Seconds between lines where standard error is no terminal; None for INTERVAL.
+        clock: The clock.
+    """
     progress = Progress(command, clock)
     if quiet:
         yield progress
         return
-    # A way of its own: a compiler's noise on standard error is sent elsewhere.
+    # A duplicate of the descriptor: descriptor 2 itself may be redirected to hide a compiler's output.
     with (
         os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as file,
         contextlib.ExitStack() as stack,
@@ -117,7 +139,7 @@ def _bar(progress: Progress, file: IO[str]) -> Iterator[None]:
         *columns,
         console=Console(file=file),
         transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # what is printed on the same terminal comes above the bar
+        redirect_stdout=sys.stdout.isatty(),  # output on the same terminal is printed above the bar
     ) as bar:
         task, counted = bar.add_task("", total=None), 0.0
 
@@ -138,7 +160,7 @@ def _lines(progress: Progress, file: IO[str], interval: float) -> Iterator[None]
     ended = threading.Event()
 
     def run() -> None:
-        with contextlib.suppress(OSError):  # nobody reads them any more
+        with contextlib.suppress(OSError):  # standard error was closed
             while not ended.wait(interval):
                 os.write(file.fileno(), f"specbuild: {progress.line()}\n".encode(errors="backslashreplace"))
 
@@ -152,7 +174,7 @@ def _lines(progress: Progress, file: IO[str], interval: float) -> Iterator[None]
 
 
 def tell_later_turns(requests: Sequence[Request]) -> None:
-    """Say on stderr what of the prompts is not run."""
+    """Say on standard error how many later turns of the requests are not run, if any."""
     later = sum(request.later_turns for request in requests)
     if later:
         tell(f"only the first of each line's turns is run; {later} later turns are not")

@@ -1,4 +1,4 @@
-"""What quantization cost, in words for `build`, and in tables for `inspect --quality`."""
+"""The quality lost by quantization: in words for `build`, in tables for `inspect --quality`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbuild.runtime.errors import OptionError
 
 
 def in_words(found: Mapping[str, Any] | None) -> list[str]:
-    """A line for each model. Nothing of nothing."""
+    """Describe the quality of each model in a line; no lines if nothing was quantized."""
     lines = []
     for name, model in (found or {"models": {}})["models"].items():
         size = model["weight_bytes"] / model["weight_bytes_before"]
@@ -27,7 +27,7 @@ def in_words(found: Mapping[str, Any] | None) -> list[str]:
 
 
 def show(found: Mapping[str, Any] | None) -> None:
-    """All of it. Raises OptionError where nothing was quantized."""
+    """Print the whole quality report; raise OptionError if nothing was quantized."""
     from rich.console import Console
     from rich.table import Table
 
@@ -55,7 +55,7 @@ def show(found: Mapping[str, Any] | None) -> None:
 
 
 def _compared(rows: list[Any]) -> Any:
-    """Precisions next to each other, the narrowest first."""
+    """Return a table that compares precisions, a row each."""
     from rich.table import Table
 
     kinds, steps = list(rows[0]["kl"]), list(rows[0]["steps"])
@@ -97,6 +97,6 @@ def _rows(model: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _joined(names: list[str]) -> str:
-    """`layers.0.q_proj, k_proj, v_proj`: what names have in common once."""
+    """Join layer names without repeating their prefix, such as `layers.0.q_proj, k_proj, v_proj`."""
     first, *others = names
     return ", ".join([first, *(name.rpartition(".")[2] for name in others)])

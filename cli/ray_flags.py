@@ -34,7 +34,10 @@ OPTIONS: list[click.Option] = [
 
 
 def taken(given: dict[str, Any]) -> RayOptions | None:
-    """Take these flags out of what was given, and make options of them; raises OptionError."""
+    """Remove these flags from the given values and return their options, None without --ray.
+
+    Raises OptionError for a flag without --ray, or a bad value.
+    """
     values = {name: given.pop(name) for name in (flag.replace("-", "_") for flag in _FLAGS)}
     values = {name: value for name, value in values.items() if value is not None}
     if not given.pop("use_ray"):

@@ -88,7 +88,7 @@ def command(
         bundle,
         batch_size=batch_size,
         threads=threads,
-        prefix_caching=False,  # so that each way reads the prompt itself
+        prefix_caching=False,  # so that plain decoding and speculation each prefill the prompt
         limits=Limits(max_draft_tokens),
     ) as engine:
         if keyed:
@@ -106,7 +106,7 @@ command.params[-1:-1] = [_GENERATES[name] for name in ("batch_size", "threads", 
 
 
 def in_words(found: Replay) -> str:
-    """Whether a receipt's tokens came again, on one line."""
+    """Describe on one line whether a receipt's tokens were reproduced."""
     receipt, told = found.receipt, found.to_dict()
     tokens = f"{'the' if receipt.whole else 'the first'} {receipt.num_output_tokens} tokens"
     where = "" if found.same_class else ", in another exactness class"
@@ -119,7 +119,7 @@ def in_words(found: Replay) -> str:
 
 
 def _read(path: Path, kind: type[InputError]) -> Any:
-    """The value of a JSON file; raises an error of `kind`."""
+    """Return the value of a JSON file; raise an error of `kind` if it cannot be read."""
     try:
         with path.open("rb") as file:
             data = file.read(JSON_BYTES + 1)
@@ -133,20 +133,29 @@ def _read(path: Path, kind: type[InputError]) -> Any:
 
 
 def _of_shadow(body: Any) -> bool:
-    """Whether a shadow oracle kept this."""
+    """Return whether a JSON value was written by a shadow oracle."""
     return isinstance(body, dict) and "plain_token_ids" in body
 
 
 @dataclass(frozen=True, slots=True)
 class _Keyed:
-    """A prompt that is known by a keyed hash alone, and the key."""
+    """The keyed hash (HMAC-SHA-256) of an otherwise unknown prompt, and its key."""
 
     told: str
     key: bytes
 
     @classmethod
     def of(cls, file: Path, body: Any, key: Path | None) -> _Keyed | None:
-        """Of a shadow's file, by the key that it names beside it, or another; None where no key is needed."""
+        """Return the keyed hash in a shadow oracle's file; None if the file has none.
+
+        Args:
+            file: The path of the file.
+            body: Its JSON value.
+            key: The file with the key; None for the one that `body` names, in the same folder.
+
+        Raises:
+            OptionError: A key is given but not needed, or none can be read.
+        """
         told, name = (body.get(each) if _of_shadow(body) else None for each in ("prompt_hmac_sha256", "key"))
         if told is None:
             if key is not None:
@@ -163,12 +172,15 @@ class _Keyed:
             raise OptionError(f"the key {path} of {file} cannot be read ({said}): give it with --key") from None
 
     def has_prompt(self, tokens: Sequence[int]) -> bool:
-        """Whether these are the prompt's token ids."""
+        """Return whether these are the prompt's token ids."""
         return hmac.compare_digest(keyed_sha256(self.key, [*tokens]).encode(), self.told.encode())
 
 
 def _of_choice(body: Any, choice: int) -> Any:
-    """A receipt as it is, of a shadow's file, or of a response's choice; raises OptionError where that has none."""
+    """Return the receipt in a shadow oracle's file or a response, or `body` itself if it is neither.
+
+    Raises OptionError if the response's choice has no receipt.
+    """
     if _of_shadow(body):
         return body.get("receipt")
     if not isinstance(body, dict) or not isinstance(body.get("choices"), list):
@@ -180,7 +192,7 @@ def _of_choice(body: Any, choice: int) -> Any:
 
 
 def _chat(path: Path) -> Chat:
-    """The chat of a file: its messages, or an object with them and what stands beside them in a prompt file."""
+    """Read a chat: a list of messages, or an object with `messages` and the other chat fields of a prompt file."""
     body = _read(path, PromptError)
     given = body if isinstance(body, dict) else {"messages": body}
     if unknown := sorted(given.keys() - _CHAT):
@@ -194,9 +206,9 @@ def _chat(path: Path) -> Chat:
 
 
 def _the_one(engine: Engine, wanted: Callable[[Sequence[int]], bool], candidates: Sequence[Prompt]) -> list[int]:
-    """The tokens of that prompt which is wanted; raises PromptError where it is none of them."""
+    """Return the token ids of the candidate that `wanted` accepts; raise PromptError if it accepts none."""
     for each in candidates:
-        with suppress(PromptError):  # nothing can have been made from it
+        with suppress(PromptError):  # a prompt that cannot be encoded is not the receipt's
             tokens = engine.tokenizer.encode(each, engine.manifest.max_seq_len)
             if wanted(tokens):
                 return tokens

@@ -26,7 +26,7 @@ _GENERATES = {option.name: option for option in generate.command.params}
 
 
 def _from_file(context: click.Context, _parameter: click.Parameter, file: Path | None) -> None:
-    """Make a file's options the defaults of what the command line leaves open; raises OptionError."""
+    """Make a YAML file's options the defaults of the command line; raise OptionError for a bad file."""
     if file is None:
         return
     import yaml
@@ -43,7 +43,7 @@ def _from_file(context: click.Context, _parameter: click.Parameter, file: Path |
 
 
 def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
-    """A file's options by click's names, those in it that may be repeated as lists."""
+    """Yield a file's options with click's names; values of repeatable options become lists."""
     flags = {
         flag.removeprefix("--"): each
         for each in context.command.params

@@ -14,7 +14,7 @@ from specbuild.runtime.requests.prompt_file import read
 from .progress import quiet_option, showing, tell_later_turns
 from .tuned import in_words
 
-MAX = 16  # prompts of a file
+MAX = 16  # default maximum prompts of a file
 
 
 @click.command(name="tune")

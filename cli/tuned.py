@@ -1,4 +1,4 @@
-"""What tuning found, in words: for `build`, `tune` and `inspect`."""
+"""The result of tuning in words, for `build`, `tune` and `inspect`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 
 def in_words(found: Mapping[str, Any] | None) -> list[str]:
-    """The choice, what was promised of it and what it brought; and whether speculation loses. Nothing of nothing."""
+    """Describe tuning's report, a line each: promised and measured speedups, and whether speculation loses.
+
+    Return no lines without a report.
+    """
     if not found:
         return []
     lines, auto = list[str](), f"auto {found['auto']:.2f}× plain decoding, measured"

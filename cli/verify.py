@@ -92,7 +92,7 @@ def command(
 
 
 def _tell_exactness(engine: Engine) -> None:
-    """What the tokens are held to."""
+    """Print how strictly tokens are compared."""
     bound = engine.manifest.exactness_bound
     click.echo(
         f"steps have an exactness class: every token must be equal (the bound of side branches is {bound:.2g} logits)"
@@ -102,7 +102,7 @@ def _tell_exactness(engine: Engine) -> None:
 
 
 def _parameters(requests: list[Request], own: SamplingParams) -> list[tuple[str, list[SamplingParams]]]:
-    """Greedy, temperature 1, and, where lines bring parameters of their own, those."""
+    """Return named parameters for all requests: greedy, temperature 1, and the lines' own if any differ from `own`."""
     each = [replace(request.params, n=1, logprobs=None, deadline=None) for request in requests]
     greedy, sampled = [own] * len(each), [replace(own, temperature=1.0)] * len(each)
     listed = [("greedy", greedy), ("temperature 1", sampled)]
@@ -115,7 +115,7 @@ def _tokenize(engine: Engine, requests: list[Request]) -> list[list[int]]:
 
 
 def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new_tokens: int, as_json: bool) -> bool:
-    """Compare tokens, or in a precision that changes them, distributions; True where a divergence is real."""
+    """Compare with Hugging Face: tokens in fp32, else distributions; return whether a divergence is real."""
     from specbuild.builder.frontend import checkpoint
     from specbuild.builder.frontend.reference import greedy, text_logits
     from specbuild.measure.divergence import kl
@@ -142,7 +142,7 @@ def _hugging_face(engine: Engine, folder: str, prompts: list[list[int]], max_new
 
 
 def _report(engine: Engine, case: Case, as_json: bool) -> bool:
-    """Print a case; True where a divergence is real."""
+    """Print a case; return whether a divergence is real."""
     if as_json:
         click.echo(json.dumps(case.to_dict()))
         return not case.exact

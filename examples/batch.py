@@ -1,8 +1,8 @@
-"""JSON lines in, JSON lines out, in order; a line that fails becomes a line that says so.
+"""Generate for a file of JSON lines and write the results in order; a line that fails becomes a line with its error.
 
     python examples/batch.py pycode.bundle prompts.jsonl results.jsonl
 
-A line has `prompt` and any sampling parameter but n. However long the file, only a window of it is in memory.
+A line has `prompt` and any sampling parameters except `n`. Only a window of the file is in memory, however long it is.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rich.console import Console
 
 from specbuild.runtime import Engine, Handle, SamplingParams, SpecbuildError
 
-WINDOW = 64  # lines read ahead of the one that is written next
+WINDOW = 64  # lines read ahead of the next one to be written
 
 
 def submit(engine: Engine, line: str) -> Handle | dict[str, Any]:
-    """A line's request, or why there is none."""
+    """Submit a line's request; return its handle, or the outcome if the line is invalid."""
     try:
         fields: Any = None
         with suppress(json.JSONDecodeError):
@@ -38,7 +38,7 @@ def submit(engine: Engine, line: str) -> Handle | dict[str, Any]:
 
 
 def outcomes(engine: Engine, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """An object per line, in order."""
+    """Yield an outcome per line, in order."""
     pending: deque[Handle | dict[str, Any]] = deque()
 
     def first() -> dict[str, Any]:
@@ -46,7 +46,7 @@ def outcomes(engine: Engine, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         return head.result().to_dict() if isinstance(head, Handle) else head
 
     for line in lines:
-        pending.append(submit(engine, line))  # waits where the engine's queue is full
+        pending.append(submit(engine, line))  # waits while the engine's queue is full
         if len(pending) > WINDOW:
             yield first()
     while pending:
@@ -54,7 +54,7 @@ def outcomes(engine: Engine, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def main(bundle: str, source: str, target: str) -> int:
-    """Run the file; the exit status is 1 where a line failed."""
+    """Run the file; return the exit status, 1 if a line failed."""
     failed = 0
     with (
         Engine.load(bundle, batch_size=4) as engine,

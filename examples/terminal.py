@@ -1,4 +1,4 @@
-"""Stream one prompt to the terminal; Ctrl-C ends it, and the rest of the program goes on.
+"""Stream one prompt's output to the terminal; Ctrl-C ends the generation, and the rest of the program goes on.
 
 python examples/terminal.py pycode.bundle 'def main(argv):' 200
 """
@@ -11,7 +11,7 @@ from specbuild.runtime import Engine, SamplingParams, SpecbuildError
 
 
 def main(bundle: str, prompt: str, max_new_tokens: int) -> int:
-    """Text on stdout, what became of it on stderr; the exit status."""
+    """Print the text on stdout and its outcome on stderr; return the exit status."""
     with Engine.load(bundle) as engine:
         handle = engine.submit(prompt, SamplingParams(max_new_tokens=max_new_tokens))
         try:

@@ -1,1 +1,1 @@
-"""Benchmarks, tuning, roofline and exactness: whatever is measured of a bundle. Needs no torch."""
+"""Measurements of bundles: benchmarks, tuning, rooflines, exactness, costs and canary statistics. Needs no torch."""

@@ -1,7 +1,7 @@
-"""Drift: has a signal of requests moved away from a reference window?
+"""Drift detection: has a signal measured on requests moved away from a reference window?
 
-A value is turned into its rank among the reference's, so that any signal is bounded, whatever its unit and tails. Four
-detectors watch each signal: higher, lower, wider and narrower than the reference by more than `MARGIN`.
+Each value is replaced by its rank among the reference's values, so every signal is bounded, whatever its unit and
+tails. Four detectors watch each signal: higher, lower, wider and narrower than the reference by more than `MARGIN`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .evidence import Array, log_e, log_factors, restarted, start
 
 Direction = Literal["higher", "lower", "wider", "narrower"]
 _DIRECTIONS: tuple[Direction, ...] = ("higher", "lower", "wider", "narrower")
-MARGIN = (
-    0.04  # of the mean rank, 0 to 1: a seventh of a standard deviation, and four times what 1,000 values leave open
-)
-PATIENCE = 1e8  # values until a false alarm of a signal, in the mean, or more
-WINDOW = 500  # values that the population stability index is of
+# Tolerated shift of the mean rank (0 to 1): a seventh of the ranks' standard deviation, and four times the standard
+# error of a reference of 1,000 values.
+MARGIN = 0.04
+PATIENCE = 1e8  # minimum mean number of values until a false alarm of a signal
+WINDOW = 500  # values over which the population stability index is computed
 _BINS = 10
 
 
 class Reference:
-    """The values that a signal is held against."""
+    """The reference values that a signal is compared with."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.values = np.sort(np.asarray(values, np.float64))
@@ -37,30 +37,33 @@ class Reference:
         self._shares = self._binned(self.values)
 
     def ranks(self, values: ArrayLike) -> Array:
-        """The part of the reference below each value, equal ones counting half."""
+        """Return each value's rank in [0, 1]: the share of the reference below it, equal values counting half."""
         left, right = (np.searchsorted(self.values, values, side) for side in ("left", "right"))
         return np.asarray((left + right) / (2 * len(self.values)))
 
     def log_factors(self, values: ArrayLike) -> Array:
-        """What values multiply the detectors' bets by: `[…]` to `[…, 4, bets]`, by direction."""
+        """Return the logarithms of what values multiply each detector's bets by: `[…]` to `[…, 4, bets]`.
+
+        The four detectors are in the order of `_DIRECTIONS`.
+        """
         ranks = self.ranks(values)
         spreads = np.abs(2 * ranks - 1)
         sides = []
         for each, mean in ((ranks, 0.5), (spreads, self._spread)):
-            above, below = mean + MARGIN, mean - MARGIN  # which no mean is outside (0, 1): nothing is staked on it
+            above, below = mean + MARGIN, mean - MARGIN  # outside (0, 1) no mean can exceed it: NaN stakes nothing
             sides.append(log_factors(each if above < 1 else np.full_like(each, np.nan), above))
             sides.append(log_factors(each if below > 0 else np.full_like(each, np.nan), below, "below"))
         return np.stack(sides, axis=-2)
 
     def stability(self, values: Sequence[float]) -> float:
-        """The population stability index of values: 0 where they lie as the reference does, and above 0.25 far off."""
+        """Return the population stability index of values: 0 if distributed like the reference, above 0.25 far off."""
         if not values:
             return 0.0
         found = self._binned(np.asarray(values, np.float64))
         return float(((found - self._shares) * np.log(found / self._shares)).sum())
 
     def _binned(self, values: Array) -> Array:
-        """The share of values in each bin, half a value more in each, so that none is empty."""
+        """Return the share of values in each bin, with half a value added to each so that none is empty."""
         bins = np.searchsorted(self._edges, values, "left")
         counts = np.bincount(bins, minlength=len(self._edges) + 1) + 0.5
         return np.asarray(counts / counts.sum())
@@ -68,7 +71,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A signal has moved: which way, and its means before and lately."""
+    """A signal has moved: the direction, the reference's mean, the recent mean and the population stability index."""
 
     direction: Direction
     reference: float
@@ -77,14 +80,14 @@ class Alarm:
 
 
 class Signal:
-    """Watches one signal. After an alarm it begins again: one that stays away alarms again and again."""
+    """A monitor of one signal. After an alarm it restarts, so a signal that stays away raises further alarms."""
 
     def __init__(self, reference: Reference) -> None:
         self.reference, self.recent = reference, deque[float](maxlen=WINDOW)
         self._capital = self._nothing()
 
     def add(self, value: float) -> Alarm | None:
-        """Take one more value."""
+        """Add a value; return an alarm if it shows that the signal has moved, else None."""
         self.recent.append(value)
         self._capital = restarted(self._capital, self.reference.log_factors(value))
         if log_e(self._capital.reshape(-1)) < np.log(PATIENCE):

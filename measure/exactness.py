@@ -1,7 +1,7 @@
-"""Exactness: are the tokens those of plain decoding, and if not, was it a near-tie?
+"""Exactness: are the tokens those of plain decoding, and if not, was the first difference a near-tie?
 
-Two ways of computing the same logits differ by rounding. A first divergence whose deciding gap is below the
-precision's bound is a near-tie; any other is real. Where steps have an exactness class every divergence is real.
+Two ways of computing the same logits differ by rounding. A first divergence whose deciding margin is below the
+precision's bound is a near-tie; any other is real. Where steps have an exactness class, every divergence is real.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from specbuild.runtime.sampling.sampler import Sampler, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first output token that differs. `margin`: how far the choice was from the other token, in its own units."""
+    """The first output token that differs from the expected one.
+
+    `margin`: how far the choice was from the other token, in the units of `Sampler.margin`. `real`: no near-tie.
+    """
 
     prompt: int
     position: int
@@ -29,7 +32,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way of decoding, held against another: how many prompts and tokens were compared, and what differed."""
+    """One way of decoding compared with the expected tokens: the prompts and tokens compared, and the divergences."""
 
     name: str
     prompts: int
@@ -39,16 +42,16 @@ class Case:
 
     @property
     def exact(self) -> bool:
-        """No divergence but near-ties."""
+        """Whether all divergences are near-ties."""
         return not any(d.real for d in self.divergences)
 
     def to_dict(self) -> dict[str, Any]:
-        """For report.json."""
+        """Return the case as report.json stores it."""
         return asdict(self) | {"exact": self.exact}
 
 
 def in_words(records: Iterable[Mapping[str, Any]], bound: float) -> list[str]:
-    """A bundle's exactness classes, and the bound of all other steps."""
+    """Describe a bundle's exactness classes and the bound of all other steps, a line each."""
     lines = []
     for each in records:
         machine = each["machine"]
@@ -66,9 +69,18 @@ def compare(
     expected: Seq[Seq[int]],
     near_ties: bool = False,
 ) -> Case:
-    """Decode the prompts (token ids) and hold the tokens against the expected ones. Every seed must be set.
+    """Decode prompts and compare the output tokens with the expected ones.
 
-    near_ties: whether the expected ones were computed elsewhere, so that rounding may have turned them.
+    Args:
+        engine: The engine that decodes.
+        name: The name of the case.
+        prompts: Token ids of each prompt.
+        params: Each prompt's parameters; every seed must be set.
+        expected: The expected output token ids of each prompt.
+        near_ties: Whether the expected tokens were computed elsewhere, so that rounding may have changed a near-tie.
+
+    Raises:
+        SpecbuildError: The error of the first request that failed.
     """
     return held(engine, name, prompts, params, _decode(engine, prompts, params), expected, near_ties)
 
@@ -82,7 +94,17 @@ def held(
     expected: Seq[Seq[int]],
     near_ties: bool = False,
 ) -> Case:
-    """As `compare`, of results that are there."""
+    """Compare existing results with the expected tokens.
+
+    Args:
+        engine: The engine that decoded; it recomputes the logits of divergences.
+        name: The name of the case.
+        prompts: Token ids of each prompt.
+        params: Each prompt's parameters; every seed must be set.
+        results: The result of each prompt.
+        expected: The expected output token ids of each prompt.
+        near_ties: Whether the expected tokens were computed elsewhere, so that rounding may have changed a near-tie.
+    """
     bound = 0.0 if engine.exact and not near_ties else engine.manifest.exactness_bound
     found, accepted, rounds = list[Divergence](), 0, 0
     for index, (prompt, each, want, result) in enumerate(zip(prompts, params, expected, results, strict=True)):
@@ -97,17 +119,17 @@ def held(
 
 
 def plain(engine: Engine, prompts: Seq[Seq[int]], params: Seq[SamplingParams]) -> list[list[int]]:
-    """The tokens of plain decoding."""
+    """Return the output tokens of plain decoding for each prompt."""
     return [result.token_ids for result in plain_results(engine, prompts, params)]
 
 
 def plain_results(engine: Engine, prompts: Seq[Seq[int]], params: Seq[SamplingParams]) -> list[Result]:
-    """What plain decoding makes of prompts."""
+    """Return the results of plain decoding for each prompt."""
     return _decode(engine, prompts, [replace(each, speculation="off") for each in params])
 
 
 def _decode(engine: Engine, prompts: Seq[Seq[int]], params: Seq[SamplingParams]) -> list[Result]:
-    """The results; raises what went wrong in any, for tokens that are missing differ in nothing that was decided."""
+    """Decode the prompts; raise the first error, since the missing tokens of a failed request are no divergence."""
     results = engine.generate([list(prompt) for prompt in prompts], params)
     for result in results:
         if result.error:

@@ -1,8 +1,8 @@
-"""What a step of a model must move and compute, against what the device can: its roofline.
+"""Rooflines: the bytes and FLOPs that a model's step needs at least, against what the device can do.
 
-A step reads its weights once and the cached keys and values that its nodes see, writes their own rows and their logits,
-and multiplies. Rows of lookup tables and what a kernel keeps for itself are not counted. Of a mixture of experts a step
-reads as many as its nodes can choose.
+A step reads the weights once and the cached keys and values that its nodes attend to, writes the nodes' own cache rows
+and logits, and multiplies. Embedding lookups and a kernel's temporary memory are not counted. In a mixture of experts
+a step reads as many experts as its nodes can choose at most.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from specbuild.runtime.bundle.manifest import ModelRecord
 from specbuild.runtime.bundle.memory_plan import item_bytes
 from specbuild.runtime.decoding.loop import Loop
 
-_TIMES = 10  # of each measurement of the device; the best counts
-_WARM = 3e-3  # seconds of a step's repetition before it is timed
-_LONG = 0.05  # seconds of a step that warms itself
+_TIMES = 10  # repetitions of each measurement of the device; the best counts
+_WARM = 3e-3  # seconds for which a step is repeated before it is timed
+_LONG = 0.05  # seconds from which a step needs no warm-up
 _NODE_BYTES, _LOGIT_BYTES = 8, 4  # token and position; float32
 Bound = Literal["memory", "compute", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Layers of one shape: positions that a node sees (0: all), query heads, and how many such layers there are."""
+    """Attention layers of one shape: the window in positions (0: unlimited), query heads, and the number of layers."""
 
     window: int
     heads: int
@@ -42,7 +42,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Products by `chosen` of `count` experts: one expert's parameters and bytes, and how many such products."""
+    """Matrix products by `chosen` of `count` experts: one expert's parameters and bytes, and the number of products."""
 
     count: int
     chosen: int
@@ -53,7 +53,10 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """A graph's products. `parameters`: multiply-adds of a node; `bytes`: what every step reads; experts apart."""
+    """A graph's matrix products.
+
+    `parameters`: multiply-adds per node; `bytes`: weights that every step reads; both without the experts.
+    """
 
     parameters: int
     bytes: int
@@ -63,7 +66,7 @@ class Products:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Products:
-        """As report.json has them."""
+        """Return the products from their fields in report.json."""
         attention = tuple(Attention(**each) for each in fields["attention"])
         experts = tuple(Experts(**each) for each in fields["experts"])
         return cls(fields["parameters"], fields["bytes"], fields["head_dim"], attention, experts)
@@ -71,9 +74,14 @@ class Products:
     def step(
         self, record: ModelRecord, batch: int, nodes: int, rows: int, cache_bytes: int | None = None
     ) -> tuple[int, int]:
-        """Bytes and FLOPs of a step: chains of `nodes` after `rows` committed rows, `batch` of them, all logits.
+        """Return the bytes and FLOPs of a step that computes the logits of every node.
 
-        cache_bytes: of a number in the caches, None for the model's own type.
+        Args:
+            record: The model's record in the manifest.
+            batch: Sequences in the step.
+            nodes: Nodes of each sequence, a chain.
+            rows: Committed rows in each sequence's cache.
+            cache_bytes: Bytes per number in the KV cache; None for the model's own type.
         """
         new = batch * nodes
         row = 2 * record.kv_heads * record.head_dim * (cache_bytes or item_bytes(record.precision))
@@ -92,7 +100,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A measured step beside the device's bandwidth (bytes/s) and peak (FLOP/s; None: not known)."""
+    """A measured step compared with the device's bandwidth (bytes/s) and peak (FLOP/s; None: unknown)."""
 
     bytes: int
     flops: int
@@ -102,38 +110,39 @@ class Roofline:
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
+        """FLOPs per byte."""
         return self.flops / self.bytes
 
     @property
     def bound(self) -> Bound:
-        """Which takes longer at least, moving or computing."""
+        """What bounds the step: moving its bytes ("memory") or computing ("compute")."""
         if self.peak_flops is None:
             return "unknown"
         return "memory" if self.bytes / self.bandwidth >= self.flops / self.peak_flops else "compute"
 
     @property
     def least_seconds(self) -> float:
-        """What the device needs at least; without a known peak, to move the bytes."""
+        """The minimum seconds that the device needs; without a known peak, those to move the bytes."""
         return max(self.bytes / self.bandwidth, self.flops / self.peak_flops if self.peak_flops else 0.0)
 
     @property
     def share(self) -> float:
-        """The least time over the measured one; over 1 where weights come from a cache."""
+        """The minimum time divided by the measured one; above 1 if a processor cache holds weights."""
         return self.least_seconds / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, times in seconds."""
+        """Return the step, its minimum time and its rates for JSON, times in seconds."""
         rates = {f"{name}_per_second": getattr(self, name) / self.seconds for name in ("bytes", "flops")}
         names = "bytes", "flops", "seconds", "least_seconds", "share", "bound"
         return {name: getattr(self, name) for name in names} | {"flops_per_byte": self.intensity} | rates
 
 
 def measure_device(executor: Executor, precision: str) -> tuple[float, float | None]:
-    """Bandwidth in bytes/s and peak in FLOP/s of where a model runs.
+    """Measure the bandwidth in bytes/s and the peak in FLOP/s of the device on which a model runs.
 
-    A GPU's is that of copies, and its peak is not known. A CPU's, all cores at work, is that of copies or of reading
-    alone, whichever is more, and its peak that of a float32 product, None for another `precision`.
+    A GPU's bandwidth is that of copies; its peak is None, unknown. A CPU's bandwidth, with all cores working, is that
+    of copying or of reading alone, whichever is higher. Its peak is that of a float32 matrix product, and None if
+    `precision` is not "fp32".
     """
     if isinstance(executor, StandardExecutor) and isinstance(executor.device, Cuda):
         return executor.device.measure_bandwidth(), None
@@ -141,7 +150,7 @@ def measure_device(executor: Executor, precision: str) -> tuple[float, float | N
 
 
 def cpu_bandwidth(size: int = 1 << 26) -> float:
-    """Bytes a second, read and written; every core has two arrays of `size` bytes, which no cache should hold."""
+    """Measure the bytes per second read and written; each core has two arrays of `size` bytes, too large to cache."""
     count = cores()
     pairs = [np.ones((2, size // 4), dtype=np.float32) for _ in range(count)]
     with ThreadPoolExecutor(count) as pool:
@@ -151,7 +160,7 @@ def cpu_bandwidth(size: int = 1 << 26) -> float:
 
 
 def cpu_peak(size: int = 1024) -> float:
-    """FLOPs a second of NumPy's product of two float32 matrices of this size."""
+    """Measure the FLOP/s of NumPy's product of two float32 matrices `[size, size]`."""
     left, right = np.ones((2, size, size), dtype=np.float32)
     return 2 * size**3 / _best(lambda: left @ right)
 
@@ -166,10 +175,10 @@ def _best(run: Callable[[], object]) -> float:
 
 
 class Steps:
-    """Steps by "target" or "draft" and nodes, of all slots after `rows` rows, and what each takes.
+    """Timer of the steps of a loop's models, keyed by ("target" or "draft", nodes), all slots after `rows` cached rows.
 
-    In a turn all are timed, so whatever else the machine does meets them all, and each after others of its own size, as
-    in the rounds of a text. Slots must be free.
+    A turn times every step once, so that other load on the machine meets all of them, and each step runs after others
+    of similar size, as in a text's rounds. Slots must be free.
     """
 
     def __init__(self, loop: Loop, wanted: Iterable[tuple[str, int]], rows: int) -> None:
@@ -191,15 +200,23 @@ class Steps:
             self._loop.release(slot)
 
     def by(self, pick: Callable[[list[float]], float]) -> dict[tuple[str, int], float]:
-        """Seconds of each, picked from all turns'."""
+        """Return the seconds of each step, as `pick` (min, median, …) chooses them from all turns."""
         return {key: pick(seconds) for key, seconds in self._seconds.items()}
 
 
 def timed_step(executor: Executor, nodes: int, rows: int) -> Callable[[], float]:
-    """A step of all slots, each a chain of `nodes` after `rows` rows of whatever the cache has; its seconds, each time.
+    """Return a function that runs a step of all slots and returns its seconds.
 
-    On a device it is the step itself, without the copies from and to the host. Slots must be free, and be released
-    afterwards. Raises ExecutionError where the rows do not fit.
+    Each slot has a chain of `nodes` after `rows` cached rows of arbitrary content. On a device only the step itself is
+    timed, without the copies from and to the host. Slots must be free, and the caller must release them afterwards.
+
+    Args:
+        executor: The model's executor.
+        nodes: Nodes of each slot.
+        rows: Cached rows of each slot.
+
+    Raises:
+        ExecutionError: The rows do not fit in the cache.
     """
     positions = range(rows, rows + nodes)
     hidden = np.zeros((nodes, executor.spec.hidden), np.float32) if executor.spec.reads_hidden else None
@@ -218,7 +235,7 @@ def timed_step(executor: Executor, nodes: int, rows: int) -> Callable[[], float]
 
 
 def _timed_graph(executor: StandardExecutor, inputs: Sequence[StepInput]) -> Callable[[], float]:
-    """See `timed_step`; the executor's own step brings the inputs, and is not timed."""
+    """See `timed_step`. The executor's own step, which is not timed, copies the inputs to the device."""
     step = executor.repeatable(executor.bucket(len(inputs[0].tokens)))
 
     def run() -> float:

@@ -1,8 +1,9 @@
-"""Policies on recorded texts, against a timing table in seconds: what a constant is worth, without a model.
+"""A simulator of speculation policies on recorded texts and a timing table, to evaluate a constant without a model.
 
-At every position of a plain text it is recorded what each drafter would bring there. A policy is then run over such
-records as over rounds: what it decides costs what the table says, times what a machine makes of that, and brings what
-came true. So batches and loads are compared on the same texts, in a second, and no other process disturbs them.
+For every position of a plainly decoded text, a record says how many tokens each drafter would get accepted there. A
+policy then runs over the records as over rounds. Its decisions cost the table's seconds, modified by a simulated
+machine, and yield the recorded tokens. So batches and loads are compared on the same texts, within a second and
+undisturbed by other processes.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.tree import TreeSpec
 
 WIDEST = TreeSpec.parse("best:64")
-Machine = Callable[[str, int, float, int], float]  # the part, its rows, the table's seconds, the round → seconds
+Machine = Callable[[str, int, float, int], float]  # part, rows, the table's seconds, number of the round → seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a text: tokens that repeat there, how many of their continuation come true, of the model's too."""
+    """A position in a recorded text.
+
+    `matched`: tokens before it that repeat earlier text; `text`: tokens of the continuation there that come true;
+    `model`: levels of the draft model's tree that come true.
+    """
 
     matched: int
     text: int
@@ -37,7 +42,13 @@ class Position:
 
 
 def positions(tokens: NDArray[np.int64], prompt: int, model: Sequence[int] = ()) -> list[Position]:
-    """Of a text whose first `prompt` tokens were given. `model`: by position, levels of its tree that come true."""
+    """Return the record of each position after a text's prompt.
+
+    Args:
+        tokens: The text's token ids, prompt included.
+        prompt: The number of prompt tokens.
+        model: Levels of the draft model's tree that come true at each position; 0 for missing ones.
+    """
     found = list[Position]()
     for at in range(prompt, len(tokens)):
         start, matched = next(iter(matches(tokens[:at], 1)), (0, 0))
@@ -49,14 +60,19 @@ def positions(tokens: NDArray[np.int64], prompt: int, model: Sequence[int] = ())
 
 
 def quiet(part: str, rows: int, seconds: float, number: int) -> float:
-    """A machine as the table has it."""
+    """Return the table's seconds unchanged: a machine as quiet as the measured one."""
     return seconds
 
 
 def busy(rows_cost: float = 1.0, since: int = 0, noise: float = 0.0, seed: int = 0) -> Machine:
-    """A machine where from some round on each row of the target's steps costs more, by so many of a step's seconds.
+    """Return a machine that is loaded from some round on, where steps slow down with their rows.
 
-    noise: of all seconds, the deviation of their logarithms.
+    Args:
+        rows_cost: What each row of a target step adds, in multiples of the step's seconds; other parts take
+            0.2 × `rows_cost` of their seconds more.
+        since: The first round with the load.
+        noise: Standard deviation of the logarithm of all seconds.
+        seed: Seed of the noise.
     """
     drawn = random.Random(seed)
 
@@ -69,7 +85,7 @@ def busy(rows_cost: float = 1.0, since: int = 0, noise: float = 0.0, seed: int =
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run came to; `plain`: seconds of plain decoding for as many tokens of each sequence."""
+    """The result of a simulated run; `plain`: seconds that plain decoding would take for as many tokens."""
 
     tokens: int = 0
     rounds: int = 0
@@ -79,13 +95,13 @@ class Outcome:
 
     @property
     def speedup(self) -> float:
-        """Over plain decoding on the same machine."""
+        """Speedup over plain decoding on the same machine."""
         return self.plain / self.seconds
 
 
 @dataclass(slots=True)
 class _Running:
-    """A sequence of a simulated batch."""
+    """A running sequence of a simulated batch; `at`: its position in its text."""
 
     policy: SequencePolicy
     text: Sequence[Position]
@@ -93,17 +109,24 @@ class _Running:
 
 
 class Simulator:
-    """Runs texts through one engine's policy, so many at once; a text that ends is followed by the next."""
+    """A simulated engine that decodes `lanes` texts at once by its policy; the next text follows each that ends."""
 
     def __init__(
         self, table: TimingTable, lanes: int, machine: Machine = quiet, live: bool = True, free: int = 0
     ) -> None:
         self._table, self._lanes, self._machine = table, lanes, machine
         self._live, self._free = LiveTimings(table, lanes, live), free
-        self._least = self._filled(lanes)  # rows of plain decoding
+        self._least = self._filled(lanes)  # rows of a plain decoding step
 
     def run(self, texts: Sequence[Sequence[Position]], drafts: bool, temperature: float, rounds: int) -> Outcome:
-        """So many rounds over the texts, again and again. `drafts`: whether there is a model."""
+        """Simulate a number of rounds over the texts, repeated as needed.
+
+        Args:
+            texts: The positions of each text.
+            drafts: Whether there is a draft model.
+            temperature: The temperature of all requests, which selects the table's times and chances.
+            rounds: The number of rounds.
+        """
         policy = Policy(self._table, drafts, live=self._live, free=self._free)
         waiting, done = cycle(text for text in texts if text), Outcome()
         running = [_Running(policy.for_request(temperature), text) for text in islice(waiting, self._lanes)]
@@ -153,7 +176,7 @@ class Simulator:
         return rows + -rows % (1 + self._free)
 
     def _clock(self, rows: int, levels: int, done: Outcome, number: int, temperature: float) -> None:
-        """What a round took, by the machine; the live timings are told of it as a loop would."""
+        """Add what a round took on the machine, and report it to the live timings as a loop would."""
         table, rows, least = self._table.at(self._lanes, temperature), min(rows, 64 * self._lanes), self._least
         verify = self._machine("verify", rows, float(table.verify_rows[rows]), number)
         draft = [

@@ -1,4 +1,4 @@
-"""A trial of a candidate against a baseline: what is compared, how sure each difference is, and what follows."""
+"""A trial of a candidate against a baseline: the metrics, the evidence for each difference, and the verdict."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .evidence import FRACTIONS, Array, Scale, bernoulli, contrast, log_e, log_f
 
 Worse = Literal["higher", "lower", "either"]
 Kind = Literal["promote", "hold", "rollback"]
-MAX_LOG = 700.0  # of an e-process, so that it is a number of JSON
+MAX_LOG = 700.0  # maximum logarithm of a reported e-value, so that JSON can represent it
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What is compared of requests.
+    """A value of each request that a trial compares.
 
-    kind: "time" and "count" are above 0 and compared by their logarithms, "share" is in [0, 1], "number" is any.
-    worse: which way is a regression. margin: the regression that a promotion must rule out (a difference of logarithms
-    for times); None where a promotion asks for nothing. ceiling: of a share, an objective that the candidate's mean
-    is held against, whatever the baseline's is; a promotion must prove that it is kept.
+    kind: "time" and "count" are positive and compared by their logarithms, "share" is in [0, 1], "number" is any.
+    worse: the direction of a regression. margin: the regression that a promotion must rule out (a difference of
+    logarithms for times); None if promotion does not depend on the metric. ceiling: for a share, an objective that the
+    candidate's mean must not exceed, whatever the baseline's is; a promotion must prove that it is met.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Metric:
 
     @property
     def decides(self) -> bool:
-        """Whether a promotion rests on it."""
+        """Whether a promotion depends on the metric."""
         return self.margin is not None or self.ceiling is not None
 
     @property
@@ -44,11 +44,11 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a metric: `harm` and `fine` are e-values; numbers and means are (baseline, candidate).
+    """The evidence on one metric: two e-values, and numbers of values and means as (baseline, candidate).
 
-    harm: against "the candidate is no worse". fine: against "it is worse by the margin, or more"; None without one.
-    Of an objective, against "the candidate keeps it", and against "it breaks it, or just keeps it".
-    Means of times and counts are geometric; None of nothing.
+    harm: e-value against "the candidate is no worse". fine: e-value against "the candidate is worse by the margin or
+    more"; None without a margin. For an objective: against "the candidate meets it", and against "the candidate
+    exceeds or just meets it". Means of times and counts are geometric; None if there are no values.
     """
 
     metric: str
@@ -60,9 +60,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows, and the evidence that decides it: for a rollback the worst metric, else the least settled one.
+    """The decision and the evidence behind it: for a rollback the worst metric, else the least settled one.
 
-    e: what is held against 1/α: for a rollback the mean of all metrics' `harm`, else the least `fine`.
+    e: the e-value compared with 1/α: for a rollback the mean of all metrics' `harm`, else the smallest `fine`.
     """
 
     kind: Kind
@@ -70,16 +70,17 @@ class Verdict:
     evidence: Evidence
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the verdict for JSON."""
         return asdict(self)
 
 
 class Trial:
-    """Evidence of metrics, request by request; arrays of any `shape` are as many trials side by side.
+    """Accumulates evidence on metrics, request by request; `shape` runs several trials side by side.
 
-    Rolling back with no harm done has a probability of at most `alpha` in the whole trial: the mean of e-processes is
-    one too. So has promoting with one margin exceeded. Both hold whenever it is looked at; see `evidence.contrast`.
-    Of an objective harm is that the candidate's requests break it more often, given all before, than it allows.
+    The probability of a rollback although no harm is done is at most `alpha` over the whole trial, because the mean of
+    e-processes is an e-process. The same bound holds for a promotion although a margin is exceeded. Both hold however
+    often the trial is checked; see `evidence.contrast`. For an objective, harm means that the candidate's requests
+    break it more often, given all earlier ones, than it allows.
     """
 
     def __init__(self, metrics: Sequence[Metric], alpha: float, shape: tuple[int, ...] = ()) -> None:
@@ -100,7 +101,13 @@ class Trial:
         self._n, self._sums = np.zeros((2, *whole)), np.zeros((2, *whole))
 
     def add(self, candidate: Array | bool, weight: Array | float, values: Array) -> None:
-        """A request has ended: its values `[…, metrics]`, NaN for what it has not, and its draw (see `contrast`)."""
+        """Add a request that has ended.
+
+        Args:
+            candidate: Whether the request was drawn for the candidate.
+            weight: The probability of that draw.
+            values: The request's metrics, `[…, metrics]`; NaN for those that it lacks.
+        """
         a, w = np.asarray(candidate, np.float64)[..., None], np.asarray(weight, np.float64)[..., None]
         positive = np.where(values > 0, values, np.nan)
         values = np.where(self._log, np.log(positive), values)
@@ -118,29 +125,29 @@ class Trial:
             self._sums[arm] += share * np.where(seen, values, 0.0)
 
     def harm(self) -> Array:
-        """The logarithm of each metric's e-process against "no worse", `[…, metrics]`."""
+        """Return the logarithm of each metric's e-process against "no worse", `[…, metrics]`."""
         up, down = log_e(self._up), log_e(self._down)
         return np.select([self._side > 0, self._side < 0], [up, down], np.logaddexp(up, down) - np.log(2))
 
     def fine(self) -> Array:
-        """The same against "worse by the margin, or more"; for metrics without one it means nothing."""
+        """Return the same against "worse by the margin or more"; meaningless for metrics that do not decide."""
         return log_e(self._fine)
 
     def rolled_back(self) -> Array:
-        """Whether harm is proven."""
+        """Return whether harm is proven."""
         return np.asarray(_log_mean(self.harm()) >= self._bar)
 
     def promoted(self) -> Array:
-        """Whether no harm is proven, and every margin is kept."""
+        """Return whether every margin and ceiling is proven to be kept and no harm is proven."""
         kept = (self.fine() >= self._bar) | ~self._needed
         return np.asarray(kept.all(axis=-1) & np.logical_not(self.rolled_back()))
 
     def kind(self) -> Kind:
-        """What follows, of a trial of shape ()."""
+        """Return the decision of a trial of shape ()."""
         return "rollback" if self.rolled_back() else "promote" if self.promoted() else "hold"
 
     def verdict(self) -> Verdict:
-        """What follows and why, of a trial of shape ()."""
+        """Return the verdict of a trial of shape ()."""
         harm, fine, rows = self.harm(), self.fine(), self.evidence()
         kind = self.kind()
         if kind == "rollback":
@@ -149,7 +156,7 @@ class Trial:
         return Verdict(kind, _number(fine[least]), rows[least])
 
     def evidence(self) -> list[Evidence]:
-        """What is known of each metric, of a trial of shape ()."""
+        """Return the evidence on each metric of a trial of shape ()."""
         harm, fine, n = self.harm(), self.fine(), self._n.astype(int)
         rows = []
         for place, metric in enumerate(self.metrics):
@@ -162,11 +169,11 @@ class Trial:
         return rows
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes, for JSON."""
+        """Return the state for JSON, as `restore` takes it."""
         return {name: array.tolist() for name, array in self._arrays().items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; raises ValueError for one of other metrics."""
+        """Restore a saved state; raise ValueError if it does not fit these metrics."""
         for name, array in self._arrays().items():
             given = np.array(state[name], np.float64)
             if given.shape != array.shape or not np.isfinite(given).all():

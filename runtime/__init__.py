@@ -1,7 +1,7 @@
-"""The runtime: loads a bundle and drives the draft/verify loop. Imports no torch, no transformers, no onnx.
+"""The runtime: loads a bundle and drives the draft/verify loop. It imports no torch, no transformers and no onnx.
 
-Its names are those of `public.py`, each imported when it is first used, from where it is defined: an engine needs no
-asyncio. `specbuild` has those every program needs.
+It exports the names in `public.py`. Each is imported on first use from the module that defines it, so that an engine
+does not import asyncio. `specbuild` exports the names that every program needs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLACES = {name: module for module, names in _DEFINED.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A public name; importing a module of this package asks for none."""
+    """Import a public name on first use; importing a submodule triggers none of these imports."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_PLACES[name]}", __name__), name)

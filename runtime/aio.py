@@ -1,4 +1,4 @@
-"""Where `AsyncEngine` was before `specbuild` itself had it; the import still works."""
+"""The former home of `AsyncEngine`, kept so that old imports work; new code imports it from `specbuild`."""
 
 from .engine.async_engine import AsyncEngine
 

@@ -18,26 +18,26 @@ from __future__ import annotations
 
 import reprlib
 
-MAX_SHOWN = 80  # characters of a value
-MAX_MESSAGE = 400  # of another program's error
-MAX_LINE = 2000  # of a message of ours
+MAX_SHOWN = 80  # characters of a value in a message
+MAX_MESSAGE = 400  # characters of another library's error in a message
+MAX_LINE = 2000  # characters of a whole message
 _repr = reprlib.Repr()
 _repr.maxlevel, _repr.maxstring, _repr.maxother = 2, MAX_SHOWN, MAX_SHOWN
 
 
 def shown(value: object) -> str:
-    """A value as an error names it: its repr on one short line, or its type where it has none."""
+    """Return a value's repr on one short line for an error message, or its type's name if the repr fails."""
     try:
         return _cut(_repr.repr(value), MAX_SHOWN)
-    except Exception:  # an int of more digits than Python prints is one
+    except Exception:  # for example an int of more digits than Python prints
         return _cut(f"<{type(value).__name__}>", MAX_SHOWN)
 
 
 def message_of(error: BaseException) -> str:
-    """What another program's error says, on one line that is not too long; nothing where it cannot be read."""
+    """Return another library's error message as one line of bounded length; "" if `str` of the error fails."""
     try:
         return _cut(str(error), MAX_MESSAGE)
-    except BaseException:  # another library's, which may raise whatever it likes
+    except BaseException:  # another library's `__str__` may raise anything
         return ""
 
 
@@ -47,7 +47,7 @@ def _cut(text: str, length: int) -> str:
 
 
 class SpecbuildError(Exception):
-    """The root of the tree; `exit_status` is what the CLI returns. Its message is one line, of bounded length."""
+    """The base of all errors raised on purpose: a message of one bounded line, and the CLI's `exit_status`."""
 
     exit_status = 1
 
@@ -60,15 +60,15 @@ class ExecutionError(SpecbuildError):
 
 
 class EngineClosedError(SpecbuildError):
-    """An engine was used after it had been closed, or was asked for more while it drains."""
+    """An engine was used after it had been closed, or received a request while it drains."""
 
 
 class QueueFullError(SpecbuildError):
-    """A request found no room in an engine's queue, and was not to wait for any."""
+    """An engine's queue was full, and the request was submitted with `wait=False`."""
 
 
 class InputError(SpecbuildError):
-    """What was asked for cannot be done."""
+    """The input or an option cannot be used; the base of all errors that the caller can fix."""
 
     exit_status = 2
 
@@ -94,7 +94,7 @@ class OutputError(InputError):
 
 
 def one_line(error: BaseException) -> str:
-    """The first paragraph of another library's error on one line, cut, with its kind where that alone says little."""
+    """Return the first paragraph of another library's error as one line, with the error's type if it is one word."""
     text = " ".join(str(error).split("\n\n")[0].split())
     text = text if " " in text else f"{type(error).__name__} {text}".rstrip()
     return _cut(text, MAX_MESSAGE)

@@ -1,4 +1,4 @@
-"""The public names of the runtime, each from where it is defined."""
+"""The public names of the runtime, each imported from the module that defines it, for type checkers."""
 
 from .bundle.bundle import Bundle as Bundle
 from .bundle.manifest import Manifest as Manifest

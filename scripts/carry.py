@@ -1,13 +1,13 @@
-"""What a proof needs on a bare machine, in pieces that travel a call each, and back together there.
+"""Cut the wheels and bundles that a test on a bare machine needs into pieces, one per transfer, and join them there.
 
 python scripts/carry.py make OUT [--wheels DIR] [--bundle DIR]... [--mib N] [--python 3.12] [--slim 90] [--rtx]
 python scripts/carry.py join IN OUT
 
-`make` cuts wheels and bundles, one after the other, into folders OUT/01, OUT/02, … of N MiB at most, each with the
-list of them all. Without --wheels it downloads them: those of PACKAGES, with --rtx TensorRT-RTX's too, in this
-environment's versions, for x86_64 and the machine's Python; with --slim ONNX Runtime's goes with the GPU code of one
-architecture alone (slim.py). `join` needs no network: it puts together what is all there, by its hashes, unpacks
-bundles, and names what is missing or damaged, with status 1.
+`make` cuts wheels and bundles, one after the other, into folders OUT/01, OUT/02, … of at most N MiB, each with the
+list of all pieces. Without --wheels it downloads the wheels: those of PACKAGES, and with --rtx TensorRT-RTX's, in this
+environment's versions, for x86_64 and the machine's Python. With --slim, ONNX Runtime's wheel has the GPU code of one
+architecture only (slim.py). `join` needs no network: it joins the files whose pieces are all there, checks their
+hashes, unpacks bundles, and names missing or damaged pieces, with exit status 1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 from slim import pack
 
 LIST, MOST_MIB = "list.json", 60
-LIST_BYTES = 1 << 16  # kept free of a folder's size for the list
-# Not on the machine, or there in a version that nobody has told us; the rest of what the runtime and its tests need is.
+LIST_BYTES = 1 << 16  # reserved for the list in a folder
+# Packages that are missing on the machine, or there in an unknown version; it has all others that the tests need.
 GPU = "onnxruntime-gpu"
 PACKAGES = ("cuda-pathfinder", "cuda-bindings", "cuda-core", GPU)
 RTX = ("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs")
@@ -36,15 +36,21 @@ GLIBC = (17, 24, 27, 28, 31, 34, 35)  # pip matches a platform exactly
 
 
 def fail(message: str) -> SystemExit:
-    """One line, for raising."""
+    """Return a SystemExit with a one-line message, to be raised."""
     return SystemExit(f"carry: {message}")
 
 
 def download(folder: Path, python: str, rtx: bool) -> None:
-    """The wheels that the proof needs, of the versions that are installed here."""
+    """Download the wheels, in the versions installed here.
+
+    Args:
+        folder: Where they go.
+        python: The Python version of the machine.
+        rtx: Whether TensorRT-RTX's wheels are needed too.
+    """
     packages = (*PACKAGES, *RTX) if rtx else PACKAGES
     named = {name: f"{name}=={version(name)}" for name in (*packages, *((PURE,) if rtx else ())) if name != GPU}
-    named[GPU] = f"{GPU}<={version('onnxruntime')}"  # which is published later than the CPU's
+    named[GPU] = f"{GPU}<={version('onnxruntime')}"  # the GPU package is published later than the CPU one
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC]
     there = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
@@ -55,7 +61,7 @@ def download(folder: Path, python: str, rtx: bool) -> None:
 
 
 def cut(files: list[Path], out: Path, most: int) -> dict[str, Any]:
-    """Cut files one after the other into folders of `most` bytes; the list of files and pieces."""
+    """Cut files one after the other into folders of at most `most` bytes; return the list of files and pieces."""
     listed, number, used = [], 0, most
     for file in files:
         digest, pieces = hashlib.sha256(), list[dict[str, Any]]()
@@ -75,7 +81,7 @@ def cut(files: list[Path], out: Path, most: int) -> dict[str, Any]:
 
 
 def make(out: Path, given: argparse.Namespace) -> None:
-    """Pieces of wheels and bundles, small files first, so that most is there after a call."""
+    """Make the pieces of wheels and bundles, small files first, so that the first transfer completes most files."""
     if not 1 <= given.mib <= MOST_MIB:
         raise fail(f"--mib must be 1…{MOST_MIB}, not {given.mib}")
     if out.is_dir() and any(out.iterdir()):
@@ -107,7 +113,7 @@ def make(out: Path, given: argparse.Namespace) -> None:
 
 
 def join(source: Path, out: Path) -> int:
-    """Put together what is all there; how many files are not."""
+    """Join the files whose pieces are all there; return how many could not be joined."""
     texts = {path.read_text(encoding="utf-8") for path in source.glob(f"*/{LIST}")}
     if len(texts) != 1:
         raise fail(
@@ -125,7 +131,7 @@ def join(source: Path, out: Path) -> int:
 
 
 def faults(source: Path, file: dict[str, Any]) -> list[str]:
-    """What is wrong with a file's pieces."""
+    """Return which of a file's pieces are missing or damaged."""
     wrong = []
     for piece in file["pieces"]:
         path = source / piece["path"]
@@ -137,7 +143,7 @@ def faults(source: Path, file: dict[str, Any]) -> list[str]:
 
 
 def whole(source: Path, target: Path, file: dict[str, Any]) -> list[str]:
-    """Write a file from its pieces, and unpack it where it is a bundle's; what is wrong with it."""
+    """Write a file from its pieces and unpack it if it is an archive; return what is wrong with it."""
     digest, partial = hashlib.sha256(), target.with_name(f"{target.name}.part")
     with partial.open("wb") as to:
         for piece in file["pieces"]:
@@ -156,7 +162,7 @@ def whole(source: Path, target: Path, file: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """See above."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     making, joining = commands.add_parser("make"), commands.add_parser("join")

@@ -1,10 +1,10 @@
-"""One seed, one text: hold every way of decoding a bundle against plain decoding alone, and write what differed.
+"""Check that a seed gives one text: compare every way of decoding a bundle with plain decoding, and count differences.
 
 python scripts/exactness_sweep.py BUNDLE --prompts FILE … --out FILE [--num-prompts 64] [--max-new-tokens 64]
 
-Expected is plain decoding of one sequence at a time, with no prefix cache. In a run each request draws what speculates,
-and requests of both temperatures share its batches. What is in the output already is not run again, so a sweep that was
-stopped goes on. The exit status is 1 where any text differs.
+The expected text is that of plain decoding, one sequence at a time, without a prefix cache. In a run each request draws
+its speculation at random, and requests of both temperatures share batches. Runs that are already in the output are
+skipped, so a stopped sweep can be resumed. The exit status is 1 if any text differs.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from specbuild.runtime.requests.prompt_file import read
 
 TEMPERATURES = (0.0, 0.8)
 WAYS = ("off", "auto", "chain:4", "best:16")
-PLACES = ((1, True, 1), (4, False, 1), (4, True, 2))  # batch size, prefix cache, how often all are asked
+PLACES = ((1, True, 1), (4, False, 1), (4, True, 2))  # batch size, prefix cache, repetitions of all requests
 TOLD = ("num_unsettled_steps", "num_recomputed_tokens", "num_spec_steps", "num_accepted_draft_tokens")
 Texts = list[list[int]]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A way of decoding every prompt at every temperature. `again`: how often, in another order and other ways.
+    """A way of decoding every prompt at every temperature.
 
-    speculation: None is any, drawn for each request. drafter: None is every one that the bundle has.
+    again: repetitions, each in another random order and with other draws. drafter: None for all that the bundle has.
+    speculation: None for a random one of WAYS for each request.
     """
 
     threads: int
@@ -48,19 +49,19 @@ class Run:
     speculation: str | None = "off"
 
     def key(self) -> str:
-        """Its name in the output."""
+        """Return the run's name in the output."""
         return " ".join(f"{name}={value}" for name, value in asdict(self).items())
 
 
 def runs(threads: Sequence[int], drafts: bool) -> Iterator[Run]:
-    """Every one, those that one expectation is of one after another."""
+    """Yield every run; those with the same threads, which share expected texts, follow each other."""
     drafters: tuple[DrafterName | None, ...] = (None, "model", "ngram") if drafts else (None,)
     for number, drafter, (size, prefixes, again) in itertools.product(threads, drafters, PLACES):
         yield Run(number, size, prefixes, again, drafter, None)
 
 
 def decode(bundle: Path, prompts: Sequence[Any], run: Run, new_tokens: int) -> tuple[list[Texts], dict[str, int]]:
-    """Each request's tokens, each time that it was asked, and what its metrics tell, in sum."""
+    """Return each request's tokens for each repetition, and the sums of the metrics in TOLD."""
     asked = list(itertools.product(TEMPERATURES, range(len(prompts))))
     found, told = [Texts() for _ in asked], dict.fromkeys(TOLD, 0)
     options = LoadOptions(
@@ -85,7 +86,7 @@ def decode(bundle: Path, prompts: Sequence[Any], run: Run, new_tokens: int) -> t
 
 
 def main() -> int:
-    """Run what is left to be run."""
+    """Run what is not yet in the output; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--prompts", type=Path, action="append", required=True)

@@ -1,10 +1,10 @@
-"""Which flavours work here: each imports, builds a toy and runs it, in a process of its own, for some end theirs.
+"""Probe which runtime flavours work here: each imports, builds a toy and runs it, in a process that may crash alone.
 
 python scripts/flavours.py [OUT.json]
 
-Seen, never inferred: a step says what it gave; "fails" is the first that gave nothing, "reason" and "stderr" are its
-own words. The toy adds four numbers to themselves. TensorRT's lean runtime builds nothing: it runs a toy of the full
-one, where that is there.
+Results are observed, never inferred: each step reports its outcome; "fails" names the first step without one, "reason"
+and "stderr" quote its error. The toy adds four numbers to themselves. TensorRT's lean runtime cannot build: it runs a
+toy built by full TensorRT, if that is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 Steps = Iterator[tuple[str, Any]]
 STEPS = ("imports", "builds", "runs")
-SECONDS = 60  # of a flavour
+SECONDS = 60  # time limit of a flavour
 NUMBERS = (1.0, 2.0, 3.0, 4.0)
 SOURCE = (
     'extern "C" __global__ void twice(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] + x[threadIdx.x]; }'
@@ -36,7 +36,7 @@ GPU = "name,compute_cap,driver_version,memory.total,clocks.sm,clocks.mem,clocks.
 
 
 class Driver:
-    """The first GPU by CUDA's driver alone: two vectors on it."""
+    """Two vectors on the first GPU, using the CUDA driver only."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -59,7 +59,7 @@ class Driver:
         return pointer.value
 
     def check(self) -> bool:
-        """Whether y is 2 x; raises where it is not."""
+        """Return True if y is 2 x; raise RuntimeError if not."""
         found = (ctypes.c_float * len(NUMBERS))()
         self._call("cuCtxSynchronize")
         self._call("cuMemcpyDtoH_v2", found, ctypes.c_uint64(self.y), ctypes.c_size_t(ctypes.sizeof(found)))
@@ -71,14 +71,14 @@ class Driver:
 
 
 def right(found: list[float]) -> bool:
-    """True; raises where the toy's result is wrong."""
+    """Return True if the toy's result is right; raise RuntimeError if not."""
     if found != [x + x for x in NUMBERS]:
         raise RuntimeError(f"the toy gave {found}")
     return True
 
 
 def architecture() -> str:
-    """The GPU's compute capability, and without one that of the machine that is lent."""
+    """Return the GPU's compute capability; without a GPU "90", that of the test machine."""
     try:
         return Driver().capability
     except (OSError, RuntimeError):
@@ -86,7 +86,7 @@ def architecture() -> str:
 
 
 def tensorrt(name: str, runner: str | None = None) -> Steps:
-    """TensorRT or TensorRT-RTX; `runner`: the module that runs what this one builds."""
+    """Probe TensorRT or TensorRT-RTX; `runner`: the module that runs the plan, `name` by default."""
     trt = importlib.import_module(name)
     running = importlib.import_module(runner) if runner else trt
     yield "imports", str(running.__version__)
@@ -121,7 +121,7 @@ def tensorrt(name: str, runner: str | None = None) -> Steps:
 
 
 def logger(trt: Any) -> tuple[Any, list[str]]:
-    """A logger, and its warnings and errors."""
+    """Return a logger, and the list to which it appends warnings and errors."""
     words: list[str] = []
 
     class Log(trt.ILogger):  # type: ignore[misc]
@@ -133,7 +133,7 @@ def logger(trt: Any) -> tuple[Any, list[str]]:
 
 
 def lean() -> Steps:
-    """The lean runtime, on a version compatible plan of the full one."""
+    """Probe the lean runtime with a version-compatible plan built by full TensorRT."""
     version = importlib.import_module("tensorrt_lean").__version__
     try:
         importlib.import_module("tensorrt")
@@ -144,7 +144,7 @@ def lean() -> Steps:
 
 
 def onnxruntime() -> Steps:
-    """ONNX Runtime's CUDA provider, which may not leave anything to the CPU's."""
+    """Probe ONNX Runtime's CUDA provider, without fallback to the CPU provider."""
     ort: Any = importlib.import_module("onnxruntime")
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         raise ImportError(f"onnxruntime {ort.__version__} has no CUDAExecutionProvider")
@@ -164,7 +164,7 @@ def onnxruntime() -> Steps:
 
 
 def cuda_core() -> Steps:
-    """cuda.core: a kernel by its Program, launched on its stream."""
+    """Probe cuda.core: compile a kernel by its Program and launch it on its stream."""
     core: Any = importlib.import_module("cuda.core")
     yield "imports", str(core.__version__)
     options = core.ProgramOptions(arch=f"sm_{architecture()}")
@@ -180,7 +180,7 @@ def cuda_core() -> Steps:
 
 
 def cuda_bindings() -> Steps:
-    """cuda.bindings: a kernel by NVRTC, launched by the driver."""
+    """Probe cuda.bindings: compile a kernel by NVRTC and launch it by the driver."""
     driver, nvrtc = (importlib.import_module(f"cuda.bindings.{name}") for name in ("driver", "nvrtc"))
     yield "imports", importlib.metadata.version("cuda-bindings")
 
@@ -212,7 +212,7 @@ FLAVOURS: dict[str, Callable[[], Steps]] = {
 
 
 def show(name: str) -> None:
-    """In a flavour's own process: a line of JSON for each step, and one for what went wrong."""
+    """Run a flavour in this process; print a line of JSON for each step, and one for an error."""
     try:
         for step, seen in FLAVOURS[name]():
             print(json.dumps({step: seen}), flush=True)
@@ -221,7 +221,7 @@ def show(name: str) -> None:
 
 
 def probe(command: list[str], seconds: float = SECONDS) -> dict[str, Any]:
-    """What a flavour's process showed, and how it ended where it did not end well."""
+    """Run a flavour's process; return its steps and, if one is missing, why."""
     seen: dict[str, Any] = {}
     try:
         done = subprocess.run(command, capture_output=True, timeout=seconds)
@@ -238,14 +238,14 @@ def probe(command: list[str], seconds: float = SECONDS) -> dict[str, Any]:
 
 
 def ask(*command: str) -> str:
-    """A tool's output; "" where there is none."""
+    """Return a tool's output; "" if the tool is not installed."""
     if not shutil.which(command[0]):
         return ""
     return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip()
 
 
 def version(name: str) -> str | None:
-    """A package's version, if it is installed."""
+    """Return a package's version; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -253,7 +253,7 @@ def version(name: str) -> str | None:
 
 
 def main() -> None:
-    """Probe everything, print it, and write it where asked."""
+    """Probe everything, print the result, and write it to a file if one is given."""
     if sys.argv[1:2] == ["--one"]:
         show(sys.argv[2])
         return

@@ -1,10 +1,10 @@
-"""The tests for a GPU, a process for each file: one that crashes ends no other, and each is a line of evidence.
+"""Run the tests for a GPU, each file in its own process, so that one that crashes ends no other.
 
 python scripts/gpu_tests.py OUT.json [--tool TOOL] [--seconds N] [--jobs N] [--only REGEX] [PYTEST OPTION]...
 
 `--tool` runs each under compute-sanitizer. Files that have not begun when the time is up are listed as left. OUT.json
-is written after every file: what passed, failed and was skipped and why, seconds, and the end of what a failing one
-printed. The exit status is 0 where every file was run, and nothing failed.
+is rewritten after every file: the numbers of passed, failed and skipped tests, seconds, and the output of a file with
+failed or skipped tests. The exit status is 0 if every file was run and nothing failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILE_SECONDS = 240
 
 
 def files() -> list[str]:
-    """The files that have a test marked `gpu`, or take the kernels of one as a parameter."""
+    """Return the files with a test marked `gpu` or parametrized over kernels that may be a GPU's."""
     found = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("test_*.py"))]
     return [
         path.relative_to(ROOT).as_posix()
@@ -40,7 +40,14 @@ def files() -> list[str]:
 
 
 def run(file: str, tool: str | None, seconds: float, options: list[str]) -> dict[str, Any]:
-    """One file's tests in a process."""
+    """Run one file's tests in a process.
+
+    Args:
+        file: The file, relative to the repository.
+        tool: The tool of compute-sanitizer; None to run without it.
+        seconds: The time limit.
+        options: Further options of pytest.
+    """
     command = [sys.executable, "-m", "pytest", *OPTIONS, *options, file]
     if tool:
         sanitizer = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--target-processes", "all"]
@@ -59,12 +66,12 @@ def run(file: str, tool: str | None, seconds: float, options: list[str]) -> dict
         "seconds": round(time.perf_counter() - started, 1),
     }
     if status not in (0, 5) or "skipped" in counts:
-        seen["output"] = text[-1500:] + noise[:1500]  # a crash is told first
+        seen["output"] = text[-1500:] + noise[:1500]  # a crash is reported at the beginning of stderr
     return seen
 
 
 def main() -> int:
-    """Run them all, side by side."""
+    """Run all files, several at a time; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tool", choices=["memcheck", "racecheck"])

@@ -1,18 +1,18 @@
-"""Inflate a Llama checkpoint to a larger shape: the same function at the cost of the large model.
+"""Inflate a Llama checkpoint to a larger shape: it computes the same function at the cost of the larger model.
 
 python scripts/inflate_checkpoint.py SRC OUT --like llama-3-8b|llama-3.2-1b|qwen3-0.6b|KEY=N,… [--dtype float32]
 
-Keys: hidden, layers, intermediate, heads, kv_heads, head_dim, vocab; what is not named stays the source's. The result
-is a Llama whatever the shape's name (no q/k norms of Qwen3), with the source's tokenizer and positions; the embedding
-is untied where the shape's is. Acceptance is the source pair's, the cost of a step the shape's.
+Keys: hidden, layers, intermediate, heads, kv_heads, head_dim, vocab; unnamed ones keep the source's values. The result
+is always a Llama, whatever the shape's name (so without Qwen3's q/k norms), with the source's tokenizer and positions;
+the embedding is untied if the shape's is. Acceptance is the source pair's, the cost of a step the new shape's.
 
-How each size grows is in `inflation.py`. 16 bits hold the source's weights exactly where hidden is the source's times
-1, 4, 8, 16, … and head_dim times 1, 4, 16, …; else a factor is rounded, and the check says how much the logits differ.
-Tokens past the source's vocabulary never win greedily: their logit is the mean of the source's, and 1,000 lower at the
-median norm of the last hidden states, so that sampling does not draw them either. That takes two free channels: where
-hidden is the source's they are average tokens, and sampling wants a top_k or top_p.
+`inflation.py` explains how each size grows. 16 bits hold the source's weights exactly if hidden is the source's times
+1, 4, 8, 16, … and head_dim times 1, 4, 16, …; otherwise a factor is rounded, and the check says how much the logits
+differ. Tokens past the source's vocabulary never win greedily: their logit is the mean of the source's, and 1,000 lower
+at the median norm of the last hidden states, so that sampling does not draw them either. That takes two free channels:
+if hidden is the source's, they are average tokens, and sampling needs a top_k or top_p.
 
-The same arguments give the same bytes. Status 2: refused, nothing written; 1: the check failed, nothing written.
+The same arguments give the same bytes. Exit status 2: refused, nothing written; 1: the check failed, nothing written.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ LIKE = {
     "qwen3-0.6b": Shape(1024, 28, 3072, 16, 8, 128, 151936, tied=True),
 }
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
-ROPES = ("default", "linear", "llama3")  # a frequency of theirs depends on that frequency alone, not on head_dim
+ROPES = ("default", "linear", "llama3")  # they rescale each frequency independently of head_dim
 SHARD, SPARE = 1 << 30, 64 << 20
-TOLERANCE = 1e-3  # in float32
+TOLERANCE = 1e-3  # maximum difference of logits in float32
 PROMPT = "def parse_arguments(argv):\n    parser = argparse.ArgumentParser()\n"
 
 
 def shape_of(config: Any) -> Shape:
-    """The shape of a Llama's configuration."""
+    """Return the shape in a Llama's configuration."""
     heads = config.num_attention_heads
     return Shape(
         config.hidden_size,
@@ -66,12 +66,12 @@ def shape_of(config: Any) -> Shape:
 
 
 def read_config(source: Path) -> Any:
-    """The configuration of a Llama that can be inflated; raises Refused."""
+    """Return the configuration of a Llama that can be inflated; raise Refused for others."""
     if not (source / "config.json").is_file():
         raise Refused(f"{source} has no config.json: give the folder of a checkpoint")
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
-    except Exception as error:  # transformers raises whatever a field makes it stumble over
+    except Exception as error:  # transformers raises many kinds of errors for bad fields
         raise Refused(f"{source}/config.json cannot be used: {' '.join(str(error).split())}") from None
     if config.model_type != "llama":
         raise Refused(f"{source} is a {config.model_type!r} model: only Llamas are inflated")
@@ -81,7 +81,7 @@ def read_config(source: Path) -> Any:
 
 
 def target_shape(like: str, source: Shape) -> Shape:
-    """What --like says; raises Refused."""
+    """Return the shape that --like names; raise Refused for a bad one."""
     if like in LIKE:
         return replace(LIKE[like], tied=source.tied and LIKE[like].tied)
     sizes: dict[str, int] = {}
@@ -94,7 +94,10 @@ def target_shape(like: str, source: Shape) -> Shape:
 
 
 def write(out: Path, inflation: Inflation, dtype: torch.dtype, quiet: bool) -> float:
-    """Shards of a GiB, or of one tensor that is larger, and their index; the share of the weights that are zero."""
+    """Write shards of at most 1 GiB (more for one larger tensor) and their index.
+
+    Return the share of the weights that are zero.
+    """
     shards: list[list[str]] = [[]]
     used = 0
     for name, shape in inflation.shapes().items():
@@ -121,7 +124,7 @@ def write(out: Path, inflation: Inflation, dtype: torch.dtype, quiet: bool) -> f
 
 
 def write_rest(source: Path, out: Path, inflation: Inflation, dtype: str, seed: int) -> None:
-    """The configuration with the new sizes, and a copy of all that is neither it nor weights."""
+    """Write the configuration with the new sizes, and copy all other files except weights."""
     shape, content = inflation.shape, json.loads((source / "config.json").read_text(encoding="utf-8"))
     digest = hashlib.sha256()
     for path in sorted(source.glob("*.safetensors")):
@@ -152,9 +155,15 @@ def write_rest(source: Path, out: Path, inflation: Inflation, dtype: str, seed: 
 
 
 def check(model: Any, out: Path, dtype: torch.dtype, ids: list[torch.Tensor]) -> dict[str, float]:
-    """How far the logits of the written weights, computed in float32, are from the source's on `ids [1, N]` each.
+    """Compare the logits of the written weights, computed in float32, with the source model's.
 
-    A weight is float32 only while it is at work, so memory holds the model as it is stored and one matrix more.
+    A weight is float32 only while it is used, so memory holds the model as it is stored and one matrix more.
+
+    Args:
+        model: The source model.
+        out: The folder with the written weights.
+        dtype: The dtype of the written weights.
+        ids: Token ids `[1, N]` of each text.
     """
     inflated = AutoModelForCausalLM.from_pretrained(out, dtype=dtype, local_files_only=True).eval()
     for module in inflated.modules():
@@ -177,13 +186,13 @@ def check(model: Any, out: Path, dtype: torch.dtype, ids: list[torch.Tensor]) ->
 
 
 def samples(source: Path, vocab: int, longest: int, seed: int) -> Iterator[torch.Tensor]:
-    """Random ids, and a real prompt's."""
+    """Yield token ids `[1, N]`: random ones, and those of a real prompt."""
     yield torch.randint(vocab, (1, min(64, longest)), generator=torch.Generator().manual_seed(seed))
     yield torch.tensor([AutoTokenizer.from_pretrained(source, local_files_only=True)(PROMPT)["input_ids"][:longest]])
 
 
 def inflate(options: argparse.Namespace) -> dict[str, Any]:
-    """Write the checkpoint; raises Refused, and RuntimeError where the check fails."""
+    """Write the checkpoint and return facts on it; raise Refused, or RuntimeError if the check fails."""
     started, source, out, dtype = time.monotonic(), options.source, options.out, DTYPES[options.dtype]
     config = read_config(source)
     shape = target_shape(options.like, shape_of(config))
@@ -222,7 +231,7 @@ def inflate(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Inflate the checkpoint that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="SRC")
     parser.add_argument("out", type=Path, metavar="OUT")

@@ -1,21 +1,25 @@
-"""The weights of an inflated Llama, a tensor at a time; `inflate_checkpoint.py` writes them.
+"""The weights of an inflated Llama, one tensor at a time; `inflate_checkpoint.py` writes them.
 
-- hidden: the source's channels first (each twice where that makes the scale a power of two), then free ones, which stay
-  zero. The mean of squares is smaller by the share of filled channels: norms and eps are scaled by it.
-- layers: the added ones, spread evenly, write zeros: their value and up projections give 0.
+How each size grows:
+
+- hidden: the source's channels come first (each twice if that makes the scale a power of two), then free ones, which
+  stay zero. The mean of squares shrinks by the share of filled channels, so norms and eps are scaled by it.
+- layers: added layers, spread evenly, write zeros, because their value and up projections give 0.
 - intermediate: added units are silu(random) · 0.
-- heads: a source group keeps its KV head, or has copies of it where the new groups are smaller; the others read values
+- heads: a source group keeps its KV head, or gets copies of it if the new groups are smaller; other heads read values
   of 0.
-- head_dim: a multiple. Rotary pair i goes to pair i · multiple, which has its frequency; keys are 0 in the other pairs.
-- vocabulary: an added row of the head is the mean of all, and lower by what two constant channels carry. Their squares
-  are taken out of eps, layers do not see them, and in the final norm they have opposite signs: a row of the source,
-  alike in both, has nothing of them.
+- head_dim: a multiple of the source's. Rotary pair i goes to pair i · multiple, which has the same frequency; keys are
+  0 in the other pairs.
+- vocabulary: an added row of the head is the mean of all source rows, lowered by two constant channels. Their squares
+  are subtracted from eps, layers do not read them, and the final norm gives them opposite signs, so that they cancel in
+  a source row, which has equal weights for both.
 
-All the rest is random and dense. Zero by necessity, where the residual's filled channels are never 0:
+All other weights are random and dense. These must be zero, because the residual's filled channels are never 0:
 
-- the embedding's free channels, and what heads and units that are not 0 write to free channels;
-- what value and up read of filled channels in added rows, and key in added dimensions of a source head;
-- in the output projection, all of the added heads that share a source KV head, in the source's dimensions.
+- the embedding's free channels, and the weights by which non-zero heads and units write to free channels;
+- in added rows, the value and up weights that read filled channels; also the key weights in added dimensions of a
+  source head;
+- in the output projection, the columns of added heads that share a source KV head, in the source's dimensions.
 """
 
 from __future__ import annotations
@@ -29,13 +33,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROWS = 4096  # of a matrix drawn at a time
-BELOW, LARGEST = 1000.0, 4096.0  # what an added token's logit is lowered by; a norm's weight at most
+ROWS = 4096  # rows of a matrix drawn at a time
+BELOW, LARGEST = 1000.0, 4096.0  # by how much an added token's logit is lowered; maximum weight of a norm
 PREFIX = "model.layers."
 
 
 class Refused(Exception):  # noqa: N818
-    """What cannot be inflated; one line."""
+    """Raised for a checkpoint or shape that cannot be inflated; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,11 @@ class Shape:
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
+        """Query heads per KV head."""
         return self.heads // self.kv_heads
 
     def layer(self) -> dict[str, torch.Size]:
-        """The tensors of one layer."""
+        """Return the names and sizes of one layer's tensors."""
         queries, values = self.heads * self.head_dim, self.kv_heads * self.head_dim
         sizes = {
             "input_layernorm": [self.hidden],
@@ -73,22 +77,22 @@ class Shape:
         return {f"{name}.weight": torch.Size(size) for name, size in sizes.items()}
 
     def parameters(self) -> int:
-        """Of the whole model."""
+        """Return the number of parameters of the whole model."""
         of_layers = self.layers * sum(size.numel() for size in self.layer().values())
         return of_layers + self.hidden + self.hidden * self.vocab * (1 if self.tied else 2)
 
     def copies(self, source: Shape) -> int:
-        """How many KV heads one of the source takes here."""
+        """Return how many KV heads of this shape one KV head of the source takes."""
         return -(-source.group // self.group)
 
     def check(self, source: Shape) -> None:
-        """Raises Refused where a checkpoint of shape `source` cannot be given this one."""
+        """Raise Refused if a checkpoint of shape `source` cannot be inflated to this shape."""
         for key, size in asdict(source).items():
             if key != "tied" and getattr(self, key) < size:
                 raise Refused(f"{key} {getattr(self, key)} is below the source's {size}")
         if self.heads % self.kv_heads:
             raise Refused(f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}")
-        if self.hidden % self.heads:  # transformers wants it of a Llama
+        if self.hidden % self.heads:  # transformers requires it of a Llama
             raise Refused(f"hidden {self.hidden} is no multiple of heads {self.heads}")
         if self.head_dim % source.head_dim:
             raise Refused(f"head_dim {self.head_dim} is no multiple of the source's {source.head_dim}")
@@ -100,7 +104,10 @@ class Shape:
 
 
 class Inflation:
-    """The tensors of a checkpoint of `shape`, from a source model in float32; `ids` are what it is gauged on."""
+    """The tensors of a checkpoint of `shape`, made from a source model in float32.
+
+    `ids`: token ids on which the norm of the last hidden states is measured, to lower added tokens' logits.
+    """
 
     def __init__(
         self, model: Any, source: Shape, shape: Shape, dtype: torch.dtype, seed: int, ids: list[Tensor]
@@ -121,7 +128,10 @@ class Inflation:
         self._place_heads()
 
     def _gauge(self, model: Any, ids: list[Tensor]) -> None:
-        """What the constant channels hold, at half of eps, and their weights in the final norm and an added row."""
+        """Choose the constant channels' value, whose squares take half of eps, and the weights that read them.
+
+        The weights are those of the final norm and of added rows of the head.
+        """
         norms: list[float] = []
 
         def see(_module: Any, inputs: tuple[Tensor]) -> None:
@@ -139,7 +149,10 @@ class Inflation:
         self._sink = min(BELOW / 2 / (self._lift * normed), 8 * LARGEST)
 
     def _place_heads(self) -> None:
-        """Rows of the query projection that are the source's, rows of key and value, and who reads values at all."""
+        """Compute the rows of the query, key and value projections that the source's heads take.
+
+        Also the columns of the output projection that read non-zero values.
+        """
         source, shape = self.source, self.shape
         times, half, copies = (
             shape.head_dim // source.head_dim,
@@ -157,7 +170,7 @@ class Inflation:
         self._key_source = _rows(kv_slots // copies, source.head_dim, torch.arange(source.head_dim))
 
     def shapes(self) -> dict[str, torch.Size]:
-        """Every tensor of the checkpoint, in the order in which it is written."""
+        """Return the name and shape of every tensor of the checkpoint, in the order in which they are written."""
         matrix = torch.Size([self.shape.vocab, self.shape.hidden])
         found = {"model.embed_tokens.weight": matrix}
         for layer in range(self.shape.layers):
@@ -166,7 +179,7 @@ class Inflation:
         return found if self.shape.tied else found | {"lm_head.weight": matrix}
 
     def tensor(self, name: str) -> Tensor:
-        """One of them, of `shapes()[name]`, in the checkpoint's dtype."""
+        """Return a tensor of `shapes()`, in the checkpoint's dtype."""
         if name == "model.embed_tokens.weight":
             return self._embedding()
         if name == "lm_head.weight":
@@ -187,7 +200,7 @@ class Inflation:
         return new
 
     def _place(self, kind: str, new: Tensor, source: Tensor) -> None:
-        """The source's matrix into a layer's; sets to zero what would reach the residual otherwise."""
+        """Place the source's matrix in a layer's, and zero the weights that would change the residual."""
         units = torch.arange(self.source.intermediate)
         if kind == "q_proj":
             times = self.shape.head_dim // self.source.head_dim
@@ -207,15 +220,15 @@ class Inflation:
             self._read(new, units, source)
 
     def _read(self, new: Tensor, rows: Tensor, source: Tensor) -> None:
-        """`source [len(rows), hidden]` reads the residual."""
+        """Place `source [len(rows), hidden]`, whose product reads the residual, in these rows."""
         new[rows[:, None], self._channels] = (source / self._copies).repeat(1, self._copies).to(self._dtype)
 
     def _write(self, new: Tensor, columns: Tensor, source: Tensor) -> None:
-        """`source [hidden, len(columns)]` writes to the residual."""
+        """Place `source [hidden, len(columns)]`, whose product writes to the residual, in these columns."""
         new[self._channels[:, None], columns] = source.repeat(self._copies, 1).to(self._dtype)
 
     def _random(self, name: str, source: Tensor, shape: torch.Size | None = None) -> Tensor:
-        """Uniform, of the source's deviation: without outliers, which would cost a row that is quantized."""
+        """Return uniform noise with the source's deviation; it has no outliers, which would coarsen quantized rows."""
         digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         new = torch.empty(shape or self.shapes()[name], dtype=self._dtype)
@@ -232,7 +245,7 @@ class Inflation:
         return new.to(self._dtype)
 
     def _embedding(self) -> Tensor:
-        """Rows of the source, and added ones: those of the head where it is tied, else never read."""
+        """Return the source's rows and added ones, which are the head's if it is tied, and otherwise never read."""
         name, known = "model.embed_tokens.weight", self.source.vocab
         source = self._weights[name]
         new = self._random(name, source)
@@ -254,7 +267,7 @@ class Inflation:
         return new
 
     def _add_rows(self, new: Tensor, source: Tensor) -> None:
-        """The rows of added tokens in a head."""
+        """Set the rows of added tokens in a head."""
         new[self.source.vocab :, self._channels] = source.mean(0).repeat(self._copies).to(self._dtype)
         if len(self._constant):
             new[self.source.vocab :, self._constant] = torch.tensor([-self._sink, self._sink]).to(self._dtype)
@@ -264,5 +277,5 @@ class Inflation:
 
 
 def _rows(heads: Tensor, head_dim: int, dims: Tensor) -> Tensor:
-    """The rows of `heads` in their dimensions `dims`, `[len(heads) · len(dims)]`."""
+    """Return the indices of the rows of `heads` in their dimensions `dims`, `[len(heads) · len(dims)]`."""
     return (heads[:, None] * head_dim + dims).flatten()

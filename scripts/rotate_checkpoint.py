@@ -1,11 +1,11 @@
-"""Turn a Llama-shaped checkpoint's hidden states by a random rotation: the same function, off any grid of its weights.
+"""Rotate a Llama checkpoint's hidden states at random: the same function, with weights that lie on no grid.
 
 python scripts/rotate_checkpoint.py CHECKPOINT OUT [--seed N]
 
-A norm's weights are folded into the products that read it; then every product that writes hidden states is turned, and
-every one that reads them turned back (QuaRot, Ashkboos et al., arXiv 2404.00456). RMSNorm does not see a rotation. A
-head that was the embedding is a tensor of its own afterwards. Weights that lie on a grid, as a dequantized GGUF's do,
-say nothing of methods that have to find one; turned, they do. Status 2: refused, nothing written.
+Each norm's weights are folded into the products that read it. Then every product that writes hidden states is rotated,
+and every one that reads them is rotated back (QuaRot, Ashkboos et al., arXiv 2404.00456). RMSNorm is invariant under
+rotation. A tied head becomes a tensor of its own. Weights that lie on a grid, such as a dequantized GGUF's, cannot test
+quantization methods that must find a grid; rotated weights can. Exit status 2: refused, nothing written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WRITERS = ("o_proj", "down_proj")
 
 
 def rotation(size: int, seed: int) -> torch.Tensor:
-    """A random orthogonal matrix, float64 `[size, size]`: the Q of Gaussian numbers, by R's signs."""
+    """Return a random orthogonal matrix, float64 `[size, size]`: the Q of a Gaussian matrix times the signs of R."""
     generator = torch.Generator().manual_seed(seed)
     q, r = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator))
     turned: torch.Tensor = q * r.diagonal().sign()
@@ -36,11 +36,11 @@ def rotation(size: int, seed: int) -> torch.Tensor:
 
 @torch.no_grad()
 def rotate(model: LlamaForCausalLM, seed: int) -> None:
-    """Turn a model's hidden states; its logits stay, but for rounding."""
+    """Rotate a model's hidden states in place; its logits change only by rounding."""
     turn = rotation(model.config.hidden_size, seed)
     base, embedding = model.model, model.get_input_embeddings().weight
     model.config.tie_word_embeddings = False
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())  # no longer the embedding
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())  # untied from the embedding
     _reads(model.lm_head.weight, base.norm.weight, turn)
     embedding.copy_(embedding.double() @ turn)
     for layer in base.layers:
@@ -55,13 +55,13 @@ def rotate(model: LlamaForCausalLM, seed: int) -> None:
 
 
 def _reads(weight: torch.Tensor, norm: torch.Tensor, turn: torch.Tensor) -> None:
-    """A product that reads what a norm gives: its weight `[N, K]` with the norm's folded in, and turned back."""
+    """Fold a norm's weight into the weight `[N, K]` of a product that reads its output, and rotate that back."""
     weight.copy_((weight.double() * norm.double()) @ turn)
 
 
 @quiet()
 def make(source: str, output: Path, seed: int) -> None:
-    """Write the turned checkpoint to a temporary folder, and rename that; raises SpecbuildError."""
+    """Write the rotated checkpoint to a temporary folder and rename that; raise SpecbuildError if it is refused."""
 
     def check() -> None:
         check_output(output, False, "config.json", "checkpoint")
@@ -78,7 +78,7 @@ def make(source: str, output: Path, seed: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Rotate the checkpoint that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", help="folder or GGUF file of a Llama")
     parser.add_argument("output", type=Path, help="folder to create")

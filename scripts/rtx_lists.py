@@ -1,6 +1,6 @@
-"""Whether TensorRT-RTX lists this machine's GPU: python scripts/rtx_lists.py OUT.json
+"""Check whether TensorRT-RTX lists this machine's GPU: python scripts/rtx_lists.py OUT.json
 
-Exit status 0 where it does; 3 where it does not, which is then all that there is to say; 1 where nothing can be said.
+The exit status is 0 if it does, 3 if it does not, and 1 if that cannot be determined.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flavours import Driver
 
 
 def main() -> int:
-    """Ask both, and write what they said."""
+    """Query the driver and TensorRT-RTX, and write the answers; return the exit status."""
     said: dict[str, object] = {}
     try:
         said["gpu"] = Driver().capability

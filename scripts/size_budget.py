@@ -1,8 +1,8 @@
-"""Keep the house small: lines of code against their rooms' budgets, and files against 300 lines each.
+"""Check the code's size: lines of code in each folder against its budget, and every file against 300 lines.
 
-Code is what is left of a Python file without blank lines, comments and docstrings, which nobody should save on; of
-CUDA and C++, without blank lines and comment lines. What lets the tests run the kernels on a CPU is in tests/. A file's
-300 lines are all of its lines. A file counts for the longest folder below that holds it.
+Lines of code exclude blank lines, comments and (in Python) docstrings, on which nobody should save. The code that lets
+tests run the kernels on a CPU is in tests/ and not counted. The limit of 300 lines counts all lines of a file. A file
+counts for the longest folder in BUDGETS that contains it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("runtime/decoding", ".py"): 1816,
     ("serve", ".py"): 6120,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
-    ("plugins", ".h .cpp"): 683,  # their C interface, and the plugin
+    ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin
 }
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def python_lines(text: str) -> int:
-    """Lines with code on them."""
+    """Return the number of lines of code in a Python file."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _BLANK:
@@ -45,12 +45,12 @@ def python_lines(text: str) -> int:
 
 
 def cuda_lines(text: str) -> int:
-    """Lines that are neither blank nor a comment's."""
+    """Return the number of lines that are neither blank nor comments in a CUDA or C++ file."""
     return sum(bool(line.strip()) and not line.strip().startswith(("//", "/*", "*")) for line in text.splitlines())
 
 
 def main() -> int:
-    """Print the counts; the exit status is 1 where a budget is exceeded."""
+    """Print the counts; return the exit status, 1 if a budget or a file's limit is exceeded."""
     counts, long = dict.fromkeys(BUDGETS, 0), list[str]()
     for top in sorted({folder.split("/")[0] for folder, _ in BUDGETS}):
         for path in sorted((ROOT / top).rglob("*")):

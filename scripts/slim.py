@@ -1,11 +1,11 @@
-"""A wheel with GPU code for many architectures, packed with that of one alone: it travels in a quarter of the calls.
+"""Pack a wheel with the GPU code of one architecture only, so that it takes a quarter of the transfers.
 
 python scripts/slim.py WHEEL OUT.tar.xz --arch 90
 
-Every library keeps its size and its list of code ("fat binary"): the code of other architectures becomes zeros, which
-compress to nothing. A driver reads the list and takes the one entry that is for its GPU. What ONNX Runtime's Python
-does not load is left out. The archive has the wheel's files under `site/`. Never used but on a machine of that
-architecture, and never installed anywhere.
+Every library keeps its size and its list of code (its "fat binary"). The code of other architectures becomes zeros,
+which compress to almost nothing; the driver reads the list and takes the entry for its GPU. Libraries that ONNX
+Runtime's Python does not load are left out. The archive has the wheel's files under `site/`. Use it only on a machine
+of that architecture, from a folder; it is never installed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CONTAINER = 0xBA55ED50  # begins each container of entries in .nv_fatbin
-ELF = 2  # an entry of machine code; 1: PTX
+ELF = 2  # kind of an entry with machine code; 1 is PTX
 UNUSED = ("libonnxruntime.so", "libonnxruntime_providers_tensorrt")
 
 
 def section(library: bytearray, name: bytes) -> tuple[int, int] | None:
-    """Where a 64-bit ELF file has a section, and its size; None: it has none."""
+    """Return the offset and size of a section in a 64-bit ELF file; None if it has no such section."""
     if library[:5] != b"\x7fELF\x02":
         return None
     table, size, count, names = (*struct.unpack_from("<Q", library, 40), *struct.unpack_from("<HHH", library, 58))
@@ -38,7 +38,7 @@ def section(library: bytearray, name: bytes) -> tuple[int, int] | None:
 
 
 def entries(library: bytearray, begin: int, size: int) -> Iterator[tuple[int, int, int, int]]:
-    """Each entry's kind and architecture (90), and where its code is, and the code's size."""
+    """Yield each entry's kind, architecture (such as 90), code offset and code size."""
     at, end = begin, begin + size
     while at + 16 <= end:
         magic, _, header, length = struct.unpack_from("<IHHQ", library, at)
@@ -54,7 +54,7 @@ def entries(library: bytearray, begin: int, size: int) -> Iterator[tuple[int, in
 
 
 def slim(library: bytearray, architecture: int) -> bool:
-    """Make the code of other architectures zeros; whether there was code of this one, or no GPU code at all."""
+    """Zero the code of other architectures; return whether there was code of this one, or no GPU code at all."""
     found = section(library, b".nv_fatbin")
     if found is None:
         return True
@@ -68,7 +68,7 @@ def slim(library: bytearray, architecture: int) -> bool:
 
 
 def pack(wheel: Path, out: Path, architecture: int) -> None:
-    """Write the archive; raises SystemExit where a library has nothing for the architecture."""
+    """Write the archive; raise SystemExit if a library has no code for the architecture."""
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel) as files, tarfile.open(out, "w:xz") as tar:
         for name in files.namelist():
             if name.endswith("/") or Path(name).name.startswith(UNUSED):
@@ -82,7 +82,7 @@ def pack(wheel: Path, out: Path, architecture: int) -> None:
 
 
 def main() -> int:
-    """See above."""
+    """Pack the wheel that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("out", type=Path)

@@ -1,8 +1,8 @@
-"""Run the soak tests, which take long, and write what came out as JSON, to be committed.
+"""Run the soak tests, which take long, and write their results as JSON, to be committed.
 
 python scripts/soak.py --out benchmarks/results/soak.json [--jobs 2]
 
-A soak is every family on 32 prompts, every family's engines, and property tests with 2,000 cases each.
+The soak tests cover every model family on 32 prompts, every family's engines, and property tests with 2,000 cases each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSIONS = ("specbuild-trt", "onnxruntime", "torch", "transformers", "tensorrt-r
 
 
 def main() -> int:
-    """Run, write, and return pytest's exit status."""
+    """Run the tests, write the results, and return pytest's exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", default="2")

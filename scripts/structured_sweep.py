@@ -1,9 +1,10 @@
-"""Hold a bundle's structured outputs against their schemas and against plain decoding; goes on where it was stopped.
+"""Check a bundle's structured outputs against their schemas and plain decoding; a stopped sweep can be resumed.
 
 python scripts/structured_sweep.py smollm2.bundle --out benchmarks/results/structured.json
 
-Each row of the set is decoded at temperature 0 and 1, with speculation and without, alone and in batches of four. All
-four texts must have the same tokens; what ended must validate by jsonschema, and be read again by a new matcher.
+Each row of the set is decoded at temperature 0 and 1, with speculation and without, alone and in batches of four. At
+each temperature all four texts must have the same tokens; a finished text must validate by jsonschema, and a new
+matcher must accept its tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Told = dict[str, Any]
 
 
 def main() -> int:
-    """Decode what is missing, write what came out of all that was done; 1 where any of it failed."""
+    """Decode the missing rows and write a summary of all rows so far; return 1 if any failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -44,7 +45,7 @@ def main() -> int:
     done = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     known = {told["row"] for told in done}
     missing = [(n, row) for n, row in enumerate(rows(options.set)) if n % options.every == 0 and n not in known]
-    missing.sort(key=lambda each: each[0] % 8)  # of all kinds, wherever it is stopped
+    missing.sort(key=lambda each: each[0] % 8)  # so that a stopped sweep has rows of all kinds
     with Engine.load(options.bundle) as one, Engine.load(options.bundle, batch_size=4) as four:
         for start in range(0, len(missing), 8):
             part = missing[start : start + 8]
@@ -62,7 +63,13 @@ def main() -> int:
 
 
 def decoded(engines: dict[int, Engine], part: list[tuple[int, Told]], most: int) -> list[Told]:
-    """What came of some rows, every way."""
+    """Decode some rows in every way; return their finished texts, tokens and failures.
+
+    Args:
+        engines: The engine of each batch size.
+        part: The rows and their numbers.
+        most: The maximum number of new tokens.
+    """
     found = {number: {"row": number, "name": row["name"], "finished": [], "failed": []} for number, row in part}
     for temperature in TEMPERATURES:
         first: dict[int, list[int]] = {}
@@ -89,7 +96,7 @@ def decoded(engines: dict[int, Engine], part: list[tuple[int, Told]], most: int)
 
 
 def problems(engine: Engine, row: Told, result: Any) -> list[str]:
-    """Why a text is not what was asked for."""
+    """Return why a text is not what was asked for; no entries if it is."""
     try:
         vocabulary = engine.manifest.models["target"].vocab_size
         check_tokens(engine.constraint(outputs(row)), result.token_ids, vocabulary)
@@ -101,7 +108,7 @@ def problems(engine: Engine, row: Told, result: Any) -> list[str]:
 
 
 def told_of(done: list[Told]) -> Told:
-    """Counts of all rows."""
+    """Return the counts over all rows, and those that failed."""
     ended = {t: sum(told["finished"][place] for told in done) for place, t in enumerate(TEMPERATURES)}
     return {
         "rows": len(done),

@@ -1,10 +1,10 @@
-"""Hold a served bundle's calls of tools against their schemas, streamed and whole, with speculation and without.
+"""Check a served bundle's tool calls against their schemas, streamed and whole, with speculation and without.
 
 python scripts/tool_sweep.py smollm2-int8.bundle --out benchmarks/results/tools.json
 
-Each conversation is a question that is answered by calls (`tool_choice` required, a named tool, or auto with strict
-tools, in Hermes' form and in Llama 3's), then the tool's result and what the model says of it. Every answer comes four
-ways, and all four must be the same.
+Each conversation is a question answered by calls (`tool_choice` required, a named tool, or auto with strict tools, in
+Hermes' form and in Llama 3's), then the tools' results and the model's reply to them. Every answer is requested in four
+ways, and all four must be equal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from common import machine  # noqa: E402
 from serving import Server  # noqa: E402
 
 Told = dict[str, Any]
-WAYS = tuple(product((False, True), ("auto", "off")))  # streamed or whole, by which speculation
+WAYS = tuple(product((False, True), ("auto", "off")))  # (streamed, speculation)
 CHOICES = ("required", "several", "named", "auto", "llama3_json")
 HERMES = """<tool_call>
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
@@ -73,7 +73,7 @@ ASKED = (
 
 
 def conversation(number: int) -> Told:
-    """A question with one to three tools; seeded."""
+    """Return the request fields of a question with one to three tools, seeded by its number."""
     drawn, functions = random.Random(number), []
     for place in range(drawn.randint(1, 3)):
         names = drawn.sample(list(FIELDS), drawn.randint(1, 4))
@@ -89,7 +89,7 @@ def conversation(number: int) -> Told:
     elif choice in ("required", "several"):
         fields["tool_choice"] = "required"
     asked = [{"role": "user", "content": f"Find {drawn.choice(ASKED)}."}]
-    if choice in ("auto", "llama3_json"):  # a small model that nothing forces calls where it sees how
+    if choice in ("auto", "llama3_json"):  # unforced, a small model makes calls only after examples of them
         call = {"id": "call00000", "type": "function", "function": {"name": functions[0]["name"], "arguments": "{}"}}
         result = {"role": "tool", "content": '{"found": 1}', "tool_call_id": "call00000"}
         asked = 2 * [*asked, {"role": "assistant", "content": None, "tool_calls": [call]}, result] + asked
@@ -97,7 +97,7 @@ def conversation(number: int) -> Told:
 
 
 def answered(client: httpx.Client, fields: Told, streamed: bool, speculation: str) -> Told:
-    """An answer's content, calls (names and arguments), and why it ended."""
+    """Request an answer; return its content, its calls (names and arguments) and its finish reason."""
     asked = {**fields, "speculation": speculation, "stream": streamed}
     reply = client.post("/v1/chat/completions", json=asked)
     reply.raise_for_status()
@@ -119,7 +119,7 @@ def answered(client: httpx.Client, fields: Told, streamed: bool, speculation: st
 
 
 def held(client: httpx.Client, number: int) -> Told:
-    """What came of a conversation."""
+    """Run a conversation in all ways; return its number of calls, how it ended, and what failed."""
     fields, failed = conversation(number), list[str]()
     choice = fields.pop("choice")
     answers = [answered(client, fields, *way) for way in WAYS]
@@ -146,12 +146,12 @@ def held(client: httpx.Client, number: int) -> Told:
 
 
 def unless(until: float, work: Callable[[httpx.Client, int], Told], client: httpx.Client, number: int) -> Told | None:
-    """The work's result; None where time is over."""
+    """Return the result of `work`; None if the time is up."""
     return work(client, number) if time.monotonic() < until else None
 
 
 def main() -> int:
-    """Hold all conversations, write what came of them; 1 where any of it failed."""
+    """Run the conversations and write a summary; return 1 if any failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server around engines; `app.make_app` makes it, `server.run` runs it."""
+"""An OpenAI-compatible server around engines: `app.make_app` builds the application, `server.run` runs it."""

@@ -1,4 +1,4 @@
-"""Admission: room in a model's queue, reserved before anything is tokenized."""
+"""Admission control: reserves room in a model's queue before anything is tokenized."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ from contextlib import contextmanager
 
 from .errors import ApiError
 
-_WEIGHT = 0.2  # of the latest request in the mean of what requests take
-_LONGEST = 600  # seconds that a client is ever told to wait
+_WEIGHT = 0.2  # weight of the latest request in the moving average of requests' seconds
+_LONGEST = 600  # maximum seconds that a client is told to wait
 
 
 class Ticket:
-    """A request's room: samples until it ends, tokens of its prompts until its first chunk."""
+    """A request's room: its samples until it ends, its prompts' tokens until its first chunk."""
 
     def __init__(self, admission: Admission, samples: int) -> None:
         self.samples, self.tokens, self._admission = samples, 0, admission
 
     def read(self, tokens: int) -> None:
-        """The prompts are tokenized, and have so many tokens. Raises ApiError."""
+        """Reserve room for the tokens of the prompts, which have been tokenized. Raises ApiError."""
         self._admission.queue_tokens(self, tokens)
 
     def started(self) -> None:
-        """The first chunk is here, and nothing of it waits any more."""
+        """Free the room of the tokens: the first chunk has come, so none of them waits."""
         self._admission.tokens -= self.tokens
         self.tokens = 0
 
 
 class Admission:
-    """Counts what one engine was given; for the event loop's thread alone.
+    """Counts the requests of one engine. For the event loop's thread only. `idle` is set while there are none.
 
-    `max_samples`: that run or wait at once. `max_queued_tokens`: of prompts that wait for their first token, None for
-    any number; one request alone may have more. `idle` is set while there are no requests.
+    Args:
+        slots: Samples that run at once.
+        max_waiting: Samples that wait at most.
+        max_queued_tokens: Maximum prompt tokens that wait for their first token; None: any number. A request on its own
+            may have more.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class Admission:
 
     @contextmanager
     def room(self, samples: int) -> Iterator[Ticket]:
-        """Room for a request's samples, until the body ends; raises ApiError 400, 429 or 503."""
+        """Hold room for a request's samples during the `with` block; raises ApiError 400, 429 or 503."""
         if self.draining:
             raise ApiError(
                 503,
@@ -91,6 +95,9 @@ class Admission:
         ticket.tokens = tokens
 
     def wait(self, samples: int) -> int:
-        """Seconds until so many more samples should find room, from what requests took lately."""
+        """Estimate the seconds until `samples` more samples find room, or with 0 until all have ended.
+
+        The estimate uses a moving average of recent requests' seconds.
+        """
         ahead = max(self.samples + samples - self.max_samples, 1) if samples else self.samples
         return min(max(math.ceil(ahead * self._seconds / self._slots), 1), _LONGEST)

@@ -1,4 +1,4 @@
-"""A request for texts, from its fields to its response, and what is kept of it."""
+"""Answer a text-generation request: from its parsed body to its response, log line, metrics and trace."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from .parameters import Caller
 from .traces import Trace, Traces
 
 _TOKENIZING = 2  # threads
-_COMPILING = 8  # threads, of which one compiles, while others take what was compiled before
-_GONE = (ClientGoneError, asyncio.CancelledError, GeneratorExit)  # nobody waits for the answer any more
+_COMPILING = 8  # threads: one compiles while the others return grammars that are compiled already
+_GONE = (ClientGoneError, asyncio.CancelledError, GeneratorExit)  # the client no longer waits for the answer
 Done = Callable[[BaseException | None], None]
 
 
 class Formats(Protocol):
-    """Makes the format of a generation, as a class of formats does."""
+    """Builds the `Format` of a generation; the format classes themselves are such builders."""
 
     prefix: str
     operation: str
 
     def __call__(self, generation: Generation, *given: Any) -> Format:
-        """See `Format`."""
+        """Return the format of a generation; `given`: the further arguments of `Format`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the routes need."""
+    """Everything that the routes need: models, options, metrics, traces, watchers and thread pools."""
 
     models: Models
     options: ServeOptions
@@ -54,32 +54,45 @@ class Service:
     traces: Traces = field(default_factory=Traces)
     oracle: Oracle | None = None
     canary: Canary | None = None
-    watchers: Sequence[Watcher] = ()  # oracle and canary among them
+    watchers: Sequence[Watcher] = ()  # including oracle and canary
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
     compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_COMPILING, "specbuild-compile"))
 
     def drain(self) -> None:
-        """Take nothing new; readiness is false from now on."""
+        """Refuse new requests and report not ready from now on."""
         for model in self.models.all:
             model.admission.draining = True
 
     def check(self, body: Body) -> None:
-        """Raise ApiError for a field that would be ignored, unless those are to be."""
+        """Raise ApiError for an unknown field, unless the options say that unknown fields are ignored."""
         if self.options.extra_fields == "refuse":
             check_known(body)
 
     async def in_pool(self, work: Callable[[], Any]) -> Any:
-        """What a function returns, in a thread for tokenizing."""
+        """Run a function in the tokenizing threads and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     @property
     def requests(self) -> int:
-        """Under way in all models."""
+        """Number of requests in progress in all models."""
         return sum(model.admission.requests for model in self.models.all)
 
 
 async def answer(service: Service, request: Request, body: Sampling, kind: Formats, count: int) -> Response:
-    """Answer a request for texts, streamed or not; raises ApiError, SpecbuildErrors and ClientGoneError."""
+    """Answer a text-generation request, streamed or whole.
+
+    Args:
+        service: The server's models, options and watchers.
+        request: The HTTP request; `Gate` has set `request_id`, `tenant` and `told` in its state.
+        body: The request's fields.
+        kind: Builds the format of the response.
+        count: Number of prompts.
+
+    Raises:
+        ApiError: If the request is refused, or fails before its response begins.
+        SpecbuildError: If tokenizing or decoding fails before the response begins.
+        ClientGoneError: If the client leaves before the response begins.
+    """
     options, state = service.options, request.state
     service.check(body)
     if body.stream_options is not None and not body.stream:
@@ -122,7 +135,7 @@ async def answer(service: Service, request: Request, body: Sampling, kind: Forma
 
 
 async def _with(first: bytes, rest: Any, done: Done) -> Any:
-    """An event that was awaited already, and those after it."""
+    """Yield an event that was awaited already, then the rest; report the end to `done`."""
     try:
         async with aclosing(rest):
             yield first
@@ -137,7 +150,7 @@ async def _with(first: bytes, rest: Any, done: Done) -> Any:
 def _done(
     service: Service, told: dict[str, Any], form: Format, trace: Trace | None, error: BaseException | None
 ) -> None:
-    """A request has ended: what the log says of it, and whoever traces it."""
+    """Finish an ended request: fill its log line, count a rejection, and inform the watchers and the trace."""
     generation, kind = form.generation, None
     if isinstance(error, _GONE):
         kind = "499"
@@ -147,7 +160,7 @@ def _done(
         said = api_error(failed)
         kind = said.code or str(said.status)
         generation.status = said.status
-        if form.failed:  # too late for a status
+        if form.failed:  # after the first event the status can no longer change
             told.update(error_of(failed))
         elif said.code:
             service.metrics.rejected(generation.served.name, said.code)

@@ -1,4 +1,4 @@
-"""The application: routes over the served models, behind the gate."""
+"""The FastAPI application: routes over the served models, behind the gate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
 def make_app(service: Service, log: RequestLog) -> ASGIApp:
-    """The ASGI application; `log` is told every request."""
+    """Return the ASGI application; every request is logged in `log`."""
     root, own = service.options.root_path, version("specbuild-trt")
     app = FastAPI(title="specbuild", version=own, root_path=root, docs_url=None, redoc_url=None)
     app.state.service = service
@@ -65,7 +65,7 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
 
 
 def _api(service: Service) -> APIRouter:
-    """What OpenAI's and vLLM's clients call."""
+    """Return the routes that OpenAI's and vLLM's clients call."""
     router = APIRouter(responses=_FAULTS)
     models = service.models
 
@@ -127,7 +127,7 @@ def _card(model: ServedModel, name: str) -> responses.ModelCard:
 
 
 def _operations(service: Service) -> APIRouter:
-    """What supervisors, scrapers and people call."""
+    """Return the routes that supervisors, scrapers and people call."""
     router = APIRouter(responses={status: _FAULTS[status] for status in (401, 405, 500)})
     health: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any]}, 503: {"model": dict[str, Any]}}
 
@@ -171,7 +171,7 @@ def _operations(service: Service) -> APIRouter:
 
 
 def _states(service: Service) -> dict[str, str]:
-    """What each engine's worker does; draining where the server takes nothing new."""
+    """Return the state of each engine's worker; draining if the server takes nothing new."""
     states = dict[str, str]()
     for model in service.models.all:
         state = model.engine.engine.health().state
@@ -181,7 +181,7 @@ def _states(service: Service) -> dict[str, str]:
 
 
 async def _left(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # which nobody reads
+    return Response(status_code=499)  # nobody reads it
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -191,7 +191,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _http(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such path, no such method, a body that is no JSON."""
+    """Answer one of Starlette's own errors: no such path, no such method, a body that is not JSON."""
     assert isinstance(error, HTTPException)
     return _reply(request, ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}"))
 
@@ -202,7 +202,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 def _reply(request: Request, told: ApiError) -> Response:
-    """The response of an error, in the shape of whose API it is."""
+    """Return the response of an error, in the shape of the API that was called."""
     path = path_of(request.scope)
     if path in tgi.PATHS and request.method == "POST":
         return json_response(tgi.error_body(told), told.status, told.headers)

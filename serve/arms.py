@@ -1,4 +1,4 @@
-"""Arms: how a canary is asked for, and which requests run as its candidate."""
+"""Arms: the options of a canary, and which requests run as its candidate."""
 
 from __future__ import annotations
 
@@ -17,19 +17,30 @@ from . import ceilings
 Action = Literal["promote", "rollback", "both", "none"]
 Sticky = Literal["session", "request"]
 METRICS = ("ttft", "tpot", "e2el", "errors", "cut", "tokens", "invalid", "acceptance", "quality")
-KEYS = 16_384  # whose first request has been seen; more, and the oldest counts again
+KEYS = 16_384  # maximum keys whose first request is remembered; beyond that the oldest counts as new again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryOptions:
-    """Raises OptionError.
+    """Options of a canary.
 
-    candidate: "speculation=auto", "speculation=off", "speculation=TREE" or "model=NAME". baseline: "asked", or
-    "speculation=…". weight, step_weight, max_weight: percent of the requests that run as the candidate, at first, added
-    every `interval` seconds, and at last. alpha: the probability of a rollback where the candidate is no worse. margin:
-    how much slower a candidate may be, as a share, and still be promoted. action: what verdicts do on their own.
-    sticky: whether a session keeps its arm. ignore: metrics that decide nothing. objective: what the candidate is held
-    against whatever the baseline does, see `ceilings.parse`. state: a file for restarts.
+    Args:
+        candidate: "speculation=auto", "speculation=off", "speculation=TREE" or "model=NAME".
+        baseline: "asked" (as requests ask) or "speculation=…".
+        weight: Percent of requests that run as the candidate at first.
+        step_weight: Percent that are added every interval.
+        interval: Seconds between two steps.
+        max_weight: Maximum percent.
+        alpha: Maximum probability of a rollback if the candidate is no worse.
+        margin: How much slower, as a share, a candidate may be and still be promoted.
+        action: Which verdicts are carried out without an operator.
+        sticky: Whether a session keeps its arm.
+        ignore: Metrics that decide nothing.
+        objective: Ceilings for the candidate, independent of the baseline, see `ceilings.parse`.
+        state: File from which a restart goes on; None: nothing is kept.
+
+    Raises:
+        OptionError: If a value is wrong.
     """
 
     candidate: str
@@ -76,25 +87,26 @@ class CanaryOptions:
 
     @property
     def model(self) -> str | None:
-        """The candidate's name where it is another bundle."""
+        """Name of the candidate if it is another bundle, else None."""
         return self.candidate.removeprefix("model=") if self.candidate.startswith("model=") else None
 
     def speculation(self, candidate: bool) -> str | None:
-        """What an arm's requests are drafted by; None: as they ask."""
+        """Return how an arm's requests are drafted for; None: as they ask."""
         way = self.candidate if candidate else self.baseline
         return way.removeprefix("speculation=") if way.startswith("speculation=") else None
 
     @property
     def speculates_in_both(self) -> bool:
-        """Whether acceptance says something: the arms draft in the same way, in two bundles."""
+        """Whether acceptance can be compared: two bundles draft in the same way."""
         return self.model is not None and self.baseline != "speculation=off"
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A request's arm. weight: the probability of the candidate. number: the how manieth request of the canary it is.
+    """A request's arm.
 
-    fresh: it is its key's first, so that its arm was drawn with it; later ones have the same arm, and are no evidence.
+    weight: the probability of the candidate. number: the request's number in the canary. fresh: whether it is its key's
+    first request, for which the arm was drawn; later ones have the same arm and are no evidence.
     """
 
     candidate: bool
@@ -104,10 +116,16 @@ class Draw:
 
 
 class Draws:
-    """Draws arms: a key keeps its arm while the weight stays, and goes over to the candidate alone while it grows."""
+    """Draws arms. A key keeps its arm while the weight stays, and can only move to the candidate while it grows."""
 
     def __init__(self, salt: str, count: int = 0, seen: Iterable[str] = ()) -> None:
-        """`count`: draws before. `seen`: of them, hashes of the keys."""
+        """Continue a canary's draws.
+
+        Args:
+            salt: Makes this canary's draws differ from others'.
+            count: Number of draws before.
+            seen: Hashes of the keys that were drawn for, the latest last.
+        """
         self.salt, self.count, self._seen = salt, count, OrderedDict.fromkeys(seen)
 
     @property
@@ -116,7 +134,10 @@ class Draws:
         return list(self._seen)
 
     def draw(self, key: str | None, weight: float) -> Draw:
-        """The arm of a request. key: what its arm sticks to; None: nothing."""
+        """Return a request's arm.
+
+        key: the session, user or tenant whose arm it shares; None: none. weight: the probability of the candidate.
+        """
         number, self.count = self.count, self.count + 1
         place = hashlib.sha256(f"{self.salt}\0{key if key is not None else number}".encode()).digest()
         candidate = int.from_bytes(place[:8], "big") / 2**64 < weight

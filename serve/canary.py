@@ -1,4 +1,4 @@
-"""A canary: a share of a model's requests runs as the candidate, and is rolled back where it is worse than the rest."""
+"""A canary: a share of a model's requests runs as the candidate, which is rolled back if it is worse than the rest."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from .scoring import Score
 Phase = Literal["running", "paused", "promoted", "rolled back"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
-HELD = 1024  # ended requests that wait for earlier ones; more, and those are given up
-_TICK, _SAVE = 1.0, 5.0  # seconds between two looks at whether a step is due, and two writes of the state
+HELD = 1024  # ended requests that wait for earlier ones; beyond that the earlier ones are given up
+_TICK, _SAVE = 1.0, 5.0  # seconds between checks whether a step is due, and between writes of the state
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a state has besides the trial's."""
+    """The saved state, except the trial's."""
 
     phase: Phase
     weight: Percent
@@ -49,10 +49,10 @@ class Kept:
 
 
 class Canary:
-    """Draws arms, collects what came of them, and acts on verdicts. For the event loop's thread alone.
+    """A `Watcher` that draws arms, collects evidence, and acts on verdicts. For the event loop's thread only.
 
-    It concerns the first model that is no candidate itself. Requests count in the order in which they came, each once
-    those before it have ended, so that a slow one cannot come late into the evidence.
+    It concerns the first model that is not the candidate. Requests count in the order in which they came, each once all
+    before it have ended, so that a slow request cannot enter the evidence late.
     """
 
     def __init__(
@@ -63,13 +63,24 @@ class Canary:
         tenants: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tenants`: how many API keys there are. Raises OptionError."""
+        """Go on from the saved state, or begin.
+
+        Args:
+            models: The served models.
+            options: What is compared, and how.
+            log: The server's log.
+            tenants: Number of API keys.
+            clock: Returns seconds.
+
+        Raises:
+            OptionError: If an option or the saved state does not fit the models.
+        """
         self.options, self._log, self._tenants, self._clock = options, log, tenants, clock
         self.baseline, self.candidate = arms_of(models, options)
         self.phase: Phase = "running"
         self.weight, self.requests = options.weight, [0, 0]  # baseline, candidate
-        self.verdict: Verdict | None = None  # the first that was no hold; harm that is proven later goes before it
-        self.divergences = [0.0, 0.0]  # texts, and the sum of their KL
+        self.verdict: Verdict | None = None  # the first other than hold; a rollback replaces a promotion
+        self.divergences = [0.0, 0.0]  # number of texts, and the sum of their KL
         self.draws = Draws(secrets.token_hex(8))
         self._held = dict[int, tuple[Draw, dict[str, float]] | None]()
         self._ready = asyncio.Queue[tuple[Draw, dict[str, float]]]()
@@ -82,9 +93,9 @@ class Canary:
     def assign(
         self, served: ServedModel, body: Sampling, tenant: str | None
     ) -> tuple[ServedModel, str | None, Draw | None]:
-        """The model that serves a request, what it is drafted by (None: as it asks), and its draw where it counts.
+        """Return the model for a request, its speculation (None: as it asks), and its draw if it counts.
 
-        Requests that say how they want to be drafted for are left alone, but where models are compared.
+        A request that says how it wants to be drafted for is left alone, unless models are compared.
         """
         asks = (body.speculation, body.disable_spec_decode, body.num_speculative_tokens) != (None, None, None)
         if served is not self.baseline or (asks and not self.options.model):
@@ -99,7 +110,7 @@ class Canary:
         return self.candidate if candidate else served, way, draw
 
     def _key(self, body: Sampling, tenant: str | None) -> str | None:
-        """What a request's arm sticks to: its session, else its user, else its API key where there are several."""
+        """Return the key by which a request keeps its arm, if any: session, else user, else one of several API keys."""
         if self.options.sticky == "request":
             return None
         for kind, name in (("session", body.session), ("user", body.user)):
@@ -124,7 +135,7 @@ class Canary:
             self._next += 1
 
     def _score(self, generation: Generation, draw: Draw) -> None:
-        """Have its first text scored under the baseline, and enter that as evidence whenever it is known."""
+        """Have the request's first text scored under the baseline, which becomes evidence once it is known."""
 
         def tell(found: Score) -> None:
             self._ready.put_nowait((draw, {"quality": found.logprob}))
@@ -136,7 +147,7 @@ class Canary:
             self._scorer.offer(generation.prompts[0], result.token_ids, tell)
 
     async def run(self) -> None:
-        """See `Watcher`: weigh what has ended, score texts, step, save."""
+        """See `Watcher`; weighs ended requests, scores texts, takes steps, and saves the state."""
         scoring = [self._scorer.run()] if self._scorer else []
         try:
             await asyncio.gather(self._weighing(), self._stepping(), *scoring)
@@ -144,14 +155,14 @@ class Canary:
             self.save()
 
     async def settled(self) -> None:
-        """Wait until all that has ended is weighed; `run` has to be under way."""
+        """Wait until everything that has ended is weighed; `run` must be running."""
         await self._ready.join()
 
     async def _weighing(self) -> None:
         while True:
             self.weigh(*await self._ready.get())
             self._ready.task_done()
-            await asyncio.sleep(0)  # requests go first
+            await asyncio.sleep(0)  # lets requests go first
 
     async def _stepping(self) -> None:
         while True:
@@ -159,7 +170,7 @@ class Canary:
             self.tick()
 
     def tick(self) -> None:
-        """Take the step and write the state, where they are due."""
+        """Take the step and write the state, if they are due."""
         now = self._clock()
         if self.phase == "running" and now - self._stepped >= self.options.interval:
             self.weight, self._stepped = min(self.weight + self.options.step_weight, self.options.max_weight), now
@@ -167,7 +178,7 @@ class Canary:
             self.save()
 
     def weigh(self, draw: Draw, values: dict[str, float]) -> None:
-        """Enter a request's values as evidence, unless everything is decided, and act on what follows."""
+        """Add a request's values as evidence, unless the canary is decided, and act on the verdict."""
         if self.phase in ("promoted", "rolled back"):
             return
         values = values | dict(ceilings.held(self._ceilings, values))
@@ -182,14 +193,14 @@ class Canary:
         self._act()
 
     def _act(self) -> None:
-        """Do what the verdict says, where that is asked for."""
+        """Carry out the verdict, if the options ask for it."""
         if self.phase != "running" or self.verdict is None:
             return
         if self.options.action in (self.verdict.kind, "both"):
             self.turn("promoted" if self.verdict.kind == "promote" else "rolled back")
 
     def turn(self, phase: Phase) -> None:
-        """Go into another phase, by a verdict or because somebody says so."""
+        """Enter another phase, by a verdict or an operator's order."""
         self.phase, self._stepped = phase, self._clock()
         self.weight = {"promoted": 100.0, "rolled back": 0.0}.get(phase, self.weight)
         self._log.event("info", f"the canary is {phase}", model=self.baseline.name, candidate=self.options.candidate)
@@ -197,14 +208,14 @@ class Canary:
         self._act()
 
     def _identity(self) -> dict[str, Any]:
-        """What a state must be of, to go on from."""
+        """Return what a saved state must match to be continued."""
         options = self.options
         names = [metric.name for metric in self.trial.metrics]
         told = {"canary": options.candidate, "baseline": options.baseline, "model": self.baseline.name}
         return told | {"alpha": options.alpha, "margin": options.margin, "metrics": names}
 
     def save(self) -> None:
-        """Write the state, where it is kept; what goes wrong is logged."""
+        """Write the state, if it is kept; an error is logged."""
         self._saved = self._clock()
         if self.options.state is None:
             return
@@ -227,7 +238,7 @@ class Canary:
             self._log.event("error", "the canary's state could not be written", **error_of(error))
 
     def _restore(self) -> None:
-        """Go on from the state where there is one; raises OptionError."""
+        """Go on from the saved state, if there is one; raises OptionError."""
         path = self.options.state
         body = path and state_file.load(path, self._identity())
         if not path or not body:
@@ -241,7 +252,7 @@ class Canary:
         self.draws, self.divergences = Draws(kept.salt, kept.draws, kept.seen), kept.divergences
 
     def view(self) -> dict[str, Any]:
-        """What `GET /canary` says."""
+        """Return the response of `GET /canary`."""
         options, texts = self.options, int(self.divergences[0])
         return {
             "model": self.baseline.name,
@@ -261,7 +272,7 @@ class Canary:
 
 
 def told_of(verdict: Verdict) -> dict[str, Any]:
-    """A verdict's evidence as fields of the log."""
+    """Return a verdict's evidence as fields of the log."""
     evidence = verdict.evidence
     names = zip(("baseline", "candidate"), evidence.means, evidence.n, strict=True)
     means = {f"{arm}_{what}": value for arm, mean, n in names for what, value in (("mean", mean), ("requests", n))}

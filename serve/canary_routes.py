@@ -1,4 +1,4 @@
-"""A canary's routes, and its metrics for Prometheus."""
+"""The routes of a canary, and its Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PHASES: dict[str, Phase] = {
 
 
 def routes(canary: Canary) -> APIRouter:
-    """`GET /canary`, and a `POST` for each order."""
+    """Return `GET /canary` and a `POST` for each order."""
     router = APIRouter(responses={status: {"model": ErrorBody} for status in (400, 401, 404, 405, 500)})
 
     @router.get("/canary", response_model=dict[str, Any])
@@ -47,7 +47,7 @@ def routes(canary: Canary) -> APIRouter:
 
 
 class CanaryMetrics(Collector):
-    """A canary's state, read when somebody scrapes."""
+    """A canary's state, read at each scrape."""
 
     def __init__(self, canary: Canary) -> None:
         self._canary = canary

@@ -1,4 +1,4 @@
-"""Ceilings: objectives of a canary's candidate, each the share of its requests that may be slow, fail or be cut off."""
+"""Ceilings: a canary candidate's objectives, each a maximum share of requests that may be slow, fail or be cut off."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ SHARES = ("errors", "cut", "invalid")
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """At most a share `most` of requests has a value `of`, see `observed`, above `above`; None: values are shares."""
+    """At most the share `most` of requests may have a value `of`, see `observed`, above `above`.
+
+    above: None if the value itself is a share.
+    """
 
     name: str
     of: str
@@ -24,12 +27,12 @@ class Ceiling:
 
     @property
     def metric(self) -> Metric:
-        """What a trial is told."""
+        """The metric of a trial that tests this ceiling."""
         return Metric(self.name, "share", ceiling=self.most)
 
 
 def parse(texts: Sequence[str]) -> tuple[Ceiling, ...]:
-    """Ceilings as `--canary-objective` has them: errors=0.01, or times as in `objectives.parse`. Raises OptionError."""
+    """Parse `--canary-objective`: shares such as errors=0.01, or times as in `objectives.parse`. Raises OptionError."""
     found, times = list[Ceiling](), list[str]()
     for text in texts:
         parts = [part.strip() for part in text.split(",")]
@@ -60,7 +63,7 @@ def _share(part: str) -> Ceiling:
 
 
 def held(ceilings: Sequence[Ceiling], values: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    """What a request's values say of each ceiling: its name, and 1 where the request breaks it, else 0."""
+    """Yield the name of each ceiling that has a value, and how far the request breaks it: 0, 1, or a share between."""
     for each in ceilings:
         if (value := values.get(each.of)) is not None:
             yield each.name, value if each.above is None else float(value > each.above)

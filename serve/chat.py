@@ -1,4 +1,4 @@
-"""/v1/chat/completions: what the model says next."""
+"""/v1/chat/completions: the model's next message."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .fields import ChatRequest, Message, TextPart
 from .formats import Format
 from .generation import Generation
 
-_EMPTY = {"refusal", "audio", "function_call", "annotations"}  # OpenAI's, of a message that comes back
+_EMPTY = {"refusal", "audio", "function_call", "annotations"}  # OpenAI's, empty in messages that clients send back
 
 
 def chat_of(
     messages: list[Message], variables: Mapping[str, Any] | None, add_generation_prompt: bool | None = None
 ) -> Chat:
-    """A chat as the model's template reads it; raises PromptError."""
+    """Return a chat in the form that the model's template reads; raises PromptError."""
     begin = True if add_generation_prompt is None else add_generation_prompt
     return Chat([_plain(each) for each in messages], add_generation_prompt=begin, variables=variables or {})
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """The fields that a client gave."""
+    """Return the fields that the client gave, in the template's form."""
     known = Message.model_fields.keys() - _EMPTY
     given = {name: getattr(message, name) for name in message.model_fields_set if name in known}
     if isinstance(message.content, list):
@@ -43,7 +43,7 @@ def _is_part(part: object) -> bool:
 
 
 class ChatFormat(Format):
-    """`chat.completion` objects, and chunks of them."""
+    """Formats `chat.completion` objects and their chunks."""
 
     whole, part = "chat.completion", "chat.completion.chunk"
     prefix, operation, begins = "chatcmpl", "chat", True
@@ -85,7 +85,7 @@ class ChatFormat(Format):
         return {"delta": said, "logprobs": self._logprobs(chunk)}
 
     def read(self, number: int, chunk: Chunk) -> list[Piece]:
-        """The pieces of a turn that a chunk makes certain."""
+        """Return the pieces of a turn that a chunk makes certain."""
         if number not in self._readers:
             self._readers[number] = TurnReader(self._parser(), self._body.parallel_tool_calls is not False)
         return self._readers[number].feed(chunk.text, chunk.result is not None)
@@ -97,7 +97,7 @@ class ChatFormat(Format):
         held_after = StructuredOutputs.of(outputs).after if outputs else None
         if how is None:
             calls = bool(self._body.tools) and self._body.tool_choice != "none"
-            hides = held_after and calls  # the reasoning is the content's beginning, and has no calls
+            hides = held_after and calls  # the reasoning begins the content and has no calls
             return ReasoningParser(Reasoning("", held_after or ""), True, after, "content") if hides else after
         state = generation.prompt_reasons()
         if held_after is None and state == "ended":

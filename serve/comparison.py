@@ -1,4 +1,4 @@
-"""What a canary compares: two ways to serve, by which metrics."""
+"""What a canary compares: two ways to serve, and the metrics that they are compared by."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from .logs import RequestLog
 from .models import Models, ServedModel
 from .scoring import Scorer
 
-_ERRORS = 0.02  # more of the requests failing must be ruled out for a promotion
-_QUALITY = 0.1  # nats a token by which another bundle's texts are less likely: the same
+_ERRORS = 0.02  # a promotion must rule out that the share of failing requests grows by this
+_QUALITY = 0.1  # a promotion must rule out that the texts' log-probability falls by this, in nats per token
 
 
 def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
-    """What the arms are compared by; `quality`: whether texts are scored. Raises OptionError where all is ignored."""
+    """Return the metrics for comparing the arms; `quality`: whether texts are scored.
+
+    Raises OptionError if every metric that could decide a promotion is ignored.
+    """
     slower = math.log1p(options.margin)
     found = [
         Metric("ttft", "time", margin=slower),
@@ -42,7 +45,7 @@ def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
 
 
 def arms_of(models: Models, options: CanaryOptions) -> tuple[ServedModel, ServedModel]:
-    """The models of baseline and candidate; raises OptionError."""
+    """Return the models of baseline and candidate; raises OptionError."""
     others = [model for model in models.all if options.model not in model.names]
     if options.model is None:
         served = candidate = models.all[0]
@@ -58,7 +61,7 @@ def arms_of(models: Models, options: CanaryOptions) -> tuple[ServedModel, Served
 
 
 def scorer_of(baseline: ServedModel, candidate: ServedModel, log: RequestLog) -> Scorer | None:
-    """What scores texts of both bundles under the baseline; None where their tokens are not the same ones."""
+    """Return a scorer of both bundles' texts under the baseline; None if their tokenizers differ."""
     manifests = [model.engine.engine.manifest for model in (baseline, candidate)]
     if len({each.files[each.tokenizer].sha256 for each in manifests}) > 1:
         log.event("warning", "the canary's bundles have other tokenizers: quality is not compared")

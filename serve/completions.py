@@ -1,4 +1,4 @@
-"""/v1/completions: texts that go on from prompts."""
+"""/v1/completions: texts that continue prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .generation import Generation
 
 
 def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
-    """The prompts of a request, each a text or token ids; raises ApiError for OpenAI's fields that are refused."""
+    """Return a request's prompts, each a text or token ids; raises ApiError for unsupported fields of OpenAI's."""
     if body.suffix is not None:
         raise ApiError(400, "suffix is not supported: models here only go on from a prompt", param="suffix")
     if body.best_of not in (None, 1) and body.best_of != body.n:
@@ -28,7 +28,7 @@ def prompts_of(body: CompletionRequest) -> list[str | list[int]]:
 
 
 class CompletionFormat(Format):
-    """`text_completion` objects."""
+    """Formats `text_completion` objects."""
 
     whole = part = operation = "text_completion"
     prefix = "cmpl"
@@ -42,7 +42,7 @@ class CompletionFormat(Format):
         self.echoed_logprobs = list[list[TokenLogprobs | None]]()
 
     def tokenize(self, engine: Engine) -> list[list[int]]:
-        """See `Format.tokenize`; and what is echoed of the prompts."""
+        """See `Format.tokenize`; also keeps the echoed prompts' texts and log-probabilities."""
         body = self.generation.body
         assert isinstance(body, CompletionRequest)
         given = prompts_of(body)

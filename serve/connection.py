@@ -1,4 +1,4 @@
-"""A client's connection: closed where the headers of a request do not come in time."""
+"""A client's connection, which is closed if the headers of a request do not arrive in time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from . import limits
 
 
 class Connection(H11Protocol):
-    """Uvicorn's, which bounds by itself only how long a connection is idle between two requests."""
+    """Uvicorn's connection with a time limit for headers; Uvicorn limits only how long it is idle between requests."""
 
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected, and has to ask."""
+        """Start the time limit when a client connects."""
         super().connection_made(transport)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Whatever comes: the clock runs from the first byte of a request to the end of its headers."""
+        """Run the time limit from the first byte of a request to the end of its headers."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._settle()
@@ -29,7 +29,7 @@ class Connection(H11Protocol):
             self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client, or the clock, ended it."""
+        """Stop the time limit when the connection ends."""
         self._settle()
         super().connection_lost(exc)
 

@@ -1,4 +1,4 @@
-"""What the machine costs, and where its ledger is; validated when made."""
+"""Options for the machine's price, and for the ledger; validated on construction."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from specbuild.runtime.errors import OptionError, shown
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"([1-9][0-9]{0,8})(KB|MB|GB)")
-MAX_OWNER = 64  # labels
+MAX_OWNER = 64  # maximum number of labels
 _LABEL = 256  # characters of a label's name, and of its value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostOptions:
-    """Raises OptionError.
+    """The machine's price, and the ledger.
 
-    price_per_hour: of the machine, in `currency`; None: nobody said. ledger: a file that has a row of each request;
-    None: none is kept. ledger_rotate: "day", or a size such as 100MB, from which on another file is begun. owner:
-    labels of whose it is, each as KEY=VALUE.
+    Args:
+        price_per_hour: Price of the machine in `currency`; None: unknown.
+        currency: Code by ISO 4217.
+        ledger: File with a row for each request; None: none is kept.
+        ledger_rotate: "day", or a size such as 100MB at which another file is begun; None: never.
+        owner: Labels of the machine's owner, each as KEY=VALUE.
+
+    Raises:
+        OptionError: If a value is wrong.
     """
 
     price_per_hour: float | None = None
@@ -48,16 +54,16 @@ class CostOptions:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Whose it is."""
+        """The owner's labels by name."""
         return {name: value for name, _, value in (each.partition("=") for each in self.owner)}
 
     @property
     def max_bytes(self) -> int | None:
-        """From which on another file is begun; None: size does not matter."""
+        """Size at which another file is begun; None: at none."""
         found = _SIZE.fullmatch(self.ledger_rotate or "")
         return int(found[1]) * _UNITS[found[2]] if found else None
 
     @property
     def per_second(self) -> float | None:
-        """The price of a second."""
+        """Price of a second; None: unknown."""
         return None if self.price_per_hour is None else self.price_per_hour / 3600

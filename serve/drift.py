@@ -1,4 +1,4 @@
-"""Drift: are texts and drafts of served models still as they were in a reference window, which a file keeps?"""
+"""Drift: whether texts and drafts of served models still are as in a reference window, which a file keeps."""
 
 from __future__ import annotations
 
@@ -30,19 +30,25 @@ from .scoring import Score, Scorer
 
 PREFIX = "specbuild:drift_"
 SIGNALS = ("tokens", "cut", "acceptance", *(f"acceptance_{depth}" for depth in range(1, 5)), "logprob", "entropy")
-QUEUED = 4096  # requests that wait to be looked at; more are dropped
-KEEPS = 20  # times that a reference window is written while it fills
+QUEUED = 4096  # requests that wait to be examined; more are dropped
+KEEPS = 20  # number of times that a reference window is written while it fills
 _SIGNALS_OF = dict[str, Annotated[list[float], Meta(min_length=1)]]
 _Ended = tuple[str, dict[str, float], list[Result], list[list[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftOptions:
-    """Raises OptionError.
+    """What is watched for drift, and where the reference window is kept.
 
-    reference: the file of the reference window, written as it fills. size: values of each signal in it. score: the
-    share of texts, 0 to 1, whose tokens are scored in idle time, for log-probability and entropy. sample: a file that
-    has live texts. sample_share: of texts that go there.
+    Args:
+        reference: File of the reference window, written as it fills.
+        size: Values of each signal in the reference window.
+        score: Share of texts, 0 to 1, whose tokens are scored in idle time, for log-probability and entropy.
+        sample: File for a sample of live texts; None: none.
+        sample_share: Share of texts, 0 to 1, that go into the sample.
+
+    Raises:
+        OptionError: If a value is out of range, or a file's folder does not exist.
     """
 
     reference: Path
@@ -63,7 +69,7 @@ class DriftOptions:
 
 
 class Watched:
-    """One model's signals: values until a reference is full, watched from then on."""
+    """One model's signals: each collects values until its reference is full, and is watched from then on."""
 
     def __init__(self, size: int, references: Mapping[str, list[float]], filling: Mapping[str, list[float]]) -> None:
         self._size = size
@@ -72,7 +78,7 @@ class Watched:
         self.alarms = dict.fromkeys(SIGNALS, 0)
 
     def add(self, name: str, value: float) -> Alarm | bool:
-        """Take a value; an alarm, or whether its reference is to be kept: it is full, or has a good deal more."""
+        """Add a value; return an alarm, or whether to write the references: this one is full or has grown a lot."""
         if signal := self.signals.get(name):
             alarm = signal.add(value)
             self.alarms[name] += alarm is not None
@@ -86,10 +92,13 @@ class Watched:
 
 
 class Drift(Collector):
-    """Watches every model. A canary's candidates are left out. For the event loop's thread, but for `collect`."""
+    """A `Watcher` of every model's drift; leaves out a canary's candidates.
+
+    For the event loop's thread only, except `collect`.
+    """
 
     def __init__(self, models: Models, options: DriftOptions, log: RequestLog) -> None:
-        """Raises OptionError for a file that is no reference of these bundles."""
+        """Restore the references; raises OptionError if the file is no reference of these bundles."""
         self._options, self._log, self._draw = options, log, random.Random()
         self._models = {model.name: model for model in models.all}
         self._identity = {"drift": {name: model.engine.engine.manifest.digest for name, model in self._models.items()}}
@@ -100,7 +109,7 @@ class Drift(Collector):
         self._sample = Sample(options.sample) if options.sample else None
 
     def ended(self, generation: Generation) -> None:
-        """See `Watcher`."""
+        """See `Watcher`; queues the request."""
         values = observed(generation)
         if not values or (generation.draw and generation.draw.candidate) or self._ended.full():
             return
@@ -108,18 +117,18 @@ class Drift(Collector):
         self._ended.put_nowait((generation.served.name, values, results, generation.prompts))
 
     async def run(self) -> None:
-        """See `Watcher`: look at what has ended, and score texts."""
+        """See `Watcher`; examines requests that have ended, and scores texts."""
         try:
             await asyncio.gather(self._looking(), *(each.run() for each in self._scorers.values()))
         finally:
             self._save()
 
     async def settled(self) -> None:
-        """Wait until all that has ended has been looked at; `run` has to be under way."""
+        """Wait until every request that has ended is examined; `run` must be running."""
         await self._ended.join()
 
     async def _looking(self) -> None:
-        """Look at what has ended, one after another, requests first."""
+        """Examine requests that have ended, one by one; between two, the server's requests run."""
         while True:
             name, values, results, prompts = await self._ended.get()
             found = {signal: value for signal, value in values.items() if signal in SIGNALS}
@@ -140,7 +149,7 @@ class Drift(Collector):
             self._scorers[name].offer(prompt, result.token_ids, scored)
 
     async def _keep(self, model: ServedModel, result: Result, prompt: list[int]) -> None:
-        """Have a text in the sample, if it is drawn; what goes wrong is logged, and ends the sample."""
+        """Put a text into the sample if it is drawn; an error is logged and ends the sample."""
         if self._sample is None or self._draw.random() >= self._options.sample_share:
             return
         adding = partial(self._sample.add, model.engine.engine, model.name, prompt, result.token_ids)
@@ -151,7 +160,7 @@ class Drift(Collector):
             self._log.event("error", "no more texts are sampled", **error_of(error))
 
     def tell(self, name: str, values: Mapping[str, float]) -> None:
-        """Take a request's values of signals; log alarms, and write references that have grown."""
+        """Add a request's values of signals; log alarms, and write references that have grown."""
         grown = False
         for signal, value in values.items():
             found = self.watched[name].add(signal, value)
@@ -185,7 +194,7 @@ class Drift(Collector):
             self._log.event("error", "the reference window could not be written", **error_of(error))
 
     def _restore(self) -> tuple[dict[str, _SIGNALS_OF], dict[str, _SIGNALS_OF]]:
-        """References by model and signal, those that are full and those that are not; raises OptionError."""
+        """Return references by model and signal, the full ones and the others; raises OptionError."""
         path = self._options.reference
         body = state_file.load(path, self._identity) or {"models": {}}
         try:

@@ -1,4 +1,4 @@
-"""What the machine's meters say: joules of the processors by RAPL and of the GPUs by NVML, where they are readable."""
+"""Energy meters: joules of the processors by RAPL and of the GPUs by NVML, where they are readable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NVML = "libnvidia-ml.so.1"
 
 
 class Energy:
-    """Counts joules from one look to the next, in packages and GPUs; what cannot be read is left out."""
+    """Measures the joules of processor packages and GPUs between calls; a meter that cannot be read is left out."""
 
     def __init__(self, powercap: Path = POWERCAP, library: Callable[[str], Any] = ctypes.CDLL) -> None:
         self._zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
@@ -20,23 +20,23 @@ class Energy:
         self._last = self._read()
 
     def joules(self) -> float | None:
-        """Since the last call, or since it was made; None where no meter can be read."""
+        """Return the joules since the last call, or since construction; None if no meter can be read."""
         before, self._last = self._last, self._read()
         both = before.keys() & self._last.keys()
         return sum(self._since(name, before[name]) for name in both) if both else None
 
     def _since(self, name: str, before: tuple[float, float]) -> float:
-        """A meter that has come to its end begins at 0 again."""
+        """Return the increase of a meter, which begins at 0 again after its maximum."""
         (then, _), (now, most) = before, self._last[name]
         return now - then if now >= then else now - then + most
 
     def _read(self) -> dict[str, tuple[float, float]]:
-        """By meter, joules so far and the most that it counts to."""
+        """Return for each meter the joules so far and its maximum."""
         found = {}
         for zone in self._zones:
             try:
                 now, most = (float((zone / name).read_text()) / 1e6 for name in ("energy_uj", "max_energy_range_uj"))
-            except (OSError, ValueError):  # root alone may read it on most systems
+            except (OSError, ValueError):  # on most systems only root may read it
                 continue
             found[zone.name] = now, most
         for number, (library, device) in enumerate(self._gpus):
@@ -47,7 +47,7 @@ class Energy:
 
 
 def _gpus(library: Callable[[str], Any]) -> list[tuple[Any, ctypes.c_void_p]]:
-    """NVML and its handle of each GPU; nothing where it is not installed or does not start."""
+    """Return NVML and its handle of each GPU; nothing if NVML is not installed or does not start."""
     try:
         nvml = library(_NVML)
         count = ctypes.c_uint()

@@ -1,4 +1,4 @@
-"""What goes wrong with a request, as a status and a body of OpenAI's shape."""
+"""Errors of requests as an HTTP status and a body of OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ KINDS = {
     431: "invalid_request_error",
     503: "service_unavailable_error",
 }
-STATUSES = (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)  # that a request for texts may end with
-_FIELD_KINDS = ("str", "int")  # names of a field's kinds in pydantic's paths
-RETRY = 1  # seconds, where nothing better is known
+STATUSES = (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)  # error statuses of text-generation requests
+_FIELD_KINDS = ("str", "int")  # names of a union's member types in pydantic's error paths
+RETRY = 1  # seconds, if no better estimate is known
 
 
 class ErrorDetail(TypedDict):
-    """`param`: the field that is wrong. `code`: a word for programs."""
+    """What went wrong. `param` names the field that is wrong; `code` is a fixed word for programs."""
 
     message: str
     type: str
@@ -38,13 +38,13 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorBody(TypedDict):
-    """Every response that is no success."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """A request ends with this status; `retry_after`: seconds after which it may be tried again."""
+    """Ends a request with this status; `retry_after`: seconds after which the client may try again."""
 
     def __init__(
         self,
@@ -60,23 +60,23 @@ class ApiError(Exception):
         self.retry_after = RETRY if retry_after is None and status in (429, 503) else retry_after
 
     def body(self) -> ErrorBody:
-        """OpenAI's error object."""
+        """Return OpenAI's error object."""
         kind = KINDS.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the response."""
+        """Headers of the error response."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
     def response(self) -> Response:
-        """The whole response."""
+        """Return the whole error response."""
         return json_response(self.body(), self.status, self.headers)
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON response; in ASCII where a client has put half a surrogate pair into a name that it repeats."""
+    """Return a JSON response; in ASCII if it repeats a lone surrogate of a client's, which UTF-8 cannot encode."""
     try:
         text = msgspec.json.encode(body)
     except UnicodeEncodeError:
@@ -85,7 +85,7 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 
 def field_error(errors: Sequence[Any], content_type: str) -> ApiError:
-    """A field that is wrong, by pydantic's errors: the innermost, where a field may be of several kinds."""
+    """Return the error for a wrong field, from pydantic's errors: the innermost if the field may have several types."""
     first = max(errors, key=lambda each: len(each["loc"]))
     path = [str(part) for part in first["loc"][1:]]
     where = ".".join(part for part in path if "[" not in part and part not in _FIELD_KINDS)[:200]
@@ -98,7 +98,7 @@ def field_error(errors: Sequence[Any], content_type: str) -> ApiError:
 
 
 def api_error(error: BaseException) -> ApiError:
-    """What any exception means to a client: nothing of ours but SpecbuildErrors shows its message."""
+    """Map any exception to an ApiError; apart from ApiErrors, only SpecbuildErrors show clients their message."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptError):

@@ -1,4 +1,4 @@
-"""What clients send: the fields of each route's body, by OpenAI's and vLLM's names."""
+"""Request bodies: the fields of each route, by OpenAI's and vLLM's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tokens = Annotated[list[Token], Field(max_length=limits.TOKENS)]
 
 
 class Body(BaseModel):
-    """Types are exact; `check_known` refuses fields that no route knows, unless they are to be ignored."""
+    """A body with exact types. `check_known` refuses fields that no route knows, unless they are to be ignored."""
 
     model_config = ConfigDict(
         strict=True, extra="allow", allow_inf_nan=False, json_schema_extra={"additionalProperties": False}
@@ -24,7 +24,7 @@ class Body(BaseModel):
 
 
 def unknown(value: Any, path: str = "") -> Iterator[str]:
-    """The names of all fields in a body that it has no use for, such as `messages.0.colour`."""
+    """Yield the names of a body's unknown fields, such as `messages.0.colour`."""
     if isinstance(value, Body):
         yield from (f"{path}{name}" for name in value.model_extra or ())
         for name in type(value).model_fields:
@@ -35,7 +35,7 @@ def unknown(value: Any, path: str = "") -> Iterator[str]:
 
 
 def check_known(body: Body) -> None:
-    """Raise ApiError for a field that would be ignored."""
+    """Raise ApiError if a body has an unknown field."""
     if name := next(unknown(body), None):
         told = name[: limits.LABEL_CHARACTERS]
         raise ApiError(
@@ -47,14 +47,14 @@ def check_known(body: Body) -> None:
 
 
 class StreamOptions(Body):
-    """`include_usage`: a last chunk has the usage. `continuous_usage_stats`: every chunk has it so far."""
+    """With `include_usage` a last chunk has the usage; with `continuous_usage_stats` too, every chunk has it so far."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class Schema(Body):
-    """A schema with a name; `strict` or not, texts are held to it."""
+    """A JSON schema with a name. The text follows it whether `strict` is set or not."""
 
     name: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
     description: str | None = None
@@ -63,14 +63,17 @@ class Schema(Body):
 
 
 class ResponseFormat(Body):
-    """A text, any JSON object, or JSON of a schema."""
+    """The format of the text: plain text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
 
 
 class StructuredFields(Body):
-    """vLLM's, of which `disable_fallback` is how it is here, and `after` is ours."""
+    """vLLM's structured outputs. There is no fallback, so `disable_fallback` changes nothing.
+
+    `after` is an addition: the text is free up to this token, and constrained from there on.
+    """
 
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
     regex: str | None = None
@@ -86,7 +89,7 @@ class StructuredFields(Body):
 
 
 class Sampling(Body):
-    """What completions and chats have in common; null is as good as absent."""
+    """Fields that completions and chats have in common; null means the same as leaving a field out."""
 
     model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
@@ -127,7 +130,7 @@ class Sampling(Body):
 
 
 class CompletionRequest(Sampling):
-    """The body of /v1/completions; `suffix` and `best_of` are OpenAI's, and refused."""
+    """The body of /v1/completions. OpenAI's `suffix` is not supported, nor is `best_of` unless it is 1 or `n`."""
 
     prompt: (
         str
@@ -142,14 +145,14 @@ class CompletionRequest(Sampling):
 
 
 class TextPart(Body):
-    """A part of a message's content."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
 class Message(Body):
-    """A message of a chat, as the model's template reads it; of OpenAI's other fields, those that say nothing."""
+    """A message of a chat, as the model's template reads it. OpenAI's other fields are accepted if they are empty."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[TextPart] | None = None
@@ -164,7 +167,7 @@ class Message(Body):
 
 
 class Function(Body):
-    """What a tool is; `strict`: its arguments are of the schema in any case."""
+    """A function that the model may call. With `strict`, its arguments always follow the schema."""
 
     name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
@@ -173,20 +176,20 @@ class Function(Body):
 
 
 class Tool(Body):
-    """A function."""
+    """A tool, which is always a function."""
 
     type: Literal["function"]
     function: Function
 
 
 class FunctionName(Body):
-    """Which one."""
+    """The function's name."""
 
     name: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)]
 
 
 class NamedTool(Body):
-    """The tool that is to be called."""
+    """The tool that the model must call."""
 
     type: Literal["function"]
     function: FunctionName

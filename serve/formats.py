@@ -1,4 +1,4 @@
-"""A request's chunks as one response, or as server-sent events: what completions and chats have in common."""
+"""Formats a request's chunks as one response or as server-sent events; shared by completions and chats."""
 
 from __future__ import annotations
 
@@ -19,43 +19,53 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(body: Any) -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 class Format(ABC):
-    """How a kind of request is answered."""
+    """Answers one kind of request."""
 
-    whole: str  # OpenAI's name of a response, and of a chunk of one
-    part: str
-    prefix: str  # of an id
-    operation: str  # OpenTelemetry's name
-    begins = False  # whether a sample's first chunk shows something even without text
+    whole: str  # OpenAI's name of a response
+    part: str  # OpenAI's name of a response's chunk
+    prefix: str  # prefix of a response's id
+    operation: str  # OpenTelemetry's name of the operation
+    begins = False  # whether a sample's first chunk is sent even without text
 
     def __init__(self, generation: Generation, request_id: str, spec_metrics: SpecMetrics, token_ids: bool) -> None:
-        """`token_ids`: whether the server sends token ids to those who say nothing about it."""
+        """Format a generation.
+
+        Args:
+            generation: The generation that is answered.
+            request_id: Id of the response.
+            spec_metrics: How much the response says about its speculation.
+            token_ids: Whether the response has token ids if the request does not say.
+        """
         self.generation, self._metrics = generation, spec_metrics
         asked = generation.body.return_token_ids
         self.token_ids = token_ids if asked is None else asked
         self.head = {"id": request_id, "created": int(time.time()), "model": generation.served.name}
-        self.failed: Exception | None = None  # what went wrong after the first event
+        self.failed: Exception | None = None  # the error that occurred after the first event
         self._emitted = 0
         self._begun = set[int]()
 
     @abstractmethod
     def tokenize(self, engine: Engine) -> list[list[int]]:
-        """The prompts' tokens; in a thread."""
+        """Return the prompts' token ids; runs in a thread."""
 
     @abstractmethod
     def choice(self, number: int, chunk: Chunk) -> dict[str, Any]:
-        """What a response has of a sample that ended, by this kind's fields."""
+        """Return a whole response's fields for a sample that has ended, except those that all formats share."""
 
     @abstractmethod
     def delta(self, number: int, chunk: Chunk, first: bool) -> dict[str, Any]:
-        """What an event has of a chunk, by this kind's fields; `first`: of its sample."""
+        """Return a stream event's fields for a chunk, except those that all formats share.
+
+        `first`: whether the chunk is its sample's first.
+        """
 
     async def response(self) -> dict[str, Any]:
-        """The whole response; raises what the generation raises."""
+        """Return the whole response; raises the generation's errors."""
         choices = dict[int, dict[str, Any]]()
         async for chunk in self.generation.chunks(self.tokenize):
             number = self.generation.choice(chunk)
@@ -65,9 +75,9 @@ class Format(ABC):
         return {**body, **self._summary(results)}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Events of all chunks, of the usage if asked, and of the end.
+        """Yield the events of all chunks, of the usage if asked for, and of the end.
 
-        What goes wrong before the first is raised; what goes wrong later is an event.
+        An error before the first event is raised; a later one is an event.
         """
         options = self.generation.body.stream_options
         wanted, always = (options.include_usage, options.continuous_usage_stats) if options else (False, False)
@@ -104,7 +114,7 @@ class Format(ABC):
         return {"index": number, **self.delta(number, chunk, first), **self._end(number, chunk)}
 
     def _end(self, number: int, chunk: Chunk) -> dict[str, Any]:
-        """What a sample has at its end, and its token ids."""
+        """Return a sample's token ids and, with its last chunk, its finish reason, metrics and receipt."""
         generation, result = self.generation, chunk.result
         told: dict[str, Any] = {"finish_reason": None}
         if self.token_ids:
@@ -133,7 +143,7 @@ class Format(ABC):
         return usage(sum(map(len, self.generation.prompts)), self._emitted)
 
     def _summary(self, results: list[Result]) -> dict[str, Any]:
-        """Usage and metrics of all samples."""
+        """Return the usage and metrics of all samples."""
         emitted = sum(len(result.token_ids) for result in results)
         firsts = results[:: self.generation.samples]
         cached = sum(each.metrics.num_cached_tokens for each in firsts if each.metrics)

@@ -1,6 +1,7 @@
-"""The gate: what every request passes before a route sees it, and what is kept of it afterwards.
+"""The gate: an ASGI middleware that every request passes before a route sees it, and that logs it afterwards.
 
-An ASGI middleware: an id, the key, a body that is small enough and comes in time, a client that takes what it is sent.
+It gives the request an id, checks the API key, bounds the body's size and time, and cuts off a client that does not
+read its response.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from .generation import ClientGoneError
 from .logs import error_of
 
 _ID = re.compile(rf"[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}")
-_OPEN = "/health"  # and all below it: without a key
+_OPEN = "/health"  # this path and all below it need no API key
 
 
 class RequestLog(Protocol):
     """See `logs.RequestLog`."""
 
     def ended(self, **told: Any) -> None:
-        """A request has ended."""
+        """Log a request that has ended."""
         ...
 
     def event(self, level: str, message: str, **told: Any) -> None:
-        """Something happened."""
+        """Log an event."""
         ...
 
 
 class Gate:
-    """Wraps an app. A request's state has `request_id`, `tenant` (None: no keys), and `told`, its log line."""
+    """Wraps an app. A request's state gets `request_id`, `tenant` (None: no API keys) and `told`, its log line."""
 
     def __init__(
         self,
@@ -51,11 +52,20 @@ class Gate:
         health_route: str | None = None,
         ui: bool = False,
     ) -> None:
-        """`health_route`: another path that needs no key. `ui`: the page at `/` needs none, either."""
+        """Wrap an app.
+
+        Args:
+            app: The application behind the gate.
+            log: Gets a line for every request.
+            api_keys: The keys that are accepted; without any, no key is needed.
+            send_seconds: Seconds after which a client that reads nothing is cut off.
+            health_route: Another path that needs no key.
+            ui: Whether the page at `/` needs no key, either.
+        """
         self._app, self._log, self._send_seconds = app, log, send_seconds
         self._keys = [key.encode() for key in api_keys]
         self._probes, self._ui = (_OPEN, "/ping", health_route), ui
-        self.requests = 0  # under way
+        self.requests = 0  # in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -85,7 +95,7 @@ class Gate:
                 await api_error(error).response()(scope, receive, answer)
         finally:
             self.requests -= 1
-            if not (self._open(scope) and answer.status == 200):  # probes come every second
+            if not (self._open(scope) and answer.status == 200):  # successful probes are not logged
                 self._log.ended(
                     request_id=scope["state"]["request_id"],
                     method=scope["method"],
@@ -105,22 +115,22 @@ class Gate:
             body = await _body(headers, receive)
         except ApiError as error:
             scope["state"]["told"]["error"] = error.message
-            answer.closing = True  # the rest of the body is never read
+            answer.closing = True  # the rest of the body is not read
             await error.response()(scope, receive, answer)
             return
         await self._app(scope, _replay(body, receive), answer)
 
     def _open(self, scope: Scope) -> bool:
-        """Whether a path needs no key."""
+        """Whether the path needs no API key."""
         path = path_of(scope)
         page = self._ui and path == "/" and scope["method"] == "GET"
         return page or path in self._probes or path.startswith(f"{_OPEN}/")
 
     def _tenant(self, headers: Headers) -> str | None:
-        """Who asks, by the hash of the key; raises ApiError without a right one."""
+        """Return the hash of the API key, None if there are no keys; raises ApiError if the key is missing or wrong."""
         if not self._keys:
             return None
-        given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"  # Anthropic's clients
+        given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"  # as Anthropic's clients do
         scheme, _, key = given.partition(" ")
         right = [known for known in self._keys if hmac.compare_digest(known, key.strip().encode())]
         if scheme.lower() != "bearer" or not right:
@@ -129,7 +139,7 @@ class Gate:
 
 
 class _Answer:
-    """The sending side of a request: sees the status, adds the id, and waits for a slow client only so long."""
+    """The sending side of a request: notes the status, adds the request's id, and limits the wait for a slow client."""
 
     def __init__(self, send: Send, state: dict[str, Any], seconds: float) -> None:
         self._send, self._state, self._seconds = send, state, seconds
@@ -142,19 +152,19 @@ class _Answer:
             headers["X-Request-Id"] = self._state["request_id"]
             if self.closing:
                 headers["Connection"] = "close"
-        with anyio.fail_after(self._seconds):  # no task for every chunk
+        with anyio.fail_after(self._seconds):  # unlike asyncio.wait_for, makes no task per chunk
             await self._send(message)
         self.whole = message["type"] == "http.response.body" and not message.get("more_body")
 
 
 def path_of(scope: Scope) -> str:
-    """A request's path below the root path."""
+    """Return a request's path below the root path."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
 
 async def _body(headers: Headers, receive: Receive) -> bytes:
-    """The whole body; raises ApiError for one that is too large or too slow, and ClientGoneError."""
+    """Return the whole body; raises ApiError if it is too large or too slow, and ClientGoneError."""
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > limits.BODY_BYTES:
         raise _too_large()
@@ -184,7 +194,7 @@ def _too_large() -> ApiError:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A body that was read already, then whatever comes after it."""
+    """Return a `receive` that first gives a body that was read already, then any further messages."""
     left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:

@@ -1,4 +1,4 @@
-"""One request's way through an engine: room, tokens, chunks, and an end whatever the client does."""
+"""One request's way through an engine: admission, tokenizing, chunks, and an end even if the client leaves."""
 
 from __future__ import annotations
 
@@ -28,31 +28,34 @@ Tokenize = Callable[[Engine], list[list[int]]]
 
 
 class Observes(Protocol):
-    """What is told of chunks; see `Metrics.chunk`."""
+    """Is told when chunks arrive; see `Metrics.chunk`."""
 
     def chunk(self, model: str, gap_seconds: float, tokens: int) -> None:
-        """A sample emitted tokens so long after its last chunk."""
+        """Record that a sample emitted `tokens` tokens `gap_seconds` after its last chunk."""
         ...
 
 
 @dataclass(slots=True)
 class Generation:
-    """A request whose prompts become texts. `prompts`, `params`: known once it is prepared. `results`: what ended."""
+    """A request whose prompts become texts.
+
+    prompts, params: set when it has been tokenized. results: the samples that have ended.
+    """
 
     served: ServedModel
     body: Sampling
     caller: Caller
-    count: int  # prompts
-    pool: ThreadPoolExecutor | None  # where it is tokenized; None: where it may wait for long
+    count: int  # number of prompts
+    pool: ThreadPoolExecutor | None  # threads for tokenizing; None: asyncio's own, for work that may wait long
     observer: Observes | None = None
-    compiling: ThreadPoolExecutor | None = None  # where structured outputs are compiled; None: somewhere
+    compiling: ThreadPoolExecutor | None = None  # threads for compiling structured outputs; None: asyncio's own
     request_id: str = ""
-    tenant: str | None = None  # whose API key it came with, by its hash; None: no keys
-    draw: Draw | None = None  # its arm of a canary, where it has one
-    status: int = 200  # of its answer, once it has ended; 499: the client left
+    tenant: str | None = None  # hash of the API key; None: there are no keys
+    draw: Draw | None = None  # its draw of a canary's arm, if it takes part in one
+    status: int = 200  # HTTP status, once it has ended; 499: the client left
     prompts: list[list[int]] = field(default_factory=list)
     params: SamplingParams = field(default_factory=SamplingParams)
-    results: dict[int, Result] = field(default_factory=dict)  # by choice
+    results: dict[int, Result] = field(default_factory=dict)  # by number of the choice
 
     @property
     def engine(self) -> Engine:
@@ -61,22 +64,22 @@ class Generation:
 
     @property
     def arm(self) -> str | None:
-        """Its arm of a canary by name; None: it is in none."""
+        """Name of its canary arm; None if it is in none."""
         return None if self.draw is None else "candidate" if self.draw.candidate else "baseline"
 
     @property
     def samples(self) -> int:
-        """Of each prompt."""
+        """Number of samples of each prompt."""
         return self.body.n or 1
 
     def choice(self, chunk: Chunk) -> int:
-        """The number of a chunk's choice: prompt by prompt, sample by sample."""
+        """Return the number of a chunk's choice, counted prompt by prompt and sample by sample."""
         return chunk.index * self.samples + chunk.sample
 
     async def chunks(self, tokenize: Tokenize) -> AsyncGenerator[Chunk, None]:
-        """Chunks of all samples as their texts grow, or where nobody streams each sample's last one alone.
+        """Yield the chunks of all samples as their texts grow or, without streaming, one chunk per sample at its end.
 
-        Leaving it cancels what runs. Raises ApiError and SpecbuildErrors; the room is free again afterwards.
+        Closing the generator cancels what runs and frees the room in the queue. Raises ApiError and SpecbuildErrors.
         """
         with self.served.admission.room(self.count * self.samples) as ticket:
             self.prompts = await asyncio.get_running_loop().run_in_executor(self.pool, tokenize, self.engine)
@@ -100,7 +103,7 @@ class Generation:
             del held
 
     def _caller(self) -> Caller:
-        """Who asks, knowing what the prompt has done of a reasoning already."""
+        """Return the caller, updated for the prompt: its reasoning may have ended, markers may be special tokens."""
         reading = self.caller.reading
         if not isinstance(self.body, ChatRequest):
             return self.caller
@@ -113,14 +116,14 @@ class Generation:
         return replace(self.caller, shows=shows, reasoning_end=end)
 
     def prompt_reasons(self) -> Literal["begun", "ended", None]:
-        """What the prompt's end has done of a reasoning; see `Reasoning.in_prompt`."""
+        """Return whether the prompt's end begins or ends a reasoning; see `Reasoning.in_prompt`."""
         reasoning = self.caller.reading.reasoning
         if reasoning is None or self.body.reasoning_end == "":
             return "ended" if reasoning else None
         return reasoning.in_prompt(self.engine.decode(self.prompts[0][-TAIL:], False))
 
     async def _compiled(self) -> Constraint | None:
-        """What the texts are held to, compiled where it keeps nobody else waiting, as long as it is kept."""
+        """Compile the request's constraint, if any, without delaying other requests; holding it keeps it cached."""
         outputs = self.params.structured_outputs
         if outputs is None:
             return None
@@ -140,19 +143,19 @@ class Generation:
 
 
 class Watcher(Protocol):
-    """Is told of ended requests on the event loop's thread: what takes longer than microseconds, `run` does."""
+    """Is told of ended requests on the event loop's thread; work longer than microseconds belongs in `run`."""
 
     def ended(self, generation: Generation) -> None:
-        """A request has ended, however: `generation.results` has the samples that did. Must not raise."""
+        """Handle the end of a request, of any kind: `generation.results` has the samples that ended. Must not raise."""
         ...
 
     async def run(self) -> None:
-        """Work beside the requests until it is cancelled; one that has nothing to do may return."""
+        """Work alongside the requests until cancelled; may return if there is nothing to do."""
         ...
 
 
 def checked(result: Result) -> Result:
-    """A result that is a text; raises ApiError for what failed, was cut off, or had no time for a single token."""
+    """Return a result that has a text; raises ApiError if it failed, was cut off, or had no time for a single token."""
     if result.finish_reason == "error":
         raise api_error(result.error) if result.error else ApiError(500, "decoding failed")
     if result.finish_reason == "cancelled":
@@ -174,7 +177,7 @@ async def gone(receive: Receive) -> None:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Value] | Awaitable[Value]) -> Value:
-    """What `work` returns or raises; it is cancelled, and ClientGoneError raised, when the client leaves."""
+    """Return or raise what `work` does; if the client leaves first, cancel it and raise ClientGoneError."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -186,14 +189,14 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Value] | Await
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks and wait until they have cleaned up; what they raise then is nobody's."""
+    """Cancel tasks and wait until they have cleaned up; what they raise is ignored."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class EventStream(Response):
-    """Server-sent events; when the client leaves, what makes them is closed at once."""
+    """Server-sent events; when the client leaves, their generator is closed at once."""
 
     media_type = "text/event-stream"
 
@@ -203,7 +206,7 @@ class EventStream(Response):
         self._events = events
 
     async def drain(self) -> None:
-        """Let everything happen that the events say, though nobody reads them."""
+        """Run the generator to its end without sending the events."""
         async with aclosing(self._events) as events:
             async for _ in events:
                 pass
@@ -215,7 +218,7 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._events) as events:
-            first = await anext(events)  # so that they have begun, and end, whenever the client leaves
+            first = await anext(events)  # only a generator that has begun runs its cleanup when it is closed
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": first, "more_body": True})
             async for event in events:

@@ -1,4 +1,4 @@
-"""The SLA guard: holds what requests took against the operator's objectives, and limits what is drafted meanwhile."""
+"""The SLA guard: compares requests' times with the operator's objectives, and limits drafting accordingly."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .models import Models, ServedModel
 from .objectives import Objective, Sample
 from .steering import Steering, Step
 
-LOOK = 1.0  # seconds between two looks
+LOOK = 1.0  # seconds between two calls of `look`
 
 
 class Guard(Collector):
-    """A `Watcher` that steers every model. `clock`: the engines'."""
+    """A `Watcher` that steers every model. `clock`: the engines' clock."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Guard(Collector):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._log, self._models = log, {model.name: model for model in models.all}
-        self._limits = {name: model.engine.engine.limits for name, model in self._models.items()}  # the operator's
+        self._limits = {name: model.engine.engine.limits for name, model in self._models.items()}  # set by the operator
         self.steering = {
             name: Steering(objectives, _plain_of(model.engine.engine), _requests_of(model), clock)
             for name, model in self._models.items()
@@ -46,14 +46,14 @@ class Guard(Collector):
         registry.register(self)
 
     def ended(self, generation: Generation) -> None:
-        """See `Watcher`: samples that came to their first token count."""
+        """See `Watcher`; samples that reached their first token count."""
         for result in generation.results.values():
             sample = Sample.of(result.metrics) if result.metrics else None
             if sample:
                 self.steering[generation.served.name].window.add(sample)
 
     async def run(self) -> None:
-        """Look every second until this is cancelled; a bug here leaves the operator's limits behind."""
+        """Call `look` every second until cancelled; at the end, or after a bug, restore the operator's limits."""
         try:
             while True:
                 await asyncio.sleep(LOOK)
@@ -65,7 +65,7 @@ class Guard(Collector):
                 self._models[name].engine.engine.limits = limits
 
     def look(self) -> None:
-        """Do what there is to do for each model, and say why."""
+        """Take each model's next step, if any, and log it."""
         for name, steering in self.steering.items():
             if step := steering.look():
                 limits = within(self._limits[name], step)
@@ -89,7 +89,7 @@ class Guard(Collector):
 
 
 def within(limits: Limits, step: Step) -> Limits:
-    """The operator's limits, or as few nodes as a step allows if that is less."""
+    """Return the operator's limits, with no more nodes than a step allows."""
     if step.nodes is None:
         return limits
     most = limits.max_draft_tokens
@@ -97,7 +97,10 @@ def within(limits: Limits, step: Step) -> Limits:
 
 
 def _plain_of(engine: Engine) -> Callable[[], float | None]:
-    """Seconds of a token by plain decoding, with every slot taken; None without a timing table."""
+    """Return a function that gives the seconds per token of plain decoding with every slot taken.
+
+    It gives None without a timing table.
+    """
     timings, slots = engine.timings, engine.batch_size
     return lambda: timings.at(slots).alone * engine.correction if timings else None
 

@@ -1,8 +1,8 @@
-"""The ledger: a line of JSON for every request that has ended, and what the machine did in between.
+"""The ledger: a line of JSON for every ended request, and lines for the machine's activity in between.
 
-A row is written by one `write` before its request's response ends, so a server that is killed has lost none of a
-request that was answered. A machine that loses its power loses what came since the last sync, which there is once a
-second. A line that a crash has cut off stays as it is, and the next row begins a line of its own.
+Each row is written by one `write` before its request's response ends, so a killed server has lost no row of an
+answered request. A power failure loses the rows since the last sync, which happens once a second. A line that a crash
+has cut off stays as it is, and the next row begins on a line of its own.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .generation import Generation
 from .logs import RequestLog, error_of
 from .models import ServedModel
 
-SYNC_SECONDS = 1.0  # between two syncs
-MACHINE_SECONDS = 60.0  # between two rows of the machine
+SYNC_SECONDS = 1.0  # seconds between two syncs
+MACHINE_SECONDS = 60.0  # seconds between two rows of the machine
 
 
 class Ledger:
-    """Writes rows; see `Watcher`. For the event loop's thread alone; `close` it."""
+    """A `Watcher` that writes the rows. For the event loop's thread only; must be closed."""
 
     def __init__(self, options: CostOptions, log: RequestLog) -> None:
-        """Raises OptionError where its file cannot be written, or another server writes it."""
+        """Open the ledger; raises OptionError if no file is given, it is not writable, or another server writes it."""
         if options.ledger is None:
             raise OptionError("a ledger needs a file: give --ledger")
         self._options, self._log, self._path = options, log, options.ledger
@@ -52,22 +52,22 @@ class Ledger:
         self._day, self._open = _today(), True
 
     def begin(self, models: Sequence[ServedModel]) -> None:
-        """The models are loaded: their seconds count from now on."""
+        """Start counting the seconds of these models, which have been loaded."""
         self._models = models
         self._began = time.monotonic()
         self._write(self._machine())
 
     def ended(self, generation: Generation) -> None:
-        """See `Watcher`: a row, unless no sample came to its end."""
+        """See `Watcher`; writes a row unless no sample came to its end."""
         if not self._open or not any(result.metrics for result in generation.results.values()):
             return
         try:
             self._write(row_of(generation, self._server))
-        except Exception as error:  # whatever is wrong with its numbers, the others are served
+        except Exception as error:  # a row that cannot be made must not stop other requests
             self._log.event("error", "a request has no row in the ledger", id=generation.request_id, **error_of(error))
 
     async def run(self) -> None:
-        """Sync, rotate and tell of the machine until this is cancelled."""
+        """Sync, rotate and write rows of the machine until cancelled."""
         while True:
             await asyncio.sleep(SYNC_SECONDS)
             midnight, self._day = _today() != self._day, _today()
@@ -80,14 +80,14 @@ class Ledger:
                 await asyncio.to_thread(os.fsync, self._file)
 
     def close(self) -> None:
-        """The last row, and the end of the file; again does nothing."""
+        """Write the last row of the machine and close the file; a second call does nothing."""
         if self._open:
             self._write(self._machine())
             self._open = False
             _close(self._file)
 
     def _machine(self) -> MachineRow:
-        """What the machine did since the last such row."""
+        """Return a machine row for the time since the last one."""
         before, began = self._busy, self._began
         self._busy = {model.name: model.engine.engine.stats.total for model in self._models}
         self._began = time.monotonic()
@@ -103,7 +103,7 @@ class Ledger:
         )
 
     def _write(self, row: Row) -> None:
-        """One `write` of one line; the log has what could not be written."""
+        """Append a row by one `write`; a row that cannot be written goes to the log."""
         line = line_of(row)
         try:
             written = os.write(self._file, line)
@@ -117,7 +117,7 @@ class Ledger:
     def _begin_line(self) -> None:
         try:
             os.write(self._file, b"\n")
-        except OSError:  # the next row's error is told
+        except OSError:  # the next row logs the error
             return
 
     def _full(self, midnight: bool) -> bool:
@@ -126,7 +126,7 @@ class Ledger:
         return by_day or (most is not None and os.fstat(self._file).st_size >= most)
 
     def _rotate(self) -> int:
-        """Begin another file; the old one, which is moved aside, is to be closed."""
+        """Move the file aside and begin another one; return the old file's descriptor, which is to be closed."""
         old, moment = self._file, f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}"
         aside = self._path.with_name(f"{self._path.stem}-{moment}{self._path.suffix}")
         try:
@@ -140,7 +140,7 @@ class Ledger:
 
 
 def row_of(generation: Generation, server: str) -> RequestRow:
-    """A request's row: all of its samples together."""
+    """Return a request's row: all of its samples together."""
     own = [result.metrics for result in generation.results.values() if result.metrics]
     stats, engine = [each.speculative_decoding for each in own], generation.engine
     plain = sum(each.plain_time for each in own)
@@ -166,7 +166,7 @@ def row_of(generation: Generation, server: str) -> RequestRow:
 
 
 def _opened(path: Path) -> int:
-    """A descriptor that appends to a file which nobody else has as a ledger; what was cut off in it ends its line."""
+    """Open a ledger for appending, locked against other servers; end the line of a row that was cut off."""
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         try:

@@ -1,4 +1,4 @@
-"""The socket that a server listens at."""
+"""The socket that a server listens on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BACKLOG = 1024
 
 
 def listen(options: ServeOptions) -> socket.socket:
-    """A socket that listens; raises OptionError where the address is taken or none of this machine's."""
+    """Return a listening socket; raises OptionError if the address is taken or not this machine's."""
     try:
         return _unix(options.uds) if options.uds else _tcp(options.host, options.port)
     except (OSError, UnicodeError) as error:
@@ -31,7 +31,7 @@ def _tcp(host: str, port: int) -> socket.socket:
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # whoever acknowledges nothing for so long is gone
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # end connections that acknowledge nothing for so long
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SEND_SECONDS))
         made.bind(address)
         made.listen(_BACKLOG)
@@ -57,7 +57,7 @@ def _unix(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that a dead server left behind; raises OSError where one listens."""
+    """Remove a socket that a dead server left behind; raises OSError if a server listens there."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -68,7 +68,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def close(listening: socket.socket, options: ServeOptions) -> None:
-    """Close it, and remove a Unix socket's file; again does nothing."""
+    """Close the socket and remove a Unix socket's file; a second call does nothing."""
     listening.close()
     if options.uds and options.uds.is_socket():
         with contextlib.suppress(OSError):
@@ -76,7 +76,7 @@ def close(listening: socket.socket, options: ServeOptions) -> None:
 
 
 def url(listening: socket.socket, options: ServeOptions) -> str:
-    """Where clients find it."""
+    """Return where clients find the server."""
     if options.uds:
         return f"unix:{options.uds}"
     host, port = listening.getsockname()[:2]

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes, by the texts of their tokens."""
+"""Log-probabilities in OpenAI's two shapes, with the texts of their tokens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .errors import ApiError
 from .limits import ECHOED_LOGITS
 from .responses import ChatLogprobs, CompletionLogprobs, TopLogprob
 
-LOWEST = -9999.0  # vLLM's, for JSON has no infinity
+LOWEST = -9999.0  # vLLM's stand-in for minus infinity, which JSON lacks
 
 
 def of_prompt(engine: Engine, tokens: Sequence[int], count: int) -> list[TokenLogprobs | None]:
-    """Of a prompt's tokens, None for the first; for these rows alone waits until nothing else runs.
+    """Return log-probabilities of a prompt's tokens, None for the first; waits until nothing else runs.
 
-    Raises ApiError for a prompt whose logits take too much memory.
+    Raises ApiError if the prompt's logits would take too much memory.
     """
     size = 4 * len(tokens) * engine.manifest.models["target"].vocab_size
     if size > ECHOED_LOGITS:
@@ -33,7 +33,7 @@ def of_prompt(engine: Engine, tokens: Sequence[int], count: int) -> list[TokenLo
 def completion(
     engine: Engine, tokens: Sequence[int], given: Sequence[TokenLogprobs | None], offset: int
 ) -> CompletionLogprobs:
-    """Of tokens whose first begins at character `offset` of the text."""
+    """Return a completion's log-probabilities; its first token begins at character `offset` of the text."""
     told: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, each in zip(tokens, given, strict=True):
         told["tokens"].append(engine.tokenizer.token_text(token))
@@ -45,7 +45,7 @@ def completion(
 
 
 def _best(engine: Engine, each: TokenLogprobs) -> dict[str, float]:
-    """By text; where two tokens have one text, the likelier one's."""
+    """Return the likeliest tokens' log-probabilities by text; of two tokens with one text, the likelier one's."""
     best = {engine.tokenizer.token_text(each.token_id): max(each.logprob, LOWEST)}
     for token, logprob in each.top:
         text = engine.tokenizer.token_text(token)
@@ -54,7 +54,7 @@ def _best(engine: Engine, each: TokenLogprobs) -> dict[str, float]:
 
 
 def chat(engine: Engine, given: Sequence[TokenLogprobs]) -> ChatLogprobs:
-    """Of a message's tokens."""
+    """Return a chat's log-probabilities of a message's tokens."""
 
     def one(token: int, logprob: float) -> TopLogprob:
         text, data = engine.tokenizer.token_text(token), engine.tokenizer.token_bytes(token)

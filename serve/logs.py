@@ -1,4 +1,4 @@
-"""A server's log: a line of JSON for every request that has ended and for whatever else happens."""
+"""A server's log: a line of JSON for every request that has ended, and for every other event."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Any, TextIO
 
 from specbuild.runtime.errors import message_of
 
-MAX_TEXT = 2000  # characters of a value
-DEBUG = "SPECBUILD_DEBUG"  # set: errors have their tracebacks
+MAX_TEXT = 2000  # maximum characters of a value
+DEBUG = "SPECBUILD_DEBUG"  # environment variable: if set, errors have their tracebacks
 LOGGERS = ("specbuild", "uvicorn", "asyncio", "opentelemetry")
-_SENT = ("prompt", "text")  # what people said, and were told
+_SENT = ("prompt", "text")  # fields with users' prompts and their answers
 
 
 class RequestLog:
-    """Writes lines, from any thread; `log_requests`: with prompts and texts. Never raises."""
+    """Writes lines, from any thread; `log_requests`: whether with prompts and texts. Never raises."""
 
     def __init__(self, stream: TextIO, log_requests: bool = False) -> None:
         self._stream, self.log_requests = stream, log_requests
-        self._lock = threading.RLock()  # a finalizer may log amid a line of its own thread
+        self._lock = threading.RLock()  # a finalizer may log while its own thread writes a line
 
     def ended(self, **told: Any) -> None:
-        """A request has ended."""
+        """Log a request that has ended."""
         failed = isinstance(told.get("status"), int) and told["status"] >= 500
         shown = {name: value for name, value in told.items() if self.log_requests or name not in _SENT}
         self.event("error" if failed else "info", "request", **shown)
 
     def event(self, level: str, message: str, **told: Any) -> None:
-        """Something happened; fields that are None are left out."""
+        """Log an event; fields that are None are left out."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = {"time": now, "level": level, "message": message, **told}
         try:
@@ -42,7 +42,7 @@ class RequestLog:
             with self._lock:
                 self._stream.write(text + "\n")
                 self._stream.flush()
-        except Exception:  # nobody reads it any more: requests are served all the same
+        except Exception:  # the log's reader is gone; requests are still served
             return
 
 
@@ -53,7 +53,7 @@ def _shown(value: Any) -> Any:
 
 
 def error_of(error: BaseException) -> dict[str, str]:
-    """An exception as fields of a line: its kind and message, and where SPECBUILD_DEBUG is set its traceback's end."""
+    """Return an exception as fields of a line: kind, message and, if SPECBUILD_DEBUG is set, its traceback's end."""
     told = {"error": f"{type(error).__name__}: {message_of(error)}"}
     if os.environ.get(DEBUG):
         told["traceback"] = "".join(traceback.format_exception(error))[-MAX_TEXT:]
@@ -61,25 +61,25 @@ def error_of(error: BaseException) -> dict[str, str]:
 
 
 class Records(logging.Handler):
-    """Libraries' records as lines of the same log. Never raises."""
+    """Writes the records of libraries into the same log. Never raises."""
 
     def __init__(self, log: RequestLog) -> None:
         super().__init__(logging.WARNING)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`; of a message its first line, of an exception what `error_of` says."""
+        """See `logging.Handler`; logs a message's first line, and an exception's `error_of`."""
         error = record.exc_info[1] if record.exc_info else None
         try:
             said = record.getMessage()
-        except Exception:  # the arguments do not fit
+        except Exception:  # the arguments do not fit the message
             said = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
         told = error_of(error) if error else {}
         self._log.event(record.levelname.lower(), said.strip().partition("\n")[0], logger=record.name, **told)
 
 
 def install(log: RequestLog) -> None:
-    """Have warnings of specbuild, of the HTTP server, of asyncio and of exporters in the log."""
+    """Send warnings of specbuild, of the HTTP server, of asyncio and of exporters to the log."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [Records(log)], False

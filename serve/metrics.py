@@ -1,4 +1,4 @@
-"""What a server measures, for Prometheus: vLLM's names after a prefix, and `specbuild:` names for what only it has."""
+"""The server's Prometheus metrics: vLLM's names after a prefix, and `specbuild:` names for those that vLLM lacks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .cost_options import CostOptions
 from .oracle import Outcome
 
 OURS = "specbuild:"
-MAX_POSITIONS = 32  # of an accepted token in its round; later ones count for the last
+MAX_POSITIONS = 32  # positions of accepted tokens in a round; later ones count as the last
 _OPENMETRICS = "application/openmetrics-text"
-_ASKED = f"{_OPENMETRICS}; version=1.0.0; escaping=allow-utf-8"  # else prometheus_client 0.26 makes our colons "_"
-# vLLM's buckets in seconds, every one of them, and finer ones below for models that answer faster.
+_ASKED = f"{_OPENMETRICS}; version=1.0.0; escaping=allow-utf-8"  # else prometheus_client 0.26 turns ":" into "_"
+# All of vLLM's buckets in seconds, and finer ones below them for models that answer faster.
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 FIRST = (*_FIRST, 640, 2560)
 _TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -58,9 +58,9 @@ _ENDS = ("stop", "length", "deadline", "abort", "error")
 
 
 class Metrics:
-    """Counters and histograms of requests, and gauges of engines, which are read when somebody scrapes.
+    """Counters and histograms of requests, and gauges of engines, which are read at each scrape.
 
-    Any thread may tell it something. The series of `engines` begin at zero, so that rates have their first request.
+    Any thread may call its methods. The series of `engines` begin at zero, so that rates include their first request.
     """
 
     def __init__(self, engines: Mapping[str, Engine], prefix: str = OURS, cost: CostOptions | None = None) -> None:
@@ -101,29 +101,30 @@ class Metrics:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """Where others register what they tell."""
+        """The registry, in which other collectors may register."""
         return self._registry
 
     def chunk(self, model: str, gap_seconds: float, tokens: int) -> None:
-        """A sample's chunk came so long after its last: each of its tokens counts once, with its share of the gap.
+        """Record a sample's chunk: each of its tokens counts once, with its share of the gap since the last chunk.
 
-        So the sum is the time that passed, and the count the tokens, as where every token has a chunk of its own.
+        So the sum is the elapsed time and the count the tokens, as if every token had a chunk of its own.
         """
         if tokens:
             self._gaps.observe(model, gap_seconds / tokens, tokens)
 
     def rejected(self, model: str, reason: str) -> None:
-        """A request was not taken."""
+        """Count a request that was not admitted."""
         self._rejections.labels(model, reason).inc()
 
     def shadowed(self, model: str, outcome: Outcome) -> None:
-        """A text was decoded again without speculation, or was not; see `Oracle`."""
+        """Count the outcome of decoding a text again without speculation; see `Oracle`."""
         self._shadows.labels(model, outcome).inc()
 
     def finished(self, model: str, result: Result) -> None:
-        """A sample has ended, however; a deadline is its own reason, where vLLM has none. Background counts nowhere.
+        """Record a sample that has ended, in any way; background requests are not counted.
 
-        As vLLM's do, each sample of a prompt counts the prompt's tokens, and those that a cache had of it.
+        A deadline is a reason of its own, which vLLM does not have. As in vLLM, each sample of a prompt counts the
+        prompt's tokens, and those of them that were cached.
         """
         if result.metrics and result.metrics.background:
             return
@@ -142,28 +143,28 @@ class Metrics:
             self._positions.labels(model, str(position)).inc(times)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type; `accept`: the header's value, where OpenMetrics may be named.
+        """Return the exposition and its content type; `accept`: the header, which may name OpenMetrics.
 
-        Nothing else of the header counts: a version that nobody knows is no reason to fail.
+        The rest of the header is ignored, so that an unknown version in it is no error.
         """
         encode, kind = choose_encoder(_ASKED if _OPENMETRICS in accept.lower() else "")
         return encode(self._registry), kind.partition("; escaping")[0]
 
 
 def _accepted(stats: SpeculationStats) -> list[int]:
-    """How many rounds accepted a token at each place, the root's child first."""
+    """Return how many rounds accepted a token at each position, beginning with the root's child."""
     least = list(accumulate(reversed(stats.acceptance_histogram[1:])))[::-1]  # [i]: rounds that accepted more than i
     return [*least[: MAX_POSITIONS - 1], sum(least[MAX_POSITIONS - 1 :])] if len(least) > MAX_POSITIONS else least
 
 
 class _Series:
-    """What one model's samples add to."""
+    """The series of one model, to which its samples add."""
 
     def __init__(self, counters: Mapping[str, Counter], histograms: Mapping[str, Histogram]) -> None:
         self._counters, self._histograms = counters, histograms
 
     def finished(self, own: RequestMetrics) -> None:
-        """A sample has ended."""
+        """Add a sample that has ended."""
         stats, counters = own.speculative_decoding, self._counters
         counters["generation_tokens"].inc(own.num_output_tokens)
         if own.started is not None:
@@ -195,7 +196,7 @@ class _Series:
 
 
 class _Gaps(Collector):
-    """A histogram that takes a value many times at once: prometheus_client's would be told it once a token."""
+    """A histogram that takes a value many times at once; prometheus_client's would need a call per token."""
 
     def __init__(self, name: str, told: str, buckets: Sequence[float]) -> None:
         self._name, self._told, self._bounds = name, told, buckets
@@ -203,13 +204,13 @@ class _Gaps(Collector):
         self._counts, self._sums = dict[str, list[int]](), dict[str, float]()
 
     def begin(self, model: str) -> None:
-        """A model has a series from now on."""
+        """Begin a model's series at zero."""
         with self._lock:
             self._counts.setdefault(model, [0] * (len(self._bounds) + 1))
             self._sums.setdefault(model, 0.0)
 
     def observe(self, model: str, value: float, times: int) -> None:
-        """A value was seen so many times."""
+        """Count a value `times` times."""
         if model not in self._sums:
             self.begin(model)
         with self._lock:
@@ -227,13 +228,13 @@ class _Gaps(Collector):
 
 
 class _Gauges(Collector):
-    """How engines are now."""
+    """The current state of the engines."""
 
     def __init__(self, engines: Mapping[str, Engine], prefix: str) -> None:
         self._engines, self._prefix = dict(engines), prefix
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """See prometheus_client; an engine that cannot say how it is has none."""
+        """See prometheus_client; an engine that cannot report its state is left out."""
         labels = ("model_name",)
         running = GaugeMetricFamily(f"{self._prefix}num_requests_running", "Samples that have a slot.", labels=labels)
         waiting = GaugeMetricFamily(f"{self._prefix}num_requests_waiting", "Samples without one.", labels=labels)
@@ -243,11 +244,11 @@ class _Gauges(Collector):
         for name, engine in self._engines.items():
             try:
                 usage, off = engine.usage, engine.correction
-            except Exception:  # its worker may have died anywhere; health says so, and a scrape is of the others too
+            except Exception:  # its worker may have died, which health reports; the other engines still have metrics
                 continue
             running.add_metric([name], usage.running)
             waiting.add_metric([name], usage.waiting + usage.to_come)
             share = usage.cache_tokens / max(usage.cache_capacity_tokens, 1)
             correction.add_metric([name], off)
-            cache.add_metric([name], min(share, 1.0))  # texts that share pages count them more than once
+            cache.add_metric([name], min(share, 1.0))  # a page counts once for each text that shares it
         yield from (running, waiting, cache, correction)

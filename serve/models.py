@@ -1,4 +1,4 @@
-"""What is served: engines by the names that requests give them."""
+"""The served models: engines by the names that requests give them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .limits import LABEL_CHARACTERS
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """An engine, the names it answers to, its defaults and its queue."""
+    """An engine with its names, its sampling defaults and its queue."""
 
     names: tuple[str, ...]
     path: Path
@@ -29,19 +29,19 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """The first of its names, by which responses and metrics call it."""
+        """The first of its names, which responses and metrics use."""
         return self.names[0]
 
 
 class Models:
-    """Every served model, by name; the first answers requests that name none."""
+    """Every served model, by name."""
 
     def __init__(self, models: list[ServedModel]) -> None:
         self.all = models
         self._by_name = {name: model for model in models for name in model.names}
 
     def pick(self, name: str | None) -> ServedModel:
-        """The model that a request asks for; raises ApiError 404, and 400 where none is named of several."""
+        """Return the model that a request names; raises ApiError 404 if unknown, 400 if none of several is named."""
         if name is None and len(self.all) == 1:
             return self.all[0]
         if name is None:
@@ -56,9 +56,14 @@ class Models:
 
 
 def names_of(bundles: list[str], served: tuple[str, ...]) -> list[tuple[tuple[str, ...], Path]]:
-    """The names and the folder of each bundle, given as FOLDER or NAME=FOLDER; raises OptionError.
+    """Return the names and the folder of each bundle.
 
-    `served`: the names of the one bundle there is, instead of its own.
+    Args:
+        bundles: Each bundle as FOLDER or NAME=FOLDER.
+        served: Names of the only bundle, instead of its own.
+
+    Raises:
+        OptionError: If a name is unusable or given twice, or if `served` is given for several bundles.
     """
     if served and len(bundles) > 1:
         raise OptionError("--served-model-name names one bundle: of several give each as NAME=BUNDLE")

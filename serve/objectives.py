@@ -1,4 +1,4 @@
-"""Objectives: how long requests may take, and whether the slowest of the latest ones keep to it."""
+"""Latency objectives: how long requests may take, and whether the slowest of the latest requests keep to it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Literal, get_args
 from specbuild.runtime import RequestMetrics
 from specbuild.runtime.errors import OptionError, shown
 
-COUNT, SECONDS = 512, 30.0  # samples of a window, and their age, at most
-ALPHA = 1e-3  # how likely it is that as many are slow by chance where the objective is just met, when it is broken
-ROBUST = 3  # slowest samples of which the tail is the fastest, once there are enough
+COUNT, SECONDS = 512, 30.0  # maximum number and age of a window's samples
+ALPHA = 1e-3  # significance level of the test whether an objective is broken
+ROBUST = 3  # with enough samples the tail is no slower than the third slowest
 Measured = Literal["ttft", "tpot", "e2el"]
 _FORM = "ttft=0.5,tpot=0.05,p99: times in seconds (ttft, tpot, e2el), then the percentiles that they are of"
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
@@ -22,7 +22,7 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A share of requests, `quantile`, has this time or a shorter one."""
+    """At least the share `quantile` of requests takes at most this time."""
 
     measured: Measured
     seconds: float
@@ -30,13 +30,16 @@ class Objective:
 
     @property
     def name(self) -> str:
-        """As metrics label it: ttft_p99."""
+        """Label in metrics, such as ttft_p99."""
         return f"{self.measured}_p{100 * self.quantile:.6g}"
 
     def broken(self, times: Sequence[float], sure: bool = True, part: float = 1.0) -> bool:
-        """Whether the tail is slower; `sure`: too many are for that to be chance, by a binomial test.
+        """Whether more times are slower than the objective allows.
 
-        part: of the time, that the tail may have where it need not be sure.
+        Args:
+            times: Seconds of requests.
+            sure: Use a binomial test, so that chance does not explain it; else compare the tail.
+            part: Without `sure`: the share of the objective's time that the tail may take.
         """
         slow, count, share = sum(each > self.seconds for each in times), len(times), 1 - self.quantile
         if not sure:
@@ -45,7 +48,7 @@ class Objective:
         return 1 - fewer < ALPHA
 
     def tail(self, times: Sequence[float]) -> float | None:
-        """The time at its quantile; of few samples not the slowest alone, but as robust as so many can be."""
+        """Return the time at the quantile, which with few samples does not rest on the slowest alone; None if empty."""
         count = len(times)
         if not count:
             return None
@@ -53,15 +56,15 @@ class Objective:
         return sorted(times)[-slowest]
 
     def attainment(self, times: Sequence[float]) -> float:
-        """The share that keeps to it; 1 where there are none."""
+        """Return the share of times that keep to the objective; 1 if there are none."""
         return sum(each <= self.seconds for each in times) / len(times) if times else 1.0
 
 
 def parse(texts: Sequence[str]) -> tuple[Objective, ...]:
-    """Objectives as `--slo` has them; raises OptionError.
+    """Parse objectives as `--slo` has them; raises OptionError.
 
-    A percentile is of the times before it, back to the last percentile; several may follow each other. Without one
-    they are of the 99th.
+    A percentile applies to the times before it, back to the last percentile; several may follow each other. Without one
+    the 99th applies.
     """
     found, twice = list[Objective](), False
     for text in texts:
@@ -88,7 +91,7 @@ def parse(texts: Sequence[str]) -> tuple[Objective, ...]:
 
 
 def _time(text: str, part: str) -> tuple[Measured, float]:
-    """A part such as ttft=0.5."""
+    """Parse a part such as ttft=0.5."""
     name, _, value = (each.strip() for each in part.partition("="))
     try:
         seconds = float(value)
@@ -101,7 +104,7 @@ def _time(text: str, part: str) -> tuple[Measured, float]:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A request that has ended: its times in seconds, and what it drafted; `tpot`: None of one token."""
+    """A request that has ended: its times in seconds, and what it drafted. `tpot`: None if it has a single token."""
 
     submitted: float
     started: float
@@ -109,12 +112,12 @@ class Sample:
     ttft: float
     queue: float
     tpot: float | None
-    rounds: int = 0  # that drafted
-    nodes: int = 0  # drafted
+    rounds: int = 0  # rounds that drafted
+    nodes: int = 0  # drafted nodes
 
     @classmethod
     def of(cls, own: RequestMetrics) -> Sample | None:
-        """By a result's metrics; None where it never came to its first token."""
+        """Return the sample of a result's metrics; None if it has no first token."""
         if own.submitted is None or own.started is None or own.first_token is None or own.finished is None:
             return None
         told, tpot = own.speculative_decoding, own.tpot if own.num_output_tokens > 1 else None
@@ -122,27 +125,30 @@ class Sample:
         return cls(*times, told.num_spec_steps, told.num_draft_tokens)
 
     def time(self, measured: Measured) -> float | None:
-        """The time that an objective is about."""
+        """Return the time that an objective is about."""
         return self.finished - self.submitted if measured == "e2el" else getattr(self, measured)
 
 
 class Window:
-    """The latest samples; `clock`: the one that their times are of."""
+    """The latest samples; `clock`: the clock of their times."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._samples = clock, deque[Sample](maxlen=COUNT)
 
     def add(self, sample: Sample) -> None:
-        """Another request has ended."""
+        """Add a request that has ended."""
         self._samples.append(sample)
 
     def samples(self, since: float = -math.inf) -> list[Sample]:
-        """Those that are young enough and had their slot since then."""
+        """Return the samples that are recent enough and got their slot at or after `since`."""
         oldest = self._clock() - SECONDS
         return [each for each in self._samples if each.finished >= oldest and each.started >= since]
 
     def times(self, objective: Objective, since: float = -math.inf) -> list[float]:
-        """What an objective is held against: of decoding, those who had their slot since then, else who came since."""
+        """Return the times that an objective is compared with.
+
+        For TPOT of requests that got their slot since then; else of those that were submitted since then.
+        """
         found = self.samples(since)
         if objective.measured != "tpot":
             found = [each for each in found if each.submitted >= since]

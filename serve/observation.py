@@ -1,4 +1,4 @@
-"""What a request that has ended says of the way it was decoded."""
+"""What an ended request shows of how it was decoded."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from specbuild.runtime import RequestMetrics, Result
 
 from .generation import Generation
 
-_FAULTS = (408, 429)  # besides 500 and above: too slow, or too full
+_FAULTS = (408, 429)  # statuses that count as errors besides 500 and above: time ran out, or the queue was full
 
 
 def observed(generation: Generation) -> dict[str, float] | None:
-    """Values by name; None of a request that its client spoiled or left, and of one that a drain ended.
+    """Return a request's values by name; None if its client spoiled or left it, or a drain ended it.
 
-    `errors` is 1 or 0, and where it is 1 nothing else is there. Means over samples: `ttft`, `tpot`, `e2el` in seconds,
+    `errors` is 1 or 0; if it is 1, there are no other values. Means over samples: `ttft`, `tpot`, `e2el` in seconds,
     `tokens`, and shares: `cut` (ended by a limit), `invalid` (structured outputs that did not end by themselves),
-    `acceptance` (of drafted tokens), `acceptance_d` (of rounds that drafted, with d tokens or more accepted).
+    `acceptance` (of drafted tokens), `acceptance_d` (of rounds that drafted, those that accepted at least d tokens).
     """
     status = generation.status
     if status in _FAULTS or status >= 500:

@@ -1,4 +1,4 @@
-"""How a server listens and answers; validated when made."""
+"""How a server listens and answers; validated on construction."""
 
 from __future__ import annotations
 
@@ -22,23 +22,45 @@ ShadowAction = Literal["log", "off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Raises OptionError.
+    """Options of a server.
 
-    host, port: where it listens; port 0 is any that is free. uds: a Unix socket instead. api_keys: one of them is
-    needed for everything but health, where there are any. max_num_seqs: sequences that share a step, None for what each
-    bundle was built for. max_waiting: samples of each model that wait for a slot, at
-    most. max_queued_tokens: of prompts that wait for their first token. shutdown_timeout: seconds that a drain takes at
-    most. request_timeout: seconds of a request, its time in the queue included. extra_fields: what becomes of fields
-    that no route knows. spec_metrics: how much each response says of its speculation. share_prefix_cache: callers of
-    different API keys may read rows of each other's prompts. shadow: the share of texts, 0 to 1, that the shadow oracle
-    decodes again; shadow_dir: a folder that has a file for each that differs, with the prompt's tokens where
-    shadow_keep_prompts is set; shadow_action: "off" ends the model's speculation with the first of them. reasoning_end:
-    the token after which structured outputs begin; None: they begin at once. reading: how calls of tools and reasoning
-    are read from texts. response_store: SQLite's file of what /v1/responses keeps; None: memory.
-    canary, drift: what is compared, and what is watched; None: nothing.
-    slo: what the SLA guard holds, see `objectives.parse`.
-    cost: what the machine costs, and where that is written down. health_route, predict_route: other names of /health
-    and /predict, where Vertex AI asks for them. ui: a page at / to chat with.
+    Args:
+        host: Address to listen on.
+        port: Port to listen on; 0 is any free one.
+        uds: Unix socket to listen on instead.
+        api_keys: Keys, one of which every request except health probes needs; without any, no key is needed.
+        ssl_certfile: Certificate in PEM, for TLS.
+        ssl_keyfile: The certificate's key in PEM.
+        allowed_origins: Origins of web pages that may call the server (CORS).
+        root_path: Path under which a proxy serves this server.
+        max_num_seqs: Maximum sequences that share a step; None: what each bundle was built for.
+        max_waiting: Maximum samples of each model that wait for a slot.
+        max_queued_tokens: Maximum prompt tokens of each model that wait for their first token; None: any number.
+        shutdown_timeout: Maximum seconds of a drain.
+        request_timeout: Maximum seconds of a request, its time in the queue included; None: any.
+        cost: What the machine costs, and where its ledger is.
+        return_token_ids: Whether responses have token ids if the request does not say.
+        spec_metrics: How much each response says about its speculation.
+        metrics_prefix: Prefix of the metrics that vLLM has too.
+        log_requests: Whether the log has prompts and texts.
+        extra_fields: Whether fields that no route knows are refused or ignored.
+        share_prefix_cache: Whether requests of different API keys share cached prompts.
+        shadow: Share of texts, 0 to 1, that the shadow oracle decodes again.
+        shadow_dir: Folder with a file for each text that differs; None: none is kept.
+        shadow_keep_prompts: Whether these files have the prompt's tokens.
+        shadow_action: "off" ends a model's speculation with the first text that differs; "log" only logs it.
+        reasoning_end: Token after which structured outputs begin; None: they begin at once.
+        reading: How tool calls and reasoning are read from texts.
+        response_store: SQLite file for what /v1/responses stores; None: memory.
+        canary: What a canary compares; None: there is none.
+        drift: What is watched for drift; None: nothing.
+        slo: Objectives of the SLA guard, see `objectives.parse`.
+        health_route: Another name of /health, if Vertex AI asks for one.
+        predict_route: Another name of /predict, if Vertex AI asks for one.
+        ui: Serve a page at / to chat with.
+
+    Raises:
+        OptionError: If a value is wrong, or does nothing without another one.
     """
 
     host: str = "127.0.0.1"

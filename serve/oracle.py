@@ -1,8 +1,8 @@
-"""The shadow oracle: texts that were speculated on are decoded again without speculation, and must be the same.
+"""The shadow oracle: decodes texts that were speculated on again without speculation, and expects the same texts.
 
-A share of the texts that have ended waits until its engine has nothing else to do. Then each is decoded plainly from
-its seed, as a background request that shares no cached prompt, so that no row which speculation has left is read. One
-text that differs is proof of a defect: speculation, as it is built here, changes no token.
+A share of the ended texts waits until its engine has nothing else to do. Each is then decoded plainly from its seed, as
+a background request that shares no cached prompt, so that it reads no cache row written by speculation. A single text
+that differs proves a defect, because speculation, as it is built here, changes no token.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from .logs import RequestLog, error_of
 from .models import Models, ServedModel
 from .options import ServeOptions
 
-WAITING = 64  # shadows of a model: what comes beyond is dropped and counted
-TRIES = 16  # of a shadow that others interrupt
-KEPT = 100  # files of texts that differ
+WAITING = 64  # shadows per model; more are dropped and counted
+TRIES = 16  # attempts at a shadow that other requests interrupt
+KEPT = 100  # maximum files of texts that differ
 Outcome = Literal["equal", "different", "unfinished", "dropped", "failed"]
 
 
 class Counts(Protocol):
-    """What is told of shadows; see `Metrics.shadowed`."""
+    """Counts the outcomes of shadows; see `Metrics.shadowed`."""
 
     def shadowed(self, model: str, outcome: Outcome) -> None:
-        """A shadow is settled."""
+        """Count a settled shadow."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A text that is decoded again. `params`: of its own sample, as it was decoded."""
+    """A text to be decoded again. `params`: those of its own sample, as it was decoded."""
 
     prompt: list[int]
     params: SamplingParams
     result: Result
 
     def again(self) -> SamplingParams:
-        """The parameters of its plain twin."""
+        """Return the parameters for decoding it plainly."""
         salt = secrets.token_hex(16)
         return replace(
             self.params, speculation="off", background=True, deadline=None, session=None, logprobs=None, cache_salt=salt
         )
 
     def differs_at(self, found: Result) -> int | None:
-        """The first token that differs; None where all that were decoded are the text's."""
+        """Return the position of the first differing token; None if all tokens that were decoded are the text's."""
         tokens, others = self.result.token_ids, found.token_ids
         for position, (one, other) in enumerate(zip(tokens, others, strict=False)):
             if one != other:
@@ -67,9 +67,9 @@ class Shadow:
 
 
 class Oracle:
-    """Keeps shadows, decodes them, and says what came of them. For the event loop's thread alone.
+    """A `Watcher` that keeps shadows, decodes them, and reports the outcomes. For the event loop's thread only.
 
-    `stopped`: models that no longer speculate, because a text differed and that was asked for.
+    `stopped`: models that no longer speculate, because a text differed and `shadow_action` is "off".
     """
 
     def __init__(self, models: Models, options: ServeOptions, counts: Counts, log: RequestLog) -> None:
@@ -81,7 +81,7 @@ class Oracle:
         self._key = secrets.token_bytes(32)
 
     def ended(self, generation: Generation) -> None:
-        """See `Watcher`: texts that may have been speculated on, or a share of them, wait for their twins."""
+        """See `Watcher`; queues a random share of the texts that may have been speculated on."""
         name = generation.served.name
         for choice, result in generation.results.items():
             if result.finish_reason not in ("stop", "length") or not result.metrics:
@@ -96,11 +96,11 @@ class Oracle:
                 self._counts.shadowed(name, "dropped")
 
     async def run(self) -> None:
-        """Decode shadows until this is cancelled or the engines close."""
+        """Decode shadows until cancelled or until the engines close."""
         await asyncio.gather(*(self._serve(model) for model in self._models.values()))
 
     async def settled(self) -> None:
-        """Wait until every shadow that was offered is settled; `run` has to be under way."""
+        """Wait until every queued shadow is settled; `run` must be running."""
         await asyncio.gather(*(waiting.join() for waiting in self._waiting.values()))
 
     async def _serve(self, model: ServedModel) -> None:
@@ -112,15 +112,15 @@ class Oracle:
                 waiting.task_done()
 
     async def _settle(self, model: ServedModel, shadow: Shadow) -> Outcome:
-        """What comes of a shadow in the end; raises EngineClosedError."""
+        """Return the final outcome of a shadow; raises EngineClosedError."""
         for _ in range(TRIES):
-            while model.admission.requests:  # another may have come before this task goes on
+            while model.admission.requests:  # a request may have come before this task resumed
                 await model.admission.idle.wait()
             try:
                 outcome = await self._outcome(model, shadow)
             except EngineClosedError:
                 raise
-            except Exception as error:  # of this one alone
+            except Exception as error:  # affects this shadow only
                 self._log.event("warning", "a shadow could not be decoded", model=model.name, **error_of(error))
                 return "failed"
             if outcome:
@@ -128,7 +128,7 @@ class Oracle:
         return "unfinished"
 
     async def _outcome(self, model: ServedModel, shadow: Shadow) -> Outcome | None:
-        """What comes of a shadow; None: it was interrupted, and is to be tried again."""
+        """Return the outcome of one attempt; None if it was interrupted and is to be repeated."""
         (found,) = await model.engine.generate([shadow.prompt], shadow.again())
         if found.error:
             raise found.error
@@ -139,7 +139,7 @@ class Oracle:
         return None if found.finish_reason == "cancelled" else "equal"
 
     def _tell(self, model: ServedModel, shadow: Shadow, found: Result, position: int) -> None:
-        """A text differs: log it, keep what replays it, and end speculation if that is asked for."""
+        """Report a text that differs: log it, keep a file for `specbuild replay`, and end speculation if asked for."""
         if self._options.shadow_action == "off":
             self.stopped.add(model.name)
         kept = self._keep(model, shadow, found, position)
@@ -168,7 +168,7 @@ class Oracle:
 
 
 def defect(engine: Engine, shadow: Shadow, found: Result, position: int) -> dict[str, Any]:
-    """What `specbuild replay` needs to see a difference again, and both texts."""
+    """Return a record with both texts, from which `specbuild replay` reproduces their difference."""
     receipt = engine.receipt(shadow.prompt, shadow.params, shadow.result)
     told = {"position": position, "speculation": shadow.params.speculation, "receipt": receipt.to_dict()}
     texts = {"token_ids": shadow.result.token_ids, "plain_token_ids": found.token_ids}
@@ -176,7 +176,7 @@ def defect(engine: Engine, shadow: Shadow, found: Result, position: int) -> dict
 
 
 def without_prompt(record: dict[str, Any], key: bytes) -> dict[str, Any]:
-    """A defect that knows its prompt by a keyed hash alone; `key`, in the record, is the file that has the key."""
+    """Return a defect with a keyed hash in place of its prompt; `key` in it names the file that has the key."""
     told = {name: value for name, value in record.items() if name != "prompt_token_ids"}
     told["receipt"] = {name: value for name, value in record["receipt"].items() if name != "prompt_sha256"}
     told["prompt_hmac_sha256"] = keyed_sha256(key, record["prompt_token_ids"])

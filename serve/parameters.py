@@ -1,4 +1,4 @@
-"""From fields to sampling parameters: OpenAI's defaults, the checkpoint's, and what a client asks for."""
+"""Sampling parameters of a request: what the client asks for, over the checkpoint's and OpenAI's defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .structured import structured
 
 COMPLETION_TOKENS = 16  # OpenAI's default
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-_SAME = (  # fields that SamplingParams has by the same name
+_SAME = (  # fields with the same name in SamplingParams
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "temperature", "top_p", "min_p"),
     *("logit_bias", "stop", "stop_token_ids", "ignore_eos", "session", "priority", "min_tokens", "skip_special_tokens"),
 )
@@ -28,11 +28,16 @@ _MAX_JSON = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: `tenant` keeps prefix caches apart, None shares them; `timeout`: seconds that the server allows.
+    """The sender of a request, and the server's decisions about it.
 
-    `speculates`: whether anything may be drafted for them. `reasoning_end`: see `structured`.
-    `speculation`: by what, where a canary says so. `reading`: how turns are read; `shows`: whether a text has to show
-    special tokens for that.
+    Args:
+        tenant: Whose prefix cache it uses; None shares the cache.
+        timeout: Seconds that the server allows.
+        speculates: Whether anything may be drafted for it.
+        reasoning_end: The server's token that ends a reasoning, see `structured`.
+        speculation: The speculation that a canary chose; None: the request's own.
+        reading: How turns are read.
+        shows: Whether a text must show special tokens so that it can be read.
     """
 
     tenant: str | None = None
@@ -45,7 +50,7 @@ class Caller:
 
 
 def defaults_of(bundle: Bundle) -> dict[str, Any]:
-    """The sampling defaults of a bundle's checkpoint over OpenAI's; raises BundleError."""
+    """Return a bundle's sampling defaults: those of its checkpoint over OpenAI's; raises BundleError."""
     if GENERATION_CONFIG not in bundle.manifest.files:
         return dict(DEFAULTS)
     try:
@@ -58,15 +63,26 @@ def defaults_of(bundle: Bundle) -> dict[str, Any]:
 
 
 def sampling(body: Sampling, defaults: Mapping[str, Any], room: int, caller: Caller) -> SamplingParams:
-    """The parameters of a request whose longest prompt leaves room for so many tokens; raises ApiError, OptionError."""
+    """Return the sampling parameters of a request.
+
+    Args:
+        body: The request's fields.
+        defaults: The model's sampling defaults.
+        room: Tokens that the longest prompt leaves in the context.
+        caller: Who sends the request.
+
+    Raises:
+        ApiError: If fields contradict each other or ask for more tokens than there is room.
+        OptionError: If a value is not allowed.
+    """
     given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
-        given["top_k"] = max(body.top_k, 0)  # vLLM's -1 is off, as 0 is
+        given["top_k"] = max(body.top_k, 0)  # vLLM's -1 is off, as is 0
     if body.seed is not None:
         given["seed"] = body.seed % 2**64
     outputs = structured(body, caller.reading, caller.reasoning_end)
     if caller.shows or (outputs and outputs.after):
-        given.setdefault("skip_special_tokens", False)  # so that the text says where its reasoning ends
+        given.setdefault("skip_special_tokens", False)  # so that the text shows where its reasoning ends
     deadlines = [each for each in (body.deadline, caller.timeout) if each is not None]
     return SamplingParams(
         **{**defaults, **given},
@@ -109,7 +125,7 @@ def _logprobs(body: Sampling) -> int | None:
 
 
 def _speculation(body: Sampling) -> str:
-    """One of three ways to say it."""
+    """Return the speculation of a request, which has three fields for it."""
     ways = {
         "speculation": body.speculation,
         "disable_spec_decode": "off" if body.disable_spec_decode else None,
@@ -127,7 +143,7 @@ def _chain(tokens: int | None) -> str | None:
 
 
 def salt_of(tenant: str | None, salt: str | None) -> str | None:
-    """What keeps a prefix cache apart: who asks, and what they ask it to be kept apart from."""
+    """Return the salt that separates prefix caches by tenant and by the request's own salt; None: shared."""
     if tenant is None and salt is None:
         return None
     return hashlib.sha256(json.dumps([tenant, salt]).encode()).hexdigest()

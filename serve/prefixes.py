@@ -1,6 +1,6 @@
-"""Where a prompt goes: to the replica whose cache holds its beginning, unless that one has too much to do.
+"""Chooses a replica for a prompt: the one whose cache holds the prompt's beginning, unless it has too much to do.
 
-Nothing here knows Ray: `ray_router` asks it, and so does the simulation of a fleet (`benchmarks/fleet.py`).
+Nothing here knows Ray: `ray_router` uses it, and so does the simulation of a fleet (`benchmarks/fleet.py`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Literal, TypeVar
 Routing = Literal["prefix", "balanced", "random"]
 Replica = TypeVar("Replica", bound=object)
 
-BLOCK = 16  # tokens that have one hash
-SHARE, SLACK = 1.5, 64  # passed over: above so many times the lightest's load, and so many more tokens that wait
-OUTPUT = 128  # tokens that a request is taken to emit where it does not say
-HELD = 1 << 16  # blocks that are remembered of one replica, at most
+BLOCK = 16  # tokens per hash
+SHARE, SLACK = 1.5, 64  # a holder above SHARE × the least load, with SLACK more waiting tokens, is passed over
+OUTPUT = 128  # output tokens assumed for a request that does not say
+HELD = 1 << 16  # maximum number of blocks remembered per replica
 
 
 def chain(tokens: Sequence[int], scope: str) -> list[int]:
-    """A hash of 64 bits for each whole block of a prompt, which depends on all blocks before it.
+    """Return a 64-bit hash of each whole block of a prompt; each hash depends on all blocks before it.
 
-    `scope`: the model and the salt, outside of which no text is shared.
+    scope: the model and the cache salt, outside of which no cached text is shared.
     """
     before, hashes = blake2b(scope.encode(), digest_size=8).digest(), list[int]()
     for begin in range(0, len(tokens) - BLOCK + 1, BLOCK):
@@ -34,18 +34,24 @@ def chain(tokens: Sequence[int], scope: str) -> list[int]:
 
 
 class Places:
-    """What each replica's cache holds, as far as is known, and how many tokens it has before it."""
+    """What each replica's cache holds, as far as is known, and how many tokens each replica has yet to process."""
 
     def __init__(self, random: Random, routing: Routing = "prefix", slots: int = 0) -> None:
-        """`slots`: requests that a replica decodes at once; those behind them wait."""
+        """Begin without any replicas.
+
+        Args:
+            random: Source of the random choices.
+            routing: How `choose` chooses: by prefix, as the lighter of two random replicas, or at random.
+            slots: Requests that a replica decodes at once; further ones wait.
+        """
         self._random, self._routing, self._slots = random, routing, slots
-        self._held = dict[object, dict[int, int]]()  # by replica: how many reports ago a block was known to be there
-        self._where = dict[int, set[object]]()  # by block
-        self._work = dict[object, dict[str, int]]()  # by replica: tokens of each request under way
-        self._load = dict[object, int]()  # their sums
+        self._held = dict[object, dict[int, int]]()  # by replica, by block: 0 if sent since the last report, else 1
+        self._where = dict[int, set[object]]()  # by block: the replicas that hold it
+        self._work = dict[object, dict[str, int]]()  # by replica: tokens left of each request in progress
+        self._load = dict[object, int]()  # by replica: the sum of its `_work`
 
     def keep(self, replicas: Iterable[object]) -> None:
-        """These are all replicas there are; what is known of any other one is forgotten."""
+        """Set which replicas exist, and forget all others."""
         now = set(replicas)
         for gone in self._work.keys() - now:
             self.drop(gone)
@@ -60,7 +66,7 @@ class Places:
             self._forget(replica, block)
 
     def report(self, replica: object, blocks: Iterable[int]) -> None:
-        """A replica says what its cache holds; what was sent there since its last report is still believed once."""
+        """Record the blocks that a replica reports as cached; blocks sent since its last report are kept once more."""
         if replica not in self._held:
             return
         told, held = set(blocks), self._held[replica]
@@ -73,7 +79,15 @@ class Places:
         self._learn(replica, told - held.keys(), 1)
 
     def sent(self, replica: object, request: str, blocks: Sequence[int], tokens: int, output: int | None) -> None:
-        """A request went to a replica, whose cache will hold its prompt of so many tokens."""
+        """Record that a request went to a replica, whose cache will hold its prompt.
+
+        Args:
+            replica: The replica.
+            request: The request's id.
+            blocks: The prompt's hashes, see `chain`.
+            tokens: Number of prompt tokens.
+            output: Output tokens that the request asks for; None: it does not say.
+        """
         if replica in self._work:
             rest = max(tokens - BLOCK * self.depth(replica, blocks), 1) + (OUTPUT if output is None else output)
             self._load[replica] += rest - self._work[replica].get(request, 0)
@@ -81,25 +95,25 @@ class Places:
             self._learn(replica, blocks, 0)
 
     def ended(self, replica: object, request: str) -> None:
-        """A request has ended, however it did."""
+        """Record that a request has ended, successfully or not."""
         if replica in self._work:
             self._load[replica] -= self._work[replica].pop(request, 0)
 
     def load(self, replica: object) -> int:
-        """Tokens that a replica has yet to read and to emit."""
+        """Return how many tokens a replica has yet to prefill and to emit."""
         return self._load.get(replica, 0)
 
     def queue(self, replica: object) -> int:
-        """Of its load the tokens of requests that wait for a slot."""
+        """Return the part of a replica's load that belongs to requests waiting for a slot."""
         return self.load(replica) - sum(islice(self._work.get(replica, {}).values(), self._slots))
 
     def depth(self, replica: object, blocks: Sequence[int]) -> int:
-        """How many of a prompt's first blocks a replica holds."""
+        """Return how many of a prompt's first blocks a replica holds."""
         held = self._held.get(replica, {})
         return next((place for place, block in enumerate(blocks) if block not in held), len(blocks))
 
     def choose(self, replicas: Sequence[Replica], blocks: Sequence[int]) -> list[Replica]:
-        """Of these replicas the one for a prompt, and behind it those to try where it takes nothing."""
+        """Return the replicas to try for a prompt, best first; the later ones are for when the earlier take nothing."""
         if self._routing == "random" or len(replicas) < 2:
             return self._random.sample(replicas, len(replicas))
         two = sorted(self._random.sample(replicas, 2), key=self.load)
@@ -112,7 +126,7 @@ class Places:
         return [best, *(each for each in two if each != best)]
 
     def _holders(self, replicas: Sequence[Replica], blocks: Sequence[int]) -> list[Replica]:
-        """Those that hold most of a prompt's beginning; none where nobody holds its first block."""
+        """Return the replicas that hold most of a prompt's beginning; none if no replica holds its first block."""
         found = set[object]()
         for block in blocks:
             here = self._where.get(block)

@@ -1,7 +1,7 @@
-"""`specbuild serve --ray`: engines as replicas of a Ray Serve deployment, behind a front that routes by prefixes.
+"""`specbuild serve --ray`: engines as replicas of a Ray Serve deployment, behind a front that routes by prefix.
 
-`app` builds it from plain values, for `serve run specbuild.serve.ray_app:app bundles=…` and a RayService's manifest.
-Imported where Ray was asked for alone.
+`app` builds it from plain values, for `serve run specbuild.serve.ray_app:app bundles=…` and for RayService manifests.
+This module is imported only if Ray is asked for.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from .ray_options import RayOptions
 from .ray_router import CACHED, Hint, PrefixRouter
 from .server import Named, make_service
 
-NAME = "specbuild"  # of the application
-_REPORT, _HEALTH = 1.0, 2.0  # seconds between two reports of what a cache holds, and two looks at an engine
+NAME = "specbuild"  # name of the application
+_REPORT, _HEALTH = 1.0, 2.0  # seconds between reports of what a cache holds, and between health checks
 Given = tuple[list[tuple[tuple[str, ...], remote_bundle.Source]], ServeOptions, LoadOptions]
 
 
 class Replica:
-    """One server's engines and its whole application, called by the front."""
+    """One server's engines with its whole application; called by the front."""
 
     async def __init__(self, given: Given) -> None:  # type: ignore[misc]
         sources, options, load = given
         self._closing, self._name = ExitStack(), serve.get_replica_context().replica_id.unique_id
         log = RequestLog(sys.stderr, options.log_requests)
-        if ledger := options.cost.ledger:  # each replica has its own, and `specbuild cost` adds them up
+        if ledger := options.cost.ledger:  # each replica has a ledger of its own; `specbuild cost` adds them up
             ledger = ledger.with_name(f"{ledger.stem}.{self._name}{ledger.suffix}")
             options = replace(options, cost=replace(options.cost, ledger=ledger))
 
@@ -62,12 +62,15 @@ class Replica:
         self._watching = [asyncio.ensure_future(each.run()) for each in self._service.watchers]
 
     async def call(self, scope: Scope, body: bytes, hint: Hint) -> AsyncGenerator[list[Message], None]:
-        """Answer a request: ASGI's messages, as many at once as there are. Leaving it cancels what runs."""
+        """Yield ASGI messages that answer a request, as many at once as there are. Closing it cancels the work.
+
+        `hint` is for the router only.
+        """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
-            return left.pop() if left else await asyncio.Future()  # a client that leaves has this cancelled
+            return left.pop() if left else await asyncio.Future()  # cancelled when the client leaves
 
         async def run() -> None:
             try:
@@ -90,33 +93,33 @@ class Replica:
             running.cancel()
 
     def _signed(self, message: Message) -> Message:
-        """The first message says which replica it is."""
+        """Add this replica's name to the headers of the first message."""
         if message["type"] != "http.response.start":
             return message
         return {**message, "headers": [*message["headers"], (b"x-replica", self._name.encode())]}
 
     async def whole(self, scope: Scope) -> tuple[str, tuple[int, str, bytes]]:
-        """This replica's name, and its answer to a request for itself: status, kind and body."""
+        """Return this replica's name, and its own answer to a request: status, content type and body."""
         messages = [each async for found in self.call(scope, b"", Hint([], 0, 0)) for each in found]
         kind = dict(messages[0]["headers"]).get(b"content-type", b"").decode()
         return self._name, (messages[0]["status"], kind, b"".join(each.get("body", b"") for each in messages[1:]))
 
     def check_health(self) -> None:
-        """Ray replaces a replica whose worker has died or is stuck."""
+        """Raise ExecutionError if a worker has died or is stuck, so that Ray replaces the replica."""
         for model in self._service.models.all:
             health = model.engine.engine.health()
             if health.state in ("failed", "stuck"):
                 raise ExecutionError(f"the worker of {model.name} is {health.state}: {health.error}")
 
     def record_routing_stats(self) -> dict[str, list[int]]:
-        """What the caches hold, for the router."""
+        """Return the hashes of the cached texts' blocks, for the router."""
         texts = [(model.name, *text) for model in self._service.models.all for text in model.engine.engine.cached_texts]
         return {
             CACHED: sorted({block for name, salt, tokens in texts for block in chain(tokens, scope_of(name, salt))})
         }
 
     async def __del__(self) -> None:
-        """Ray has drained it: end what is left."""
+        """Stop the watchers and close the engines, after Ray has drained the replica."""
         for task in getattr(self, "_watching", ()):
             task.cancel()
         await asyncio.to_thread(self._closing.close)
@@ -124,7 +127,7 @@ class Replica:
 
 @serve.ingress()
 class Entrance:
-    """The application's ingress: `Front` under its own ASGI application."""
+    """The application's ingress: `Front` with an ASGI application of its own."""
 
     def __init__(self, replicas: Any, given: Given) -> None:
         sources, options, load = given
@@ -141,13 +144,24 @@ class Entrance:
 
 
 def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOptions) -> Application:
-    """The application; raises OptionError and BundleError."""
+    """Build the Ray Serve application.
+
+    Args:
+        named: Names, and path or URL, of each bundle.
+        options: How the server answers.
+        load: How bundles are loaded.
+        scale: The number of replicas and their resources.
+
+    Raises:
+        OptionError: If an option is wrong, or Ray is not installed.
+        BundleError: If a bundle cannot be read.
+    """
     scale.check(options)
     sources = [(names, remote_bundle.source(str(path))) for names, path in named]
     slots = options.max_num_seqs or min(source.slots for _, source in sources)
     threads = load.threads or max(int(scale.num_cpus), 1)
     given = sources, options, replace(load, threads=threads)
-    quiet = {"enable_access_log": False}  # there is our own
+    quiet = {"enable_access_log": False}  # the server writes an access log of its own
     routed = RequestRouterConfig(
         request_router_class=PrefixRouter,
         request_router_kwargs={"routing": scale.routing, "slots": slots},
@@ -173,8 +187,15 @@ def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOpti
 
 
 def app(args: Mapping[str, Any]) -> Application:
-    """The application by plain values: `bundles`, one or several, each as a path, a URL or NAME=…; and the fields of
-    `ServeOptions` in `serve`, of `LoadOptions` in `load` and of `RayOptions` in `ray`. Raises OptionError, BundleError.
+    """Build the Ray Serve application from plain values.
+
+    Args:
+        args: `bundles`: one or several, each as a path, a URL or NAME=…; `serve`, `load` and `ray`: the fields of
+            `ServeOptions`, `LoadOptions` and `RayOptions`.
+
+    Raises:
+        OptionError: If an argument is wrong.
+        BundleError: If a bundle cannot be read.
     """
     given = dict(args)
     bundles = given.pop("bundles", [])
@@ -193,24 +214,34 @@ def app(args: Mapping[str, Any]) -> Application:
 
 
 def run(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOptions, log: RequestLog) -> int:
-    """Serve on Ray until a signal ends it: the cluster at an address, or one of this machine's own; the exit status.
+    """Serve on Ray until a signal ends it; return the exit status.
 
-    Raises OptionError, BundleError and ExecutionError before it serves.
+    Args:
+        named: Names, and path or URL, of each bundle.
+        options: How the server listens and answers.
+        load: How bundles are loaded.
+        scale: The replicas, and the cluster's address; without one a cluster is started on this machine.
+        log: The server's log.
+
+    Raises:
+        OptionError: If an option is wrong; before it serves.
+        BundleError: If a bundle cannot be read; before it serves.
+        ExecutionError: If Ray Serve does not start.
     """
-    with listener.listen(options) as listening:  # which says what is wrong with an address, and finds a free port
+    with listener.listen(options) as listening:  # checks the address and finds a free port
         port = listening.getsockname()[1]
     made = build(named, options, load, scale)
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stopping.set())
     try:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of it
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage report
         ray.init(address=scale.address, include_dashboard=False, log_to_driver=True, configure_logging=False)
         secured = {"ssl_certfile": options.ssl_certfile, "ssl_keyfile": options.ssl_keyfile}
         http = {"host": options.host, "port": port, **{k: str(v) for k, v in secured.items() if v}}
         serve.start(http_options=http)
         serve.run(made, name=NAME, route_prefix=options.root_path or "/")
-    except Exception as error:  # Ray raises plain ones
+    except Exception as error:  # Ray raises plain Exceptions
         raise ExecutionError(f"Ray Serve did not start ({message_of(error)[:300]}): see its log above") from None
     where = f"http{'s' if secured['ssl_certfile'] else ''}://{options.host}:{port}{options.root_path}"
     log.event("info", f"serving at {where}", ray=scale.address or "local")

@@ -1,6 +1,6 @@
-"""The front: reads a request, says what its prompt begins with, and passes on what a replica answers.
+"""The front: reads a request, hashes the beginning of its prompt, and forwards a replica's answer.
 
-It has the bundles' tokenizers and none of their weights. Ray Serve calls it where it is the application's ingress.
+It has the bundles' tokenizers but not their weights. Ray Serve calls it as the application's ingress.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from .parameters import salt_of
 from .prefixes import chain
 from .ray_router import Hint
 
-TRIES = 3  # of a request of which nothing was sent yet
-ANY = Hint([], 0, 0)  # goes where there is least to do
+TRIES = 3  # attempts for a request of which nothing was sent yet
+ANY = Hint([], 0, 0)  # no known prompt: the router goes by load
 
 
 def _continued(body: bytes) -> CompletionRequest:
@@ -64,7 +64,7 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ")
 
 
 class Front:
-    """Serves everything that one server does. `replicas`: a handle on them. `tokenizers`: by the models' names."""
+    """Serves everything that one server does. `replicas`: a Ray handle of them. `tokenizers`: by the models' names."""
 
     def __init__(
         self, replicas: Any, tokenizers: Mapping[str, Tokenizer], options: ServeOptions, log: RequestLog
@@ -74,7 +74,7 @@ class Front:
         self._calls = replicas.options(method_name="call", stream=True)
 
     def app(self) -> ASGIApp:
-        """The ASGI application, behind the gate that one server has."""
+        """Return the ASGI application, behind the same gate as one server has."""
         asked = self._options.health_route
         ready = ("/health", "/health/ready", "/ping", *([asked] if asked else []))
         own = {"/health/live": _live, **dict.fromkeys(ready, self._ready)}
@@ -93,14 +93,14 @@ class Front:
         return outer
 
     async def _ready(self, request: Request) -> Response:
-        """Whether requests are taken; no replicas at all are right where there may be none."""
+        """Answer whether requests are taken; having no replicas is fine if autoscaling allows it."""
         app = await asyncio.to_thread(lambda: serve.status().applications[serve.get_replica_context().app_name])
         states = {name: told.status.value for name, told in app.deployments.items()}
         able = app.status.value == "RUNNING"
         return json_response({"status": "ready" if able else "not ready", "deployments": states}, 200 if able else 503)
 
     async def _metrics(self, request: Request) -> Response:
-        """Every replica's metrics, each line with the label `replica`."""
+        """Return every replica's metrics, each line with the label `replica`."""
         families = dict[str, list[str]]()
         for name, (status, _, told) in (await self._all(request)).items():
             if status == 200:
@@ -109,21 +109,21 @@ class Front:
         return Response(text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _load(self, request: Request) -> Response:
-        """Every replica's load, by its name."""
+        """Return every replica's load, by its name."""
         told = await self._all(request)
         return json_response({"replicas": {name: msgspec.json.decode(each[2]) for name, each in told.items()}})
 
     async def _all(self, request: Request) -> dict[str, tuple[int, str, bytes]]:
-        """What each replica answers to a request for itself: its status, its kind and its body, by the replica."""
+        """Return each replica's own answer to a request (status, content type, body), by replica name."""
         scope = _plain(request.scope, "")
         try:
             found = await asyncio.to_thread(lambda: self._replicas.broadcast("whole", scope).results())
-        except DeploymentUnavailableError:  # there are none now
+        except DeploymentUnavailableError:  # there are no replicas now
             return {}
         return dict(sorted(found))
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have a replica answer; one that dies before anything was sent is replaced."""
+        """Have a replica answer; if it dies before anything was sent, another one is tried."""
         body = (await receive()).get("body", b"")
         hint = await asyncio.get_running_loop().run_in_executor(self._pool, self._hint, scope, body)
         sent = _Sent(send)
@@ -150,13 +150,13 @@ class Front:
                 for message in messages:
                     await send(message)
                 if messages[-1]["type"] == "http.response.body" and not messages[-1].get("more_body"):
-                    return  # before the client's leaving is noticed, as it may do now
+                    return  # the answer is whole, so a client that leaves now cancels nothing
         except asyncio.CancelledError:
             answers.cancel()
             raise
 
     def _hint(self, scope: Scope, body: bytes) -> Hint:
-        """What a prompt begins with; what is wrong with a request its replica says."""
+        """Return the hint of a request; an invalid request has none, since its replica reports the error."""
         read = _READS.get(path_of(scope))
         if read is None or scope["method"] != "POST":
             return ANY
@@ -182,12 +182,12 @@ class Front:
 
 
 def scope_of(model: str, salt: str | None) -> str:
-    """What hashes of a text's blocks depend on besides the text."""
+    """Return the scope of block hashes, see `chain`: the model and the cache salt."""
     return f"{model}\0{salt}"
 
 
 class _Sent:
-    """What was sent to a client of a replica's answer. `kind`: its content type, "" while nothing was sent."""
+    """Forwards a replica's answer to the client. `kind`: its content type, "" while nothing was sent."""
 
     def __init__(self, send: Send) -> None:
         self._send, self.kind = send, ""
@@ -198,7 +198,7 @@ class _Sent:
         await self._send(message)
 
     async def lost(self) -> None:
-        """End what was begun: an event of a stream says why; raises ApiError where nothing was sent."""
+        """End an answer that has begun, a stream with an event that says why; raises ApiError if nothing was sent."""
         told = ApiError(503, "the replica that had this was lost: send it again", code="replica_lost")
         if not self.kind:
             raise told
@@ -208,7 +208,7 @@ class _Sent:
 
 
 class _Quiet:
-    """A log in which requests do not end, since their replicas say so, but where nobody else does."""
+    """A log without the requests that succeed, which their replicas log; failed requests are logged."""
 
     def __init__(self, log: RequestLog) -> None:
         self._log, self.event = log, log.event
@@ -224,7 +224,7 @@ async def _live(request: Request) -> Response:
 
 
 def _without_id(send: Send) -> Send:
-    """Leave out the request's id: Ray's proxy says it too."""
+    """Leave out the request's id, since Ray's proxy adds it too."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -236,14 +236,14 @@ def _without_id(send: Send) -> Send:
 
 
 def _plain(scope: Scope, request_id: str) -> Scope:
-    """Of a request's scope what another process can have."""
+    """Return the part of a request's scope that can be sent to another process."""
     headers = [each for each in scope["headers"] if each[0] != b"x-request-id"]
     named = [(b"x-request-id", request_id.encode())] if request_id else []
     return {name: scope[name] for name in _PASSED if name in scope} | {"headers": [*headers, *named]}
 
 
 def _add(families: dict[str, list[str]], text: str, replica: str) -> None:
-    """Put a replica's exposition among the others', family by family."""
+    """Add a replica's metrics to the others', family by family."""
     lines = list[str]()
     for line in text.splitlines(keepends=True):
         if line.startswith("# HELP "):

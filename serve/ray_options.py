@@ -1,4 +1,4 @@
-"""How many replicas there are and what each is given, under Ray Serve's names; needs no Ray."""
+"""Options for serving on Ray Serve: the number of replicas and their resources. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ from .prefixes import Routing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """Raises OptionError.
+    """How `specbuild serve --ray` scales and routes; validated on construction.
 
-    num_replicas: engines, each in a process of its own. autoscale: the fewest and the most of them, in place of
-    num_replicas; 0 lets all of them go. address: a Ray cluster, None: one that is started here. num_cpus, num_gpus: of
-    each replica; it decodes in as many threads as it has CPUs. target_ongoing_requests, max_ongoing_requests,
-    max_queued_requests, and the delays in seconds: see Ray Serve; None: by the bundle's slots, and Ray's own.
-    routing: "prefix", "balanced" (two random choices) or "random".
+    Args:
+        num_replicas: Number of engines, each in its own process.
+        autoscale: Minimum and maximum number of engines, in place of num_replicas; with a minimum of 0 all may stop.
+        address: Address of a Ray cluster; None starts one on this machine.
+        num_cpus: CPUs per replica, which decodes with as many threads unless `LoadOptions.threads` is set.
+        num_gpus: GPUs per replica.
+        target_ongoing_requests: See Ray Serve; None: the bundle's slots.
+        max_ongoing_requests: See Ray Serve; None: twice the bundle's slots.
+        max_queued_requests: See Ray Serve; -1: any number.
+        upscale_delay_s: See Ray Serve; None: its default.
+        downscale_delay_s: See Ray Serve; None: its default.
+        routing: "prefix", "balanced" (two random choices) or "random".
+
+    Raises:
+        OptionError: If a value is out of range.
     """
 
     num_replicas: int = 1
@@ -52,7 +62,7 @@ class RayOptions:
             raise OptionError(f"routing is one of {', '.join(get_args(Routing))}, not {shown(self.routing)}")
 
     def check(self, options: ServeOptions) -> None:
-        """Raises OptionError where Ray is not installed, and for what one process alone can do."""
+        """Raise OptionError if Ray is not installed, or if an option works in a single process only."""
         if find_spec("ray") is None:
             raise OptionError("--ray needs Ray Serve: pip install 'specbuild-trt[ray]'")
         for name in ("canary", "drift", "uds"):
@@ -60,7 +70,7 @@ class RayOptions:
                 raise OptionError(f"--{name} is of one server and does not go with --ray: leave it out")
 
     def scaling(self, slots: int) -> dict[str, Any]:
-        """The options of Ray's deployment for engines with so many slots each."""
+        """Return the options of Ray's deployment for engines with `slots` slots each."""
         told: dict[str, Any] = {
             "max_ongoing_requests": self.max_ongoing_requests or 2 * slots,
             "max_queued_requests": self.max_queued_requests,

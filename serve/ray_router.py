@@ -1,4 +1,4 @@
-"""Ray Serve's request router that goes by prefixes; `prefixes` decides."""
+"""Ray Serve's request router by prefix; `prefixes` decides."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from .prefixes import Places, Routing
 
-CACHED = "cached"  # in a replica's routing stats: the blocks that its cache holds
+CACHED = "cached"  # key of a replica's routing stats: the blocks that its cache holds
 
 
 class Hint(NamedTuple):
-    """What the router knows of a request: its prompt's blocks, its tokens, and how many it asks for (None: unsaid)."""
+    """What the router knows of a request: its prompt's blocks, its tokens, and the output tokens asked for, if any."""
 
     blocks: list[int]
     tokens: int
@@ -21,7 +21,7 @@ class Hint(NamedTuple):
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Prefers the replica that holds a prompt's beginning. Requests have a `Hint` as their last argument."""
+    """Prefers the replica that holds a prompt's beginning. A request's last argument must be a `Hint`."""
 
     def initialize_state(self, routing: Routing = "prefix", slots: int = 0) -> None:
         """See `RequestRouter`, and `Places`."""
@@ -46,7 +46,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """See `RequestRouter`: a replica a rank, the best first."""
+        """See `RequestRouter`; one replica per rank, the best first."""
         if pending_request:
             pending_request.routing_context.should_backoff = True
         by_id = {each.replica_id: each for each in candidate_replicas}

@@ -1,4 +1,4 @@
-"""A bundle by a path or by a URL that fsspec reads; every node takes the same one, or none."""
+"""A bundle at a path, or at a URL that fsspec reads; a node that finds another bundle there refuses it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from specbuild.runtime import Bundle
 from specbuild.runtime.bundle.manifest import MANIFEST
 from specbuild.runtime.errors import BundleError, OptionError, message_of
 
-CACHE = "SPECBUILD_BUNDLES"  # where bundles of URLs are kept
+CACHE = "SPECBUILD_BUNDLES"  # environment variable: the folder for bundles of URLs
 _URL = re.compile(r"[a-zA-Z][\w+.-]*:/{1,3}")
 _MAX_MANIFEST = 1 << 24  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a bundle is, its manifest's SHA-256, and the sequences that it was built for."""
+    """Where a bundle is, its manifest's SHA-256, and how many sequences it was built for."""
 
     place: str
     manifest: str
@@ -31,8 +31,8 @@ class Source:
 
 
 def source(place: str) -> Source:
-    """What a bundle is, read where the application is built; raises OptionError and BundleError."""
-    if _URL.match(place):  # a path's slashes were merged
+    """Return a bundle's source, read where the application is built; raises OptionError and BundleError."""
+    if _URL.match(place):  # `Path` has merged its slashes
         scheme, _, rest = place.partition(":")
         place = f"{scheme}://{rest if scheme in ('file', 'local') else rest.lstrip('/')}"
     else:
@@ -42,9 +42,9 @@ def source(place: str) -> Source:
 
 
 def local(source: Source) -> Path:
-    """The folder of a bundle on this machine, fetched where it is at a URL. Raises OptionError and BundleError.
+    """Return a bundle's folder on this machine, fetched if it is at a URL. Raises OptionError and BundleError.
 
-    A manifest that is not the one that was served first is refused; whoever loads the bundle checks the files.
+    A manifest that is not the one that was served first is refused; the engine that loads the bundle checks the files.
     """
     folder = _fetched(source) if _URL.match(source.place) else Path(source.place)
     if source.manifest and _hash(folder) != source.manifest:
@@ -60,7 +60,7 @@ def _hash(folder: Path) -> str:
 
 
 def _fetched(source: Source) -> Path:
-    """A URL's bundle in the cache, by its manifest's hash; whole or not at all."""
+    """Return a URL's bundle in the cache, named by its manifest's hash; it is stored completely or not at all."""
     try:
         import fsspec
     except ImportError:

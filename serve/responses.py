@@ -1,4 +1,4 @@
-"""What clients get: the shapes of OpenAI's API, with vLLM's fields beside them."""
+"""Response bodies: the shapes of OpenAI's API, with vLLM's fields added."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _DETAILS = ("acceptance_histogram", "decisions")
 
 
 class PromptDetails(TypedDict):
-    """Tokens that a prefix cache had."""
+    """Prompt tokens that were read from the prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(TypedDict):
-    """Tokens of a request: each prompt's once, every sample's."""
+    """Tokens of a request: each prompt is counted once, the output of every sample."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -29,7 +29,7 @@ class Usage(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
-    """Of one text, by token; `text_offset`: where each begins, in characters."""
+    """Log-probabilities of one text by token; `text_offset`: the character at which each token begins."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -38,7 +38,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class TopLogprob(TypedDict):
-    """A token that might have been, or is."""
+    """A token and its log-probability."""
 
     token: str
     logprob: float
@@ -46,13 +46,13 @@ class TopLogprob(TypedDict):
 
 
 class ChatLogprob(TopLogprob):
-    """A token, and the likeliest ones in its place."""
+    """A token of the message, and the likeliest tokens in its place."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(TypedDict):
-    """Of one message."""
+    """Log-probabilities of one message."""
 
     content: list[ChatLogprob]
 
@@ -65,7 +65,7 @@ class TokenSource(TypedDict):
 
 
 class Choice(TypedDict):
-    """What every sample has. `stop_reason`: vLLM's, or "deadline" where time ran out."""
+    """The fields of every sample. `stop_reason` is vLLM's, or "deadline" if time ran out."""
 
     index: int
     finish_reason: Literal["stop", "length", "tool_calls"] | None
@@ -85,7 +85,7 @@ class CompletionChoice(Choice):
 
 
 class ChatMessage(TypedDict):
-    """What the model says."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -158,7 +158,7 @@ class Detokenized(TypedDict):
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached: int | None = None) -> Usage:
-    """`cached`: tokens that a prefix cache had, where they are known."""
+    """Return the token usage; `cached`: prompt tokens read from the prefix cache, if known."""
     told: Usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -170,14 +170,14 @@ def usage(prompt_tokens: int, completion_tokens: int, cached: int | None = None)
 
 
 def finish_reason(result: Result) -> tuple[Literal["stop", "length"], str | int | None]:
-    """OpenAI's finish_reason and vLLM's stop_reason; what ran out of time is cut, as what reached its length is."""
+    """Return OpenAI's finish_reason and vLLM's stop_reason; a text that ran out of time has finish_reason "length"."""
     if result.finish_reason == "stop":
         return "stop", result.stop_reason
     return "length", "deadline" if result.finish_reason == "deadline" else None
 
 
 def metrics(results: Sequence[Result], how: SpecMetrics) -> dict[str, Any]:
-    """The `metrics` of one sample or of all: the first token's time, the longest wait, what speculation did."""
+    """Return the `metrics` of samples: the shortest TTFT, the longest wait and latency, and the sums of speculation."""
     own = [result.metrics for result in results if result.metrics]
     if how == "none" or not own:
         return {}

@@ -1,4 +1,4 @@
-"""A sample of live texts, for `specbuild distill`: a file of JSON lines that never grows beyond a bound."""
+"""A sample of live texts for `specbuild distill`: a JSON Lines file of bounded size."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from specbuild.runtime import Engine
 from specbuild.runtime.errors import OutputError
 
-BYTES = 32 << 20  # of a file; a full one is set aside as NAME-before.jsonl, in place of the last one
+BYTES = 32 << 20  # per file; a full file is renamed to NAME-before.jsonl, which replaces the previous one
 
 
 class Sample:
-    """Appends texts; their owner alone may read the files."""
+    """Appends texts to files that only their owner may read."""
 
     def __init__(self, path: Path, limit: int = BYTES) -> None:
         self.path, self._limit = path, limit
 
     def add(self, engine: Engine, model: str, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-        """Append a text with its prompt: the token ids, and what `specbuild distill` reads. Raises OutputError."""
+        """Append a prompt and its output: the text, for `specbuild distill`, and its token ids. Raises OutputError."""
         ids = [*prompt, *tokens]
         line = json.dumps({"text": engine.decode(ids), "token_ids": ids, "model": model}) + "\n"
         try:

@@ -1,4 +1,4 @@
-"""Scores: emitted tokens under a model's own logits, computed while its engine has nothing else to do."""
+"""Scores: log-probabilities of emitted tokens by a model's own logits, computed while its engine is idle."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specbuild.runtime.sampling.logprobs import log_softmax
 from .logs import RequestLog, error_of
 from .models import ServedModel
 
-WAITING = 64  # texts: what comes beyond is dropped
-LOGITS = 1 << 26  # bytes of a text's rows; the tokens beyond are not scored
+WAITING = 64  # texts; more are dropped
+LOGITS = 1 << 26  # bytes of a text's logits; tokens beyond are not scored
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A text under a model, means over its tokens in nats. divergence: KL of another model from it, where asked."""
+    """A text under a model: means over its tokens, in nats. divergence: KL(this model ‖ another), if computed."""
 
     logprob: float
     entropy: float
@@ -37,9 +37,9 @@ class _Text:
 
 
 class Scorer:
-    """Scores texts under `model` in idle time, and how far `other` is from it. For one event loop's thread.
+    """Scores texts under `model` in idle time, and how far `other` diverges from it. For one event loop's thread.
 
-    A request that comes meanwhile waits for at most one text's logits, of one model.
+    A request that comes meanwhile waits for at most one text's logits of one model.
     """
 
     def __init__(self, model: ServedModel, log: RequestLog, other: ServedModel | None = None) -> None:
@@ -47,25 +47,25 @@ class Scorer:
         self._waiting = asyncio.Queue[_Text](WAITING)
 
     def offer(self, prompt: list[int], tokens: list[int], tell: Callable[[Score], None]) -> bool:
-        """Have a text scored some time; whether there is room for it."""
+        """Queue a text, unless it is empty; its score goes to `tell` some time. Return whether there was room."""
         if not tokens or self._waiting.full():
             return False
         self._waiting.put_nowait(_Text(prompt, tokens, tell))
         return True
 
     async def run(self) -> None:
-        """Score until this is cancelled or an engine closes."""
+        """Score texts until cancelled or until an engine closes."""
         loop = asyncio.get_running_loop()
         models = [self._model, *([self._other] if self._other else [])]
         while True:
             text = await self._waiting.get()
             while busy := [model.admission for model in models if model.admission.requests]:
-                await busy[0].idle.wait()  # another may have come before this task goes on
+                await busy[0].idle.wait()  # a request may have come before this task resumed
             try:
                 text.tell(await loop.run_in_executor(None, self._score, text))
             except EngineClosedError:
                 return
-            except Exception as error:  # of this one alone
+            except Exception as error:  # affects this text only
                 told = "a text could not be scored"
                 self._log.event("warning", told, model=self._model.name, **error_of(error))
 
@@ -75,7 +75,14 @@ class Scorer:
 
 
 def score(engine: Engine, prompt: Sequence[int], tokens: Sequence[int], other: Engine | None = None) -> Score:
-    """Score a text's tokens; as many as LOGITS lets. Raises what computing logits does."""
+    """Score a text's tokens, at most as many as LOGITS allows; raises the errors of `Engine.text_logits`.
+
+    Args:
+        engine: The model that scores.
+        prompt: The text's prompt.
+        tokens: The text's tokens.
+        other: A model whose divergence is computed; None: none is.
+    """
     row = 4 * engine.manifest.models["target"].vocab_size
     given = list(tokens[: max(LOGITS // row, 1)])
     whole = [*prompt, *given][:-1]

@@ -1,4 +1,4 @@
-"""A server's life: load, listen, serve, drain, end; and what it does when a worker dies."""
+"""The life of a server: load, listen, serve, drain, end; it also ends if a worker dies."""
 
 from __future__ import annotations
 
@@ -38,15 +38,24 @@ from .options import ServeOptions
 from .oracle import Oracle
 from .parameters import COMPLETION_TOKENS, DEFAULTS, defaults_of
 
-_LOOK = 0.1  # seconds between two looks at the workers, and at what a drain waits for
-_GRACE = 5  # seconds that responses have to be sent once their texts have ended
+_LOOK = 0.1  # seconds between checks of the workers, and of what a drain waits for
+_GRACE = 5  # seconds for sending responses whose texts have ended
 Named = Sequence[tuple[tuple[str, ...], Path]]
 
 
 def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog) -> int:
-    """Serve bundles by their names until a signal ends it; the exit status, 1 where a worker died.
+    """Serve bundles until a signal ends it; return the exit status, 1 if a worker died.
 
-    Raises OptionError, BundleError and ExecutionError before it serves.
+    Args:
+        named: Names and folder of each bundle.
+        options: How the server listens and answers.
+        load: How bundles are loaded.
+        log: The server's log.
+
+    Raises:
+        OptionError: If an option is wrong; before it serves.
+        BundleError: If a bundle is wrong; before it serves.
+        ExecutionError: If a bundle's models cannot be loaded; before it serves.
     """
     listening = listener.listen(options)
     try:
@@ -57,7 +66,7 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog)
 
 
 def check(named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog) -> None:
-    """Do all that `run` does before it serves, but listen; raises as it does."""
+    """Do all that `run` does before it serves, except listening; raises as `run` does."""
     with _loaded(named, options, load, log):
         pass
 
@@ -74,8 +83,21 @@ def _loaded(named: Named, options: ServeOptions, load: LoadOptions, log: Request
 def make_service(
     named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog, closing: contextlib.ExitStack
 ) -> Service:
-    """Load every bundle in a thread of its own; all of them are closed when the stack is. Raises as `run` does."""
-    told: Future[Metrics] = Future()  # requests end long after it is there
+    """Load every bundle in a thread of its own and return the service.
+
+    Args:
+        named: Names and folder of each bundle.
+        options: How the server answers.
+        load: How bundles are loaded.
+        log: The server's log.
+        closing: Closes the engines, the ledger and the traces when it is closed.
+
+    Raises:
+        OptionError: If an option is wrong.
+        BundleError: If a bundle is wrong.
+        ExecutionError: If a bundle's models cannot be loaded.
+    """
+    told: Future[Metrics] = Future()  # set before any request can end
     ledger = Ledger(options.cost, log) if options.cost.ledger else None
     if ledger:
         closing.callback(ledger.close)
@@ -120,7 +142,7 @@ def make_service(
 
 
 def describe(model: ServedModel) -> str:
-    """What is served, on what, in how much memory, how fast, with which defaults."""
+    """Return a line about a served model: its backend, memory, speed and sampling defaults."""
     engine = model.engine.engine
     manifest, timings = engine.manifest, engine.timings
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -141,16 +163,16 @@ def describe(model: ServedModel) -> str:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn's server, whose signals are ours."""
+    """Uvicorn's server without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
+        """Leave the signals to `_Life`."""
         yield
 
 
 class _Life:
-    """From the first request to the last."""
+    """A server from its first request to its last."""
 
     def __init__(self, service: Service, log: RequestLog, listening: socket.socket) -> None:
         self._service, self._log, self._listening = service, log, listening
@@ -176,7 +198,7 @@ class _Life:
         )
 
     async def run(self) -> int:
-        """The exit status."""
+        """Serve until a signal or the death of a worker; return the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -198,7 +220,7 @@ class _Life:
         return status
 
     def _signal(self, number: int) -> None:
-        """The first drains, the second stops at once."""
+        """Drain on the first signal, stop at once on the second."""
         if not self._stopping.is_set():
             self._stopping.set()
             return
@@ -207,7 +229,7 @@ class _Life:
         os._exit(1)
 
     async def _drain(self) -> None:
-        """Take nothing new, finish what there is, cancel what takes too long; each request has its answer."""
+        """Refuse new requests, finish those in progress, and cancel those that take too long; each is answered."""
         service, began = self._service, time.monotonic()
         service.drain()
         self._log.event("info", f"draining: {service.requests} requests under way")
@@ -218,7 +240,7 @@ class _Life:
             await asyncio.gather(*(model.engine.close() for model in service.models.all))
 
     async def _death(self) -> None:
-        """Return when a worker has died: nothing more comes of its engine."""
+        """Return when a worker has died, since its engine emits nothing more."""
         while True:
             for model in self._service.models.all:
                 health = model.engine.engine.health()

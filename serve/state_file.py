@@ -1,4 +1,4 @@
-"""What a server keeps over a restart: JSON files, written as a whole or not at all."""
+"""State that a server keeps across restarts: JSON files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from specbuild.runtime.errors import OptionError
 
 
 def load(path: Path, of: dict[str, Any]) -> dict[str, Any] | None:
-    """What `store` has written; None where there is no file yet. Raises OptionError for a file of something else.
+    """Return the state that `store` has written; None if there is no file yet.
 
-    of: what the file must be of, by name.
+    Args:
+        path: The state file.
+        of: Names and values that identify what the state belongs to; the file must contain them.
+
+    Raises:
+        OptionError: If the file cannot be read or belongs to something else.
     """
     try:
         with path.open("rb") as file:
@@ -34,10 +39,10 @@ def load(path: Path, of: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def store(path: Path, of: dict[str, Any], body: dict[str, Any]) -> None:
-    """Write a state; raises OutputError."""
+    """Write a state, and `of`, which identifies what it belongs to, with mode 0600; raises OutputError."""
     write(path, (json.dumps({**of, **body}, allow_nan=False) + "\n").encode(), 0o600)
 
 
 def unusable(path: Path, error: Exception) -> OptionError:
-    """What is said of a file whose contents are no state."""
+    """Return the error for a file whose contents are not a valid state."""
     return OptionError(f"{path} is no state ({type(error).__name__}: {error}): give another file, or remove it")

@@ -1,7 +1,7 @@
-"""Steering: how much one model may draft so that its objectives are kept, and why.
+"""Steering: how much one model may draft so that its latency objectives are kept.
 
-It goes down where an objective is broken and speculation may be what breaks it, and up again in probes. Between two
-levels it compares the tails: a level that brings nothing is left again, so speculation is not switched off for nothing.
+The level goes down when an objective is broken and speculation may be the cause, and up again in probes. Steering
+compares the tails of two levels and leaves a level that does not help, so speculation is not switched off in vain.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from typing import Any
 
 from .objectives import Objective, Sample, Window
 
-SHARES = (1.0, 0.5, 0.125, 0.0)  # of the nodes that rounds drafted before, by level
+SHARES = (1.0, 0.5, 0.125, 0.0)  # by level: the share of the mean nodes per round at level 0 that may be drafted
 OFF = len(SHARES) - 1
-SETTLE, DWELL = 3.0, 8.0  # seconds at a level until it is judged as broken, and as kept
-HOLD, LONGEST = 60.0, 960.0  # seconds until a probe beside the same load: at first, and after many that failed
-SAFE = 0.8  # of the objective: the tail at a level, of few requests, at which no less is to be drafted
-HELPED, WORSE = 0.95, 1.05  # of another level's tail
-BUSIER, QUIETER = 1.25, 0.5  # of the load before
-PATIENCE = 60.0  # seconds until a level counts as kept at which nobody has ended
-LATELY = 10.0  # seconds whose requests are the load
+SETTLE, DWELL = 3.0, 8.0  # seconds at a level before it is judged broken, and kept
+HOLD, LONGEST = 60.0, 960.0  # seconds until a probe at the same load: at first, and after many failed probes
+SAFE = 0.8  # share of the objective that the tail may take after drafting less, since few requests make it uncertain
+HELPED, WORSE = 0.95, 1.05  # ratios to another level's tail: at most HELPED is an improvement, above WORSE a regression
+BUSIER, QUIETER = 1.25, 0.5  # ratios to an earlier load from which on the load counts as risen, and as fallen
+PATIENCE = 60.0  # seconds until a level counts as kept although no request has ended at it
+LATELY = 10.0  # seconds over which the load is measured
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something to be said, and perhaps another level; `nodes`: that a sequence may draft, None: as many as ever."""
+    """A message to log and, if `changed`, a new level.
+
+    nodes: nodes that a sequence may draft; None: the operator's limit. told: further fields of the log.
+    """
 
     level: int
     nodes: int | None
@@ -38,9 +41,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """The level that was left: an objective's tail there, the median time of a token, and requests a second.
+    """The level that was left: an objective's tail there, the median seconds per token, and the load in requests/s.
 
-    plain: seconds of a token by plain decoding, as far as known; where they have grown since, the machine is slower.
+    plain: seconds per token of plain decoding then, if known; if they have grown since, the machine has become slower.
+    broken: whether the objective was broken there.
     """
 
     level: int
@@ -53,10 +57,13 @@ class _Before:
 
 
 class Steering:
-    """One model's level: 0 is everything that the operator allows, OFF plain decoding.
+    """Steers the level of one model: 0 is everything that the operator allows, OFF is plain decoding.
 
-    plain: seconds of a token by plain decoding, by the timing table as it is corrected now; None: nobody knows.
-    under_way: how many requests are.
+    Args:
+        objectives: The objectives to keep; at least one.
+        plain: Returns the seconds per token of plain decoding by the corrected timing table; None if unknown.
+        under_way: Returns the number of requests in progress.
+        clock: Returns seconds; the clock of the requests' times.
     """
 
     def __init__(
@@ -69,11 +76,11 @@ class Steering:
         self.window, self.level, self.objectives = Window(clock), 0, objectives
         self._plain, self._under_way, self._clock = plain, under_way, clock
         self._since, self._due, self._hold = -math.inf, -math.inf, HOLD
-        self._before: _Before | None = None  # while the level is on trial
+        self._before: _Before | None = None  # set while the level is on trial
         self._load = self._peak = self._drafted = 0.0
 
     def look(self) -> Step | None:
-        """What is to be done now; call it about once a second."""
+        """Return the step to take now, if any; call it about once a second."""
         now = self._clock()
         self._load = sum(each.finished >= now - LATELY for each in self.window.samples()) / LATELY
         if broken := self._broken():
@@ -84,14 +91,14 @@ class Steering:
         return self._when_kept(now) if now - self._since >= DWELL and self._told(now) else None
 
     def _told(self, now: float) -> bool:
-        """Whether something is known of this level: requests have ended for each objective, or there are none."""
+        """Whether the level can be judged: requests have ended for each objective, none run, or PATIENCE is over."""
         ended = all(self.window.times(each, self._since) for each in self.objectives)
         return ended or not self._under_way() or now - self._since >= PATIENCE
 
     def _broken(self) -> tuple[Objective, float] | None:
-        """The objective that is broken by most, and its tail; of requests of this level alone."""
+        """Return the objective exceeded by the largest factor, and its tail; counts requests of this level only."""
         found = [(each, self.window.times(each, self._since)) for each in self.objectives]
-        sure = not (self.level or self._before)  # to go down at all
+        sure = not (self.level or self._before)  # leaving level 0 takes statistical certainty
         share = SAFE if self._before and self._before.level < self.level < OFF else 1.0
         tails = [(each, each.tail(times) or 0.0) for each, times in found if each.broken(times, sure, share)]
         return max(tails, key=lambda each: each[1] / each[0].seconds, default=None)
@@ -116,8 +123,8 @@ class Steering:
         return self._probe(now, objective, tail)
 
     def _after_less(self, now: float, before: _Before, objective: Objective, tail: float) -> Step | None:
-        """Less is drafted since a while, and an objective is broken all the same."""
-        ramps = objective.measured == "tpot" and self._load > BUSIER * before.load  # slots fill
+        """Return the step for an objective that is broken while less drafting is on trial."""
+        ramps = objective.measured == "tpot" and self._load > BUSIER * before.load  # more slots in use also cost time
         if not ramps and tail > objective.seconds and self._alike(before, objective, tail, HELPED):
             told = f"drafting less did not help: {objective.name} was {before.tail:.3g} s, is {tail:.3g} s"
             self._move(now, 0, None)
@@ -128,7 +135,7 @@ class Steering:
         return self._say("the objective is broken without speculation too", objective, tail)
 
     def _after_probe(self, now: float, before: _Before, objective: Objective, tail: float) -> Step | None:
-        """More is drafted again since a while, and an objective is broken."""
+        """Return the step for an objective that is broken while more drafting is on trial."""
         if before.broken and self._alike(before, objective, tail, WORSE, better=True):
             if self.level:
                 return self._probe(now, objective, tail)
@@ -139,9 +146,10 @@ class Steering:
         return self._say("it broke again: drafting less", objective, tail, changed=True)
 
     def _alike(self, before: _Before, objective: Objective, tail: float, share: float, better: bool = False) -> bool:
-        """Whether this level is no faster than `share` of the other, or with `better` no slower.
+        """Whether this level takes more than `share` times as long as the other or, with `better`, at most that long.
 
-        Where requests wait for others to end, tails grow whatever is drafted: then the time of a token counts too.
+        Except for TPOT the time per token must agree, because tails grow with the queue whatever is drafted. If plain
+        decoding has become slower since, `share` grows with it.
         """
         if before.objective != objective or before.tail is None:
             return False
@@ -153,7 +161,7 @@ class Steering:
         return all((now <= share * then) if better else (now > share * then) for now, then in pairs)
 
     def _pace(self, objective: Objective) -> float:
-        """The median time of a token, of slow requests of this level or else of all; 0 where nobody has ended."""
+        """Return the median seconds per token of this level's slow requests, or of all if none is slow; 0 if none."""
         samples = [each for each in self.window.samples(self._since) if each.tpot is not None]
         return median([s.tpot or 0.0 for s in slow_of(objective, samples)] or [0.0])
 
@@ -166,11 +174,12 @@ class Steering:
         return self._probe(now) if self.level and now >= self._due else None
 
     def _innocent(self, objective: Objective, tail: float, samples: Sequence[Sample]) -> str | None:
-        """Why speculation is not what makes requests slow; None where it may be."""
+        """Return why speculation cannot be the cause of slow requests; None if it may be."""
         if not self._drafted:
             return "nothing is drafted"
         plain = self._plain()
-        if plain is None or cause_of(objective, samples) == "prompts":  # beside which less is drafted, more is read
+        # Less drafting leaves more rows of each step to prefill.
+        if plain is None or cause_of(objective, samples) == "prompts":
             return None
         told, now = ("tail", tail) if objective.measured == "tpot" else ("median", self._pace(objective))
         return f"plain decoding takes {plain:.3g} s a token, and the {told} is {now:.3g} s" if now <= plain else None
@@ -200,7 +209,7 @@ class Steering:
         self.level, self._since, self._before = level, now, before
 
     def _nodes(self, level: int) -> int:
-        """What a sequence drafts at a level at most, where nothing else limits it."""
+        """Return the maximum nodes that a sequence drafts at a level if nothing else limits it."""
         share = int(SHARES[level] * self._drafted)
         return math.ceil(self._drafted) if not level else max(share, 1) if level < OFF else 0
 
@@ -211,7 +220,7 @@ class Steering:
 
 
 def cause_of(objective: Objective, samples: Sequence[Sample]) -> str:
-    """What requests wait for: a slot ("queue"), their prompt's reading ("prompts"), or their tokens ("rounds")."""
+    """Return what requests wait for: a slot ("queue"), their prefill ("prompts"), or their tokens ("rounds")."""
     if objective.measured != "ttft" or not samples:
         return "rounds"
     slow = slow_of(objective, samples)
@@ -219,5 +228,5 @@ def cause_of(objective: Objective, samples: Sequence[Sample]) -> str:
 
 
 def slow_of(objective: Objective, samples: Sequence[Sample]) -> Sequence[Sample]:
-    """Those that take longer than an objective, all where none does."""
+    """Return the samples slower than an objective, or all of them if none is."""
     return [each for each in samples if (each.time(objective.measured) or 0.0) > objective.seconds] or samples

@@ -1,4 +1,4 @@
-"""What a client wants a text to be: response_format, vLLM's structured_outputs, and calls of tools."""
+"""Constraints on a text: response_format, vLLM's structured_outputs, and tool calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from .fields import ChatRequest, ResponseFormat, Sampling, StructuredFields
 
 
 def structured(body: Sampling, reading: Reading, reasoning_end: str | None = None) -> StructuredOutputs | None:
-    """At most one of them; raises ApiError and OptionError.
+    """Return the constraint on a request's text, None if there is none.
 
-    reasoning_end: the server's token before which texts are free; the request's goes before it, and "" is none.
+    Args:
+        body: The request's fields.
+        reading: How turns are read.
+        reasoning_end: The server's token before which texts are free; the request's own has priority, "" is none.
+
+    Raises:
+        ApiError: If a constraint is not supported, or two are given.
+        OptionError: If a constraint is wrong.
     """
     ways = {
         "response_format": _of_format(body.response_format) if body.response_format else None,

@@ -1,6 +1,6 @@
 """Tools: what a call may be, and the calls that a text makes.
 
-A call that was asked for is JSON alone. One that the model makes of its own accord has the form that
+A call that the request asks for is JSON only. A call that the model makes on its own has the form that
 `--tool-call-parser` names.
 """
 
@@ -23,14 +23,14 @@ from .fields import ChatRequest, Function, NamedTool
 
 
 def described(body: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools as a template reads them; None where the model may not call any."""
+    """Return the tools in the form that a template reads; None if the model may not call any."""
     if not body.tools or body.tool_choice == "none":
         return None
     return [{"type": "function", "function": each.function.model_dump(exclude_none=True)} for each in body.tools]
 
 
 def structured(body: ChatRequest, reading: Reading) -> StructuredOutputs | None:
-    """What a text with calls must be; raises ApiError and OptionError."""
+    """Return the constraint on a text with calls, None if there is none; raises ApiError and OptionError."""
     functions, choice = [each.function for each in body.tools or ()], body.tool_choice
     if not functions:
         if choice not in (None, "none"):
@@ -75,19 +75,19 @@ def _parameters(function: Function) -> dict[str, Any]:
 
 
 def _free(function: Function) -> dict[str, Any]:
-    """What a call is held to that the model makes of its own accord."""
+    """Return the schema for the arguments of a call that the model makes on its own."""
     return _parameters(function) if function.strict else {"type": "object"}
 
 
 def _list(functions: list[Function], several: bool) -> str:
-    """A list of calls."""
+    """Return the grammar of a list of calls."""
     given = [(f'{{"name":{json.dumps(each.name)},"arguments":', _parameters(each)) for each in functions]
     more = '("," call)*' if several else ""
     return "\n".join(["%llguidance {}", f'start: "[" call {more} "]"', *_rules(given)])
 
 
 def _llama3(functions: list[Function]) -> str:
-    """A text whose first character begins calls, or one that begins otherwise."""
+    """Return the grammar of a text that is calls if its first character begins one, and free otherwise."""
     given = [(f'{{"name": {json.dumps(each.name)}, "parameters": ', _free(each)) for each in functions]
     return "\n".join(
         ["%llguidance {}", 'start: TEXT | call ("; " call)*', r"TEXT: /\s*([^\s{](.|\n)*)?/", *_rules(given)]
@@ -95,10 +95,10 @@ def _llama3(functions: list[Function]) -> str:
 
 
 def _rules(given: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """`call`: one of these, each tool's arguments by a schema of its own, whose references are its own too."""
+    """Return the rule `call`, one of these tools; each tool's arguments have a schema and references of their own."""
     rules = list[str]()
     for number, (begin, schema) in enumerate(given):
-        StructuredOutputs(json=schema)  # refuses what is no schema
+        StructuredOutputs(json=schema)  # raises OptionError if it is no schema
         held = json.dumps({**schema, "x-guidance": {"whitespace_flexible": False, "lenient": False}})
         rules.append(f'call_{number}: {json.dumps(begin)} %json {held} "}}"')
     names = " | ".join(f"call_{number}" for number in range(len(given)))
@@ -106,7 +106,7 @@ def _rules(given: list[tuple[str, dict[str, Any]]]) -> list[str]:
 
 
 def parser(body: ChatRequest, reading: Reading) -> Parser:
-    """What reads the calls of a text and its content."""
+    """Return the parser for the calls and the content of a text."""
     choice = body.tool_choice
     if not body.tools or choice == "none":
         return Plain()
@@ -116,12 +116,12 @@ def parser(body: ChatRequest, reading: Reading) -> Parser:
 
 
 def told(call: Call) -> dict[str, Any]:
-    """A call as a message has it, with a new id."""
+    """Return a call as a message has it, with a new id."""
     return {"id": new_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def deltas(pieces: list[Piece]) -> list[dict[str, Any]]:
-    """What an event says of calls."""
+    """Return the calls of pieces in the form of a stream event."""
     said: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         if piece.kind == "call":
@@ -133,12 +133,12 @@ def deltas(pieces: list[Piece]) -> list[dict[str, Any]]:
 
 
 def new_id() -> str:
-    """A call's: nine letters and digits, for Mistral's templates take no others."""
+    """Return a new id of a call: nine letters and digits, because Mistral's templates accept no others."""
     return secrets.token_hex(5)[:9]
 
 
 def read_back(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A message's calls as templates read them, their arguments as objects; raises ApiError."""
+    """Return a message's calls as templates read them, with arguments as objects; raises ApiError."""
     return [_read_back(call) for call in calls]
 
 

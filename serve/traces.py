@@ -1,8 +1,8 @@
-"""OpenTelemetry's spans and metrics of generative servers, where its packages are installed; else nothing.
+"""OpenTelemetry spans and metrics of generative servers; does nothing if its packages are not installed.
 
-Names are those of the semantic conventions for generative AI. Providers are the process's own, which
-`opentelemetry-instrument specbuild serve …` sets up; where there are none and OTEL_EXPORTER_OTLP_ENDPOINT is set, they
-are ours and export there, as the SDK's other variables say.
+Names are those of the semantic conventions for generative AI. The process's own providers are used, which
+`opentelemetry-instrument specbuild serve …` sets up. If there are none and OTEL_EXPORTER_OTLP_ENDPOINT is set, this
+module creates providers that export there, configured by the SDK's other variables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specbuild.runtime import Result
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _NAME = "specbuild"
 _LOG = logging.getLogger(__name__)
-# Seconds: the conventions' buckets, without which an SDK takes milliseconds'.
+# The conventions' buckets, in seconds; an SDK's default buckets are meant for milliseconds.
 _TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _HISTOGRAMS = {
@@ -27,7 +27,7 @@ _HISTOGRAMS = {
     "time_to_first_token": ("Seconds from submission to the first token.", _FIRST),
     "time_per_output_token": ("Mean seconds of a sample's token after the first.", _TOKEN),
 }
-_ASKED = {  # the conventions' attributes of a request, by its fields
+_ASKED = {  # the conventions' attributes by the request's fields
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "temperature": "temperature",
@@ -38,14 +38,19 @@ _ASKED = {  # the conventions' attributes of a request, by its fields
     "presence_penalty": "presence_penalty",
     "n": "choice.count",
 }
-_LARGEST = 2**63 - 1  # that OTLP has room for
+_LARGEST = 2**63 - 1  # largest integer of OTLP
 
 
 class Traces:
-    """Begins the trace of a request."""
+    """Begins the traces of requests."""
 
     def __init__(self, spans: Any = None, measures: Any = None) -> None:
-        """`spans`, `measures`: providers of tracers and of meters, instead of those that the module names."""
+        """Set up the tracer and the histograms.
+
+        Args:
+            spans: Provider of tracers; None: the one that the module's docstring describes.
+            measures: Provider of meters; None: the one that the module's docstring describes.
+        """
         self._tracer: Any = None
         self._ours: tuple[Any, ...] = ()
         try:
@@ -65,9 +70,13 @@ class Traces:
         }
 
     def begin(self, operation: str, model: str, headers: Mapping[str, str], asked: object = None) -> Trace | None:
-        """The trace of a request, which goes on with the caller's where its headers tell one; None without the package.
+        """Begin a request's trace, which continues the caller's if its headers name one; None without OpenTelemetry.
 
-        `asked`: the request, whose sampling parameters are told where it has them; its prompt is not.
+        Args:
+            operation: The operation's name in the conventions.
+            model: The model's name.
+            headers: The request's headers.
+            asked: The request; its sampling parameters are recorded if it has any, its prompt is not.
         """
         if self._tracer is None:
             return None
@@ -83,20 +92,20 @@ class Traces:
         return Trace(span, self._histograms, about, self._failed)
 
     def close(self) -> None:
-        """Export what is left, where the providers are ours."""
+        """Export the remaining data, if the providers were created here."""
         for each in self._ours:
             each.shutdown()
 
 
 class Trace:
-    """One request's span, and what is measured of it; `failed`: the status of a span that ended by an error."""
+    """The span and measurements of one request; `failed`: the status of a span that ends with an error."""
 
     def __init__(self, span: Any, histograms: Mapping[str, Any], about: dict[str, str], failed: Any) -> None:
         self._span, self._histograms, self._about, self._failed = span, histograms, about, failed
         self._began = time.perf_counter()
 
     def end(self, prompt_tokens: int, results: Sequence[Result], error: str | None) -> None:
-        """The request has ended; `error`: what kind of error it ended by. Times of tokens are of texts that ended."""
+        """End the trace; `error`: the kind of error, if any. Times of tokens are recorded for texts that ended."""
         about = self._about | ({"error.type": error} if error else {})
         self._histograms["request.duration"].record(time.perf_counter() - self._began, about)
         for own in [result.metrics for result in results if result.metrics]:
@@ -116,7 +125,7 @@ class Trace:
 
 
 def _parameters(asked: object) -> dict[str, Any]:
-    """The sampling parameters that a request gives."""
+    """Return the sampling parameters of a request as attributes."""
     given = {field: getattr(asked, field, None) for field in _ASKED}
     return {
         f"gen_ai.request.{_ASKED[field]}": value
@@ -126,9 +135,9 @@ def _parameters(asked: object) -> dict[str, Any]:
 
 
 def _otlp(trace: Any) -> tuple[Any, ...]:
-    """Providers of tracers and of meters that export to OTEL_EXPORTER_OTLP_ENDPOINT.
+    """Return providers of tracers and meters that export to OTEL_EXPORTER_OTLP_ENDPOINT.
 
-    Nothing where it is not set, where the process has a provider already, and, with a warning, where packages lack.
+    Empty if the variable is not set, if the process has a provider, or, with a warning, if packages are missing.
     """
     if not os.environ.get(ENDPOINT) or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return ()

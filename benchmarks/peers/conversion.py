@@ -1,4 +1,4 @@
-"""A checkpoint as a peer wants it, converted once."""
+"""Conversion of a checkpoint for a peer, once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from pathlib import Path
 
 
 def converted(source: Path, folder: Path, command: Callable[[Path], list[str]]) -> Path:
-    """`source` as `command(OUT)` converts it into OUT; the folder of an earlier run where source and command are its.
+    """Return the folder with `source` as converted by the command line `command(OUT)`.
 
-    Raises RuntimeError where the command fails.
+    The folder of an earlier run is reused if source and command are the same.
+
+    Args:
+        source: The checkpoint's folder.
+        folder: Where converted checkpoints are kept.
+        command: Returns the command line that converts `source` into a given folder.
+
+    Raises:
+        RuntimeError: The command failed.
     """
     digest = hashlib.sha256(" ".join(command(Path("out"))).encode())
     for path in sorted(source.iterdir()):

@@ -1,4 +1,4 @@
-"""A virtual environment for each peer, made once from its pinned requirements."""
+"""Virtual environments of the peers, made once from their pinned requirements."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def python(name: str, folder: Path) -> Path:
-    """The interpreter of a peer's environment in `folder`, made anew where its requirements have changed.
+    """Return the interpreter of a peer's environment in `folder`, which is remade if its requirements have changed.
 
-    specbuild's own is the one that this runs in. Raises PeerError.
+    specbuild's environment is the current one. Raises PeerError if the environment cannot be made.
     """
     if name == "specbuild":
         return Path(sys.executable)

@@ -1,10 +1,10 @@
-"""specbuild and its peers on one pair, one file of prompts, one machine: tokens a second, and their ratios.
+"""Compare specbuild with its peers on one pair, one file of prompts and one machine: tokens per second and ratios.
 
 python benchmarks/peers/run.py --target DIR --draft DIR --bundle BUNDLE [options]
 
-Temperature 0, batch 1, float32, one request at a time: for each prompt all modes of all peers take turns, and each
-prompt begins with another of them. All get the same token ids and decode the same number of tokens, past an
-end-of-text token. README.md beside this says what each peer is, and how its threads and precision are set.
+Temperature 0, batch 1, float32, one request at a time. For each prompt all modes of all peers take turns, and prompts
+begin with different ones. All get the same token ids and decode the same number of tokens, past an end-of-text token.
+The README.md beside this file describes each peer, and how its threads and precision are set.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from table import OUR_MODE, OURS, PLAIN, Tally, markdown, ratios
 from worker import PeerError, Worker
 
 PEERS = (OURS, "transformers", "openvino", "onnxruntime-genai")
-PAUSE = 0.05  # seconds between turns: pools of threads that wait by spinning go to sleep meanwhile
+PAUSE = 0.05  # seconds between turns, in which spinning thread pools go to sleep
 
 
 def options(arguments: list[str] | None) -> argparse.Namespace:
-    """What is asked for; raises PeerError where it cannot be had."""
+    """Parse and check the command line; raise PeerError if it is invalid."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True, help="folder of a checkpoint with a tokenizer.json")
     parser.add_argument("--draft", type=Path, required=True, help="folder of a checkpoint")
@@ -59,7 +59,7 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def token_ids(file: Path, count: int, target: Path) -> list[list[int]]:
-    """The prompts' tokens; raises PeerError."""
+    """Return the token ids of `count` prompts of a file, evenly spread; raise PeerError if it cannot be read."""
     try:
         texts = [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -72,7 +72,7 @@ def token_ids(file: Path, count: int, target: Path) -> list[list[int]]:
 
 @contextmanager
 def workers(asked: argparse.Namespace) -> Iterator[dict[str, Worker]]:
-    """A process for each peer that is asked for, loaded one after the other."""
+    """Yield a worker process for each requested peer; they are loaded one after the other."""
     job = {name: str(getattr(asked, name).resolve()) for name in ("target", "draft", "bundle")}
     job |= {"threads": asked.threads, "float32": not asked.openvino_defaults}
     with ExitStack() as stack:
@@ -87,14 +87,14 @@ def workers(asked: argparse.Namespace) -> Iterator[dict[str, Worker]]:
 
 
 class Round:
-    """All modes' turns at one prompt after the other; a mode that fails is `refused` and has no further turn."""
+    """The modes of all peers, which take turns; a mode that fails is `refused` and gets no further turn."""
 
     def __init__(self, peers: dict[str, Worker]) -> None:
         self.peers, self.refused = peers, dict[str, str]()
         self.turns = [(name, mode) for name, peer in peers.items() for mode in peer.modes]
 
     def decode(self, tokens: list[int], n: int, begin: int = 0) -> dict[tuple[str, str], Decoded]:
-        """By peer and mode; `begin` is whose turn is first."""
+        """Decode a prompt in all modes; return the results by peer and mode. `begin`: the index of the first turn."""
         decoded = {}
         for name, mode in self.turns[begin:] + self.turns[:begin]:
             time.sleep(PAUSE)
@@ -110,7 +110,7 @@ class Round:
 
 
 def measure(peers: dict[str, Worker], prompts: list[list[int]], n: int) -> dict[str, Any]:
-    """All turns of all prompts, after a warm-up."""
+    """Run all turns of all prompts after a warm-up; return the rates and ratios."""
     every = Round(peers)
     every.decode(prompts[0], n)
     tallies = {turn: Tally() for turn in every.turns}
@@ -124,7 +124,7 @@ def measure(peers: dict[str, Worker], prompts: list[list[int]], n: int) -> dict[
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Run the comparison, print and write it; return the exit status."""
     try:
         asked = options(arguments)
         prompts = token_ids(asked.prompts, asked.num_prompts, asked.target)

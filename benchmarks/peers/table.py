@@ -1,4 +1,4 @@
-"""What was measured: rates, and their ratios."""
+"""The results: rates and their ratios, for JSON and as a table in Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OURS, OUR_MODE, PLAIN = "specbuild", "auto", "plain"
 
 @dataclass
 class Tally:
-    """One mode of one peer, over all its requests; `equal`: those whose tokens were specbuild's plain ones."""
+    """Totals of one mode of one peer; `equal`: requests with the same tokens as specbuild's plain decoding."""
 
     requests: int = 0
     tokens: int = 0
@@ -32,19 +32,22 @@ class Tally:
         )
 
     def rate(self, which: str) -> float:
-        """Tokens a second: of whole requests, or after their first tokens."""
+        """Return tokens per second of whole requests ("request"), or after their first tokens ("decode")."""
         if which == "request":
             return self.tokens / self.total
         return (self.tokens - self.requests) / (self.total - self.first)
 
 
 def fastest(tallies: Mapping[str, Tally], which: str) -> str:
-    """The mode with the highest rate."""
+    """Return the mode with the highest rate."""
     return max(tallies, key=lambda mode: tallies[mode].rate(which))
 
 
 def ratios(peers: Mapping[str, Mapping[str, Tally]]) -> dict[str, Any]:
-    """A row for each mode by peer, and `auto` over the best mode of the peers; specbuild must be among them."""
+    """Return a row for each peer's modes, and `auto` over the best mode of the other peers.
+
+    specbuild must be among the peers.
+    """
     ours = peers[OURS][OUR_MODE]
     rows: dict[str, Any] = {}
     for name, tallies in peers.items():
@@ -76,7 +79,7 @@ def ratios(peers: Mapping[str, Mapping[str, Tally]]) -> dict[str, Any]:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The table, a line a mode."""
+    """Return the table, a line for each mode."""
     lines = [
         "| | request tokens/s | of its plain | `auto` is | decode tokens/s | of its plain | `auto` is | texts equal |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""onnxruntime-genai's worker: graphs of its own model builder, float32, alone, with a draft model and with lookup."""
+"""onnxruntime-genai's worker: float32 graphs by its own model builder; plain, with a draft model, and with lookup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import onnxruntime_genai as genai
 from conversion import converted
 from protocol import Decoded, serve
 
-DRAFT_THREADS = 1  # with two, two pools of threads that wait by spinning halve its speed on two cores
+DRAFT_THREADS = 1  # with 2, its two spinning thread pools compete for two cores and halve its speed
 
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("alone", {}),
@@ -28,7 +28,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class OnnxRuntimeGenAI:
-    """Two models, of which one has a draft; a mode is one of them, and a generator's options of speculation."""
+    """The target with and without a draft; a mode is one of the two, with a generator's speculative options."""
 
     modes = tuple(MODES)
 
@@ -44,7 +44,7 @@ class OnnxRuntimeGenAI:
         self.settings = {"threads": job["threads"], "draft_threads": DRAFT_THREADS, "precision": "fp32"}
 
     def decode(self, mode: str, tokens: list[int], n: int) -> Decoded:
-        """Its documented loop, a token a turn."""
+        """Decode with the documented loop, which generates one token per iteration."""
         name, options = MODES[mode]
         started = time.perf_counter()
         params = genai.GeneratorParams(self._models[name])
@@ -68,9 +68,10 @@ def _build(source: str) -> Any:
 
 
 def _model(folder: Path, target: Path, draft: Path | None, threads: int) -> genai.Model:
-    """Load a copy of `target` with threads and, where there is one, a draft.
+    """Load a copy of `target` with its threads and, if given, a draft.
 
-    The vocabulary's last token ends a text, since one has to; where it comes, tokens are missing, and run.py says so.
+    A model must have an end-of-text token, so it gets the vocabulary's last one; if that is emitted, tokens are missing
+    and run.py reports it.
     """
     shutil.copytree(target, folder, copy_function=os.link, ignore=shutil.ignore_patterns("genai_config.json"))
     config = json.loads((target / "genai_config.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's worker: LLMPipeline on IR of optimum-intel's, float32 in weights, arithmetic and caches."""
+"""OpenVINO GenAI's worker: LLMPipeline on IR by optimum-intel, with float32 weights, arithmetic and caches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class OpenVINO:
-    """A pipeline for each way of drafting; a mode is one of them, and a request's options."""
+    """A pipeline for each way of drafting; a mode is a pipeline with a request's options."""
 
     modes = tuple(MODES)
 
@@ -54,7 +54,7 @@ class OpenVINO:
         self.settings = {key: _name(compiled.get_property(key)) for key in REPORTED} | {"prefix_caching": False}
 
     def decode(self, mode: str, tokens: list[int], n: int) -> Decoded:
-        """Timed around `generate`; the first token as the pipeline timed it, without a streamer."""
+        """Decode and time `generate`; the time of the first token is the pipeline's own, without a streamer."""
         pipeline, options = MODES[mode]
         config = genai.GenerationConfig(max_new_tokens=n, ignore_eos=True, do_sample=False, **options)
         ids = np.array([tokens], dtype=np.int64)
@@ -72,7 +72,7 @@ def _export(source: str) -> Any:
 
 
 def _scheduler() -> genai.SchedulerConfig:
-    """The pipeline's own for one request, without prefix caching; a GB of cache."""
+    """Return a scheduler for one request, without prefix caching and with a GB of cache."""
     config = genai.SchedulerConfig()
     config.cache_size, config.enable_prefix_caching, config.max_num_batched_tokens = 1, False, 1 << 20
     return config

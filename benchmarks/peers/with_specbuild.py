@@ -1,4 +1,4 @@
-"""specbuild's worker: the bundle, with the drafters that it has."""
+"""specbuild's worker: the bundle with all of its drafters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.runtime import Engine, SamplingParams
 
 
 class Specbuild:
-    """An engine; a mode is what speculation it is asked for."""
+    """An engine; a mode is the request's `speculation`, "plain" for "off"."""
 
     modes = ("plain", "auto", "best:5")
 
@@ -22,9 +22,9 @@ class Specbuild:
         self.settings = {"threads": job["threads"], "draft_threads": 1, "prefix_caching": False}
 
     def decode(self, mode: str, tokens: list[int], n: int) -> Decoded:
-        """As the engine timed it, from submission."""
+        """Decode with the engine's own times, which count from submission."""
         speculation = "off" if mode == "plain" else mode
-        self._decoded += 1  # a salt of its own: nothing is drafted out of habit that was said after the same prompt
+        self._decoded += 1  # a fresh salt, so that no draft comes from earlier answers to the same prompt
         params = SamplingParams(n, ignore_eos=True, speculation=speculation, cache_salt=str(self._decoded))
         (result,) = self._engine.generate([tokens], params)
         if result.error:

@@ -1,4 +1,4 @@
-"""transformers' worker: `generate`, alone, with an assistant model and with prompt lookup."""
+"""transformers' worker: `generate` plain, with an assistant model, and with prompt lookup."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from transformers import AutoModelForCausalLM
 from transformers.generation import BaseStreamer
 
 FIXED = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
-DRAFTS = {"draft": {}, "draft 4": FIXED | {"num_assistant_tokens": 4}}  # {}: its own, up to 20 while it is sure
+DRAFTS = {"draft": {}, "draft 4": FIXED | {"num_assistant_tokens": 4}}  # {}: defaults, up to 20 while confident
 CALLS = {"plain": {}, "lookup 10": {"prompt_lookup_num_tokens": 10}}
 
 
 class FirstToken(BaseStreamer):
-    """When the first new token came: the prompt is put before it."""
+    """A streamer that records when the first new token came; the first put is the prompt."""
 
     def __init__(self) -> None:
         self.puts, self.at = 0, 0.0
 
     def put(self, value: Any) -> None:
-        """Note the time of the second call."""
+        """Record the time of the second call."""
         self.puts += 1
         if self.puts == 2:
             self.at = time.perf_counter()
 
     def end(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing: there is no text to flush."""
 
 
 class Transformers:
-    """Both models, as they come but in float32; a mode is the options of a draft's or of a call's."""
+    """Both models, unchanged but in float32; a mode is a set of options of the draft or of the call."""
 
     modes = (*CALLS, *DRAFTS)
 
@@ -56,7 +56,7 @@ class Transformers:
 
     @torch.inference_mode()
     def decode(self, mode: str, tokens: list[int], n: int) -> Decoded:
-        """Timed around `generate`; the first token by a streamer."""
+        """Decode and time `generate`; a streamer times the first token."""
         options = {"assistant_model": self._drafts[mode]} if mode in self._drafts else CALLS[mode]
         ids, streamer = torch.tensor([tokens]), FirstToken()
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A worker's process, as run.py sees it."""
+"""A worker's process on the side of run.py."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HERE = Path(__file__).resolve().parent
 
 
 class PeerError(Exception):
-    """What a peer, or the user, cannot have: one line."""
+    """An error of a peer or of the command line; the message is one line."""
 
 
 class Worker:
-    """One peer in a process of its own; `about` is what it said when it had loaded. Raises PeerError."""
+    """One peer in a process of its own; `about`: its answer after loading. Raises PeerError if the peer fails."""
 
     def __init__(self, name: str, python: Path, job: dict[str, Any]) -> None:
         self.name, self.log = name, Path(job["folder"]) / "worker.log"
@@ -38,12 +38,12 @@ class Worker:
 
     @property
     def modes(self) -> list[str]:
-        """What it can do."""
+        """The names of the peer's modes."""
         modes: list[str] = self.about["modes"]
         return modes
 
     def decode(self, mode: str, tokens: list[int], n: int) -> Decoded:
-        """`n` tokens after a prompt's; raises PeerError also where they are not `n`."""
+        """Decode `n` tokens after a prompt's `tokens`; raise PeerError if it fails or gives another number."""
         decoded = Decoded(**self._ask({"mode": mode, "tokens": tokens, "n": n}))
         if len(decoded.tokens) != n:
             raise PeerError(f"{self.name}, {mode}: {len(decoded.tokens)} tokens where {n} were asked for")
@@ -52,7 +52,7 @@ class Worker:
     def _ask(self, content: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # it has ended: so does its stdout
+        with suppress(BrokenPipeError):  # it has ended: reading its stdout below will tell
             print(json.dumps(content), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
@@ -76,7 +76,7 @@ class Worker:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Variables of every worker: OpenMP's threads, and no hub."""
+    """Return the environment variables of every worker: threads of OpenMP and MKL, and no access to the hub."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),

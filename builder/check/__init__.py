@@ -1,1 +1,1 @@
-"""What is proven of a build."""
+"""Checks of a build: its graphs and bundle against Hugging Face, its exactness, rounding and step times."""

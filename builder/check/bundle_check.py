@@ -1,4 +1,4 @@
-"""The check at the end of a build: the bundle against Hugging Face and against itself."""
+"""The check at the end of a build: the bundle against Hugging Face and against its own plain decoding."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from specbuild.runtime.backends.gpu.plan import Plan, check_architecture
 from specbuild.runtime.backends.kernels.cubins import best_architecture
 from specbuild.runtime.errors import ExecutionError, SpecbuildError
 
-Logits = Sequence[NDArray[np.float32]]  # of several texts
+Logits = Sequence[NDArray[np.float32]]  # one array for each text
 NEW_TOKENS = 32
-MAX_DIVERGENCE = MAX_KL  # nats a token, in any precision: more is another model
+MAX_DIVERGENCE = MAX_KL  # nats per token, in any precision: beyond it the model is a different one
 FP8_CACHE = "an FP8 cache"
-INSTEAD = {"fp16": "bf16 or fp32", FP8_CACHE: "--kv-cache-dtype auto"}  # otherwise fp32
-LOGIT_TOLERANCE = 1e-3  # relative to the largest logit; rounding stays two orders below
+INSTEAD = {"fp16": "bf16 or fp32", FP8_CACHE: "--kv-cache-dtype auto"}  # wider types to suggest, fp32 for all others
+LOGIT_TOLERANCE = 1e-3  # relative to the largest logit; rounding stays two orders of magnitude below
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog, and then",
     "def fibonacci(n):\n    ",
@@ -39,14 +39,14 @@ PROMPTS = (
 
 
 def tokenize(tokenizer: Any, max_seq_len: int) -> tuple[list[list[int]], int]:
-    """The check's prompts as token ids, cut to what the bundle holds, and how many tokens of output fit after them."""
+    """Return the check's prompts as token ids, cut to `max_seq_len`, and how many output tokens fit after them."""
     room = max(1, max_seq_len - NEW_TOKENS)
     prompts = [ids[:room] for ids in encode(tokenizer, PROMPTS) if ids]
     return prompts, min(NEW_TOKENS, max_seq_len - max(map(len, prompts)))
 
 
 def unrunnable(manifest: Manifest) -> str | None:
-    """Why a bundle for GPUs cannot be run on this machine, None where it should."""
+    """Return why a bundle for GPUs cannot run on this machine, None if it should run."""
     try:
         device = Cuda()
         try:
@@ -63,7 +63,7 @@ def unrunnable(manifest: Manifest) -> str | None:
 
 
 def inspected(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """TensorRT's own account of each model's engine, where there is a GPU to deserialise it."""
+    """Return TensorRT's own description of each model's engine, {} without engines; needs a GPU to deserialize them."""
     if not manifest.engines:
         return {}
     device, found = Cuda(), {}
@@ -78,10 +78,18 @@ def inspected(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def check(folder: Path, references: References, max_kl: float) -> dict[str, Any]:
-    """Hold the logits against Hugging Face's, decode with and without speculation, greedy and sampled, side by side.
+    """Compare the logits with Hugging Face's, and speculative with plain decoding, both greedy and sampled.
 
-    Raises ExecutionError where tokens really differ; in a precision that changes them the Kullback-Leibler divergence
-    is held against `max_kl`, nats a token, not plain decoding's tokens.
+    In fp32 the tokens of plain decoding must be Hugging Face's, except for near ties. Other precisions change these
+    tokens, so there the KL divergence of the logits is bounded instead.
+
+    Args:
+        folder: The bundle.
+        references: Hugging Face's tokens and logits.
+        max_kl: Largest divergence from Hugging Face's logits, in nats per token.
+
+    Raises:
+        ExecutionError: Tokens differ beyond near ties, or logits by more than is allowed.
     """
     prompts, logits = [reference.prompt for reference in references.each], references.logits
     greedy = SamplingParams(max_new_tokens=references.new_tokens, seed=0)
@@ -115,19 +123,26 @@ def check(folder: Path, references: References, max_kl: float) -> dict[str, Any]
 
 
 def check_divergence(rounding: str, ours: Logits, logits: Logits, max_kl: float = MAX_DIVERGENCE) -> float:
-    """Nats a token from Hugging Face's float32 logits; raises ExecutionError where that is another model.
+    """Return the mean KL divergence from Hugging Face's float32 logits, in nats per token.
 
-    `rounding`: a precision, or FP8_CACHE.
+    Args:
+        rounding: What caused it, for the message: a precision, or FP8_CACHE.
+        ours: The logits to judge.
+        logits: Hugging Face's.
+        max_kl: The largest divergence allowed.
+
+    Raises:
+        ExecutionError: The divergence is larger.
     """
     divergence = float(divergences(logits, ours).mean())
-    if not divergence <= max_kl:  # NaN is more than anything
+    if not divergence <= max_kl:  # so that NaN fails, too
         by, wider = f"by {divergence:.2g} nats a token", INSTEAD.get(rounding, "fp32")
         raise ExecutionError(f"{rounding} changes this model too much, {by}: nothing was written, use {wider}")
     return divergence
 
 
 def raise_far(gap: float, logits: Logits) -> None:
-    """Raise ExecutionError where logits lie so far from PyTorch's `logits` that it cannot be rounding."""
+    """Raise ExecutionError if `gap`, the distance from PyTorch's `logits`, is too large to be rounding."""
     if gap > LOGIT_TOLERANCE * max(1.0, *(float(np.abs(row).max()) for row in logits)):
         raise ExecutionError(f"the bundle's logits differ from Hugging Face's by up to {gap:.2g}: nothing was written")
 

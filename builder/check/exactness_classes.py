@@ -1,4 +1,4 @@
-"""What a bundle promises of its tokens: which steps agree in every bit on this machine, and how far others are off."""
+"""Measures a bundle's exactness on this machine: which steps agree in every bit, and how far side branches deviate."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.bundle.manifest import ExactnessRecord
 from specbuild.runtime.decoding.loop import Loop
 
-HIDDEN = (1, 2, 5, 14, 30)  # rows that a side branch does not see, in front of it
-BRANCH = 4  # its nodes
-STEPS = 4  # of each text and number of rows
+HIDDEN = (1, 2, 5, 14, 30)  # how many rows lie before a side branch that does not see them
+BRANCH = 4  # nodes of the side branch
+STEPS = 4  # steps for each text and number of hidden rows, about
 
 
 def record(folder: Path) -> ExactnessRecord:
-    """The class of a bundle's target on this machine, by all its graphs."""
+    """Find the exactness class of the target's graphs on this machine; `rows` is 0 if they have none in common."""
     bundle, threads = Bundle.open(folder), cores()
     sizes = sorted(map(int, bundle.manifest.models["target"].graphs))
     found = list[ExactnessClass | None]()
@@ -40,7 +40,7 @@ def record(folder: Path) -> ExactnessRecord:
 
 
 def branch_rounding(folder: Path, texts: Sequence[Sequence[int]]) -> float:
-    """By how much a logit of a side branch differs at most from the one of plain decoding."""
+    """Return the largest difference between the logits of side branches and those of plain decoding on these texts."""
     with Engine.load(folder, prefix_caching=False) as engine, engine.scheduler.exclusive() as loop:
         return max(_text_rounding(loop, list(text)) for text in texts)
 
@@ -49,10 +49,10 @@ def _text_rounding(loop: Loop, text: list[int]) -> float:
     expected = loop.logits(text, len(text))
     largest, last = 0.0, len(text) - BRANCH - 1
     with loop.borrowed(len(text)):
-        for start in range(last, -1, -max(1, last // STEPS)):  # a step leaves nothing behind its root as it was
+        for start in range(last, -1, -max(1, last // STEPS)):  # backwards: a step overwrites all rows after its root
             branch = range(start + 1, start + 1 + BRANCH)
             spec = loop.target.spec
-            room = min(spec.max_nodes, spec.capacity - start - MOST_ROWS) - 1 - BRANCH  # a step is filled up
+            room = min(spec.max_nodes, spec.capacity - start - MOST_ROWS) - 1 - BRANCH  # a step may be padded
             for hidden in (count for count in HIDDEN if count <= room):
                 got = loop.target.step([_beside(text, start, hidden)])[0]
                 largest = max(largest, float(np.abs(got - expected[branch]).max()))
@@ -60,7 +60,7 @@ def _text_rounding(loop: Loop, text: list[int]) -> float:
 
 
 def _beside(text: list[int], start: int, hidden: int) -> StepInput:
-    """A root, a chain of so many other tokens, and beside it the text's own next tokens."""
+    """Return a step of a root, a chain of `hidden` other tokens, and a side branch with the text's own next tokens."""
     tokens = [text[start], *(text[i % len(text)] for i in range(hidden)), *text[start + 1 : start + 1 + BRANCH]]
     depths = [0, *range(1, hidden + 1), *range(1, BRANCH + 1)]
     visible = np.tri(len(tokens), dtype=np.bool_)

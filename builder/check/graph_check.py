@@ -1,4 +1,4 @@
-"""The target's graph for a GPU, as this CPU computes it, held against Hugging Face; and what 16 bits change."""
+"""Compares a GPU target's graph, run on this CPU, with Hugging Face, and measures what 16 bits change."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ from .standard_chain import graph_difference, standard_chain
 
 @dataclass(frozen=True, slots=True)
 class GraphCheck:
-    """How far the logits are from PyTorch's, and how near 16 bits make two choices; by default nothing is known.
+    """How far a graph's logits are from PyTorch's; by default nothing is known.
 
-    `fp8_caches`: what those change, nats a token. `moved`: what quantization did, as `quality.moved` says it.
+    Attributes:
+        difference: Largest difference in float32.
+        bound: Gap between two logits below which 16 bits may choose differently.
+        fp8_caches: What FP8 caches change, in nats per token.
+        moved: What quantization changed, as `quality.moved` returns it.
     """
 
     difference: float | None = None
@@ -40,10 +44,19 @@ def check_graph(
     quantization: Quantization | None = None,
     scales: Scales | None = None,
 ) -> GraphCheck:
-    """Run a graph by ONNX Runtime in float32, and measure how far `dtype` will be from that.
+    """Compare a graph, run by ONNX Runtime in float32, with PyTorch, and measure how far `dtype` will be from that.
 
-    model: in float32, which it is computed by; of `dtype` afterwards. scales: over FP8 caches. Raises ExecutionError
-    where the graph, 16 bits or the caches make another model of it.
+    Args:
+        graph: The fused graph, with its quantized weights.
+        capacity: Cache rows per slot.
+        model: The model in float32; a 16-bit `dtype` converts it.
+        dtype: The type that the engine computes in.
+        references: The model's tokens and logits.
+        quantization: The model's quantized weights, if any.
+        scales: Scales of FP8 caches, if any.
+
+    Raises:
+        ExecutionError: The graph, 16 bits or FP8 caches change the model too much.
     """
     found = quantization.found if quantization else {}
     with simulated(model, found):

@@ -1,4 +1,4 @@
-"""How far 16 bits and FP8 caches move a model's logits, measured in PyTorch on the check's texts."""
+"""Measures in PyTorch, on the check's texts, how far 16 bits and FP8 caches move a model's logits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,26 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Rounding:
-    """By how much logits differ at most, and what FP8 caches alone change in float32, nats a token."""
+    """The largest difference of logits by 16 bits, and the nats per token that FP8 caches alone cost in float32."""
 
     gap: float
     fp8_caches: dict[str, float] | None
 
 
 def measure(model: PreTrainedModel, precision: str, references: References, scales: Scales | None = None) -> Rounding:
-    """A float32 model's rounding, which is of `precision` afterwards; with `scales` over caches in E4M3.
+    """Measure what `precision` and FP8 caches change in a model.
 
-    Such caches round what 16 bits computed, so a number near the middle of two steps goes either way: the same caches
-    are in float32 what 16 bits are held against. Raises
-    ExecutionError where 16 bits or the caches make another model of it.
+    FP8 caches round what 16 bits computed, so a number near the middle of two steps may go either way. 16 bits are
+    therefore compared with float32 over the same caches.
+
+    Args:
+        model: The model in float32; it is converted to `precision`.
+        precision: A key of DTYPES.
+        references: The model's texts and float32 logits.
+        scales: Scales of FP8 (E4M3) caches; None if the caches have the model's type.
+
+    Raises:
+        ExecutionError: 16 bits or the caches change the model too much.
     """
     texts, logits = references.texts, references.logits
     exact, moved = logits, None

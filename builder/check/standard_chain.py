@@ -1,4 +1,4 @@
-"""The fused graph in standard operators, run on this CPU: what can be checked of engines that cannot be run here."""
+"""Runs the fused graph in standard operators on this CPU, to check graphs whose engines cannot run here."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from specbuild.measure.divergence import divergences
 
 from .bundle_check import raise_far
 
-ROUNDING_DIVERGENCE = 1e-3  # nats a token, between two ways of computing with inputs that are rounded
+ROUNDING_DIVERGENCE = 1e-3  # nats per token, between two ways of computing with rounded inputs
 
 
 @contextmanager
 def standard_chain(graph: ir.Model, capacity: int) -> Iterator[Callable[[Sequence[int]], NDArray[np.float32]]]:
-    """The fused graph in standard operators and float32, on this CPU: a text's logits, `float32[T, V]`.
+    """Yield a function that computes a text's logits, `float32[T, V]`, by the fused graph on this CPU.
 
-    What can be checked of a graph whose engine cannot be run here. Quantized products are computed as they are written.
+    The graph runs in standard operators and float32; quantized products are computed as written, without fusion.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         ir.save(standard.lower(graph, "fp32", capacity), path, external_data="weights.bin")
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # it says of every step that the cache is copied
+        options.log_severity_level = 3  # else it warns in every step that the cache is copied
         options.add_session_config_entry("session.disable_quant_qdq", "1")
-        # It would take a Relu in front of QuantizeLinear away, as if E4M3 had no negative numbers.
+        # It removes a Relu in front of QuantizeLinear, which is wrong for E4M3, because that has negative numbers.
         wrong = ["ReluQuantRewrite"]
         session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"], disabled_optimizers=wrong)
         yield lambda text: _chain(session, text)
@@ -43,10 +43,16 @@ def standard_chain(graph: ir.Model, capacity: int) -> Iterator[Callable[[Sequenc
 def graph_difference(
     compute: Callable[[Sequence[int]], NDArray[np.float32]], references: References, rounds: bool = False
 ) -> float:
-    """The largest distance of PyTorch's logits from a `standard_chain`'s. Raises ExecutionError where they differ.
+    """Return the largest difference between PyTorch's logits and a `standard_chain`'s.
 
-    `rounds`: inputs are rounded, so that a last bit may turn a whole
-    step; the divergence counts then.
+    Args:
+        compute: The `standard_chain`.
+        references: PyTorch's texts and logits.
+        rounds: Whether inputs are rounded: a last bit may then move a number by a whole step, so that logits may
+            differ as long as the KL divergence is small.
+
+    Raises:
+        ExecutionError: They differ by more than rounding.
     """
     ours = [compute(text) for text in references.texts]
     gap = max(float(np.abs(a - b).max()) for a, b in zip(ours, references.logits, strict=True))
@@ -56,7 +62,7 @@ def graph_difference(
 
 
 def _chain(session: onnxruntime.InferenceSession, text: Sequence[int]) -> NDArray[np.float32]:
-    """The logits after each token of a text in an empty cache, `float32[T, V]`."""
+    """Return the logits after each token of a text, from an empty cache: `float32[T, V]`."""
     nodes = np.arange(len(text), dtype=np.int32)
     feed: dict[str, Any] = {"input_ids": np.array([text], dtype=np.int32), "position_ids": nodes[None]}
     feed |= {"logit_nodes": nodes, "write_rows": np.zeros(1, dtype=np.int32)}

@@ -1,4 +1,4 @@
-"""What steps of a quantized model take on this machine, next to the model's own in float32."""
+"""Times the steps of a quantized model on this machine, next to those of the same model in float32."""
 
 from __future__ import annotations
 
@@ -16,19 +16,28 @@ from specbuild.runtime.backends.executor import ModelSpec
 
 PLAIN = "plain.onnx"
 NODES = (1, 8, 32)
-ROWS = 128  # that a step's nodes see, at most
+ROWS = 128  # in the cache before a step, at most
 TURNS = 15
 
 
 def save_plain(graph: ir.Model, capacity: int, folder: Path) -> None:
-    """Put a portable graph, lowered for one sequence, into a folder as PLAIN."""
+    """Lower a portable graph for one sequence and save it in `folder` as PLAIN."""
     ir.save(onnxruntime.lower(graph, 1, capacity), folder / PLAIN, external_data="weights.bin")
 
 
 def step_times(
     graphs: Mapping[str, Path], spec: ModelSpec, largest: int, nodes: Sequence[int] = NODES
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds by graph and number of nodes, the shortest; all take turns, so whatever else runs meets all."""
+    """Return the shortest time of a step in milliseconds, by graph and number of nodes.
+
+    The graphs take turns, so that other load on the machine slows all of them.
+
+    Args:
+        graphs: ONNX files, by name.
+        spec: The model's specification for executors.
+        largest: The largest node count of a step; larger ones in `nodes` are skipped.
+        nodes: The node counts to time.
+    """
     with ExitStack() as close:
         executors = {}
         for name, file in graphs.items():
@@ -40,6 +49,6 @@ def step_times(
         seconds: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
         for _ in range(TURNS):
             for key, step in steps.items():
-                step()  # the other graph has been through the caches
+                step()  # warm up: the other graph has displaced this one from the CPU's caches
                 seconds[key].append(step())
     return {name: {str(n): round(1e3 * min(seconds[name, n]), 4) for n in sizes} for name in graphs}

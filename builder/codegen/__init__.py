@@ -1,1 +1,1 @@
-"""From a lowered graph to files: engines, cubins, and the records of them."""
+"""Writes the compiled files of a bundle: graphs, engines and cubins, and the records of them."""

@@ -1,4 +1,4 @@
-"""How a fused graph gets into the bundle: lowered for the backend, and compiled where the backend has engines."""
+"""Writes a fused graph into the bundle: lowers it for the backend, and compiles it if the backend has engines."""
 
 from __future__ import annotations
 
@@ -25,12 +25,18 @@ from .tensorrt import Progress, built_on, compile_engine, profiles_of
 
 WEIGHTS, GRAPH, PLAN = "weights.bin", "model.onnx", "model.plan"
 INLINE_BYTES = 1024  # smaller tensors stay in the graph file
-Stored = dict[str, ir.ExternalTensor]  # by content
+Stored = dict[str, ir.ExternalTensor]  # tensors in weight files, by a hash of their content
 
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """The rows that a slot has, the longest text among them, and the scales over FP8 ones, which the plugin has."""
+    """The size of a model's KV caches.
+
+    Attributes:
+        capacity: Cache rows per slot.
+        max_seq_len: The longest text, in tokens.
+        scales: Scales of FP8 caches, which only the plugin supports.
+    """
 
     capacity: int
     max_seq_len: int
@@ -39,20 +45,25 @@ class Caches:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What was written: graph or plan by the batch size it serves, plans' records, and what the report says of them.
+    """The files written for one model.
 
-    `stored`: the tensors that lie there now, of models that share a folder.
+    Attributes:
+        graphs: The graph or plan for each batch size.
+        lowered: How many of each operator the lowered graph has.
+        engines: Records of the plans, by file.
+        report: The report's entry on the engine.
+        stored: The tensors in the weight files so far, for models that share a folder.
     """
 
     graphs: dict[str, str]
-    lowered: dict[str, int]  # operators
+    lowered: dict[str, int]
     engines: dict[str, EngineRecord] = field(default_factory=dict)
     report: dict[str, Any] | None = None
     stored: Stored | None = None
 
 
 def lowering(config: BuildConfig) -> ModuleType:
-    """The module that lowers for the asked backend."""
+    """Return the module that lowers for the configured backend and attention."""
     backend = config.descriptor
     native = None if config.plugin else backend.native_lowering
     return importlib.import_module(f"specbuild.builder.lower.{native or backend.lowering}")
@@ -67,10 +78,20 @@ def emit(
     progress: Progress = lambda phase, share: None,
     stored: Stored | None = None,
 ) -> Emitted:
-    """Write one model to `folder / name`, and compile it where the backend has engines.
+    """Write one model into the bundle, and compile it if the backend has engines.
 
-    stored: tensors of the models before it, with which it shares a folder; None: it shares none. Raises OptionError
-    and ExecutionError as `compile_engine` does.
+    Args:
+        folder: The bundle.
+        name: "target" or "draft".
+        graph: The fused graph.
+        config: The build's options.
+        caches: The size of its caches.
+        progress: Called while it is compiled, as by `compile_engine`.
+        stored: Tensors of the models before it that share a folder with it; None if it shares none.
+
+    Raises:
+        OptionError: As `compile_engine` does.
+        ExecutionError: As `compile_engine` does.
     """
     if not config.descriptor.on_gpu:
         return _lanes(folder, name, graph, config, caches.capacity, stored)
@@ -109,7 +130,10 @@ def emit(
 
 
 def activation_bytes(graph: ir.Model, sizes: Mapping[str, int]) -> int:
-    """An estimate, for these sizes of the dynamic dimensions: twice what the largest operator reads and writes."""
+    """Estimate a graph's activations in bytes, for these sizes of its dynamic dimensions.
+
+    They are taken as twice what the largest operator reads and writes, apart from weights, graph inputs and caches.
+    """
 
     caches = {output.name for output in graph.graph.outputs if output.name != "logits"}
 
@@ -128,16 +152,16 @@ def activation_bytes(graph: ir.Model, sizes: Mapping[str, int]) -> int:
 def _lanes(
     folder: Path, name: str, graph: ir.Model, config: BuildConfig, capacity: int, stored: Stored | None
 ) -> Emitted:
-    """ONNX Runtime on a CPU: one graph file per batch size beside one file of weights.
+    """Write a model for ONNX Runtime on a CPU: one graph file per batch size, beside one file of weights.
 
-    A draft that has weights of the target's lies in the target's folder, beyond which no graph may read, and what both
-    have is stored once.
+    A draft that shares weights with the target is written to the target's folder, because a graph may not read files
+    outside its own folder; shared tensors are stored once.
     """
     shares, stored = stored is not None, dict(stored or {})
     own = shares and name == "draft"
     place, prefix, weights = ("target", "draft-", f"draft-{WEIGHTS}") if own else (name, "", WEIGHTS)
     (folder / place).mkdir(parents=True, exist_ok=own)
-    for value in graph.graph.initializers.values():  # what stays in the graph file is in memory before
+    for value in graph.graph.initializers.values():  # load what stays in the graph file
         if isinstance(small := value.const_value, ir.ExternalTensor) and small.nbytes < INLINE_BYTES:
             (value.const_value,) = ir.external_data.convert_tensors_from_external([small])
     large = [v for v in graph.graph.initializers.values() if v.const_value and v.const_value.nbytes >= INLINE_BYTES]
@@ -162,5 +186,5 @@ def _lanes(
 
 
 def _content(tensor: ir.TensorProtocol) -> str:
-    """What tells tensors apart: type, shape and bytes."""
+    """Return a hash of a tensor's type, shape and bytes, which is the same for identical tensors."""
     return hashlib.sha256(f"{tensor.dtype} {tensor.shape}".encode() + tensor.tobytes()).hexdigest()

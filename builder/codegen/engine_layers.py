@@ -1,11 +1,11 @@
-"""A compiled network's layers: what a build keeps of them, and how they are told."""
+"""Summarizes a compiled network's layers, for the build's report and in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-# What attention becomes, by TensorRT's types; the lowerings name these nodes `role.layer`.
+# TensorRT's layer types for the parts of attention. The lowerings name these nodes `part.layer`, as in "attention.3".
 ROLES = {
     "attention": ("ATTENTION_INPUT", "PLUGIN_V3"),
     "kv_cache_update": ("KV_CACHE_UPDATE",),
@@ -14,7 +14,12 @@ ROLES = {
 
 
 def describe(layers: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
-    """A network's layers for the report: all, how many of each type, and what attention became in each of `count`."""
+    """Return the report's entry on a network's layers: all of them, a count by type, and attention's by model layer.
+
+    Args:
+        layers: Name and type of each of the network's layers.
+        count: How many layers the model has.
+    """
     types = [kind for _, kind in layers]
     by_layer: list[dict[str, list[str]]] = [{role: [] for role in ROLES} for _ in range(count)]
     for name, kind in layers:
@@ -30,9 +35,9 @@ def describe(layers: Sequence[tuple[str, str]], count: int) -> dict[str, Any]:
 
 
 def in_words(engine: dict[str, Any]) -> str:
-    """ "574 layers; of the model's 6: attention in 6, KV-cache update in 6, rotary embedding in 6".
+    """Describe an entry, as in "574 layers; of the model's 6: attention in 6, KV-cache update in 6, …".
 
-    Where there are quantized weights, also how many: each has a DEQUANTIZE, and each quantized input a pair.
+    Quantized weights and inputs are counted too: a weight has a DEQUANTIZE, an input a QUANTIZE and a DEQUANTIZE.
     """
     of = engine["model_layers"]
     found = {

@@ -1,7 +1,8 @@
-"""The CUDA kernels compiled to cubins by NVRTC, which comes as a wheel: no CUDA toolkit, no GPU.
+"""Compiles the CUDA kernels to cubins with NVRTC, which comes as a wheel: it needs neither a CUDA toolkit nor a GPU.
 
-A source that depends on the model is compiled for each `Shape` alone, the others once. Each compilation is a file, so
-that they run in parallel and a bundle holds what its models need. One compiler gives the same bytes each time.
+A source that depends on the model is compiled once for each `Shape`, any other source once. Each compilation makes a
+file of its own, so that they run in parallel and a bundle holds only what its models need. The same compiler produces
+the same bytes each time.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any
 from specbuild.builder.targets import HEAD_DIMS
 from specbuild.runtime.errors import ExecutionError, OptionError
 
-GLUE = ("choose", "commit", "grow", "mask", "publish", "walk")  # what decodes around engines, by source
-DTYPES = {"F16": ("F16", "E4M3"), "BF16": ("BF16", "E4M3")}  # activations, and the caches each may have
-PLUGINS = Path(__file__).resolve().parents[2] / "plugins"  # beside `builder` in a clone and in a wheel alike
+GLUE = ("choose", "commit", "grow", "mask", "publish", "walk")  # sources of the kernels that decode around engines
+DTYPES = {"F16": ("F16", "E4M3"), "BF16": ("BF16", "E4M3")}  # types of caches, by type of activations
+PLUGINS = Path(__file__).resolve().parents[2] / "plugins"  # beside `builder`, both in a clone and in a wheel
 INSTALL = "pip install 'specbuild-trt[cuda]'"
-# kernels.h also declares the launchers, which are the host's: without the second flag NVRTC refuses them.
+# kernels.h also declares the launchers, which are host functions: without the second flag NVRTC refuses them.
 FLAGS = ("-std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
@@ -32,7 +33,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What TreeAttention is compiled for: the head size, and the types of activations and cache. Raises OptionError."""
+    """A variant of TreeAttention: the head size, and the types of activations and cache. Raises OptionError."""
 
     head_dim: int
     dtype: str
@@ -51,7 +52,7 @@ class Shape:
 
     @property
     def macros(self) -> list[str]:
-        """The compiler's options that leave out every other shape."""
+        """Compiler options that leave out every other shape."""
         values = {"HEAD_DIM": self.head_dim, "DTYPE": self.dtype, "CACHE_DTYPE": self.cache_dtype}
         return [f"-DSPECBUILD_ONE_{name}={value}" for name, value in values.items()]
 
@@ -61,7 +62,7 @@ SHAPES = tuple(Shape(size, dtype, cache) for size in HEAD_DIMS for dtype, caches
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the compiler says a kernel takes: registers a thread, the rest in bytes; `shared` is the static part."""
+    """What a kernel uses, by the compiler's report: registers per thread, the rest in bytes (`shared`: static part)."""
 
     registers: int
     stack: int
@@ -72,7 +73,15 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """One compilation; `name` is its path in a bundle without `kernels/` and suffix, `log` what the compiler wrote."""
+    """The result of one compilation.
+
+    Attributes:
+        architecture: The GPU architecture, such as "90".
+        name: The path in a bundle, without `kernels/` and suffix.
+        image: The cubin.
+        kernels: What each kernel uses, by name.
+        log: What the compiler wrote.
+    """
 
     architecture: str
     name: str
@@ -82,7 +91,7 @@ class Cubin:
 
 
 def sources(names: Sequence[str] = ()) -> list[Path]:
-    """The files of plugins/kernels that have kernels in them, or those named; raises ExecutionError without any."""
+    """Return the named files of plugins/kernels, by default all with kernels; raise ExecutionError if there is none."""
     if names:
         return [PLUGINS / "kernels" / f"{name}.cu" for name in names]
     found = [p for p in sorted((PLUGINS / "kernels").glob("*.cu")) if "__global__" in p.read_text(encoding="utf-8")]
@@ -92,13 +101,13 @@ def sources(names: Sequence[str] = ()) -> list[Path]:
 
 
 def compiler_version() -> str:
-    """NVRTC's version, "13.5"; raises OptionError where it is not installed."""
+    """Return NVRTC's version, such as "13.5"; raise OptionError if it is not installed."""
     _, version = _nvrtc()
     return version
 
 
 def check_compiler(wanted: Sequence[str]) -> None:
-    """Before minutes are spent: is NVRTC there, and does it know the architectures? Raises OptionError."""
+    """Raise OptionError if NVRTC is missing or does not know an architecture; call it before a long build."""
     nvrtc, version = _nvrtc()
     status, known = nvrtc.nvrtcGetSupportedArchs()
     for name in wanted:
@@ -107,7 +116,17 @@ def check_compiler(wanted: Sequence[str]) -> None:
 
 
 def compile_source(source: Path, architecture: str, shape: Shape | None = None) -> Cubin:
-    """One source for one architecture; raises OptionError without NVRTC, ExecutionError for what does not compile."""
+    """Compile one source for one architecture.
+
+    Args:
+        source: The file.
+        architecture: The GPU architecture, such as "90".
+        shape: The variant, for a source that depends on the model.
+
+    Raises:
+        OptionError: NVRTC is not installed.
+        ExecutionError: The source does not compile.
+    """
     nvrtc, _ = _nvrtc()
     name = f"sm_{architecture}/{source.stem}" + (f"_{shape}" if shape else "")
     flags = [*FLAGS, f"-I{PLUGINS}", f"-arch=sm_{architecture}", *(shape.macros if shape else ())]
@@ -130,9 +149,17 @@ def compile_source(source: Path, architecture: str, shape: Shape | None = None) 
 def compile_kernels(
     wanted: Sequence[str], shapes: Iterable[Shape], files: Sequence[Path] | None = None, jobs: int | None = None
 ) -> list[Cubin]:
-    """Every file (all of them by default) for every architecture and shape, on `jobs` threads (a core each by default).
+    """Compile every source for every architecture and shape, in parallel.
 
-    Raises as `check_compiler` and `compile_source` do.
+    Args:
+        wanted: The GPU architectures.
+        shapes: The variants of sources that depend on the model.
+        files: The sources, all by default.
+        jobs: How many threads compile, by default one per core.
+
+    Raises:
+        OptionError: NVRTC is not installed, or does not know an architecture.
+        ExecutionError: A source does not compile.
     """
     check_compiler(wanted)
     each: list[Shape] = list(dict.fromkeys(shapes))
@@ -140,7 +167,7 @@ def compile_kernels(
     for source in sources() if files is None else files:
         shaped = "SPECBUILD_ONE_HEAD_DIM" in source.read_text(encoding="utf-8")
         work += [(source, name, shape) for name in wanted for shape in (each if shaped else [None])]
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:  # NVRTC compiles outside the interpreter's lock
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:  # NVRTC compiles without holding the GIL
         running = [pool.submit(compile_source, *item) for item in work]
         try:
             return [cubin.result() for cubin in running]
@@ -149,9 +176,9 @@ def compile_kernels(
 
 
 def parse_report(log: str) -> dict[str, Resources]:
-    """What ptxas -v said of each kernel and what it calls; raises ExecutionError for a log that it does not write.
+    """Return what each kernel uses, together with the functions it calls, from the output of ptxas -v.
 
-    NVRTC's log and nvcc's differ in the lines' beginnings alone.
+    NVRTC's log and nvcc's differ only in how lines begin. Raises ExecutionError for any other log.
     """
     pieces = _ENTRY.split(log)[1:]
     found = {}
@@ -168,7 +195,7 @@ def parse_report(log: str) -> dict[str, Resources]:
 
 
 def report(cubins: Iterable[Cubin]) -> dict[str, Any]:
-    """The compiler's version, and what each kernel takes by architecture and name; JSON."""
+    """Return the report's entry on kernels: the compiler's version, and what each uses, by architecture and name."""
     table: dict[str, dict[str, Any]] = {}
     for cubin in cubins:
         kernels = table.setdefault(f"sm_{cubin.architecture}", {})
@@ -177,7 +204,7 @@ def report(cubins: Iterable[Cubin]) -> dict[str, Any]:
 
 
 def spills(cubins: Iterable[Cubin]) -> list[str]:
-    """One line for each kernel whose registers do not suffice, "sm_80 name: 4 bytes stored, 8 loaded"."""
+    """Return a line for each kernel that spills registers: "sm_80 name: 4 bytes stored, 8 loaded"."""
     lines = [
         f"sm_{cubin.architecture} {kernel}: {taken.spill_stores} bytes stored, {taken.spill_loads} loaded"
         for cubin in cubins
@@ -188,12 +215,12 @@ def spills(cubins: Iterable[Cubin]) -> list[str]:
 
 
 def _nvrtc() -> tuple[Any, str]:
-    """The library's bindings and version; raises OptionError."""
+    """Return NVRTC's bindings and version; raise OptionError if it is not installed or does not answer."""
     try:
         from cuda.bindings import nvrtc
 
         status, major, minor = nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError):  # no bindings; bindings that find no library
+    except (ImportError, RuntimeError):  # the bindings are missing, or find no library
         raise OptionError(f"compiling kernels needs NVRTC, which is not installed: {INSTALL}") from None
     if status:
         raise OptionError(f"NVRTC does not answer ({status.name}): {INSTALL}")
@@ -201,7 +228,7 @@ def _nvrtc() -> tuple[Any, str]:
 
 
 def _text(size: Any, fill: Any, program: Any) -> bytes:
-    """What NVRTC writes into a buffer of the size it asks for."""
+    """Return what NVRTC writes into a buffer of the size that it asks for."""
     _, count = size(program)
     buffer = bytes(count)
     fill(program, buffer)

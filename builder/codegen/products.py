@@ -1,4 +1,4 @@
-"""What a graph multiplies: the parameters of its products, the bytes of its weights, and its attention's shapes."""
+"""Counts what a step of a graph computes: its products' parameters, its weights' bytes, and its attention's shapes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from specbuild.measure.roofline import Attention, Experts, Products
 
 _PRODUCTS = {"MatMul", "MatMulNT", "Gemm", "BlockMatMul", "ScaledMatMul"}
 _LOOKUPS = {"Gather", "GatherND", "BlockGather"}
-_VIEWS = {"Transpose", "Reshape", "Cast"}  # what may lie between a weight and its product
+_VIEWS = {"Transpose", "Reshape", "Cast"}  # operators that may lie between a weight and its product
 _TABLES = 9  # TreeAttention's inputs from here on are rotary tables
 
 
 def count(model: ir.Model, item_bytes: int) -> Products:
-    """The products of a fused graph, quantized or not; `item_bytes`: of a float32 number once it is lowered.
+    """Count the products of a fused graph, quantized or not.
 
-    A weight's parameters count for every product that has it, its bytes once; tables that are only looked up do not.
+    A weight's parameters count for each product that uses it, its bytes once; tables that are only looked up do not
+    count.
+
+    Args:
+        model: The graph.
+        item_bytes: Bytes that a float32 number has after lowering.
     """
     attention, experts, parameters, head_dim = Counter[tuple[int, int]](), Counter[tuple[int, int, int, int]](), 0, 0
     for node in model.graph:
@@ -46,7 +51,7 @@ def count(model: ir.Model, item_bytes: int) -> Products:
 
 
 def _weights(node: ir.Node) -> list[tuple[ir.Value, ir.Value | None]]:
-    """A product's weights; with the result of the lookup where each node of the step looks up its own, as experts'."""
+    """Return a product's weights, each with the lookup's result if every node looks up its own (experts), else None."""
     found = list[tuple[ir.Value, ir.Value | None]]()
     for value in node.inputs[:2] if node.op_type in _PRODUCTS else ():
         while value is not None and (maker := value.producer()) is not None and maker.op_type in _VIEWS:
@@ -55,13 +60,13 @@ def _weights(node: ir.Node) -> list[tuple[ir.Value, ir.Value | None]]:
         table = maker.inputs[0] if maker is not None and maker.op_type in _LOOKUPS else None
         if value is not None and value.is_initializer():
             found.append((value, None))
-        elif table is not None and table.is_initializer() and len(dims(table) or ()) > 2:  # two: an embedding
+        elif table is not None and table.is_initializer() and len(dims(table) or ()) > 2:  # rank 2: an embedding
             found.append((table, value))
     return found
 
 
 def _is_read(value: ir.Value) -> bool:
-    """Whether every step reads all of an initializer; shapes and indices are no weights."""
+    """Whether every step reads all of an initializer; shapes and indices (int64) do not count."""
     return value.dtype != ir.DataType.INT64 and any(
         use.node.op_type not in _LOOKUPS and not (use.node.op_type == "TreeAttention" and use.idx >= _TABLES)
         for use in value.uses()
@@ -74,7 +79,7 @@ def _bytes(value: ir.Value, item_bytes: int) -> int:
 
 
 def _sizes(value: ir.Value | None) -> list[int]:
-    """A shape for one node of one sequence: "2*batch*nodes" is 2."""
+    """Return a shape for one node of one sequence: a dimension "2*batch*nodes" becomes 2."""
     return [
         dim if isinstance(dim, int) else math.prod(int(part) for part in dim.split("*") if part.isdigit())
         for dim in dims(value) or ()

@@ -1,7 +1,7 @@
-"""ONNX to TensorRT: one path for the flavours `tensorrt` and `tensorrt-rtx`, whose Python modules have one API.
+"""Compiles ONNX with TensorRT: one path for `tensorrt` and `tensorrt-rtx`, whose Python modules have the same API.
 
-A network is strongly typed: its graph says every type. TensorRT's own messages are kept, and the last error becomes the
-reason of a failure, with the node's name where the parser knows it.
+Networks are strongly typed: the graph states every type. TensorRT's errors are kept, and the first one becomes the
+reason of a failure, with the node's name if the parser knows it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from specbuild.runtime.bundle.backend import BACKENDS
 from specbuild.runtime.errors import ExecutionError, OptionError, SpecbuildError, one_line
 
 Progress = Callable[[str, float], None]
-CHUNK = 512  # nodes of a prompt in a step, by default
+CHUNK = 512  # nodes of a prefill chunk, by default
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One optimization profile: by each dynamic dimension's name its least, usual and largest size."""
+    """One optimization profile: the least, usual and largest size of each dynamic dimension, by name."""
 
     name: str
     sizes: Mapping[str, tuple[int, int, int]]
@@ -41,7 +41,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A compiled plan, TensorRT's version, and the parsed network's layers: name and type, in order."""
+    """A compiled plan, TensorRT's version, and name and type of the parsed network's layers, in order."""
 
     plan: bytes
     version: str
@@ -49,7 +49,7 @@ class Engine:
 
 
 def flavour(backend: str) -> Any:
-    """The Python module of a backend; raises OptionError where it is not installed."""
+    """Return the Python module of a backend; raise OptionError if it is not installed."""
     try:
         return importlib.import_module(str(BACKENDS[backend].package))
     except ImportError as error:
@@ -57,15 +57,20 @@ def flavour(backend: str) -> Any:
 
 
 def make_profiles(buckets: Sequence[int], batch_size: int, chunk: int, pages: int = 1) -> list[Profile]:
-    """One for each bucket, and one for longer chunks of a prompt, at most `chunk` nodes, where that is more.
+    """Return a profile for each bucket, and one for prefill chunks if they may be larger than the buckets.
 
-    The batch is dynamic in all of them, even where there is one sequence: profiles of which some have a fixed batch of
-    1 each lay out the weights in their own way, and TensorRT-RTX 1.7 stores them once for either. A prompt is a chain,
-    which needs no tree. `pages`: most that paged caches may have, whatever the step.
+    The batch is dynamic in all of them, even for a single sequence: if only some fixed it at 1, they would lay out the
+    weights differently, and TensorRT-RTX 1.7 would store these once per layout. A prefill chunk is a chain: no tree.
+
+    Args:
+        buckets: Node counts of steps, ascending.
+        batch_size: The largest batch.
+        chunk: The largest prefill chunk, in nodes.
+        pages: How many pages paged caches have at most, in every profile.
     """
     batch = (1, 1, max(2, batch_size))
     least, caches = buckets[-1] + 1, {"pages": (1, pages, pages)}
-    tree = {n: (n, MAX_NODES, MAX_NODES) for n in buckets}  # of the plugin: a draft's levels are a tree too
+    tree = {n: (n, MAX_NODES, MAX_NODES) for n in buckets}  # of the plugin: a draft's levels form a tree, too
     profiles = [
         Profile(f"nodes{n}", {"batch": batch, "nodes": (n, n, n), "logit_nodes": (n, n, n), "tree": tree[n], **caches})
         for n in buckets
@@ -78,25 +83,25 @@ def make_profiles(buckets: Sequence[int], batch_size: int, chunk: int, pages: in
 
 
 def profiles_of(config: BuildConfig, max_seq_len: int) -> list[Profile]:
-    """The profiles of a build's engines."""
+    """Return the profiles of a build's engines."""
     chunk, block = min(config.engine.prompt_chunk or CHUNK, max_seq_len), config.engine.block_size
-    pages = 1 + config.max_batch_size * (capacity_of(config, max_seq_len) // block) if block else 1  # one is nobody's
+    pages = 1 + config.max_batch_size * (capacity_of(config, max_seq_len) // block) if block else 1  # one is spare
     return make_profiles(config.buckets, config.max_batch_size, chunk, pages)
 
 
 def capacity_of(config: BuildConfig, max_seq_len: int) -> int:
-    """Cache rows of a slot: the longest text, and the largest bucket, whose padded nodes write there too.
+    """Return the cache rows per slot: the longest text, and the largest bucket, whose padded nodes are written, too.
 
-    In engines a multiple of 64, for TensorRT wants the slots' addresses to be multiples of 256; and whole pages.
+    Engines round them up to whole pages and to 64, as TensorRT requires slots at addresses that are multiples of 256.
     """
     rows, unit = max_seq_len + config.buckets[-1], max(64, config.engine.block_size)
     return -(-rows // unit) * unit if config.descriptor.compiles else rows
 
 
 def check_machine(backend: str, options: EngineOptions, fp8: bool = False) -> None:
-    """Before minutes are spent: is TensorRT here, and a GPU where it needs one? Raises OptionError.
+    """Raise OptionError if this machine cannot compile as asked, before minutes are spent.
 
-    fp8: weights and activations are to be in FP8.
+    TensorRT, a GPU that it needs, FP8 on that GPU (with `fp8`) or the timing cache's folder may be missing.
     """
     if not BACKENDS[backend].compiles_here:
         from specbuild.runtime.backends.gpu.cuda import check_driver
@@ -115,7 +120,7 @@ def check_machine(backend: str, options: EngineOptions, fp8: bool = False) -> No
 
 
 def built_on(backend: str) -> tuple[str, ...]:
-    """The GPU that `tensorrt` compiled for, ("89",): the one it ran on. () for RTX."""
+    """Return the architecture that `tensorrt` compiles for, such as ("89",): this machine's GPU. () for RTX."""
     if BACKENDS[backend].compiles_here:
         return ()
     from specbuild.runtime.backends.gpu.cuda import Cuda
@@ -134,13 +139,22 @@ def compile_engine(
     options: EngineOptions | None = None,
     progress: Progress = lambda phase, share: None,
 ) -> Engine:
-    """Compile a graph whose dynamic dimensions the profiles name.
+    """Compile a graph to an engine.
 
-    Raises OptionError for what is asked wrongly, ExecutionError for what TensorRT refuses.
+    Args:
+        graph: The ONNX file.
+        backend: "tensorrt" or "tensorrt-rtx".
+        profiles: Optimization profiles, with sizes for all dynamic dimensions.
+        options: How to compile, by default as TensorRT does.
+        progress: Called with a phase and the share of it that is done.
+
+    Raises:
+        OptionError: An option is wrong, or a profile lacks a dimension.
+        ExecutionError: TensorRT refuses the graph.
     """
     trt, options = flavour(backend), options or EngineOptions()
     if options.plugin(BACKENDS[backend]):
-        load_plugin(trt)  # the parser asks the registry for it
+        load_plugin(trt)  # the parser looks it up in the registry
     log = logger(trt)
     log.clear()
     builder = trt.Builder(log)
@@ -171,7 +185,7 @@ def compile_engine(
 
 
 def _configure(trt: Any, config: Any, options: EngineOptions) -> None:
-    """The options as TensorRT takes them; float32 is never rounded to TF32."""
+    """Set TensorRT's configuration from the options; float32 is never rounded to TF32."""
     config.clear_flag(trt.BuilderFlag.TF32)
     if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION") and not options.weight_streaming:  # for CUDA graphs
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
@@ -199,7 +213,7 @@ def _configure(trt: Any, config: Any, options: EngineOptions) -> None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """TensorRT's compiler writes to standard error by itself: what it says there comes through the log as well."""
+    """Silence standard error, to which TensorRT's compiler writes what the log receives, too."""
     kept = os.dup(2)
     with Path(os.devnull).open("wb") as nothing:
         os.dup2(nothing.fileno(), 2)
@@ -211,19 +225,16 @@ def _silent() -> Iterator[None]:
 
 
 def _let_attention_decompose(trt: Any, network: Any) -> None:
-    """Where an attention has no kernel of its own (one node a sequence has none), it may become simpler operators.
-
-    Without that TensorRT-RTX 1.7 refuses the whole network; where there is a kernel, the plan stays the same.
-    """
+    """Let attention without a kernel of its own (one node per sequence) become simpler operators; other plans stay."""
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         if layer.type == trt.LayerType.ATTENTION_INPUT:
-            layer.__class__ = trt.IAttentionInputLayer  # the bindings' own way to a layer's kind
-            layer.attention.decomposable = True
+            layer.__class__ = trt.IAttentionInputLayer  # how the bindings cast a layer to its type
+            layer.attention.decomposable = True  # otherwise TensorRT-RTX 1.7 refuses the whole network
 
 
 def _dimensions(graph: Path) -> dict[str, list[int | str]]:
-    """Each input's dimensions; dynamic ones by name, which TensorRT does not keep."""
+    """Return each input's dimensions, dynamic ones by the names that TensorRT does not keep."""
     import onnx
 
     model = onnx.load(graph, load_external_data=False)
@@ -234,7 +245,7 @@ def _dimensions(graph: Path) -> dict[str, list[int | str]]:
 
 
 def _shapes(builder: Any, network: Any, profile: Profile, dimensions: dict[str, list[int | str]]) -> Any:
-    """A profile as TensorRT takes it."""
+    """Return TensorRT's form of a profile; raise OptionError if it lacks a dimension."""
     shapes = builder.create_optimization_profile()
     for index in range(network.num_inputs):
         name = network.get_input(index).name
@@ -249,7 +260,7 @@ def _shapes(builder: Any, network: Any, profile: Profile, dimensions: dict[str, 
 
 
 def _reason(parser: Any, log: Any) -> str:
-    """The parser's first error with the node it is about."""
+    """Return the parser's first error, with the node that it is about."""
     if not parser.num_errors:
         return str(log.reason)
     error = parser.get_error(0)
@@ -258,9 +269,9 @@ def _reason(parser: Any, log: Any) -> str:
 
 
 def _monitor(trt: Any, progress: Progress) -> Any:
-    """TensorRT's progress as calls of `progress(phase, share)`; phases nest, and the share is of their own steps.
+    """Return a monitor that calls `progress(phase, share)`; phases nest, and a share is that of a phase's own steps.
 
-    What is raised meanwhile, Ctrl-C included, would be lost in TensorRT: it is kept as `stopped`, and ends the build.
+    TensorRT would lose an exception of `progress`, Ctrl-C included: it is kept as `stopped`, and ends the build.
     """
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]

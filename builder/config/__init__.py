@@ -1,1 +1,1 @@
-"""What a build was asked for, validated once."""
+"""The options of a build, validated once."""

@@ -1,4 +1,4 @@
-"""What a build is asked for, validated once."""
+"""The options of a build, validated when they are made."""
 
 from __future__ import annotations
 
@@ -14,20 +14,32 @@ from .engine_options import EngineOptions
 from .quantize_options import AUTO, AUTO_KL, MAX_KL, SELF, QuantizeOptions, chooses
 from .scheme import Scheme, parse
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a chunk of a prompt
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # node counts, root included; the largest also bounds a prefill chunk
 MAX_BATCH_SIZE = 64
-LONGEST_DEFAULT = 4096  # max_seq_len where the models would take more and nothing was asked for
-DEFAULT_TREE = "best:5"  # six nodes: on a CPU the most that cost little more than one
+LONGEST_DEFAULT = 4096  # default of max_seq_len for models that support more
+DEFAULT_TREE = "best:5"  # six nodes with the root: on a CPU the largest step that costs little more than one node
 
 
 @dataclass(frozen=True, slots=True)
 class BuildConfig:
-    """One build. `target` and `draft`: a folder or a hub id; `max_seq_len` None: what both take, at most 4096.
+    """The options of one build.
 
-    `draft` "self:PRECISION": the target's own weights. `precision`: a scheme as `config.scheme.parse` reads it, or
-    "auto"; None: the backend's first; `draft_precision` None: the target's. `cuda_arch`: what to compile kernels
-    for, as `kernels.architectures` takes it, or "none". `engine`: how engines are compiled.
-    `tune`: it is tuned here, as by `specbuild tune`, where it runs on a CPU.
+    Attributes:
+        target: A folder, a GGUF file or a hub id.
+        output: The bundle's folder.
+        draft: As `target`, an EAGLE-3 head, or "self:PRECISION" for the target's own weights; None: no draft model.
+        backend: The name of the backend.
+        precision: A scheme as `scheme.parse` reads it, "auto", or "best:…"; None: the backend's first.
+        draft_precision: The draft's precision; None: the target's.
+        max_seq_len: The longest text, in tokens; None: what both models support, at most 4096.
+        max_batch_size: How many sequences a step has at most.
+        buckets: Node counts that steps may have, root included, ascending.
+        tree: The tree that speculation uses by default.
+        cuda_arch: What to compile kernels for, as `targets.architectures` reads it, or "none".
+        engine: How engines are compiled.
+        quantize: How weights are quantized.
+        tune: Tune the bundle on this machine as `specbuild tune` does; only for a CPU.
+        force: Replace an existing bundle.
     """
 
     target: str
@@ -47,7 +59,7 @@ class BuildConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
-        """Raises OptionError and OutputError."""
+        """Check the options; raise OptionError or OutputError."""
         if self.backend not in BACKENDS:
             raise OptionError(f"unknown backend {self.backend!r}: use {', '.join(BACKENDS)}")
         self._check_precisions()
@@ -89,31 +101,31 @@ class BuildConfig:
 
     @property
     def descriptor(self) -> Backend:
-        """The descriptor of the backend, which says what it does otherwise than the others."""
+        """The backend's descriptor, which says how it differs from other backends."""
         return BACKENDS[self.backend]
 
     @property
     def plugin(self) -> bool:
-        """Whether its engines attend by the plugin TreeAttention."""
+        """Whether the engines' attention is the plugin TreeAttention."""
         return self.engine.plugin(self.descriptor)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Target and, where there is one, draft."""
+        """The models' names: "target" and, if there is one, "draft"."""
         return ("target", "draft") if self.draft else ("target",)
 
     @property
     def quantizes(self) -> bool:
-        """Whether any weight is to be quantized."""
+        """Whether any weight is quantized, or may be by "auto" and "best"."""
         schemes = [self.scheme_of(name) for name in self.models]
         schemes += [parse(scheme, self.backend) for scheme in self.quantize.all_types]
         return any(scheme is None or scheme.quantized for scheme in schemes)
 
     @property
     def types(self) -> set[str]:
-        """Types that weights may have, and what else is computed in: "int4", "fp16"."""
+        """The types that weights may have, and those that the rest is computed in, such as "int4" and "fp16"."""
         schemes = [*map(self.scheme_of, self.models), *(parse(each, self.backend) for each in self.quantize.all_types)]
-        narrow = {scheme.kind if scheme else "int4" for scheme in schemes}  # auto may choose that
+        narrow = {scheme.kind if scheme else "int4" for scheme in schemes}  # auto may choose int4
         return narrow | set(map(self.dtype_of, self.models))
 
     @property
@@ -123,7 +135,7 @@ class BuildConfig:
 
     @property
     def max_kl(self) -> float:
-        """Nats a token that a quantized target may move, and what "auto" spends."""
+        """The largest KL divergence of a quantized target, in nats per token; "auto" and "best" spend up to it."""
         return self.quantize.max_kl or (AUTO_KL if chooses(self.precision_of("target")) else MAX_KL)
 
     @property
@@ -132,7 +144,7 @@ class BuildConfig:
         return bool(self.draft) and str(self.draft).startswith(SELF)
 
     def precision_of(self, model: str) -> str:
-        """The precision of "target" or "draft" as it was asked for."""
+        """Return the precision that was requested for "target" or "draft"."""
         asked = self.draft_precision if model == "draft" else None
         if model == "draft" and self.own_draft:
             asked = str(self.draft).removeprefix(SELF)
@@ -140,7 +152,10 @@ class BuildConfig:
         return asked.lower() if asked.lower().startswith("best:") else asked
 
     def scheme_of(self, model: str) -> Scheme | None:
-        """The scheme of a model's weights, of which some may have another; None for "auto". Raises OptionError."""
+        """Return the scheme of a model's weights, None for "auto" and "best"; raise OptionError for a wrong one.
+
+        `quantize` may give single weights another scheme.
+        """
         precision = self.precision_of(model)
         if chooses(precision) and self.descriptor.quantizes:
             if precision != AUTO and self.descriptor.on_gpu:
@@ -152,13 +167,13 @@ class BuildConfig:
         return parse(precision, self.backend)
 
     def dtype_of(self, model: str) -> str:
-        """What a model computes in where it is not quantized: fp32, fp16 or bf16."""
+        """Return the type that a model computes in where it is not quantized: fp32, fp16 or bf16."""
         scheme = self.scheme_of(model)
         return scheme.dtype if scheme else self.descriptor.dtypes[0]
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """What kernels are compiled for, "90": as asked, else for the GPUs that the backend's graphs run on."""
+        """GPU architectures to compile kernels for, such as "90": as requested, else those of the engines or graphs."""
         if self.cuda_arch:
             return () if self.cuda_arch == ("none",) else targets.architectures(self.cuda_arch)
         if not self.engine.targets:

@@ -1,4 +1,4 @@
-"""How engines are compiled: what `specbuild build` offers of TensorRT's own options."""
+"""How engines are compiled: the options of TensorRT that `specbuild build` offers, and those of its attention."""
 
 from __future__ import annotations
 
@@ -14,18 +14,27 @@ from specbuild.runtime.errors import OptionError, shown
 HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPUTE_CAPABILITY"}
 ATTENTIONS = ("plugin", "native")
 KV_CACHE_DTYPES = ("auto", "fp8")
-FP8_FROM = 89  # the first architecture with products in E4M3
-_FIRST = {"fp8": (FP8_FROM, "int8"), "int4": (80, "int8"), "bf16": (80, "fp16")}  # that has a type; what to use instead
-_TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only of the flavour that times kernels
+FP8_FROM = 89  # the first architecture with E4M3 products
+_FIRST = {"fp8": (FP8_FROM, "int8"), "int4": (80, "int8"), "bf16": (80, "fp16")}  # type: first architecture, fallback
+_TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only for a backend that times kernels
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How engines are compiled; by default as TensorRT does. `workspace` in MiB; `attention` None: the backend's own.
+    """How engines are compiled, by default as TensorRT does. Raises OptionError for an invalid value.
 
-    `arch`: TensorRT-RTX's targets, as `architectures` takes them. `prompt_chunk`: nodes of a prompt in a step, at most;
-    None: 512. `kv_cache_dtype`: "fp8", E4M3, or "auto", the model's own type. `block_size`: rows of a page of the
-    caches; 0: they are linear. Raises OptionError.
+    Attributes:
+        arch: TensorRT-RTX's targets, as `architectures` reads them.
+        attention: "plugin" or "native"; None: the backend's default.
+        kv_cache_dtype: Type of the KV caches: "fp8", which is E4M3, or "auto", the model's own.
+        block_size: Rows per page of the KV caches; 0: linear caches.
+        builder_optimization_level: How long TensorRT looks for fast kernels, 0…5.
+        workspace: TensorRT's scratch memory, in MiB.
+        prompt_chunk: The largest prefill chunk, in nodes; None: 512.
+        timing_cache: A file that is read before and written after compiling.
+        weight_streaming: Whether weights may stay on the host.
+        version_compatible: Whether engines also run on later minor versions of TensorRT.
+        hardware_compatible: On which other GPUs engines run too, a key of HARDWARE.
     """
 
     arch: tuple[str, ...] = ()
@@ -59,15 +68,15 @@ class EngineOptions:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """`arch` one by one, ("89",); () is portable."""
+        """The names in `arch`, such as ("89",); () for portable engines."""
         return architectures(self.arch)
 
     def plugin(self, backend: Backend) -> bool:
-        """Whether engines of this backend attend by the plugin TreeAttention."""
+        """Whether the attention of this backend's engines is the plugin TreeAttention."""
         return backend.takes_plugins and self.attention != "native"
 
     def check(self, backend: Backend) -> None:
-        """Raises OptionError for what this backend has not: nothing is ignored."""
+        """Raise OptionError for an option that this backend does not support, so that none is ignored."""
         caches = {"FP8": "--kv-cache-dtype fp8"} if self.kv_cache_dtype == "fp8" else {}
         caches |= {"paged": f"--block-size {self.block_size}"} if self.block_size else {}
         for kind, option in caches.items() if not self.plugin(backend) else ():
@@ -85,7 +94,7 @@ class EngineOptions:
             raise OptionError(f"{backend.name} has no --{_flag(timed[0])}: drop it, or use {_TIMES}")
 
     def check_types(self, backend: Backend, types: Collection[str]) -> None:
-        """Raises OptionError for types that what `arch` says has not: TensorRT-RTX itself says so after minutes."""
+        """Raise OptionError for types that a target in `arch` lacks; TensorRT-RTX itself would say so after minutes."""
         if backend.architectures and not self.targets and "fp8" in types:
             raise OptionError("portable engines also run where there is no FP8: give --arch 89 or later, or use int8")
         for each, (first, instead) in _FIRST.items():
@@ -97,7 +106,7 @@ class EngineOptions:
 
 
 def _having(what: str) -> str:
-    """The options that ask for a compiling backend with a property."""
+    """Return the options that select compiling backends with a property, joined by "or"."""
     return " or ".join(f"--backend {name}" for name in COMPILED if getattr(BACKENDS[name], what))
 
 
@@ -109,7 +118,7 @@ def _flag(name: str) -> str:
 
 
 def architectures(wanted: Sequence[str]) -> tuple[str, ...]:
-    """TensorRT-RTX's targets, each once; () is portable, for whatever it supports. Raises OptionError."""
+    """Return TensorRT-RTX's targets, each once; () for "portable", all GPUs that it supports. Raises OptionError."""
     names = split_names(wanted, (*RTX_ARCHITECTURES, "portable"), "TensorRT-RTX has no sm_{}")
     if "portable" in names and len(set(names)) > 1:
         raise OptionError("an engine is portable or for named architectures, not both")

@@ -1,4 +1,4 @@
-"""What `specbuild build` is asked about quantization."""
+"""The options of `specbuild build` for quantization."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from specbuild.runtime.errors import OptionError
 
 AUTO = "auto"
 BEST_SIZE, BEST_SPEED, BEST_KL = "best:size", "best:speed", "best:kl"
-SELF = "self:"  # begins a draft that is the target's own weights in another precision
-AUTO_KL, MAX_KL = 0.01, 0.05  # nats a token that `auto`, and anything else, may cost where nothing else is asked
+SELF = "self:"  # prefix of a draft that is the target's own weights in another precision
+AUTO_KL, MAX_KL = 0.01, 0.05  # default limits in nats per token: with auto and best, and with other precisions
 
 
 def chooses(precision: str) -> bool:
-    """Whether the build is to find out which precision it is."""
+    """Whether a precision lets the build choose: "auto" or "best:…"."""
     return precision in (AUTO, BEST_SIZE, BEST_SPEED, BEST_KL)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """Beside the precisions. `tensor_type`: "PATTERN=SCHEME", the pattern of weights' names as `of` matches it.
+    """How weights are quantized, beside the models' precisions. Raises OptionError for an invalid value.
 
-    `output_tensor_type`, `token_embedding_type`: schemes of head and embedding. `calibration`: a file of JSON lines,
-    None for our own text; `calib_size`: texts of it that are used, drawn by `calib_seed`; `calibration_cache`: a folder
-    for what is found layer by layer. `max_kl`: nats a token, above which the build fails. Raises OptionError.
+    Attributes:
+        tensor_type: "PATTERN=SCHEME" for weights whose name `quantize.assignment.matches`; the last match counts.
+        output_tensor_type: Scheme of the head.
+        token_embedding_type: Scheme of the embedding.
+        calibration: A file of JSON lines; None: specbuild's own texts.
+        calib_size: How many texts are used.
+        calib_seed: The seed by which they are drawn.
+        calibration_cache: A folder for the results of each layer.
+        max_kl: The build fails if the target diverges by more, in nats per token; None: AUTO_KL or MAX_KL.
     """
 
     tensor_type: tuple[str, ...] = ()
@@ -50,17 +56,22 @@ class QuantizeOptions:
 
     @property
     def types(self) -> list[tuple[str, str]]:
-        """Patterns and schemes, in the order given."""
+        """The pairs of pattern and scheme in `tensor_type`, in the order given."""
         return [(pattern, scheme) for pattern, _, scheme in (each.rpartition("=") for each in self.tensor_type)]
 
     @property
     def all_types(self) -> list[str]:
-        """All schemes here."""
+        """All schemes that these options give."""
         asked = [*(scheme for _, scheme in self.types), self.output_tensor_type, self.token_embedding_type]
         return [scheme for scheme in asked if scheme]
 
     def check(self, quantizes: bool, target: bool = True) -> None:
-        """Raises OptionError for what would be ignored. `target`: whether any of its weights may be quantized."""
+        """Raise OptionError for options that would be ignored.
+
+        Args:
+            quantizes: Whether any weight of any model is quantized.
+            target: Whether any weight of the target may be quantized.
+        """
         if self.max_kl and quantizes and not target:
             raise OptionError("--max-kl is of the target, which is not quantized: drop it, or give --precision int8")
         given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]

@@ -1,7 +1,7 @@
-"""Recipes: builds written down as TOML, `engines/*.toml`.
+"""Recipes: the options of a build in a TOML file, such as `engines/*.toml`.
 
-A recipe's keys are those of `specbuild build`'s options, and `description` and `gpu`, which say what it is for. Folders
-are relative to the recipe. Options on the command line go before the recipe's.
+A recipe's keys are the options of `specbuild build`, plus `description` and `gpu`, which say what it is for. Folders
+are relative to the recipe. Options on the command line override the recipe's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ _FOLDERS = ("target", "draft")
 
 
 def read(path: Path, options: Collection[str], lists: Collection[str] = ()) -> dict[str, Any]:
-    """The recipe's values for a command's `options`, as texts; those of `lists` may be lists of them.
+    """Return a recipe's values as strings, by option.
 
-    Raises OptionError for what is not TOML or not an option.
+    Args:
+        path: The recipe.
+        options: The command's options, with underscores.
+        lists: Those of them that may be lists.
+
+    Raises:
+        OptionError: The recipe cannot be read, or has a key or value that is not allowed.
     """
     try:
         recipe = tomllib.loads(read_text(path, RECIPE_BYTES))
@@ -57,5 +63,5 @@ def read(path: Path, options: Collection[str], lists: Collection[str] = ()) -> d
 
 
 def _text(value: Any) -> str:
-    """As it would be given on the command line, which is where it is checked."""
+    """Return a value as it would be given on the command line, by which it is checked."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,15 +1,16 @@
-"""How one weight is stored and computed with, written `KIND[:OPTION,…][/DTYPE]`: `int4:64,asym`, `fp8:tensor/bf16`.
+"""How a weight is stored and computed with, written `KIND[:OPTION,…][/DTYPE]`, as in `int4:64,asym`, `fp8:tensor/bf16`.
 
 | kind | weights | options, the default first |
 | --- | --- | --- |
 | fp32, fp16, bf16 | as they are | |
-| int8 | 8 bits | a block's columns; sym, asym; rtn, gptq; how activations are |
-| int4 | 4 bits | a block's columns; asym or sym; gptq, rtn, awq; how activations are |
-| fp8 | E4M3 | channel, tensor: rows that share a scale |
+| int8 | 8 bits | columns of a block; sym, asym; rtn, gptq; activations |
+| int4 | 4 bits | columns of a block; asym or sym; gptq, rtn, awq; activations |
+| fp8 | E4M3 | the rows that share a scale: channel, tensor |
 
-Activations: `dynamic`, rounded to 8 bits by block and row of what is computed; `wide`, rounded so twice, the second
-time what the first left; `weight-only`, not rounded; `static`, by one calibrated scale, after SmoothQuant. DTYPE: of
-whatever is not quantized. A checkpoint's own grid, where it has one, goes before rtn, gptq and awq: see `grids`.
+Activations: `dynamic`, rounded to 8 bits by block and row when they are computed; `wide`, rounded twice in this way,
+the second time the remainder of the first; `weight-only`, not rounded; `static`, rounded by one calibrated scale, after
+SmoothQuant. DTYPE: the type of everything that is not quantized. If a checkpoint's weights lie on a grid already, that
+grid is used in place of rtn, gptq and awq: see `quantize.grids`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,17 @@ BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4}
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """One weight's. `block`: columns that share a scale, 0 for all of a row; `per_tensor`: all rows share one too."""
+    """The scheme of one weight.
+
+    Attributes:
+        kind: The type of its numbers, a key of BITS.
+        dtype: The type of everything that is not quantized.
+        block: How many columns share a scale; 0: a whole row.
+        symmetric: Whether zero is the middle of the range.
+        method: How weights are rounded, one of METHODS.
+        activations: How inputs are rounded, one of ACTIVATIONS.
+        per_tensor: Whether all rows share one scale.
+    """
 
     kind: str
     dtype: str
@@ -40,17 +51,17 @@ class Scheme:
 
     @property
     def bits(self) -> int:
-        """Of a number of the weight."""
+        """Bits of one number of the weight."""
         return BITS[self.kind]
 
     @property
     def quantized(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether the weight is quantized."""
         return self.kind not in FLOATS
 
     @property
     def calibrated(self) -> bool:
-        """Whether it depends on what the layers' inputs look like."""
+        """Whether the quantized weight depends on statistics of the layers' inputs."""
         return self.method != "rtn" or self.activations == "static"
 
     def __str__(self) -> str:
@@ -63,7 +74,7 @@ class Scheme:
 
 
 def parse(text: str, backend: str) -> Scheme:
-    """A scheme in words, the rest as the backend has it by default. Raises OptionError."""
+    """Parse a scheme, with the backend's defaults for what it leaves out; raise OptionError for a wrong one."""
     kinds, dtypes = BACKENDS[backend].precisions, BACKENDS[backend].dtypes
     words, slash, dtype = text.partition("/")
     kind, colon, options = words.partition(":")
@@ -112,7 +123,7 @@ def parse(text: str, backend: str) -> Scheme:
 
 
 def _unsupported(scheme: Scheme, cpu: bool) -> str | None:
-    """Why a backend cannot compute like this."""
+    """Return why a backend cannot compute with a scheme, None if it can."""
     kind, block = scheme.kind, scheme.block
     if kind == "fp8":
         plain = scheme.symmetric and scheme.method == "rtn" and scheme.activations == "static" and not block

@@ -1,1 +1,1 @@
-"""`specbuild distill`: a draft for any target, trained to say what the target says."""
+"""`specbuild distill`: trains a draft for any target to predict what the target generates."""

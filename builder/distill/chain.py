@@ -1,4 +1,4 @@
-"""An ordinary draft: a smaller model of the target's architecture, its head perhaps cut to the tokens that are used."""
+"""A chain draft: a smaller model of the target's architecture, whose head may be trimmed to frequent tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from .student import Lesson
 
 
 class ChainStudent:
-    """See `Student`. net: a causal model whose head has a row for each of `tokens` `int64[n]`; None: for all."""
+    """The student of a chain draft; see `Student`.
+
+    net: a causal LM whose head has one row for each of `tokens` `int64[n]`; None for a head with all tokens.
+    """
 
     taps: tuple[int, ...] = ()
 
@@ -29,7 +32,7 @@ class ChainStudent:
         self._places[self.tokens] = torch.arange(len(self.tokens))
 
     def to(self, device: torch.device) -> None:
-        """Move it."""
+        """See `Student.to`."""
         self.net.to(device)
         self.tokens, self._places = self.tokens.to(device), self._places.to(device)
 
@@ -39,13 +42,13 @@ class ChainStudent:
         return self._compared(logits, lesson.ids, lesson.probs, divergence).mean()
 
     def _compared(self, logits: Tensor, ids: Tensor, probs: Tensor, divergence: Divergence) -> Tensor:
-        """`[B, N, n]` of the head, `[B, N, k]` of the target → `[B, N]`."""
+        """Return the divergence `[B, N]` of logits `[B, N, n]` from the target's `ids` and `probs` `[B, N, k]`."""
         places = self._places[ids]
         log_q = log_probabilities(logits, places.clamp(min=0))
         return divergence(log_q, probs, (places >= 0).float())
 
     def agreement(self, lesson: Lesson, depth: int) -> Tensor:
-        """See `Student.agreement`: what is drafted after a text's own tokens is what a pass over the text chooses."""
+        """See `Student.agreement`; one pass over the text gives the draft's choice after every token."""
         logits = self.net(input_ids=lesson.tokens, use_cache=False).logits
         right = self._choices(logits)[:, :-1] == lesson.tokens[:, 1:]
         return nn.functional.pad(right, (0, depth)).unfold(1, depth, 1)
@@ -54,14 +57,14 @@ class ChainStudent:
         return self.tokens[logits.argmax(-1)]
 
     def write(self, tokens: Tensor, length: int) -> Tensor:
-        """Texts `int64[B, T]` continued to `length` tokens by sampling; random by torch's own state."""
+        """Continue texts `int64[B, T]` to `length` tokens by sampling with torch's global RNG."""
         return go_on(self.net, tokens, torch.ones_like(tokens), length, lambda _, scores: self.tokens[sample(scores)])
 
     def progress(self, done: float) -> None:
-        """It is trained as a whole from the beginning."""
+        """See `Student.progress`; does nothing, because the whole model is trained from the first step."""
 
     def save(self, folder: Path) -> None:
-        """See `Student.save`. A trimmed head has zeros for the tokens it does not know."""
+        """See `Student.save`; a trimmed head is written at full size, with zero rows for the tokens it lacks."""
         net = copy.deepcopy(self.net).cpu().to(self.net.config.dtype)
         if self._trimmed:
             own, tokens = net.get_output_embeddings(), self.tokens.cpu()
@@ -76,7 +79,7 @@ class ChainStudent:
 
 
 def untied(net: PreTrainedModel) -> PreTrainedModel:
-    """The same model with a head of its own."""
+    """Return the model with a head that is not tied to its embedding."""
     if not net.config.tie_word_embeddings:
         return net
     config = copy.deepcopy(net.config)
@@ -87,7 +90,7 @@ def untied(net: PreTrainedModel) -> PreTrainedModel:
 
 
 def trim(net: PreTrainedModel, tokens: Tensor) -> PreTrainedModel:
-    """The same model with a head of its own for these tokens alone."""
+    """Return the model with an untied head that has rows for `tokens` `int64[n]` only."""
     net = untied(net)
     own = net.get_output_embeddings()
     head = _linear(own.in_features, len(tokens), own)

@@ -1,4 +1,4 @@
-"""What is learned from: rows of tokens, and held-out beginnings that the target continues to judge a draft by."""
+"""Training data: rows of tokens to learn from, and held-out prompts with the target's continuations to validate on."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from .options import DistillConfig
 from .work import Work
 
 Tokens = NDArray[np.int32]
-Progress = Callable[[str, int, int, str], None]  # what is done, how far of how much, and a note
-SHORTEST = 64  # tokens that anything can be learned from
-HELD_OUT = 16  # one part of so many of the texts
-EXAM_TEXTS = 64  # at most
-BATCH = 128  # texts that are written side by side
+Progress = Callable[[str, int, int, str], None]  # phase, amount done, total amount, note
+SHORTEST = 64  # minimum number of tokens to learn from
+HELD_OUT = 16  # one token in HELD_OUT is held out
+EXAM_TEXTS = 64  # maximum number of held-out prompts
+BATCH = 128  # rows that the target generates at once
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """rows: `int32[N, T]`. exam: `int32[E, L]`, held-out beginnings of `start` tokens, and the target's greedy text.
+    """Token rows to train on and to validate with.
 
-    ends: `int64[E]`, how many of a row's tokens count: up to the first EOS of the continuation.
+    Attributes:
+        rows: `int32[N, T]`, the training rows.
+        exam: `int32[E, L]`, held-out prompts of `start` tokens, each followed by the target's greedy continuation.
+        start: Length of the prompts in `exam`.
+        ends: `int64[E]`, the number of valid tokens in each row of `exam`, up to and including the first EOS.
     """
 
     rows: Tokens
@@ -39,7 +43,7 @@ class Corpus:
     ends: NDArray[np.int64]
 
     def batch(self, seed: int, first: int, size: int) -> NDArray[np.int64]:
-        """Rows' numbers from the `first` drawn on: each epoch is another order, and nothing else is remembered."""
+        """Return the row indices of draws `first` to `first + size − 1`; each epoch is a new permutation, by `seed`."""
         drawn = (divmod(number, len(self.rows)) for number in range(first, first + size))
         return np.array([_order(seed, epoch, len(self.rows))[place] for epoch, place in drawn])
 
@@ -57,7 +61,19 @@ def make(
     work: Work,
     progress: Progress,
 ) -> Corpus:
-    """From texts, from what the target writes, or both. Raises OptionError where that is too little."""
+    """Build the corpus from given texts, from text that the target generates, or from both.
+
+    Args:
+        config: The distillation's options.
+        target: The target's checkpoint, for its BOS and EOS tokens.
+        model: The target.
+        texts: Token ids of the user's texts; may be empty.
+        work: The folder that keeps generated rows for a resumed training.
+        progress: Called as the target generates.
+
+    Raises:
+        OptionError: There are too few tokens to learn from, or the target has neither BOS nor EOS.
+    """
     ends, start = target.eos_token_ids(), start_token(target)
     learned, held = _split(texts, config.seed)
     written = _written(config, model, learned, ends, start, work, progress)
@@ -85,7 +101,7 @@ def make(
 
 
 def start_token(target: Checkpoint) -> int:
-    """What a text begins with: BOS, else EOS. Raises OptionError where a target has neither."""
+    """Return the token that begins a text: BOS, or else EOS. Raises OptionError if the target has neither."""
     bos = target.config.bos_token_id
     found = [*([bos] if isinstance(bos, int) else []), *target.eos_token_ids()]
     if not found:
@@ -94,7 +110,7 @@ def start_token(target: Checkpoint) -> int:
 
 
 def _split(texts: list[list[int]], seed: int) -> tuple[list[list[int]], list[int]]:
-    """The texts in some order without the last part, and that part."""
+    """Shuffle the texts and cut off the last 1/HELD_OUT of their tokens; return the rest and the held-out tokens."""
     texts = random.Random(seed).sample(texts, len(texts))
     left = sum(map(len, texts)) // HELD_OUT
     held = list[int]()
@@ -114,7 +130,10 @@ def _written(
     work: Work,
     progress: Progress,
 ) -> list[list[int]]:
-    """Rows that the target writes from the beginnings of texts, or from nothing: half are greedy after a while."""
+    """Return rows that the target generates from beginnings of texts, or from the start token if there are none.
+
+    Half of the rows are sampled throughout, the others turn greedy after a sampled beginning.
+    """
     wanted, length = config.to_generate, config.sequence_length
     rows = -(-wanted // length)
     found = list[list[int]]()

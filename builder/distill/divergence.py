@@ -1,6 +1,6 @@
-"""How far a draft is from the target: forward and reverse Kullback-Leibler divergence, and total variation.
+"""Training losses between draft and target: forward and reverse Kullback-Leibler divergence, and total variation.
 
-DistillSpec (arXiv 2310.08461) compares them; 1 − total variation is the chance that a sampled draft is accepted.
+DistillSpec (arXiv 2310.08461) compares them; 1 − total variation is the probability that a sampled draft is accepted.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LEAST = 1e-9  # of probabilities that logarithms are taken of
+LEAST = 1e-9  # lower bound of a probability before its logarithm is taken
 Divergence = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class _LogProbabilities(torch.autograd.Function):
-    """A text at a time, so that a CPU's caches hold what is computed, and nothing of the whole vocabulary is kept."""
+    """Log-probabilities of selected columns, with a backward pass of their own.
+
+    One text is processed at a time, so that intermediates fit a CPU's caches; no softmax over the vocabulary is stored.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, columns: Tensor) -> Tensor:
@@ -35,19 +38,19 @@ class _LogProbabilities(torch.autograd.Function):
 
 
 def log_probabilities(logits: Tensor, columns: Tensor) -> Tensor:
-    """`[B, N, n]`, `int64[B, N, k]` → `float32[B, N, k]`: the logarithms of these columns' probabilities."""
+    """Return the log-probabilities `float32[B, N, k]` of `columns` `int64[B, N, k]` under `logits` `[B, N, n]`."""
     found: Tensor = _LogProbabilities.apply(logits, columns)  # type: ignore[no-untyped-call]
     return found
 
 
 def forward_kl(log_q: Tensor, probs: Tensor, known: Tensor) -> Tensor:
-    """Σ p log(p / q) over what the target finds likely. See DIVERGENCES for the arguments of all three."""
+    """Return Σ p log(p / q) over the target's k likeliest tokens. DIVERGENCES explains the arguments."""
     p = probs * known
     return (p * (p.clamp(min=LEAST).log() - log_q)).sum(-1)
 
 
 def reverse_kl(log_q: Tensor, probs: Tensor, known: Tensor) -> Tensor:
-    """Σ q log(q / p), all that is not among the target's likeliest taken together."""
+    """Return Σ q log(q / p), with all tokens that are not `known` or not among the target's k likeliest merged."""
     q = log_q.exp() * known
     rest_q = (1 - q.sum(-1)).clamp(min=LEAST)
     rest_p = (1 - (probs * known).sum(-1)).clamp(min=LEAST)
@@ -56,10 +59,10 @@ def reverse_kl(log_q: Tensor, probs: Tensor, known: Tensor) -> Tensor:
 
 
 def total_variation(log_q: Tensor, probs: Tensor, known: Tensor) -> Tensor:
-    """1 − Σ min(p, q): how often a sample of the draft's would be rejected."""
+    """Return 1 − Σ min(p, q): the probability that a token sampled from the draft is rejected."""
     return 1 - (torch.minimum(probs, log_q.exp()) * known).sum(-1)
 
 
-# (log_q, probs, known) → `[...]`: the draft's log-probabilities of the target's k likeliest tokens `[..., k]`, the
-# target's probabilities of them, and 1 where the draft has the token in its vocabulary, else 0.
+# (log_q, probs, known) → `[...]`. All three are `[..., k]`, for the target's k likeliest tokens: the draft's
+# log-probabilities, the target's probabilities, and 1 where the draft's vocabulary has the token, else 0.
 DIVERGENCES: dict[str, Divergence] = {"kl": forward_kl, "reverse-kl": reverse_kl, "tv": total_variation}

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in training: training-time test (arXiv 2503.01840), each step read from what the one before made."""
+"""Training of an EAGLE-3 head by training-time test (arXiv 2503.01840): each step reads the previous step's output."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .divergence import Divergence, log_probabilities
 from .student import Lesson
 
 ATTENTION = "specbuild_unrolled"
-DECAY = 0.8  # of the weight of each further step
-_SHARED = (  # of the target's configuration
+DECAY = 0.8  # weight of a step's loss relative to the step before
+_SHARED = (  # fields copied from the target's configuration
     "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size rms_norm_eps "
     "max_position_embeddings rope_parameters"
 ).split()
@@ -35,9 +35,9 @@ def _attention(
     rows: list[tuple[Tensor, Tensor]],
     **_options: Any,
 ) -> tuple[Tensor, None]:
-    """What drafting sees at each anchor: the first step's rows up to the anchor, and its own rows of the later steps.
+    """Attend from each anchor as drafting does: to the first step's rows up to it, and to its own rows of later steps.
 
-    query `[B, heads, n, D]`. `rows` are the keys and values of the steps before; this step's are added.
+    query: `[B, heads, n, D]`. rows: the keys and values of the steps before; this step's are appended.
     """
     groups: int = module.num_key_value_groups  # type: ignore[assignment]
     rows.append((repeat_kv(key, groups), repeat_kv(value, groups)))
@@ -58,10 +58,10 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
 
 
 class EagleStudent:
-    """A head that learns to draft `depth` tokens from its own hidden states; see `Student`.
+    """The student of an EAGLE-3 head that learns to draft `depth` tokens from its own hidden states; see `Student`.
 
-    It begins with the first alone and has all from the middle of its training on: a step less is that much less work,
-    and what later steps read is worth learning from only when the first is good.
+    Training begins with one step and reaches all `depth` steps halfway: fewer steps cost less, and a later step has
+    something worth learning from only once the earlier steps predict well.
     """
 
     def __init__(self, head: EagleHead, depth: int) -> None:
@@ -69,7 +69,7 @@ class EagleStudent:
         head.embed_tokens.requires_grad_(False)
         self.net, self.depth, self._steps, self.tokens = head, depth, depth, head.tokens
         self.taps: tuple[int, ...] = tuple(head.config.taps)
-        self._places = torch.full((head.config.vocab_size,), -1)  # of the target's tokens in the draft's vocabulary
+        self._places = torch.full((head.config.vocab_size,), -1)  # a token's column in the head, or −1
         self._places[head.tokens] = torch.arange(len(head.tokens))
 
     @classmethod
@@ -82,9 +82,14 @@ class EagleStudent:
         intermediate_size: int | None = None,
         seed: int = 0,
     ) -> EagleStudent:
-        """A new head for a target, begun with what fits of the target's own weights.
+        """Create a head for a target, initialised with those of the target's weights that fit.
 
-        tokens: `int64[draft_vocab]`, the target's tokens that are drafted. intermediate_size: None for the target's.
+        Args:
+            model: The target.
+            tokens: `int64[draft_vocab]`, the target's tokens that the head can draft.
+            depth: Number of tokens that the head learns to draft.
+            intermediate_size: Width of the head's MLP; None for the target's.
+            seed: Seed of the weights that are not the target's.
         """
         config = model.config.get_text_config()
         raw = {name: getattr(config, name) for name in _SHARED if getattr(config, name, None) is not None}
@@ -100,16 +105,16 @@ class EagleStudent:
         return cls(head, depth)
 
     def to(self, device: torch.device) -> None:
-        """Move it."""
+        """See `Student.to`."""
         self.net.to(device)
         self.tokens, self._places = self.tokens.to(device), self._places.to(device)
 
     def progress(self, done: float) -> None:
-        """Say how much of the training is done, 0 to 1: at half of it all steps are trained."""
+        """See `Student.progress`; all steps are trained from half of the training on."""
         self._steps = min(self.depth, 1 + int(2 * done * (self.depth - 1)))
 
     def loss(self, lesson: Lesson, divergence: Divergence) -> Tensor:
-        """See `Student.loss`; step j weighs DECAYʲ."""
+        """See `Student.loss`; step j has the weight DECAYʲ."""
         losses, weights = [], []
         for step, logits in enumerate(self._unrolled(lesson, self._steps), 1):
             places = self._places[lesson.ids[:, step:]]
@@ -120,7 +125,7 @@ class EagleStudent:
 
     @torch.no_grad()
     def agreement(self, lesson: Lesson, depth: int) -> Tensor:
-        """See `Student.agreement`; False at the first token, before which the target has made nothing."""
+        """See `Student.agreement`; False at the first token, as the head needs the hidden state of the one before."""
         tokens = lesson.tokens
         agrees = torch.zeros(*tokens.shape, depth, dtype=torch.bool, device=tokens.device)
         for step, logits in enumerate(self._unrolled(lesson, depth), 1):
@@ -129,7 +134,7 @@ class EagleStudent:
         return agrees
 
     def _unrolled(self, lesson: Lesson, depth: int) -> Iterator[Tensor]:
-        """Each step's logits `[B, T − step, draft_vocab]`; row i is the anchor at token i, predicting i + 1 + step."""
+        """Yield each step's logits `[B, T − step, draft_vocab]`; row i, the anchor, predicts token i + 1 + step."""
         assert lesson.taps is not None, "an EAGLE-3 head reads the target's layers"
         rows: list[tuple[Tensor, Tensor]] = []
         length = lesson.tokens.shape[1]
@@ -141,15 +146,15 @@ class EagleStudent:
             yield logits
 
     def save(self, folder: Path) -> None:
-        """See `Student.save`: the published layout."""
+        """See `Student.save`; writes SafeAILab's layout."""
         save_head(folder, self.net)
 
 
 def _begin(head: EagleHead, model: PreTrainedModel, tokens: Tensor) -> None:
-    """Give a head what fits of its target's weights.
+    """Initialise a head with those of its target's weights that fit.
 
-    Attention reads the embedding as the first layer does, the hidden state as the last. Measured on the reference
-    target after 250 steps, agreement at the first depth: 0.66 so, 0.63 with embedding, head and final norm alone.
+    The attention's embedding half starts as the target's first layer, its hidden-state half as the last. Agreement at
+    the first depth on the reference target after 250 steps: 0.66; with embedding, head and final norm alone, 0.63.
     """
     layers, width = model.config.get_text_config().num_hidden_layers, head.config.hidden_size
     middle = head.midlayer
@@ -182,14 +187,14 @@ def _copy(weight: Tensor, source: nn.Module | None) -> None:
 
 
 def _copy_norm(norm: nn.Module, source: nn.Module | None) -> None:
-    """What a norm multiplies by, which is not always its weight: Gemma's is 1 more."""
+    """Copy the factors that a norm multiplies by, which are not always its weight: Gemma's are 1 + weight."""
     if source is not None and type(source).__name__.endswith("RMSNorm"):
         weight: Tensor = norm.weight  # type: ignore[assignment]
         weight.copy_(source(torch.ones_like(weight, device=next(source.parameters()).device)))
 
 
 def _copy_mlp(mlp: LlamaMLP, sources: list[nn.Module | None]) -> None:
-    """As many of the neurons as there is room for, those that can do most first."""
+    """Copy as many of the target's MLP neurons as fit, those with the largest weights first."""
     theirs: list[Tensor] = [source.weight.float() for source in sources if isinstance(source, nn.Linear)]
     if len(theirs) < len(sources):
         return

@@ -1,4 +1,4 @@
-"""Texts that a model writes: sampled, or greedy after a sampled beginning, as most that is served will be."""
+"""Text generation for training: sampled, or greedy after a sampled beginning, because most served text is greedy."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from specbuild.builder.frontend.reference import without_defaults
 
-NEVER = 1 << 30  # a head that no text outgrows
+NEVER = 1 << 30  # a head longer than any text: the text is sampled throughout
 
 
 Choice = Callable[[Tensor, Tensor], Tensor]  # (texts `[B, T]`, scores `[B, n]`) → the next tokens `int64[B]`
 
 
 def sample(scores: Tensor) -> Tensor:
-    """A column of each row by its softmax: `[B, n]` → `int64[B]`, from one random number a row."""
+    """Sample one column per row from its softmax, `[B, n]` → `int64[B]`, with one random number per row."""
     totals = scores.float().softmax(-1).cumsum(-1)
     drawn = torch.rand(len(scores), 1, device=scores.device) * totals[:, -1:]
     return torch.searchsorted(totals, drawn, right=True)[:, 0].clamp(max=scores.shape[1] - 1)
 
 
 class SampledThenGreedy:
-    """A `Choice`: greedy once a text is as long as its head; ends a text, and begins the next.
+    """A `Choice` that samples the beginning of each text, continues it greedily, and starts a new text after EOS.
 
-    heads `int64[B]`: tokens of a row's every text that are sampled. A text begins after padding, or after a token of
-    `ends`; `start` is put before it where that is another token.
+    Args:
+        heads: `int64[B]`; a text of row b is sampled until it has `heads[b]` tokens, its prompt included.
+        begins: `int64[B]`, the number of padding tokens before each row's first text.
+        ends: The tokens that end a text.
+        start: The token that begins a text; after an end token it is chosen unless it is an end token itself.
     """
 
     def __init__(self, heads: Tensor, begins: Tensor, ends: Sequence[int], start: int) -> None:
@@ -45,7 +48,7 @@ class SampledThenGreedy:
 
 
 class _Chosen(LogitsProcessor):  # type: ignore[misc]
-    """Leaves nothing to choose but what a `Choice` has chosen."""
+    """A logits processor that leaves only the token that a `Choice` has chosen."""
 
     def __init__(self, choice: Choice, vocab_size: int) -> None:
         self._choice, self._size = choice, vocab_size
@@ -55,7 +58,7 @@ class _Chosen(LogitsProcessor):  # type: ignore[misc]
 
 
 def go_on(net: PreTrainedModel, tokens: Tensor, visible: Tensor, length: int, choice: Choice) -> Tensor:
-    """Texts `[B, T]` continued to `length` tokens; visible: 0 where padded."""
+    """Continue texts `int64[B, T]` to `length` tokens; `visible` `int64[B, T]` is 0 at padding, else 1."""
     config = GenerationConfig(
         do_sample=False,
         max_length=length,
@@ -79,7 +82,17 @@ def write(
     start: int,
     seed: int,
 ) -> list[list[int]]:
-    """Continue prompts until the longest has `length` tokens. See SampledThenGreedy for heads, ends and start."""
+    """Continue prompts until the longest has `length` tokens; return them with their continuations.
+
+    Args:
+        model: The model that generates.
+        prompts: Token ids of each prompt.
+        length: Length of the longest prompt with its continuation; a shorter prompt gets the same number of new tokens.
+        heads: See `SampledThenGreedy`, as for `ends` and `start`.
+        ends: The tokens that end a text.
+        start: The token that begins a text.
+        seed: Seed of the sampling.
+    """
     longest, device = max(map(len, prompts)), model.device
     begins = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
     padded = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)

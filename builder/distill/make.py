@@ -1,4 +1,4 @@
-"""The student that was asked for, as it is before its first step."""
+"""Creation of the requested student, as it is before its first training step."""
 
 from __future__ import annotations
 
@@ -28,16 +28,23 @@ from .student import Student
 
 @dataclass(frozen=True)
 class Plan:
-    """A draft's shape, known before anything is loaded; `before`: the draft to go on from."""
+    """What is to be trained, decided before any weights are loaded.
+
+    Attributes:
+        config: The distillation's options.
+        target: The target's checkpoint.
+        shape: The draft's configuration; None for an EAGLE head, whose configuration `EagleStudent.start` makes.
+        before: The draft whose training `--init` continues, if any.
+    """
 
     config: DistillConfig
     target: Checkpoint
-    shape: PreTrainedConfig | None  # None: an EAGLE head has its own
+    shape: PreTrainedConfig | None
     before: Checkpoint | None = None
 
     @classmethod
     def of(cls, config: DistillConfig, target: Checkpoint) -> Plan:
-        """Raises OptionError and CheckpointError."""
+        """Check the options against the target and derive the draft's shape. Raises OptionError and CheckpointError."""
         if config.sequence_length > target.max_positions:
             raise OptionError(
                 f"--sequence-length {config.sequence_length} is beyond the target's {target.max_positions} positions"
@@ -55,7 +62,7 @@ class Plan:
         return plan
 
     def _check_before(self, before: Checkpoint) -> None:
-        """Raises where the draft to go on from is not what was asked for."""
+        """Raise OptionError or CheckpointError if the draft to continue does not fit the options or the target."""
         if reconcile(self.target, before).kind not in ("identical", "padded"):
             raise CheckpointError(f"{before.source} has another tokenizer than the target: --init a draft of its own")
         if before.vocab_size < self.target.vocab_size:
@@ -84,13 +91,22 @@ class Plan:
 
     def _known(self, before: Checkpoint) -> Tensor | None:
         tokens = getattr(before.config, DRAFT_TOKENS, None)
-        return None if tokens is None else torch.tensor(tokens)  # `reconcile` has looked at them
+        return None if tokens is None else torch.tensor(tokens)  # `reconcile` has validated them
 
     def student(self, model: PreTrainedModel, counts: NDArray[np.int64]) -> tuple[Student, dict[str, int]]:
-        """What is trained, and how much of it began as what. counts `[V]`: how often the texts have each token."""
+        """Create the student, and count its parameters by how they were initialised.
+
+        Args:
+            model: The target.
+            counts: `int64[V]`, how often each token occurs in the texts; a trimmed head keeps the most frequent.
+
+        Returns:
+            The student, and the number of parameters by origin: those of `shape.initialise`, or the folder of `--init`;
+            empty for an EAGLE head.
+        """
         config, size = self.config, self.target.vocab_size
         torch.manual_seed(config.seed)
-        named = sorted(set(self.target.tokenizer.get_vocab().values()))  # rows behind them are padding
+        named = sorted(set(self.target.tokenizer.get_vocab().values()))  # other embedding rows are padding
         wanted, ends = min(config.vocabulary(size), len(named)), self.target.eos_token_ids()
         if config.kind == "eagle3":
             tokens = frequent(counts, wanted, ends, named)
@@ -121,7 +137,7 @@ class Plan:
 
 
 def frequent(counts: NDArray[np.int64], size: int, always: Sequence[int], named: Sequence[int]) -> Tensor:
-    """The `size` tokens of those `named` that texts have most often, and `always`; in order."""
+    """Return the `size` most frequent of the `named` tokens, ascending; those in `always` take precedence."""
     found = np.full_like(counts, -1)
     found[list(named)] = counts[list(named)]
     found[list(always[:size])] = counts.max() + 1
@@ -129,7 +145,7 @@ def frequent(counts: NDArray[np.int64], size: int, always: Sequence[int], named:
 
 
 def files_of_tokenizer(target: Checkpoint) -> list[Path]:
-    """What of a checkpoint is not the model."""
+    """List a checkpoint's tokenizer files and its generation_config.json."""
     patterns = (
         "tokenizer*",
         "special_tokens_map.json",

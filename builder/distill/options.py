@@ -1,4 +1,4 @@
-"""What a distillation is asked for, validated once. All its defaults are here."""
+"""A distillation's options and all their defaults, validated once."""
 
 from __future__ import annotations
 
@@ -10,37 +10,66 @@ from specbuild.runtime.errors import OptionError, OutputError
 
 KINDS = ("chain", "parallel", "eagle3")
 DIVERGENCES = ("kl", "reverse-kl", "tv")
-INITS = ("target", "random")  # or a folder
+INITS = ("target", "random")  # or a draft's folder
 DEVICES, DTYPES = ("auto", "cpu", "cuda"), ("auto", "fp32", "bf16")
-GENERATE = 800_000  # tokens that the target writes where no text is given
-LAYERS = {"chain": 1, "parallel": 2}  # a single one can make little of masks, and runs once a round
-MLP = 2 / 3  # of what is in proportion to the width: one wide layer should cost no more than two narrow ones
-HEAD_MLP = 1 / 3  # the same for an EAGLE head, beside whose attention its MLP counts for more
-OTHERS: dict[str, dict[str, Any]] = {  # where a kind's defaults are others: its steps take longer
+GENERATE = 800_000  # tokens that the target generates if no text is given
+LAYERS = {"chain": 1, "parallel": 2}  # a single layer learns little from masks; "parallel" runs once a round
+MLP = 2 / 3  # times the size in proportion to the width, so that one wide layer costs no more than two narrow ones
+HEAD_MLP = 1 / 3  # the same for an EAGLE head, whose MLP costs more relative to its attention
+OTHERS: dict[str, dict[str, Any]] = {  # defaults that differ by kind, because its steps take longer
     "parallel": {"steps": 1500},
     "eagle3": {"steps": 2000, "batch_size": 4, "sequence_length": 256},
 }
-LEAST_VOCABULARY = 2048  # of a draft's head, where the target's is larger; else a quarter of the target's
+LEAST_VOCABULARY = 2048  # a head's default is the larger of this and a quarter of the target's, at most the target's
 _SHAPE = ("layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads")
 _COUNTS = (
     *_SHAPE,
     *("draft_vocab_size", "depth", "steps", "batch_size", "grad_accum", "sequence_length", "patience"),
     *("eval_every", "save_every", "generate"),
 )
-_FREE = ("output", "target", "text", "init", "resume", "force", "save_every", "compile")  # may differ when it goes on
+_FREE = ("output", "target", "text", "init", "resume", "force", "save_every", "compile")  # may differ on --resume
 
 
 @dataclass(frozen=True, slots=True)
 class DistillConfig:
-    """One distillation. `target`: a folder or a hub id. `output`: the folder to create.
+    """One distillation's options.
 
-    kind: "chain" drafts token by token; "parallel" by mask tokens in one pass (PARD); "eagle3" from the target's hidden
-    states. text: files and folders to learn from. generate: tokens that the target writes; None: GENERATE without text.
-    layers … num_kv_heads: the draft's shape, None: LAYERS of the target's width. init: "target", "random", or a draft's
-    folder. draft_vocab_size: tokens its head knows. divergence: a name of DIVERGENCES. on_policy: the part of the
-    batches that the draft continues itself. depth: tokens of the chains that validate it, and that "parallel" drafts.
-    A step sees batch_size · grad_accum texts of sequence_length tokens; OTHERS says what suits other kinds. patience:
-    validations without a longer acceptance length before it stops. Raises OptionError and OutputError.
+    Attributes:
+        target: The target's folder or hub id.
+        output: The folder to create.
+        kind: "chain" drafts token by token, "parallel" by mask tokens in one pass (PARD), and "eagle3" from the
+            target's hidden states. OTHERS has the options that suit a kind better than the defaults below.
+        text: Files and folders to learn from.
+        generate: Number of tokens that the target generates; None for GENERATE, or for none if `text` is given.
+        layers: Number of the draft's layers; None for LAYERS.
+        hidden_size: The draft's width; None for the target's.
+        intermediate_size: Width of the draft's MLPs; None for one in proportion to the draft's width, times MLP if
+            `layers` is None too; an EAGLE head's is HEAD_MLP of the target's.
+        num_heads: Number of query heads; None for one in proportion to the width.
+        num_kv_heads: Number of key-value heads; None for one in proportion to the query heads.
+        init: "target", "random", or the folder of a draft whose training continues.
+        draft_vocab_size: Number of tokens that the draft's head knows; see `vocabulary`.
+        divergence: The training loss, a name in DIVERGENCES.
+        on_policy: Fraction of the steps whose texts the draft continues itself.
+        depth: Length of the chains in validation, and in the training of "parallel" and "eagle3".
+        steps: Maximum number of optimizer steps.
+        batch_size: Texts in a batch.
+        grad_accum: Batches in a step.
+        sequence_length: Tokens in a text.
+        learning_rate: AdamW's highest learning rate.
+        seed: Seed of all random choices.
+        patience: Number of validations without a longer acceptance length after which training stops.
+        eval_every: Steps between validations.
+        save_every: Steps between saved states.
+        device: One of DEVICES.
+        dtype: One of DTYPES; the type that target and draft compute in.
+        compile: Whether to run the draft through torch.compile.
+        resume: Whether to continue the unfinished training in `work`.
+        force: Whether to replace an existing output or unfinished training.
+
+    Raises:
+        OptionError: An option is unknown or out of range, or contradicts another.
+        OutputError: `output` cannot name a folder.
     """
 
     target: str
@@ -103,34 +132,34 @@ class DistillConfig:
 
     @property
     def work(self) -> Path:
-        """Where an unfinished training is kept."""
+        """The folder that holds an unfinished training."""
         return self.output.with_name(self.output.name + ".training")
 
     @property
     def to_generate(self) -> int:
-        """Tokens that the target is to write."""
+        """Number of tokens that the target generates."""
         return self.generate or (0 if self.text else GENERATE)
 
     @property
     def shape(self) -> dict[str, int]:
-        """What was asked for of the draft's shape."""
+        """The draft's sizes that were given, by field name."""
         return {name: getattr(self, name) for name in _SHAPE if getattr(self, name) is not None}
 
     def vocabulary(self, target: int) -> int:
-        """Tokens of the draft's head, for a target of so many. Raises OptionError."""
+        """Return the head's number of tokens, for a target of `target` tokens. Raises OptionError if too many."""
         if self.draft_vocab_size and self.draft_vocab_size > target:
             raise OptionError(f"--draft-vocab-size {self.draft_vocab_size} is more than the target's {target} tokens")
         return self.draft_vocab_size or min(target, max(LEAST_VOCABULARY, target // 4))
 
     def to_dict(self) -> dict[str, Any]:
-        """All options, as JSON."""
+        """Return all options as JSON values."""
         return asdict(self) | {"output": str(self.output), "text": [str(path) for path in self.text]}
 
     def identity(self) -> dict[str, Any]:
-        """What must be the same when an interrupted training goes on, but for the contents of files."""
+        """Return the options that must not change when a training resumes; file contents are compared separately."""
         return {name: value for name, value in self.to_dict().items() if name not in _FREE}
 
 
 def flag(name: str) -> str:
-    """An option's name on the command line."""
+    """Return a field's option name on the command line, without the leading dashes."""
     return name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""PARD (arXiv 2504.18583): an ordinary draft that also predicts at mask tokens, so one pass drafts a chain."""
+"""PARD (arXiv 2504.18583): a chain draft that also predicts at mask tokens, so that one pass drafts a whole chain."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ from .chain import ChainStudent
 from .divergence import Divergence
 from .student import Lesson
 
-KEPT = 0.7  # of the anchors at a depth, these are trained at the next
+KEPT = 0.7  # fraction of a depth's anchors that are also trained at the next depth
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A text and masks behind it. anchors, depths `int64[L]`: a text's token is its own anchor, at depth 0."""
+    """A text followed by masks. A mask at depth d stands in for the d-th token after its anchor, a token of the text.
+
+    anchors, depths: `int64[L]`, of the text's tokens and then the masks; a text's token is its own anchor, at depth 0.
+    """
 
     anchors: Tensor
     depths: Tensor
 
     @classmethod
     def of(cls, length: int, anchors: Sequence[Tensor]) -> Layout:
-        """anchors: of the masks at depth 1, 2, …; none leads past the text's end, and each has those before it."""
+        """Lay out masks behind a text of `length` tokens; those that would lie past its end are dropped.
+
+        anchors: the anchors of the masks at depth 1, 2, …; each must be among the anchors of the depth before.
+        """
         kept = [each[each + depth < length] for depth, each in enumerate(anchors, 1)]
         depths = [torch.full_like(each, depth) for depth, each in enumerate(kept, 1)]
         text = torch.arange(length)
@@ -36,11 +42,11 @@ class Layout:
 
     @property
     def positions(self) -> Tensor:
-        """`int64[L]`: as if the masks followed their anchor."""
+        """Position ids `int64[L]`: those that the masks would have directly after their anchor."""
         return self.anchors + self.depths
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """`[1, 1, L, L]`, added to scores: a mask sees the text up to its anchor, and its anchor's masks."""
+        """Return the attention bias `[1, 1, L, L]`: a row sees the text up to its anchor, and the masks in between."""
         anchors, depths = self.anchors, self.depths
         text = (depths == 0) & (anchors <= anchors[:, None])
         own = (depths > 0) & (anchors == anchors[:, None]) & (depths <= depths[:, None])
@@ -49,7 +55,10 @@ class Layout:
 
 
 class ParallelStudent(ChainStudent):
-    """See `Student`. In use, `depth` − 1 masks behind a text's last token predict what a chain of `depth` would."""
+    """The student of a PARD draft; see `Student`.
+
+    When it drafts, a text's last token and `depth` − 1 masks behind it predict a chain of `depth` tokens in one pass.
+    """
 
     def __init__(self, net: PreTrainedModel, tokens: Tensor | None, mask: int, depth: int) -> None:
         super().__init__(net, tokens)
@@ -57,7 +66,7 @@ class ParallelStudent(ChainStudent):
         setattr(net.config, PARD_TOKEN, mask)
 
     def loss(self, lesson: Lesson, divergence: Divergence) -> Tensor:
-        """See `Student.loss`. Anchors are drawn by torch's own state, fewer at larger depths."""
+        """See `Student.loss`. Anchors are drawn with torch's global RNG, fewer at larger depths."""
         length = lesson.tokens.shape[1]
         order = torch.randperm(length)
         sizes = [max(1, round(length * KEPT**depth)) for depth in range(1, self._depth)]
@@ -67,7 +76,7 @@ class ParallelStudent(ChainStudent):
         return self._compared(logits, lesson.ids[:, places], lesson.probs[:, places], divergence).mean()
 
     def logits(self, tokens: Tensor, layout: Layout) -> Tensor:
-        """`int64[B, T]` → `[B, L, n]`."""
+        """Return the logits `[B, L, n]` of texts `int64[B, T]` and the masks behind them."""
         masks = tokens.new_full((len(tokens), len(layout.anchors) - tokens.shape[1]), self._mask)
         found: Tensor = self.net(
             input_ids=torch.cat([tokens, masks], 1),
@@ -91,7 +100,7 @@ class ParallelStudent(ChainStudent):
 
 
 def mask_of(target: Checkpoint) -> int:
-    """An id that no text uses: the target's last row where its tokenizer does not reach it, else one more."""
+    """Return an id that no text uses: the target's last embedding row if no token has it, else the next id."""
     last = target.vocab_size - 1
     used = max([*target.tokenizer.get_vocab().values(), *target.eos_token_ids()])
     return last if last > used else last + 1
@@ -99,7 +108,7 @@ def mask_of(target: Checkpoint) -> int:
 
 @torch.no_grad()
 def with_mask(net: PreTrainedModel, mask: int) -> None:
-    """Make room for the mask token, which begins as an average one."""
+    """Make room for the mask token in the embedding; its row is initialised as the mean of the rows before it."""
     known = net.config.vocab_size
     if mask >= known:
         net.resize_token_embeddings(mask + 1, mean_resizing=False)

@@ -1,4 +1,4 @@
-"""From a target to a draft on disk: look, write texts, ask the target about them, train, publish."""
+"""From a target to a draft on disk: check, generate texts, record the target's predictions, train, write."""
 
 from __future__ import annotations
 
@@ -26,15 +26,25 @@ from .validate import Exam
 from .work import Work
 
 REPORT = "training.json"
-RUNS = "runs"  # TensorBoard's
+RUNS = "runs"  # TensorBoard's folder
 
 
 @quiet()
 def distill(config: DistillConfig, progress: Progress = lambda what, done, total, note: None) -> dict[str, Any]:
-    """Train a draft and write it to `config.output`, a Hugging Face checkpoint; what REPORT says.
+    """Train a draft and write it to `config.output` as a Hugging Face checkpoint; return the contents of REPORT.
 
-    What is unfinished is kept in `config.work`, from where `resume` goes on. Raises as the checks do, where
-    possible before weights are loaded.
+    An interrupted training stays in `config.work`, from which `config.resume` continues. Inputs are checked before any
+    weights are loaded where possible.
+
+    Args:
+        config: The distillation's options.
+        progress: Called with the phase, the amount done, the total amount, and a note.
+
+    Raises:
+        OptionError: The options do not fit the target, the texts, or the training to resume.
+        CheckpointError: The target, or the draft to continue, cannot be used.
+        OutputError: The output or the work folder cannot be written, is damaged, or would be overwritten.
+        ExecutionError: torch.compile fails.
     """
     _check_output(config)
     device, dtype = machine(config)
@@ -53,7 +63,7 @@ def distill(config: DistillConfig, progress: Progress = lambda what, done, total
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             report = _distilled(plan, given, identity, work, device, dtype, progress)
-    except (OptionError, CheckpointError):  # what cannot be done need not be kept
+    except (OptionError, CheckpointError):  # nothing to resume: the same options would fail again
         if not config.resume:
             work.remove()
         raise
@@ -108,7 +118,10 @@ def _check_output(config: DistillConfig) -> None:
 
 
 def machine(config: DistillConfig) -> tuple[torch.device, torch.dtype]:
-    """Where it is trained, and in what: bfloat16 where that is fast. Raises OptionError."""
+    """Return the device and dtype to train in: by default a GPU if there is one, and bfloat16 if it is fast there.
+
+    Raises OptionError if `--device cuda` finds no GPU.
+    """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise OptionError("there is no GPU that torch can use: drop --device cuda")
     cuda = config.device != "cpu" and torch.cuda.is_available()

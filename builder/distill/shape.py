@@ -1,4 +1,4 @@
-"""A smaller model of a target's architecture, and what it can begin with of the target's weights."""
+"""A smaller model of a target's architecture, and its initialisation with the target's weights."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from .options import LAYERS, MLP, DistillConfig, flag
 
 _OF_LAYERS = re.compile(
     r"\w*layer_types|no_rope_layers|layers_block_type|\w+_pattern"
-)  # lists that say something of each
+)  # configuration fields with one entry per layer
 _FIELDS = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
 
 
 def derive(config: DistillConfig, target: PreTrainedConfig) -> PreTrainedConfig:
-    """The target's configuration with fewer layers and smaller sizes; raises OptionError for a shape that it has not.
+    """Return the target's configuration with fewer layers and smaller sizes.
 
-    Heads keep their size. What was not asked for shrinks with the width.
+    Heads keep their size. Sizes that were not given shrink with the width. Raises OptionError if no model of the
+    target's architecture has the shape, or if it cannot be initialised from the target.
     """
     width = config.hidden_size or target.hidden_size
     layers = config.layers or min(LAYERS[config.kind], target.num_hidden_layers)
@@ -57,13 +58,13 @@ def derive(config: DistillConfig, target: PreTrainedConfig) -> PreTrainedConfig:
         derived = type(target).from_dict(fields)
         with torch.device("meta"):
             AutoModelForCausalLM.from_config(derived)
-    except Exception as error:  # transformers raises whatever a size makes it stumble over
+    except Exception as error:  # transformers raises many unrelated types
         raise OptionError(f"no {target.model_type!r} model has this shape, {one_line(error)}: give another") from None
     return derived
 
 
 def chosen(target: int, layers: int) -> list[int]:
-    """Which of the target's layers a draft has: the first, and others at even distances up to the last."""
+    """Return the target layer that each draft layer copies: evenly spaced from first to last, or cyclic if deeper."""
     if layers > target:
         return [layer % target for layer in range(layers)]
     return [round(n * (target - 1) / max(1, layers - 1)) for n in range(layers)]
@@ -71,10 +72,17 @@ def chosen(target: int, layers: int) -> list[int]:
 
 @torch.no_grad()
 def initialise(net: PreTrainedModel, model: PreTrainedModel) -> dict[str, int]:
-    """Take what fits of the target's weights; how many are "target"'s, "narrowed", and "random" as they were.
+    """Copy those of the target's weights that fit into a draft, and return how many parameters began as what.
 
-    MLPs keep the channels whose weights are largest. A narrower draft has the principal components of the embedding and
-    of the head, and random layers.
+    MLPs keep the channels with the largest weights. A draft of smaller width has the principal components of the
+    embedding and of the head, and random layers.
+
+    Args:
+        net: The draft, changed in place.
+        model: The target.
+
+    Returns:
+        The number of parameters that are "target" (copied), "narrowed", or "random" (unchanged).
     """
     theirs, ours = model.config.get_text_config(), net.config
     picked, counts = chosen(theirs.num_hidden_layers, ours.num_hidden_layers), {"target": 0, "narrowed": 0, "random": 0}
@@ -113,7 +121,7 @@ def _layer(name: str) -> int | None:
 
 
 def _channels(weights: dict[str, nn.Parameter], layer: int, size: int, kept: int) -> Tensor:
-    """The channels of a layer's MLP whose weights into them and out of them are largest, in order."""
+    """Return the `kept` of `size` channels of a layer's MLP whose input and output weights are largest, ascending."""
     score = torch.ones(size)
     for name, weight in weights.items():
         if _layer(name) == layer and weight.ndim == 2 and size in weight.shape and "gate" not in name:
@@ -122,7 +130,7 @@ def _channels(weights: dict[str, nn.Parameter], layer: int, size: int, kept: int
 
 
 def _components(weight: Tensor, size: int) -> Tensor:
-    """Rows along the first `size` of their principal components."""
+    """Project the rows onto their first `size` principal components."""
     rows = weight.detach().double().cpu()
     basis: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors.flip(1)[:, :size]
     return rows @ basis

@@ -1,4 +1,4 @@
-"""The seam between training and what is trained: what a student is shown, and what is asked of it."""
+"""The interface between the training loop and the kinds of drafts: what a student is shown and what it must do."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from .divergence import Divergence
 
 @dataclass(frozen=True)
 class Lesson:
-    """Texts, and what the target makes of them.
+    """Texts, and what the target predicts for them.
 
-    tokens: `int64[B, T]`. ids, probs: `int64[B, T, k]`, `float32[B, T, k]`, the target's k likeliest next tokens after
-    each token and their probabilities, which sum to less than 1. taps: `[B, T, n·H]`, the hidden states of n of the
-    target's layers side by side, for students that ask for them.
+    Attributes:
+        tokens: `int64[B, T]`.
+        ids: `int64[B, T, k]`, the target's k likeliest next tokens after each token.
+        probs: `float32[B, T, k]`, their probabilities, which sum to at most 1.
+        taps: `[B, T, n·H]`, the concatenated hidden states of n of the target's layers; None without taps.
     """
 
     tokens: Tensor
@@ -30,32 +32,32 @@ class Lesson:
 class Student(Protocol):
     """A draft in training."""
 
-    tokens: Tensor  # `int64[columns]`, the target's tokens that its logits are of
-    taps: tuple[int, ...]  # layers of the target whose inputs it reads (HF's `hidden_states[i]`); none: ()
+    tokens: Tensor  # `int64[columns]`, the target's token of each column of its logits
+    taps: tuple[int, ...]  # the target's layers whose inputs it reads (HF's `hidden_states[i]`); () for none
 
     @property
     def net(self) -> nn.Module:
-        """All that is trained."""
+        """The module that is trained."""
         ...
 
     def to(self, device: torch.device) -> None:
-        """Move it."""
+        """Move the module and all other tensors to a device."""
         ...
 
     def loss(self, lesson: Lesson, divergence: Divergence) -> Tensor:
-        """A scalar to minimise: the mean over all positions and depths that are drafted from."""
+        """Return the scalar to minimise: the mean divergence over all positions and depths that are trained."""
         ...
 
     def agreement(self, lesson: Lesson, depth: int) -> Tensor:
-        """Whether what it would draft greedily is what the text says: `bool[B, T, depth]`.
+        """Return where greedy drafting agrees with the text: `bool[B, T, depth]`.
 
-        At [b, t, d]: drafting from a root at token t, when its first d drafted tokens are the text's, so is the next
-        one, token t + 1 + d. False past the end of the text.
+        Entry [b, t, d] is for a root at token t whose first d drafted tokens are the text's: it is true if the next
+        drafted token equals token t + 1 + d. It is false past the end of the text.
         """
         ...
 
     def progress(self, done: float) -> None:
-        """How much of the training is done, from 0 to 1."""
+        """Tell the student which fraction of the training is done, from 0 to 1."""
         ...
 
     def save(self, folder: Path) -> None:

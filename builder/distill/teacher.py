@@ -1,4 +1,4 @@
-"""What the target makes of texts: its likeliest next tokens, and its hidden states where they are asked for."""
+"""The target as teacher: its likeliest next tokens, and its hidden states if a student asks for them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .data import Corpus, Progress
 from .student import Lesson
 from .work import Work
 
-LIKELIEST = 64  # tokens that are remembered of a distribution
-MAX_RECORDED = 2 << 30  # bytes; of more text the target is asked anew at every step
-ROWS = 64  # of a file of the record
+LIKELIEST = 64  # tokens of each distribution that are recorded
+MAX_RECORDED = 2 << 30  # bytes; for a larger corpus the target runs again at every step
+ROWS = 64  # rows in a file of the record
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model in evaluation mode. taps: the layers whose inputs a lesson holds, side by side."""
+    """A target in evaluation mode. taps: the layers whose inputs a lesson holds, concatenated."""
 
     model: PreTrainedModel
     taps: tuple[int, ...] = ()
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Lesson:
-        """`int64[B, T]` → the lesson, on the model's device."""
+        """Run the target on texts `int64[B, T]`; return the lesson, on the target's device."""
         tokens = tokens.to(self.model.device)
         output, states = self._run(self.model, tokens)
         ids, probs = zip(*map(self._likeliest, output.logits), strict=True)
@@ -40,11 +40,11 @@ class Teacher:
 
     @torch.no_grad()
     def states(self, tokens: Tensor) -> Tensor | None:
-        """A lesson's taps alone; None where none are asked for."""
+        """Return only a lesson's taps, without computing logits; None if there are none."""
         return self._run(self.model.base_model, tokens)[1] if self.taps else None
 
     def _run(self, part: nn.Module, tokens: Tensor) -> tuple[Any, Tensor | None]:
-        """What the model, or its layers alone, make of texts, and the taps of it."""
+        """Return the output of `part`, the model or its layers alone, and the taps, or None if there are none."""
         taps = Taps(self.taps, nn.Identity())
         with taps.watching(self.model) if self.taps else nullcontext():
             output = part(input_ids=tokens, use_cache=False)
@@ -58,7 +58,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Course:
-    """Lessons by the numbers of rows: remembered where that fits, else made anew."""
+    """The corpus's lessons by row index: recorded once if they fit into MAX_RECORDED, else computed every time."""
 
     teacher: Teacher
     rows: NDArray[np.int32]
@@ -67,7 +67,7 @@ class Course:
 
     @classmethod
     def of(cls, teacher: Teacher, corpus: Corpus, work: Work, batch: int, progress: Progress) -> Course:
-        """Ask the target about all rows once, unless rows are too many; for hidden states it is always asked anew."""
+        """Run the target on all rows once and record its predictions, if they fit; hidden states are never recorded."""
         rows, vocabulary = corpus.rows, teacher.model.config.get_text_config().vocab_size
         kind = np.uint16 if vocabulary <= 1 << 16 else np.int32
         shape = (*rows.shape, min(LIKELIEST, vocabulary))
@@ -91,7 +91,7 @@ class Course:
         return cls(teacher, rows, ids, probs)
 
     def lesson(self, numbers: NDArray[np.int64]) -> Lesson:
-        """On the target's device."""
+        """Return the lesson of these rows, on the target's device."""
         tokens, device = torch.from_numpy(self.rows[numbers].astype(np.int64)), self.teacher.model.device
         if self.ids is None or self.probs is None:
             return self.teacher(tokens)

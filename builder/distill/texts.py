@@ -1,4 +1,4 @@
-"""Files and folders of text to learn from, as tokens."""
+"""Reads the files and folders of text to learn from, as token ids."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from specbuild.runtime.errors import OptionError
 
 
 def read(paths: Sequence[Path], target: Checkpoint) -> list[list[int]]:
-    """A list of tokens for each text, EOS at its end. Folders are walked; lines of a .jsonl are texts of their own.
+    """Return the token ids of each text, with EOS at its end.
 
-    Raises OptionError.
+    Folders are searched recursively; each line of a .jsonl file is read as `quantize.texts.lines` does, any other file
+    is one text. Raises OptionError if a path cannot be read or no text is found.
     """
     texts = [text for path in paths for text in _texts(path, target) if text.strip()]
     if not texts and paths:
@@ -47,7 +48,7 @@ def _texts(path: Path, target: Checkpoint) -> Iterator[str]:
 
 
 def _file(path: Path, target: Checkpoint) -> Iterator[str]:
-    """A file's texts. Raises OptionError, and UnicodeDecodeError for what is not text."""
+    """Yield a file's texts. Raises OptionError if it cannot be read, and UnicodeDecodeError if it is not UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

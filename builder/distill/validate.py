@@ -1,4 +1,4 @@
-"""How long the texts are that a target would accept of a draft's greedy chains."""
+"""Validation: the acceptance length of a draft's greedy chains on held-out texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .teacher import Teacher
 
 @dataclass(frozen=True)
 class Exam:
-    """Held-out beginnings of `start` tokens, and the target's greedy text; `ends`: the tokens of a row that count."""
+    """Held-out prompts of `start` tokens with the target's greedy continuations; `ends` as in `Corpus`."""
 
     lessons: list[Lesson]
     start: int
@@ -23,15 +23,15 @@ class Exam:
 
     @classmethod
     def of(cls, corpus: Corpus, teacher: Teacher, batch: int) -> Exam:
-        """batch: rows that are looked at together."""
+        """Run the teacher on the corpus's held-out rows, `batch` at a time."""
         tokens = torch.from_numpy(corpus.exam.astype(np.int64))
         return cls([teacher(part) for part in torch.split(tokens, batch)], corpus.start, corpus.ends)
 
     def acceptance_length(self, student: Student, depth: int) -> float:
-        """Tokens a round, the target's own included, of chains of `depth`; 1 where no text is long enough for one.
+        """Return the tokens per round, the target's own included, with chains of `depth`; 1 if no text is long enough.
 
-        The first round's root is the first token of the continuation, which comes from the prompt. Only whole chains
-        count: a text's end does not shorten one.
+        The first round's root is the first token of the continuation, which the target's prefill gives. Only rounds
+        with room for a whole chain count, so that a text's end shortens none.
         """
         training = student.net.training
         student.net.eval()

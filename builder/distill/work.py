@@ -1,4 +1,4 @@
-"""The folder of an unfinished training: what it was asked for, and all that would have to be done again."""
+"""The folder of an unfinished training: its options, and every intermediate result that is expensive to repeat."""
 
 from __future__ import annotations
 
@@ -30,15 +30,26 @@ IDENTITY, LOCK = "identity.json", "lock"
 
 @dataclass(frozen=True)
 class Work:
-    """Files are written beside their place and renamed into it: what is there is whole."""
+    """An open work folder. Files are written under a temporary name and renamed, so an existing file is complete."""
 
     folder: Path
-    threads: int  # sums are the same only in as many parts
-    lock: IO[str] = field(repr=False)  # of the process that trains
+    threads: int  # a resumed training needs as many, for its sums to be the same
+    lock: IO[str] = field(repr=False)  # held by the training process
 
     @classmethod
     def open(cls, folder: Path, identity: Mapping[str, Any], resume: bool, force: bool) -> Work:
-        """A new folder, or with `resume` the one that is there, if it was for the same. Raises InputError."""
+        """Create the folder, or reopen it if `resume` is true.
+
+        Args:
+            folder: Where the training is kept.
+            identity: What the training depends on; a resumed training must have the same.
+            resume: Whether to continue the training in the folder.
+            force: Whether to replace an unfinished training.
+
+        Raises:
+            OptionError: There is nothing to resume, or it has another identity.
+            OutputError: The folder is damaged, locked by another process, in the way, or cannot be written.
+        """
         identity = json.loads(json.dumps(identity))
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise OutputError(f"{folder} is in the way, and no folder: remove it, or give another --output")
@@ -64,7 +75,7 @@ class Work:
         return cls(folder, threads, lock)
 
     def kept(self, name: str, make: Callable[[], Arrays]) -> Arrays:
-        """What was made before under this name, or is made now."""
+        """Return the arrays saved under this name, or make and save them. Raises OutputError."""
         path = self.folder / f"{name}.safetensors"
         if not path.is_file():
             arrays = make()
@@ -76,7 +87,7 @@ class Work:
             raise OutputError(f"{path} is damaged ({one_line(error)}): begin again with --force") from None
 
     def save(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Replace a file. Raises OutputError."""
+        """Atomically replace the file of this name; `about` is stored as JSON metadata. Raises OutputError."""
         path = self.folder / f"{name}.safetensors"
         temporary = path.with_suffix(".tmp")
         try:
@@ -90,7 +101,7 @@ class Work:
             raise OutputError(f"{path} cannot be written ({one_line(error)}): free some space, then --resume") from None
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What `save` wrote; None where it did not. Raises OutputError."""
+        """Return the tensors and metadata that `save` wrote, or None if there are none. Raises OutputError."""
         path = self.folder / f"{name}.safetensors"
         if not path.is_file():
             return None
@@ -102,12 +113,15 @@ class Work:
             raise OutputError(f"{path} is damaged ({one_line(error)}): begin again with --force") from None
 
     def remove(self) -> None:
-        """All of it."""
+        """Delete the folder."""
         shutil.rmtree(self.folder)
 
 
 def _lock(folder: Path) -> IO[str]:
-    """Held until it is closed, or the process ends however it may. Raises OutputError where another process has it."""
+    """Lock the folder until the returned file is closed or the process ends.
+
+    Raises OutputError if another process holds the lock.
+    """
     try:
         file = (folder / LOCK).open("w")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +133,10 @@ def _lock(folder: Path) -> IO[str]:
 
 
 def _check(folder: Path, identity: Mapping[str, Any]) -> int:
-    """The threads of the training that is there; raises OptionError where it was for something else."""
+    """Return the thread count of the training in the folder.
+
+    Raises OptionError if its identity differs or nothing is there, and OutputError if it is damaged.
+    """
     try:
         content = decode(read_text(folder / IDENTITY))
         threads, known = int(content["threads"]), dict(content["identity"])

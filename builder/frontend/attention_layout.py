@@ -1,7 +1,8 @@
-"""What a model's attention looks like, asked of the model itself before its weights are loaded.
+"""Finds a model's attention layout by running the model itself, before its weights are loaded.
 
-The model is made without weights, on torch's meta device, and run once. `transformers`' attention interface tells what
-each layer asks for, its mask interface who may see whom; what specbuild cannot express is refused here, in seconds.
+The model is created without weights, on torch's meta device, and run once. Functions registered with `transformers`'
+attention and mask interfaces record each layer's sizes and which positions are visible. Attention that specbuild cannot
+express is refused here, within seconds.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from . import portable_rotary
 
 PROBE = "specbuild_probe"
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
-_HARMLESS = {"position_ids", "cache_position"}  # tensors a model hands to its attention, which need none of them
+_HARMLESS = {"position_ids", "cache_position"}  # tensors that models pass to their attention, which it can ignore
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The caches' shape, and per layer how many positions a node sees (0: all)."""
+    """The shape of the KV caches, and each layer's window: how many positions a node sees (0: all)."""
 
     kv_heads: int
     head_dim: int
@@ -37,13 +38,13 @@ class Layout:
 
     @property
     def layers(self) -> int:
-        """How many layers have a cache."""
+        """Number of layers, each of which has a KV cache."""
         return len(self.windows)
 
 
 @dataclass
 class _Layer:
-    """What one layer asked of the attention interface."""
+    """What one layer passed to the attention interface."""
 
     index: int
     kv_heads: int
@@ -54,18 +55,18 @@ class _Layer:
 
 @dataclass
 class _Probe:
-    """One look at a model: for how many positions, and what its layers asked."""
+    """One probing run: its number of positions, and what the layers passed to the attention interface."""
 
     positions: int
     layers: list[_Layer] = field(default_factory=list)
 
 
-_probe = _Probe(0)  # of nothing
+_probe = _Probe(0)  # the current run's
 
 
 @contextmanager
 def _probing(positions: int) -> Iterator[list[_Layer]]:
-    """While inside, what a model's layers ask of the interfaces below is noted in the list."""
+    """Yield the list in which the interface functions below record what a model's layers pass to them."""
     global _probe
     _probe = _Probe(positions)
     try:
@@ -75,7 +76,10 @@ def _probing(positions: int) -> Iterator[list[_Layer]]:
 
 
 def probe(config: PreTrainedConfig, positions: int) -> Layout:
-    """The layout of the model that `config` describes, for texts of `positions` tokens; raises CheckpointError."""
+    """Return the attention layout of the model that `config` describes, for texts of up to `positions` tokens.
+
+    Raises CheckpointError if specbuild cannot express the model.
+    """
     name, model = empty(config)
     try:
         with torch.no_grad(), _probing(positions) as asked:
@@ -86,7 +90,7 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
             windows = tuple(_window(layer.visible) for layer in layers)
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from None
-    except Exception as error:  # a model's code raises whatever it likes
+    except Exception as error:  # a model's code may raise any type
         reason = one_line(error)
         reason = "what it computes depends on values" if "meta tensors" in reason else reason
         raise CheckpointError(f"{name} cannot be exported: {reason}") from None
@@ -105,7 +109,10 @@ def probe(config: PreTrainedConfig, positions: int) -> Layout:
 
 
 def empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
-    """The model without weights, and its class's name."""
+    """Return the class name of the model that `config` describes, and the model without weights.
+
+    Raises CheckpointError if its layers or its attention are of an unsupported kind.
+    """
     config = copy.deepcopy(config)
     others = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - _LAYER_TYPES)
     if others:
@@ -114,7 +121,7 @@ def empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation=PROBE)
-    except Exception as error:  # a model's code raises whatever it likes
+    except Exception as error:  # a model's code may raise any type
         reason = one_line(error)
         if PROBE in reason or "attention implementation" in reason:
             reason = "its attention does not go through transformers' attention interface"
@@ -124,7 +131,7 @@ def empty(config: PreTrainedConfig) -> tuple[str, PreTrainedModel]:
 
 
 def check_decoder(source: str, config: PreTrainedConfig) -> None:
-    """Raises CheckpointError for a model that is no decoder of text alone."""
+    """Raise CheckpointError unless the model is a text-only decoder that uses the attention interface."""
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise CheckpointError(
             f"{source} is a {shown(config.model_type)} model: specbuild takes decoder-only language models"
@@ -137,7 +144,7 @@ def check_decoder(source: str, config: PreTrainedConfig) -> None:
 
 
 def check_interface(config: PreTrainedConfig) -> None:
-    """Raises CheckpointError where the model's class does not use the attention interface."""
+    """Raise CheckpointError if the model's class does not use the attention interface."""
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not kind._supports_attention_backend:
         raise CheckpointError(
@@ -146,7 +153,10 @@ def check_interface(config: PreTrainedConfig) -> None:
 
 
 def set_experts(model: PreTrainedModel, implementation: str = "batched_mm") -> str | None:
-    """Let a mixture of experts run as products of gathered weights, which export; the implementation before."""
+    """Set how a mixture of experts is computed; the default, matmuls of gathered weights, can be exported.
+
+    Returns the previous implementation, or None if the model has nothing to set.
+    """
     if not model._can_set_experts_implementation():
         return None
     before: str | None = model.config._experts_implementation
@@ -157,7 +167,7 @@ def set_experts(model: PreTrainedModel, implementation: str = "batched_mm") -> s
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """The attention interface's function: notes what a layer asks for."""
+    """Record what a layer passes to the attention interface, and return an output of the right shape."""
     refuse_options(module, options)
     index = getattr(module, "layer_idx", None)
     if index is None:
@@ -168,7 +178,7 @@ def _attention(
 
 
 def refuse_options(module: nn.Module, options: dict[str, Any]) -> None:
-    """Raises CheckpointError for anything beyond plain causal attention that a layer asks for."""
+    """Raise CheckpointError if a layer asks for anything beyond plain causal attention."""
     if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
         raise CheckpointError("its attention looks ahead")
     for option, value in options.items():
@@ -177,7 +187,7 @@ def refuse_options(module: nn.Module, options: dict[str, Any]) -> None:
 
 
 def _mask(mask_function: Callable[..., Tensor], **_: Any) -> Tensor:
-    """The mask interface's function: who is visible from a few positions, `bool[1, 1, few, positions]`."""
+    """Return which positions a few sample queries see, as the mask interface: `bool[1, 1, few, positions]`."""
     zero, queries = torch.zeros(1, dtype=torch.int64), _queries(_probe.positions)
     visible = mask_function(zero, zero, queries[:, None], torch.arange(_probe.positions)[None])
     return visible.expand(len(queries), _probe.positions)[None, None]
@@ -189,7 +199,7 @@ def _queries(positions: int) -> Tensor:
 
 
 def _window(visible: Tensor | None) -> int:
-    """The window of a mask, 0 where all earlier positions are visible; raises CheckpointError for any other mask."""
+    """Return a mask's window, 0 if all earlier positions are visible; raise CheckpointError for any other mask."""
     if visible is None:
         return 0
     if visible.is_meta or visible.dtype != torch.bool or visible.shape[-2] != len(_queries(2)):

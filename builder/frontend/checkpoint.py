@@ -1,6 +1,6 @@
-"""A Hugging Face checkpoint: found, checked, loaded in float32, described.
+"""Finds, checks, describes and loads Hugging Face checkpoints, in float32.
 
-Only safetensors and JSON are read, never pickle, and no code that a checkpoint brings.
+Weights are read from safetensors only, never from pickle, and code in a checkpoint is never run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .weights import (
 )
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-TOKENIZER_BYTES = 512 << 20  # of a file that holds no weights
+TOKENIZER_BYTES = 512 << 20  # maximum size of a file that holds no weights
 _READ = (".json", ".safetensors", ".jinja", ".model", ".txt")
 _OBJECTS: tuple[str, ...] = (
     "config.json",
@@ -50,16 +50,16 @@ _OBJECTS: tuple[str, ...] = (
     "special_tokens_map.json",
 )
 _OBJECTS += ("added_tokens.json", "chat_template.json")
-_TRIED = "def f(x):\n    return 'Größe'  # 1 \U0001f600"  # what every tokenizer must get through
+_TRIED = "def f(x):\n    return 'Größe'  # 1 \U0001f600"  # every tokenizer must encode and decode this
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that passed the checks cheap enough to make before anything is loaded.
+    """A checkpoint that passed all checks that need no weights to be loaded.
 
-    ends: the tokens that end a text. sampling: the parameters that generation_config.json sets. stamps: the weights' as
-    they were looked at. origin: the files that the folder was made of, which goes with this object.
+    ends: the tokens that end a text. sampling: generation_config.json's parameters. stamps: the weight files' when they
+    were checked. origin: the GGUF or packed files from which `folder`, deleted with this object, was converted.
     """
 
     source: str
@@ -74,32 +74,35 @@ class Checkpoint:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the embedding and of the head."""
+        """Number of rows of the embedding and of the head."""
         return int(self.config.vocab_size)
 
     @property
     def max_positions(self) -> int:
-        """Positions the model was made for."""
+        """Maximum number of positions that the model was made for."""
         return int(self.config.max_position_embeddings)
 
     @property
     def architecture(self) -> str:
-        """The model class the checkpoint names."""
+        """The model class that the checkpoint names, or else its configuration's class."""
         named = self.config.architectures
         return str(named[0] if isinstance(named, list) and named else type(self.config).__name__)
 
     def eos_token_ids(self) -> list[int]:
-        """The tokens that end a text: generation_config.json's, else config.json's."""
+        """Return the tokens that end a text, from generation_config.json, else config.json, else the tokenizer."""
         return list(self.ends)
 
     def sha256(self) -> str:
-        """Identity of the weights, which are those that were looked at; raises CheckpointError."""
+        """Return the sha256 of the weights; raise CheckpointError if they changed since they were checked."""
         return self.origin.sha256 if self.origin else sha256_files(self.weights, self.stamps)
 
 
 @quiet()
 def find(source: str) -> Checkpoint:
-    """Look at a checkpoint, or make one of a GGUF file or a packed one, without loading it; raises CheckpointError."""
+    """Find and check a checkpoint without loading its model; convert a GGUF file or a packed checkpoint first.
+
+    `source` is a folder, a hub id or a GGUF file. Raises CheckpointError.
+    """
     path, asked = _file(source), None
     if path is None:
         path = locate(source)
@@ -118,7 +121,7 @@ def find(source: str) -> Checkpoint:
 
 
 def _look(source: str, folder: Path, where: str) -> Checkpoint:
-    """Look at a folder; `where`: what is wrong with a configuration is said of."""
+    """Check a checkpoint's folder; `where` names its configuration in error messages."""
     raw = _read_files(source, folder)
     if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
         raise CheckpointError(f"{source} needs code of its own to load, which specbuild never runs")
@@ -134,7 +137,7 @@ def _look(source: str, folder: Path, where: str) -> Checkpoint:
 
 
 def _read_files(source: str, folder: Path) -> dict[str, Any]:
-    """config.json, after a look at all that transformers will read beside it: no pipe that it would wait for."""
+    """Return config.json, and check all files that transformers reads: a pipe, say, would block it forever."""
     try:
         names = sorted(path.name for path in folder.iterdir())
         files = {name: (folder / name).stat() for name in names if name.endswith(_READ)}
@@ -157,14 +160,14 @@ def _read_files(source: str, folder: Path) -> dict[str, Any]:
 def _configuration(source: str, folder: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises whatever a field makes it stumble over
+    except Exception as error:  # transformers raises many unrelated types
         raise CheckpointError(f"{source}/config.json cannot be used: {one_line(error)}") from None
     check_decoder(source, config)
     return config
 
 
 def _tokenizer(source: str, folder: Path) -> PreTrainedTokenizerBase:
-    """One that has been tried."""
+    """Load the tokenizer and try it on a short text."""
     with refusing(f"{source} has no usable tokenizer, add its tokenizer.json"):
         if (file := folder / "tokenizer.json").is_file():
             check_merges(file.read_bytes())
@@ -182,7 +185,7 @@ def _tokenizer(source: str, folder: Path) -> PreTrainedTokenizerBase:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of each text; raises CheckpointError where the tokenizer fails on one."""
+    """Return the token ids of each text; raise CheckpointError if the tokenizer fails on one."""
     with refusing("the checkpoint's tokenizer cannot read a text, download it again"):
         found: list[list[int]] = tokenizer(list(texts))["input_ids"] if texts else []
         return found
@@ -199,7 +202,7 @@ def _ends(source: str, folder: Path, config: Any, tokenizer: PreTrainedTokenizer
 
 
 def _sampling(source: str, folder: Path) -> dict[str, float]:
-    """Raises CheckpointError for values that no request could ask for."""
+    """Return the parameters set in generation_config.json; raise CheckpointError for values no request may have."""
     told = read_object(folder / "generation_config.json")
     given = {name: told[name] for name in SamplingParams.OF_CHECKPOINTS if told.get(name) is not None}
     try:
@@ -210,7 +213,7 @@ def _sampling(source: str, folder: Path) -> dict[str, float]:
 
 
 def _check_fields(where: str, config: Any, tokens: int) -> None:
-    """What a build reads of the configuration must be there and make sense."""
+    """Raise CheckpointError if a configuration field that a build reads is missing or invalid."""
     for name in ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"):
         value = getattr(config, name, None)
         if not isinstance(value, int) or value < 1:
@@ -228,27 +231,27 @@ def _check_fields(where: str, config: Any, tokens: int) -> None:
 
 @quiet()
 def read_config(source: str) -> dict[str, Any]:
-    """A checkpoint's config.json as it is, empty where there is none; raises CheckpointError."""
+    """Return a checkpoint's config.json unchanged, or {} if it has none, like a GGUF file; raises CheckpointError."""
     return {} if _file(source) else read_object(locate(source) / "config.json")
 
 
 def _file(source: str) -> Path | None:
-    """What a checkpoint is read from where it is no folder and no hub id."""
+    """Return the path if `source` exists and is not a folder."""
     try:
         path = Path(source).expanduser()
         return path if path.exists() and not path.is_dir() else None
-    except (OSError, RuntimeError):  # too long a name; a user that does not exist
+    except (OSError, RuntimeError):  # the name is too long; "~user" does not exist
         return None
 
 
 def locate(source: str) -> Path:
-    """The folder of a checkpoint, fetched from the hub where it is an id; raises CheckpointError."""
+    """Return the folder of a checkpoint, downloaded first if `source` is a hub id; raises CheckpointError."""
     try:
         path = Path(source).expanduser()
         if path.is_dir():
             return path
         found = path.exists()
-    except (OSError, RuntimeError) as error:  # too long a name; a user that does not exist
+    except (OSError, RuntimeError) as error:  # the name is too long; "~user" does not exist
         raise CheckpointError(f"{short(source)} cannot be read ({one_line(error)}): give another folder") from None
     if found:
         raise CheckpointError(f"{source} is a file: give the folder of a checkpoint")
@@ -265,7 +268,10 @@ def locate(source: str) -> Path:
 
 @quiet()
 def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
-    """The model in float32, evaluation mode, every weight present and finite; raises CheckpointError."""
+    """Load the model in float32 and evaluation mode; raise CheckpointError if a weight is missing or not finite.
+
+    `attention` is the name of an attention implementation of `transformers`.
+    """
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
@@ -278,7 +284,7 @@ def load(checkpoint: Checkpoint, attention: str) -> PreTrainedModel:
             ignore_mismatched_sizes=True,  # they are reported below, by name
             output_loading_info=True,
         )
-    except Exception as error:  # transformers raises whatever it stumbles over
+    except Exception as error:  # transformers raises many unrelated types
         raise CheckpointError(f"{checkpoint.source} does not load: {one_line(error)}") from None
     check_stamps(checkpoint.weights, checkpoint.stamps)
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):

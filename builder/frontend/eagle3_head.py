@@ -1,7 +1,8 @@
 """EAGLE-3 heads (arXiv 2503.01840): the module, and checkpoints as SafeAILab, SGLang and speculators publish them.
 
-A head has one layer. Its row i pairs what the target's layers made of token i (the taps; for a drafted token what the
-head itself made of the one before) with the embedding of token i + 1, stands at position i, and predicts token i + 2.
+A head has one layer. Its row i combines a hidden state of token i with the embedding of token i + 1, has position i,
+and predicts token i + 2. The hidden state is fused from the target's taps; a drafted token's is the head's own output
+of the row before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers import Cache, LlamaConfig
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama import modeling_llama as llama
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # a global: rotary.swap exchanges it
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb  # a global: portable_rotary.swap sets it
 
 from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import CheckpointError, one_line
@@ -31,7 +32,7 @@ from .weights import Stamp, check_stamps, read_header, sha256_files, stamps_of, 
 
 
 class EagleAttention(nn.Module):
-    """Llama's attention over rows twice as wide, embedding and hidden state side by side."""
+    """Llama's attention over rows of twice the width: embedding and hidden state, concatenated."""
 
     is_causal = True
 
@@ -49,7 +50,7 @@ class EagleAttention(nn.Module):
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, cache: Cache | None, **options: Any
     ) -> Tensor:
-        """`x [B, N, 2H]` to `[B, N, H]`; `options` are the attention function's."""
+        """Map `x [B, N, 2H]` to `[B, N, H]`; `options` go to the attention function."""
         shape = (*x.shape[:-1], -1, self.head_dim)
         q, k, v = (project(x).view(shape).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
         q, k = apply_rotary_pos_emb(q, k, *rotation)
@@ -73,7 +74,7 @@ class EagleLayer(nn.Module):
         self.mlp = llama.LlamaMLP(config)
 
     def forward(self, embedded: Tensor, hidden: Tensor, *attention: Any, **options: Any) -> Tensor:
-        """Both `[B, N, H]`; the hidden state of the next row `[B, N, H]`."""
+        """Map embeddings and hidden states `[B, N, H]` to the next row's hidden states `[B, N, H]`."""
         normed = self.hidden_norm(hidden)
         residual = normed if self.norm_before_residual else hidden
         x = torch.cat((self.input_layernorm(embedded), normed), -1)
@@ -82,7 +83,7 @@ class EagleLayer(nn.Module):
 
 
 class EagleHead(llama.LlamaPreTrainedModel):  # type: ignore[misc]
-    """A head; its configuration is `head_config`'s."""
+    """An EAGLE-3 head; `head_config` makes its configuration."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -97,7 +98,7 @@ class EagleHead(llama.LlamaPreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def _apply(self, *args: Any, **options: Any) -> EagleHead:
-        """As ever, but that rotary frequencies stay float32: in 16 bits far positions would be other ones."""
+        """Apply as usual, but keep rotary frequencies in float32: 16 bits would move far positions."""
         super()._apply(*args, **options)
         if isinstance(self.rotary_emb, llama.LlamaRotaryEmbedding):
             self.rotary_emb = llama.LlamaRotaryEmbedding(self.config).to(self.norm.weight.device)
@@ -105,12 +106,12 @@ class EagleHead(llama.LlamaPreTrainedModel):  # type: ignore[misc]
 
     @property
     def tokens(self) -> Tensor:
-        """The target's tokens that the head's logits are of: `int64[draft_vocab]`."""
+        """The target's token of each column of the head's logits: `int64[draft_vocab]`."""
         places: Tensor = self.d2t
         return torch.arange(len(places), device=places.device) + places
 
     def fuse(self, taps: Tensor) -> Tensor:
-        """The target's hidden states of n layers side by side `[B, N, n · target H]` as a hidden state `[B, N, H]`."""
+        """Fuse the concatenated hidden states of n target layers `[B, N, n · target H]` into one `[B, N, H]`."""
         return self.fc(taps)  # type: ignore[no-any-return]
 
     def forward(
@@ -123,10 +124,10 @@ class EagleHead(llama.LlamaPreTrainedModel):  # type: ignore[misc]
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Logits over the draft's vocabulary `[B, N or as many as kept, draft_vocab]`, and hidden states `[B, N, H]`.
+        """Return logits over the draft's vocabulary `[B, kept nodes, draft_vocab]`, and hidden states `[B, N, H]`.
 
-        input_ids: `int64[B, N]`, for row i token i + 1. hidden: `[B, N, H]`, of token i. `options` are the attention
-        function's; an attention_mask of 4 axes is taken as it is.
+        Row i of `input_ids` `int64[B, N]` is token i + 1, row i of `hidden` `[B, N, H]` belongs to token i. An
+        attention_mask of 4 axes is used unchanged. `options` go to the attention function.
         """
         mask = create_causal_mask(self.config, hidden, attention_mask, past_key_values, position_ids)
         attention = self.rotary_emb(hidden, position_ids), mask, past_key_values
@@ -137,7 +138,7 @@ class EagleHead(llama.LlamaPreTrainedModel):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class EagleCheckpoint:
-    """A head that fits its target; only its header has been read."""
+    """A head that was checked against its target; its weights are not loaded yet."""
 
     source: str
     folder: Path
@@ -149,27 +150,30 @@ class EagleCheckpoint:
 
     @property
     def max_positions(self) -> int:
-        """Positions the head was made for."""
+        """Maximum number of positions that the head was made for."""
         return int(self.config.max_position_embeddings)
 
     def sha256(self) -> str:
-        """Identity of the weights, which are those that were looked at; raises CheckpointError."""
+        """Return the sha256 of the weights; raise CheckpointError if they changed since they were checked."""
         return sha256_files(self.weights, self.stamps)
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The target's layers whose inputs the head reads; as many as it has layers: the last one's output."""
+        """The target's layers whose inputs the head reads; the number of layers stands for the last one's output."""
         return tuple(self.config.taps)
 
 
 def is_eagle(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is an EAGLE-3 head's."""
+    """Return whether a config.json is an EAGLE-3 head's."""
     names = str([config.get("speculators_model_type"), config.get("architectures")])
     return "eagle3" in names.lower() or bool({"draft_vocab_size", "eagle_config"} & set(config))
 
 
 def head_config(raw: Mapping[str, Any], target: Any, fc_bias: bool = False) -> LlamaConfig:
-    """A head's config.json, in either layout, as the module's; `target` is its target's. Raises CheckpointError."""
+    """Convert a head's config.json, in any published layout, to `EagleHead`'s configuration; raises CheckpointError.
+
+    `target` is the target's configuration; `fc_bias` tells whether the weights have a bias for `fc`.
+    """
     outer = {name: value for name, value in raw.items() if value is not None}
     inner = dict(outer.get("transformer_layer_config") or outer)
     speculators = "transformer_layer_config" in outer
@@ -196,7 +200,7 @@ def head_config(raw: Mapping[str, Any], target: Any, fc_bias: bool = False) -> L
 
 
 def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:
-    """Look at a head without loading it, and hold it against its target; raises CheckpointError."""
+    """Find a head and check it against its target without loading its weights; raises CheckpointError."""
     folder = locate(source)
     raw = read_config(source)
     if not is_eagle(raw):
@@ -211,7 +215,7 @@ def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:
             wanted = {name: tuple(weight.shape) for name, weight in EagleHead(config).state_dict().items()}
     except CheckpointError as error:
         raise CheckpointError(f"{source}/config.json: {error}") from None
-    except Exception as error:  # transformers raises whatever a field makes it stumble over
+    except Exception as error:  # transformers raises many unrelated types
         raise CheckpointError(f"{source}/config.json cannot be used: {one_line(error)}") from None
     _check_target(source, config, target, "embed_tokens.weight" in shapes)
     _check_shapes(source, shapes, wanted, config)
@@ -219,7 +223,7 @@ def find_head(source: str, target: Checkpoint) -> EagleCheckpoint:
 
 
 def _check_target(source: str, config: LlamaConfig, target: Checkpoint, embeds: bool) -> None:
-    """Raises CheckpointError where head and target do not belong together."""
+    """Raise CheckpointError if head and target do not belong together."""
     hidden, layers = int(target.config.hidden_size), int(target.config.num_hidden_layers)
     fits = {"vocab_size": target.vocab_size, "target_hidden_size": hidden}
     for what, theirs in (fits if embeds else fits | {"hidden_size": hidden}).items():
@@ -253,15 +257,15 @@ def _shapes(source: str, files: list[Path]) -> dict[str, tuple[int, ...]]:
 
 
 def _own_name(name: str) -> str:
-    """A published weight's name as the module has it."""
+    """Map a published weight's name to `EagleHead`'s."""
     name = name.removeprefix("model.")
     return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
 
 
 def load_head(found: EagleCheckpoint, target_embedding: Tensor) -> EagleHead:
-    """The head in float32, evaluation mode, every weight present and finite; raises CheckpointError.
+    """Load a head in float32 and evaluation mode; raise CheckpointError if a weight is invalid or not finite.
 
-    target_embedding: `[vocab, H]`, used where the head has no embedding of its own.
+    target_embedding: `[vocab, H]`, used if the head has no embedding of its own.
     """
     weights = {"embed_tokens.weight": target_embedding.detach()}
     for path in found.weights:
@@ -286,11 +290,11 @@ def load_head(found: EagleCheckpoint, target_embedding: Tensor) -> EagleHead:
 
 
 def save_head(folder: Path, head: EagleHead) -> None:
-    """Write config.json and model.safetensors as SafeAILab does, without an embedding. Raises OutputError."""
+    """Write config.json and model.safetensors in SafeAILab's layout, without an embedding. Raises OutputError."""
     weights = {name: weight.contiguous() for name, weight in head.state_dict().items() if name != "embed_tokens.weight"}
     write(folder / "model.safetensors", save(weights, metadata={"format": "pt"}))
     config = head.config.to_diff_dict()
-    config.pop(TAPS, None)  # as it was given
+    config.pop(TAPS, None)  # as published; "taps" holds the layers that it means
     eagle = {TAPS: config.pop("taps"), "use_aux_hidden_state": True}
     content = config | {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": eagle}
     write(folder / "config.json", (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())

@@ -1,16 +1,16 @@
 """Export of a Hugging Face causal LM to the portable graph.
 
-Nothing here knows a model family. Two of `transformers`' own seams are used: the attention interface (one
-`specbuild::TreeAttention` per layer) and the rotary embedding (`rotary.py`). All else is exported as `transformers`
-computes it; the passes find norms and activations in the graph.
+No code here is specific to a model family. specbuild's operators enter a model in two places: through `transformers`'
+attention interface (one `specbuild::TreeAttention` per layer) and in place of the rotary embedding
+(`portable_rotary`). All else is exported as `transformers` computes it; passes find norms and activations in the graph.
 
 Inputs of the portable graph: input_ids, position_ids `int64[B, N]`; parents `int32[B, M]`, the whole tree;
-cache_len, tree_offset `int32[B]`, committed rows and tree nodes that are in the cache already; logit_nodes
-`int64[L]`, the nodes whose logits are wanted; past_key.i, past_value.i `[B, Hkv, S, D]`. Outputs: logits `[B, L, V]`,
-present_key.i, present_value.i.
+cache_len, tree_offset `int32[B]`, the numbers of committed rows and of tree nodes that are already in the cache;
+logit_nodes `int64[L]`, the nodes whose logits are computed; past_key.i, past_value.i `[B, Hkv, S, D]`. Outputs: logits
+`[B, L, V]`, present_key.i, present_value.i.
 
-A target for an EAGLE-3 head has the output hidden `[B, N, H]` too, what the head's `fc` makes of some layers' hidden
-states; the head has it as well, and the input hidden_in `[B, N, H]`.
+A target for an EAGLE-3 head also has the output hidden `[B, N, H]`, which the head's `fc` fuses from the hidden states
+of some layers. The head has that output too, and the input hidden_in `[B, N, H]`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ATTENTION = "specbuild"
 
 @dataclass
 class _Call:
-    """The tensors one forward pass hands to every layer's attention, and the caches it hands back."""
+    """The tensors that one forward pass hands to every layer's attention, and the caches that it returns."""
 
     layout: Layout
     past: list[Tensor]
@@ -70,7 +70,7 @@ def _attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The attention interface's function: hands a layer's q, k, v to `specbuild::tree_attention`."""
+    """Pass a layer's query, key and value from the attention interface to `specbuild::tree_attention`."""
     refuse_options(module, options)
     assert _call is not None, "specbuild's attention runs inside PortableModel only"
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -92,7 +92,7 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
 
 
 class PortableModel(nn.Module):
-    """A causal LM, a target with a head's taps, or a head, with the portable graph's inputs and outputs."""
+    """A causal LM or an EAGLE-3 head with the portable graph's inputs and outputs; `taps` are those of a target."""
 
     def __init__(self, model: PreTrainedModel, layout: Layout, taps: Taps | None = None) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class PortableModel(nn.Module):
         past: list[Tensor],
         hidden_in: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """See the module's docstring for shapes; hidden states, where there are any, come before the caches."""
+        """Return the logits, and a list of hidden states (if any) and caches; the module's docstring has the shapes."""
         global _call
         _call = call = _Call(self.layout, past, [position_ids, parents, cache_len, tree_offset])
         try:
@@ -130,7 +130,7 @@ class PortableModel(nn.Module):
 def portable(
     model: PreTrainedModel, layout: Layout, positions: int, capacity: int, taps: Taps | None = None
 ) -> Iterator[PortableModel]:
-    """The model with specbuild's operators swapped in at the two seams, as it was afterwards."""
+    """Yield the model with specbuild's operators swapped in, and restore it afterwards; arguments as for `export`."""
     undo = contextlib.ExitStack()
     with undo:
         if taps:
@@ -145,9 +145,17 @@ def portable(
 
 
 def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int, taps: Taps | None = None) -> ir.Model:
-    """The portable graph for texts of `positions` tokens in caches of `capacity` rows; raises CheckpointError.
+    """Export a model to the portable graph.
 
-    taps: what an EAGLE-3 head reads of this target.
+    Args:
+        model: A causal LM, or an EAGLE-3 head.
+        layout: The model's attention layout.
+        positions: Maximum number of tokens in a text.
+        capacity: Rows of a KV cache, at least `positions`.
+        taps: The hidden states that an EAGLE-3 head reads from this target; None without a head.
+
+    Raises:
+        CheckpointError: The exporter cannot handle the model.
     """
     with portable(model, layout, positions, capacity, taps) as module, torch.no_grad(), _quiet(), _explained(model):
         found = None if isinstance(model, EagleHead) or taps else _repeated(module)
@@ -232,7 +240,7 @@ def _traced(module: PortableModel, found: Repeated | None) -> ir.Model:
 
 @contextmanager
 def _explained(model: PreTrainedModel) -> Iterator[None]:
-    """The exporter's errors in one line; our own, and memory that ran out, which it wraps, as they were."""
+    """Raise the exporter's errors as a one-line CheckpointError; unwrap a CheckpointError or MemoryError in them."""
     try:
         yield
     except Exception as error:  # torch.export raises many unrelated types
@@ -247,7 +255,7 @@ def _explained(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collection, which looks through a trace's objects again and again; what is garbage goes after."""
+    """Disable garbage collection, which would scan a trace's objects again and again, and collect afterwards."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -255,15 +263,15 @@ def _uncollected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-            gc.collect(0)  # what was made meanwhile
+            gc.collect(0)  # the youngest generation: objects made meanwhile
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks to its own developers, and without garbage collection meanwhile."""
+    """Silence the exporter's messages to its own developers, and disable garbage collection."""
     with (
         only_errors("torch.onnx"),
-        only_errors("torch._subclasses.fake_tensor", logging.CRITICAL),  # it tells what it raises: an interrupt, say
+        only_errors("torch._subclasses.fake_tensor", logging.CRITICAL),  # it logs what it raises, even an interrupt
         _uncollected(),
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),

@@ -1,6 +1,6 @@
-"""A GGUF file as a checkpoint: its weights dequantized to float32, its configuration and its tokenizer in a folder.
+"""Converts a GGUF file to a checkpoint's folder: weights dequantized to float32, a configuration and a tokenizer.
 
-`transformers` reads the families that it knows; all that comes after takes the folder as it takes any checkpoint's.
+`transformers` reads the file, for the model families that it knows; later stages treat the folder as any checkpoint's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .attention_layout import check_decoder, empty
 from .gguf_header import GgufHeader, read_header
 from .weights import SINGLE, Header, Stamp, check_room, check_sizes, check_stamps, stamps_of
 
-_SIZES = {  # what metadata calls what config.json has
+_SIZES = {  # metadata keys, and their names in config.json
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -40,13 +40,13 @@ _SIZES = {  # what metadata calls what config.json has
     "context_length": "max_position_embeddings",
 }
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-# These cut digits apart before GPT-2's rule, as llama.cpp knows; transformers has the rule alone.
+# These pre-tokenizers split digits before applying GPT-2's rule, as in llama.cpp; transformers applies only the rule.
 _DIGITS = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 
 
 @dataclass(frozen=True)
 class Gguf:
-    """A GGUF file that became a checkpoint: as it was looked at, and how many tensors and numbers are of each type."""
+    """A converted GGUF file: its stamp when it was checked, and the number of tensors and elements of each type."""
 
     path: Path
     stamp: Stamp
@@ -55,12 +55,12 @@ class Gguf:
 
     @property
     def quantization(self) -> str:
-        """The type of most of its numbers."""
+        """The type that most elements have."""
         return max(self.numbers, key=self.numbers.__getitem__)
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file, which is still the one that was looked at; raises CheckpointError."""
+        """The file's sha256; raises CheckpointError if the file changed since it was checked."""
         try:
             check_stamps([self.path], [self.stamp])
             found = sha256_file(self.path)
@@ -70,19 +70,28 @@ class Gguf:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """For reports."""
+        """Return the fields that a report shows."""
         return {"gguf_quantization": self.quantization, "gguf_tensors": self.tensors}
 
 
 def convert(source: str, path: Path, folder: Path) -> Gguf:
-    """Make a checkpoint of a GGUF file in a folder that is there; raises CheckpointError."""
+    """Convert a GGUF file to a checkpoint in an existing folder.
+
+    Args:
+        source: The file's name in error messages.
+        path: The GGUF file.
+        folder: The folder to write to.
+
+    Raises:
+        CheckpointError: The file is damaged or unsupported, or there is no room for its weights.
+    """
     (stamp,) = stamps_of([path])
     header = read_header(path)
     kinds = _check_tensors(source, header)
     shapes = Header({tensor.name: tensor.shape for tensor in header.tensors})
     own = _check_metadata(source, header.metadata, shapes)
     check_room(source, folder, 4 * shapes.elements)
-    with tempfile.TemporaryDirectory(dir=folder) as alone:  # transformers reads what lies beside a GGUF, too
+    with tempfile.TemporaryDirectory(dir=folder) as alone:  # transformers also reads files beside a GGUF
         link = Path(alone) / "model.gguf"
         link.symlink_to(path.resolve())
         config = _configuration(source, link, own.get("attention.key_length"))
@@ -101,7 +110,7 @@ def convert(source: str, path: Path, folder: Path) -> Gguf:
 
 
 def _check_tensors(source: str, header: GgufHeader) -> list[str]:
-    """Each tensor's type by name; raises CheckpointError where one is unknown, there twice, or not whole."""
+    """Return each tensor's type name; raise CheckpointError if one is unknown, duplicate or truncated."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if len({tensor.name for tensor in header.tensors}) < len(header.tensors):
@@ -126,7 +135,7 @@ def _check_tensors(source: str, header: GgufHeader) -> list[str]:
 
 
 def _check_metadata(source: str, metadata: dict[str, Any], shapes: Header) -> dict[str, Any]:
-    """What is said of the model; raises CheckpointError for sizes beyond the tensors', and for what is left out."""
+    """Return the model family's metadata; raise CheckpointError for impossible sizes and for rope scaling."""
     family = metadata.get("general.architecture")
     if not isinstance(family, str):
         raise CheckpointError(f"{source} names no general.architecture: it is no language model's GGUF")
@@ -141,10 +150,10 @@ def _check_metadata(source: str, metadata: dict[str, Any], shapes: Header) -> di
 
 
 def _configuration(source: str, path: Path, head_dim: int | None) -> PreTrainedConfig:
-    """head_dim: the file's, which transformers leaves out for some families."""
+    """Return the model's configuration; `head_dim` is the file's, which transformers drops for some families."""
     try:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    except Exception as error:  # transformers raises whatever a field makes it stumble over
+    except Exception as error:  # transformers raises many unrelated types
         raise CheckpointError(f"{source} cannot be used: {one_line(error)}") from None
     check_decoder(source, config)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
@@ -170,9 +179,9 @@ def _save_weights(source: str, path: Path, folder: Path, config: PreTrainedConfi
 
     named = empty(config)[1]
     try:
-        with redirect_stderr(io.StringIO()):  # its bar, which nothing else turns off
+        with redirect_stderr(io.StringIO()):  # hides a progress bar that has no switch
             read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=named, torch_dtype=torch.float32)
-    except Exception as error:  # transformers and gguf raise whatever they stumble over
+    except Exception as error:  # transformers and gguf raise many unrelated types
         raise CheckpointError(f"{source} cannot be read: {one_line(error)}") from None
     weights = {name: weight.contiguous() for name, weight in read["tensors"].items()}
     left = shapes.elements - sum(weight.numel() for weight in weights.values())

@@ -1,4 +1,4 @@
-"""What the header of a GGUF file says, read with a bound on every count, before any library believes one of them.
+"""Reads the header of a GGUF file with a limit on every count, before any library trusts one of them.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -16,18 +16,18 @@ from specbuild.builder.strict_json import NotRegularError, opened
 from specbuild.runtime.errors import CheckpointError, shown
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
-MAX_BYTES = 512 << 20  # of the header
-MAX_ENTRIES = 1 << 16  # of metadata, and tensors
-MAX_VALUES = 1 << 22  # in all arrays of the metadata together
+MAX_BYTES = 512 << 20  # size of the header
+MAX_ENTRIES = 1 << 16  # metadata entries, and tensors
+MAX_VALUES = 1 << 22  # values in all metadata arrays together
 MAX_NAME, MAX_DIMS = 1 << 16, 4
 ALIGNMENT = "general.alignment"
-_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # scalars' types
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # scalar types
 _STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's name, dimensions (the innermost first), type's number, and place after the header."""
+    """A tensor's name, dimensions (the innermost first), type number, and offset from the start of the data."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The metadata, of arrays their lengths alone; the tensors; where their data begins, and the file's size."""
+    """The metadata, with arrays replaced by their lengths; the tensors; the data's offset and the file's bytes."""
 
     metadata: dict[str, Any]
     tensors: list[Tensor]
@@ -46,7 +46,10 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises CheckpointError for what is no regular file, no GGUF, is cut off, or has absurd counts."""
+    """Read a GGUF file's header.
+
+    Raises CheckpointError if it is not a regular file, not GGUF, truncated, damaged, or beyond the limits above.
+    """
     try:
         with opened(path) as file:
             return _Reader(str(path), file).header()
@@ -59,7 +62,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """Reads a header from its beginning, never further than the file or `MAX_BYTES`."""
+    """Reads a header from its beginning, never past the end of the file or `MAX_BYTES`."""
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
         self.name, self.file, self.size = name, file, os.fstat(file.fileno()).st_size
@@ -96,7 +99,7 @@ class _Reader:
         return Tensor(name, shape, *self.unpack("IQ"))
 
     def value(self, kind: int) -> Any:
-        """A scalar or a text; of an array its length."""
+        """Read a scalar or a string; skip an array and return its length."""
         if kind in _FORMATS:
             return self.unpack(_FORMATS[kind])[0]
         if kind == _STRING:

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head reads of its target: hidden states between layers, caught as they pass."""
+"""Taps: the hidden states between a target's layers that an EAGLE-3 head reads, captured during a forward pass."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from transformers.pytorch_utils import Conv1D
 
 from specbuild.runtime.errors import CheckpointError, shown
 
-TAPS = "eagle_aux_hidden_state_layer_ids"  # where a head's config.json names them
+TAPS = "eagle_aux_hidden_state_layer_ids"  # their field in a head's config.json
 
 
 @dataclass
 class Taps:
-    """`places`: the layers whose inputs are read; as many as there are layers: the last one's output.
+    """The n hidden states that a head reads from its target.
 
-    `fuse`: makes one hidden state of them, `[.., n · H]` to `[.., H]`.
+    `places` are the layers whose inputs are read; the number of layers stands for the last one's output. `fuse` maps
+    the concatenated states `[.., n · H]` to one hidden state `[.., H]`.
     """
 
     places: tuple[int, ...]
@@ -29,12 +30,12 @@ class Taps:
     _seen: dict[int, Tensor] = field(default_factory=dict)
 
     def states(self) -> Tensor:
-        """What the model's last run left, side by side: `[B, N, n · H]`."""
+        """Return the concatenated hidden states of the model's last forward pass: `[B, N, n · H]`."""
         return torch.cat([self._seen[place] for place in self.places], dim=-1)
 
     @contextmanager
     def watching(self, model: PreTrainedModel) -> Iterator[None]:
-        """While inside, every run of the model is seen; raises CheckpointError for one whose layers are not found."""
+        """Capture hidden states in every forward pass inside; raise CheckpointError if the layers are not found."""
         layers = decoder_layers(model)
         if not layers or len(layers) < max(self.places):
             raise CheckpointError(f"{type(model).__name__} has no list of layers to read hidden states from")
@@ -60,7 +61,7 @@ class Taps:
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The model's layers in order, [] where they are not one list."""
+    """Return the model's layers in order, or [] if no module list holds all of them."""
     count = model.config.get_text_config().num_hidden_layers
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
     with_products = [each for each in lists if any(isinstance(m, nn.Linear | Conv1D) for m in each.modules())]
@@ -68,14 +69,17 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """The layers whose inputs a head reads where its config.json does not say: the paper's, of deep targets."""
+    """Return the layers to read if a head's config.json names none: the paper's, for targets of 8 layers or more."""
     if layers >= 8:
         return 2, layers // 2, layers - 3
     return tuple(sorted({2, layers // 2, layers - 1} if layers >= 4 else {0, layers - 1}))
 
 
 def read_taps(ids: Any, layers: int) -> list[int]:
-    """The layers whose inputs are meant. Lists that begin with 1 count outputs, as SGLang reads them (its #25454)."""
+    """Return the layers whose inputs a head reads; raises CheckpointError if `ids` is not a list of integers.
+
+    A list that begins with 1 counts layer outputs, as SGLang reads it (its #25454), so it is shifted by 1.
+    """
     if not ids:
         return list(default_taps(layers))
     if not isinstance(ids, list) or not all(isinstance(place, int) for place in ids):

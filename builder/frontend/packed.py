@@ -1,7 +1,7 @@
-"""A checkpoint in packed whole numbers, as GPTQ, AWQ and compressed-tensors write it, dequantized to a plain one.
+"""Dequantizes a checkpoint of packed integers, in the format of GPTQ, AWQ or compressed-tensors, to a plain one.
 
-A word of 32 bits holds `32 / bits` codes, the lowest bits first. What each format makes of them is as AutoGPTQ, AutoAWQ
-and compressed-tensors write it. All that comes after takes the folder as any checkpoint's, and finds the grid again.
+A 32-bit word holds `32 / bits` codes, the lowest bits first. Each format is decoded as AutoGPTQ, AutoAWQ and
+compressed-tensors write it. Later stages treat the folder as any checkpoint's; `quantize.grids` finds the grid again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from specbuild.runtime.errors import CheckpointError, one_line, shown
 from .weights import INDEX, SINGLE, Stamp, check_room, check_stamps, read_header, sha256_files, stamps_of, weight_files
 
 CONFIG, ASKED = "config.json", "quantization_config"
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the codes of eight columns lie
-Parts = Mapping[str, Tensor]  # of one weight, by the last part of their names
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # position within a word of each of eight columns' codes
+Parts = Mapping[str, Tensor]  # one weight's tensors by the last part of their names
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed checkpoint that was made a plain one: its files as they were looked at, and what they held."""
+    """A dequantized checkpoint: its packed files with their stamps, the method, and the number of packed weights."""
 
     files: list[Path]
     stamps: list[Stamp]
@@ -41,17 +41,17 @@ class Packed:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the files, which are still those that were looked at; raises CheckpointError."""
+        """The packed files' sha256; raises CheckpointError if one changed since it was checked."""
         return sha256_files(self.files, self.stamps)
 
     def to_dict(self) -> dict[str, Any]:
-        """For reports."""
+        """Return the fields that a report shows."""
         return {"packed_quantization": self.method, "packed_weights": self.weights}
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """`main`: the part that every packed weight has; `others`: what it may have beside it."""
+    """A packed format: the part that every packed weight has, the parts it may also have, and the dequantizer."""
 
     main: str
     others: tuple[str, ...]
@@ -59,13 +59,23 @@ class _Format:
 
 
 def packing(folder: Path) -> dict[str, Any] | None:
-    """What a checkpoint's configuration says of how it is packed; None where it is not, or in a way unknown here."""
+    """Return a checkpoint's quantization_config if it is packed in a known format, else None."""
     asked = read_object(folder / CONFIG).get(ASKED)
     return asked if isinstance(asked, dict) and _name(asked) in _FORMATS else None
 
 
 def unpack(source: str, folder: Path, asked: Mapping[str, Any], to: Path) -> Packed:
-    """Make a plain checkpoint of a packed one in a folder that is there; raises CheckpointError."""
+    """Dequantize a packed checkpoint to a plain one.
+
+    Args:
+        source: The checkpoint's name in error messages.
+        folder: The packed checkpoint.
+        asked: Its quantization_config, from `packing`.
+        to: An existing folder to write to.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged or unsupported, or there is no room for the weights.
+    """
     kept, files = _FORMATS[_name(asked)], weight_files(source, folder)
     stamps, header = stamps_of(files), read_header(files)
     prefixes = {name.removesuffix(f".{kept.main}") for name in header.shapes if name.endswith(f".{kept.main}")}
@@ -93,7 +103,7 @@ def unpack(source: str, folder: Path, asked: Mapping[str, Any], to: Path) -> Pac
 
 
 def _save(source: str, folder: Path, to: Path, weights: dict[str, Tensor]) -> None:
-    """The weights, and all that is read beside them; the configuration no longer says that they are packed."""
+    """Write the weights and copy the other files; config.json is written without its quantization_config."""
     config = {name: value for name, value in read_object(folder / CONFIG).items() if name != ASKED}
     try:
         for path in folder.iterdir():
@@ -108,7 +118,7 @@ def _save(source: str, folder: Path, to: Path, weights: dict[str, Tensor]) -> No
 
 
 def _name(asked: Mapping[str, Any]) -> str:
-    """A format's name: of compressed-tensors its own with it."""
+    """Return a format's name: the quantization method, and for compressed-tensors also its `format` field."""
     method, kind = asked.get("quant_method"), asked.get("format")
     return f"{method} {kind}" if method == "compressed-tensors" else str(method)
 
@@ -127,7 +137,7 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def _codes(words: Tensor, bits: int, dim: int) -> Tensor:
-    """`int64`: the codes of words of 32 bits, side by side along a dimension."""
+    """Unpack 32-bit words into their codes, `int64`, along dimension `dim`."""
     if words.dtype != torch.int32 or words.ndim != 2:
         raise ValueError(f"words of {words.dtype}, shape {list(words.shape)}")
     found = torch.stack([words.long() >> shift & (1 << bits) - 1 for shift in range(0, 32, bits)], dim + 1)
@@ -135,7 +145,10 @@ def _codes(words: Tensor, bits: int, dim: int) -> Tensor:
 
 
 def _in_groups(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | None) -> Tensor:
-    """`float32[N, K]` of codes `[N, K]`, zeros and scales `[N, G]`. `groups[K]`: each column's; None: as they lie."""
+    """Dequantize codes `[N, K]` with zeros and scales `[N, G]` to `float32[N, K]`.
+
+    `groups[K]` is each column's group; None for equal groups of consecutive columns.
+    """
     if zeros.shape != scales.shape or len(scales) != len(codes) or codes.shape[1] % scales.shape[1]:
         raise ValueError(f"codes {list(codes.shape)}, zeros {list(zeros.shape)}, scales {list(scales.shape)}")
     if groups is None:
@@ -147,7 +160,7 @@ def _in_groups(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor | No
 
 def _gptq(parts: Parts, asked: Mapping[str, Any]) -> Tensor:
     bits, zero = asked["bits"], 0 if asked.get("checkpoint_format") == "gptq_v2" else 1
-    zeros = _codes(parts["qzeros"], bits, 1) + zero  # version 1 keeps one less
+    zeros = _codes(parts["qzeros"], bits, 1) + zero  # version 1 stores zero points minus 1
     return _in_groups(_codes(parts["qweight"], bits, 0).T, zeros.T, parts["scales"].T, parts.get("g_idx"))
 
 

@@ -1,7 +1,7 @@
-"""The operators the exporter swaps into a Hugging Face model, with their eager meaning.
+"""The operators that the exporter swaps into a Hugging Face model, with their eager implementations.
 
-Each one is a `torch.library` custom op, so a patched model still runs in PyTorch (that is what the tests compare),
-and each has one ONNX translation, so the portable graph holds a single node where the model had a subgraph:
+Each one is a `torch.library` custom op, so a patched model still runs in PyTorch (which the tests compare), and each
+translates to one ONNX node, so the portable graph has a single node where the model had a subgraph:
 
 | op                        | ONNX                                  |
 | ------------------------- | ------------------------------------- |
@@ -26,7 +26,7 @@ _specbuild = Opset(DOMAIN, 1)
 
 
 def _tree_attention_schema() -> onnx.defs.OpSchema:
-    """The formal signature of the portable operator, as ONNX tools read it."""
+    """Return the portable operator's ONNX schema."""
     schema = onnx.defs.OpSchema
     tensor = ["query", "key", "value", "past_key", "past_value"]
     index = ["parents", "cache_len", "tree_offset"]
@@ -56,7 +56,7 @@ if not onnx.defs.has("TreeAttention", DOMAIN):
 
 
 def ancestor_mask(parents: Tensor) -> Tensor:
-    """Who may see whom within a tree: `bool[B, M, M]`, row i true at i and at every ancestor of i.
+    """Return which nodes of a tree see which: `bool[B, M, M]`, row i true at i and at every ancestor of i.
 
     `parents` is `int[B, M]`, −1 for a node whose parent is already committed; parents come before children.
     """
@@ -80,14 +80,23 @@ def tree_attention(
     window: int,
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention of N new tree nodes over the committed cache, their ancestors and themselves.
+    """Compute attention of N new tree nodes over the committed cache, their ancestors and themselves.
 
-    query `[B, H, N, D]`, key and value `[B, Hkv, N, D]` (rotated already). past: keys and values `[B, Hkv, S, D]`.
-    place: position_ids `int64[B, N]`, parents `int32[B, M]` (the whole tree), cache_len and tree_offset `int32[B]`. The
-    new nodes are the tree's nodes `tree_offset … tree_offset + N − 1`; their rows go to the slots `cache_len + node`.
-    window: how many positions a node sees, its own included, 0 for all; a committed row's position is its slot, a
-    node's is `cache_len` + its depth. softcap: scores become `softcap · tanh(scores / softcap)`, 0 for none. Returns
-    the output `[B, N, H, D]` and both caches with the new rows in place.
+    Args:
+        query: `[B, H, N, D]`, already rotated.
+        key: `[B, Hkv, N, D]`, already rotated.
+        value: `[B, Hkv, N, D]`.
+        past: The key and the value cache, `[B, Hkv, S, D]` each.
+        place: position_ids `int64[B, N]`, parents `int32[B, M]` (the whole tree), cache_len and tree_offset `int32[B]`.
+            The new nodes are nodes `tree_offset … tree_offset + N − 1` of the tree; node i goes to the cache row
+            `cache_len + i`.
+        scale: Factor of the scores.
+        window: How many positions a node sees, its own included; 0 for all. A committed row's position is its row
+            number, a node's is `cache_len` + its depth.
+        softcap: Scores become `softcap · tanh(scores / softcap)`; 0 for no cap.
+
+    Returns:
+        The output `[B, N, H, D]`, and both caches with the new rows in place.
     """
     batch, heads, nodes, _ = query.shape
     new_key, new_value = (rows.clone() for rows in past)

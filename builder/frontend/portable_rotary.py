@@ -1,7 +1,7 @@
-"""Rotary positions at export: the embedding as a table of positions, each rotation as one operator.
+"""Rotary position embedding at export: the embedding becomes a table by position, each rotation one operator.
 
-Two seams of `transformers`' modeling files are used: the rotary embedding modules and the module-level
-`apply_rotary_pos_emb`. A model that has neither, or whose rotation is another one, keeps its own.
+Two things in `transformers`' modeling files are replaced: the rotary embedding modules, and the module-level function
+`apply_rotary_pos_emb`. A model without them, or with a different rotation, keeps its own code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .portable_ops import rotary
 class RotaryTable(nn.Module):
     """A rotary embedding as tables, cos and sin `[rows, R]`, or `[rows, R/2]` with `halves`; one pair per layer type.
 
-    Rows from `positions` on repeat the last one: only drafted nodes beyond the longest text read them.
+    Rows from `positions` on repeat the last one: only drafted nodes past the longest text read them.
     """
 
     def __init__(self, embedding: nn.Module, positions: int, rows: int, halves: bool) -> None:
@@ -37,7 +37,7 @@ class RotaryTable(nn.Module):
                 self.register_buffer(f"{name}_{layer_type}", padded.contiguous())
 
     def forward(self, _x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-        """cos and sin at `position_ids [B, N]`: `[B, N, R]` or `[B, N, R/2]` each."""
+        """Return cos and sin at `position_ids [B, N]`: `[B, N, R]` or `[B, N, R/2]` each."""
         cos, sin = (self.get_buffer(f"{name}_{layer_type}") for name in ("cos", "sin"))
         return nn.functional.embedding(position_ids, cos), nn.functional.embedding(position_ids, sin)
 
@@ -47,14 +47,14 @@ def _is_rotary(module: nn.Module) -> bool:
 
 
 def _layer_types(embedding: nn.Module) -> list[str | None]:
-    """The layer types an embedding tells apart (Gemma 3's local and global ones); [None] where it does not."""
+    """Return the layer types that an embedding distinguishes (Gemma 3's local and global ones), or [None]."""
     if "layer_type" in inspect.signature(embedding.forward).parameters:
         return list(embedding.layer_types)  # type: ignore[arg-type]
     return [None]
 
 
 def _tables(embedding: nn.Module, positions: int, layer_type: str | None) -> tuple[Tensor, Tensor]:
-    """cos and sin `[positions, R]`; raises CheckpointError where they depend on more than the position."""
+    """Return cos and sin `[positions, R]`; raise CheckpointError if they depend on more than the position."""
     options = {} if layer_type is None else {"layer_type": layer_type}
 
     def rows(count: int) -> tuple[Tensor, Tensor]:
@@ -80,16 +80,16 @@ def _tables(embedding: nn.Module, positions: int, layer_type: str | None) -> tup
 
 
 def check(model: PreTrainedModel, positions: int) -> None:
-    """Let a model on the meta device compute its positions on the CPU, where torch has values to look at.
+    """Make a model on the meta device compute its rotary embeddings on the CPU, where they have values to check.
 
-    Raises CheckpointError where they depend on the length of the text.
+    Raises CheckpointError if they depend on the length of the text, up to `positions` tokens.
     """
     for module in model.modules():
         if _is_rotary(module):
             try:
                 embedding = type(module)(model.config.get_text_config())
             except (TypeError, AttributeError, KeyError):
-                continue  # made in another way: the export finds out
+                continue  # it has another constructor: the export checks it
             for layer_type in _layer_types(embedding):
                 _tables(embedding, positions, layer_type)
             module.forward = functools.partial(_meta, embedding)
@@ -101,7 +101,14 @@ def _meta(embedding: nn.Module, _x: Tensor, position_ids: Tensor, *layer_type: s
 
 
 def swap(model: PreTrainedModel, positions: int, rows: int, undo: contextlib.ExitStack) -> None:
-    """Tables for a model's rotary embeddings, `specbuild::rotary` for its rotations where they are that."""
+    """Replace a model's rotary embeddings by tables, and its rotations by `specbuild::rotary` if they are the same.
+
+    Args:
+        model: The model, changed in place.
+        positions: Maximum number of tokens in a text.
+        rows: Rows of each table, at least `positions`.
+        undo: Receives the callbacks that restore the model.
+    """
     modeling = sys.modules[type(model).__module__]
     original = getattr(modeling, "apply_rotary_pos_emb", None)
     halves = original is not None and _rotates_halves(original)
@@ -116,14 +123,14 @@ def swap(model: PreTrainedModel, positions: int, rows: int, undo: contextlib.Exi
 
 
 def _apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    """A modeling file's `apply_rotary_pos_emb`; heads are at axis `unsqueeze_dim`."""
+    """Replace a modeling file's `apply_rotary_pos_emb`; heads are at axis `unsqueeze_dim`."""
     q, k = (x.transpose(1, unsqueeze_dim) for x in (q, k))
     q, k = (rotary(x, cos, sin) for x in (q, k))
     return q.transpose(1, unsqueeze_dim), k.transpose(1, unsqueeze_dim)
 
 
 def _rotates_halves(function: Any) -> bool:
-    """Whether a model's own rotation computes what `specbuild::rotary` does, tried on random input."""
+    """Return whether a model's own rotation computes what `specbuild::rotary` does, tested on random input."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 2, 3, 8, generator=generator) for _ in range(2))
     cos, sin = (torch.randn(1, 3, 4, generator=generator) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Silence, for as long as we work: what libraries tell their own developers is no answer to our users."""
+"""Silences libraries while specbuild works: their messages for developers do not help specbuild's users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.utils import logging as bars
 
 @contextmanager
 def only_errors(library: str, least: int = logging.ERROR) -> Iterator[None]:
-    """A library's log without its warnings, or without all below another level."""
+    """Hide a library's log messages below a level, by default its warnings."""
     logger = logging.getLogger(library)
     level = logger.level
     logger.setLevel(least)
@@ -23,7 +23,7 @@ def only_errors(library: str, least: int = logging.ERROR) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """`transformers` without warnings and progress bars, for a block or, as a decorator, for a function's calls."""
+    """Hide `transformers`' warnings and progress bars, in a block or, as a decorator, in a function's calls."""
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""What Hugging Face computes: the tokens and logits a bundle is held against."""
+"""Reference results computed by Hugging Face: the tokens and logits that a bundle is compared with."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from .quiet import quiet
 
-AT_ONCE = 16  # prompts that are continued together
+AT_ONCE = 16  # prompts in a batch
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One prompt and its greedy continuation in float32."""
+    """A prompt and its greedy continuation in float32."""
 
     prompt: list[int]
     tokens: list[int]
 
     @property
     def text(self) -> list[int]:
-        """Both, but for the last token, which nothing follows."""
+        """Prompt and continuation without the last token, whose successor is not known."""
         return [*self.prompt, *self.tokens[:-1]]
 
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Several of them, at most `new_tokens` long, and the logits after each token of their texts, `float32[T, V]`."""
+    """References with at most `new_tokens` tokens each, and the logits after each token of their texts.
+
+    `logits` has one `float32[T, V]` for each text.
+    """
 
     each: list[Reference]
     logits: list[NDArray[np.float32]]
@@ -41,19 +44,19 @@ class References:
     def of(
         cls, model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int, eos: Sequence[int]
     ) -> References:
-        """What a model computes of prompts."""
+        """Compute a model's greedy continuations of prompts, and their logits; `eos` are the tokens that end a text."""
         each = greedy(model, prompts, new_tokens, eos)
         return cls(each, [text_logits(model, reference.text) for reference in each], new_tokens)
 
     @property
     def texts(self) -> list[list[int]]:
-        """The text of each."""
+        """The text of each reference."""
         return [reference.text for reference in self.each]
 
 
 @contextmanager
 def without_defaults(model: PreTrainedModel) -> Iterator[None]:
-    """The model without its generation_config.json, which fills what a caller's leaves open; it is back afterwards."""
+    """Remove the model's generation_config, which fills in what a caller's leaves open; restore it afterwards."""
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield
@@ -65,7 +68,7 @@ def without_defaults(model: PreTrainedModel) -> Iterator[None]:
 def greedy(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int]
 ) -> list[Reference]:
-    """`transformers` greedy generation, without what generation_config.json would add, several prompts at a time."""
+    """Generate greedily with `transformers`, ignoring generation_config.json, AT_ONCE prompts at a time."""
     config = GenerationConfig(
         do_sample=False,
         num_beams=1,
@@ -86,13 +89,13 @@ def greedy(
 
 
 def _ended(tokens: list[int], eos: Sequence[int]) -> list[int]:
-    """A continuation up to the first token that ends texts; what came after it fills the row up."""
+    """Cut a continuation after its first end token, as what follows it is padding."""
     end = next((at for at, token in enumerate(tokens, 1) if token in eos), len(tokens))
     return tokens[:end]
 
 
 def text_logits(model: PreTrainedModel, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """The logits after each token of a text: `float32[T, V]`."""
+    """Return the logits after each token of a text: `float32[T, V]`."""
     with torch.no_grad():
         logits: NDArray[np.float32] = model(input_ids=torch.tensor([list(tokens)])).logits[0].float().numpy().copy()
     return logits

@@ -18,9 +18,9 @@ RULES = (
 
 
 def simplify(model: ir.Model) -> None:
-    """onnxscript's optimizer, less the rules for what no language model has: trying them all takes half of an export.
+    """Run onnxscript's optimizer without rules that match no language model: all rules take half of an export's time.
 
-    Nothing is fused here: the passes do, and report it.
+    Nothing is fused here; the passes fuse, and report it.
     """
     common_passes.InlinePass()(model)
     for _ in range(2):
@@ -37,7 +37,7 @@ def simplify(model: ir.Model) -> None:
 
 
 def name_weights(graph: ir.Graph) -> None:
-    """Weights are named as the model names them; one that is turned round, and so made anew, as that and TRANSPOSED."""
+    """Name weights as the model does; append TRANSPOSED to the name of a transposed copy."""
     for value in list(graph.initializers.values()):
         value.name = str(value.name).removeprefix("model.")
         for use in value.uses():
@@ -46,7 +46,7 @@ def name_weights(graph: ir.Graph) -> None:
 
 
 def _should_fold(node: ir.Node) -> bool | None:
-    """Weights are transposed now, whatever their size, but not a head that is the embedding too."""
+    """Fold transposes of weights of any size, except of a head that is also the embedding; None for the default."""
     weight = node.inputs[0] if node.op_type == "Transpose" else None
     if weight is None or not weight.is_initializer():
         return None

@@ -1,10 +1,10 @@
-"""A draft made to take the target's token ids and to answer in them, whatever its own tokenizer is.
+"""Adapts a draft so that it reads and predicts the target's token ids, whatever its own tokenizer is.
 
-Tokens of different tokenizers are the same where they stand for the same bytes. The draft's head keeps the rows of
-those that both have: it drafts among them alone, and nothing is translated when it runs. That is the token-level
-intersection (TLI) of arXiv 2502.05202. The text stays as the target cuts it, so the draft also reads tokens that it
-does not have: each becomes the last of the pieces that the draft's own tokenizer makes of it. Their mean, by length or
-by position or not, was accepted less often on the reference pair with six other tokenizers.
+Tokens of different tokenizers match if they stand for the same bytes. The draft's head keeps the rows of the tokens
+that both have, so it drafts only those, and nothing is translated at run time: the token-level intersection (TLI) of
+arXiv 2502.05202. The draft reads text as the target's tokenizer splits it, so it also reads tokens that it lacks. Such
+a token gets the embedding of the last piece into which the draft's tokenizer splits its text. The mean of the pieces,
+plain or weighted by length or position, was accepted less often on the reference pair with six other tokenizers.
 """
 
 from __future__ import annotations
@@ -28,24 +28,29 @@ from specbuild.runtime.errors import CheckpointError, shown
 from .checkpoint import Checkpoint, encode
 
 Kind = Literal["identical", "padded", "reordered", "intersecting"]
-Meaning = tuple[bool, bytes]  # whether it is a special token, and what it stands for
-DRAFT_TOKENS, PARD_TOKEN = "draft_tokens", "pard_token"  # of config.json: a trimmed head's tokens, a mask's id
-LEAST_SHARED = 0.01  # of the target's tokens, and
-LEAST_COVERED = 0.1  # of a text's, that a draft must have to be worth an attempt
+Meaning = tuple[bool, bytes]  # whether it is a special token, and the bytes that it stands for
+DRAFT_TOKENS, PARD_TOKEN = "draft_tokens", "pard_token"  # config.json: a trimmed head's tokens, the mask's id
+LEAST_SHARED = 0.01  # minimum fraction of the target's tokens that a draft must have
+LEAST_COVERED = 0.1  # minimum fraction of the tokens in PROMPTS that a draft must have
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_CHARACTERS: dict[int, str] = bytes_to_unicode()  # what byte-level tokenizers write for each byte
+_CHARACTERS: dict[int, str] = bytes_to_unicode()  # how byte-level tokenizers write each byte
 _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """How a draft's tokens stand to the target's.
+    """How a draft's tokens relate to the target's.
 
-    kind: "identical"; "padded", the same with other numbers of rows; "reordered", the same tokens with other ids;
-    "intersecting", of another tokenizer. rows: of the embedding after `fit`, the target's or one more. columns: of the
-    head. tokens: the columns' target ids, ascending; None where column i is token i. shared: how many of the target's
-    tokens can be drafted. mask_token: the id by which a PARD draft's mask is fed, which no text has. sources: for each
-    row of the embedding the draft's row that it becomes, −1 for the mean of all; None where all stay as they are.
+    Attributes:
+        kind: "identical"; "padded", the same tokens but another number of rows; "reordered", the same tokens with other
+            ids; or "intersecting", another tokenizer.
+        rows: Rows of the embedding after `fit`: the target's number, or one more for a mask.
+        columns: Columns of the head's logits after `fit`.
+        tokens: Each column's target token, ascending; None if column i is token i.
+        shared: How many of the target's tokens can be drafted.
+        mask_token: The id of a PARD draft's mask, which occurs in no text; None for other drafts.
+        sources: For each row of the new embedding, the draft's row to copy, or −1 for the mean of all rows; None if the
+            embedding stays unchanged.
     """
 
     kind: Kind
@@ -57,19 +62,20 @@ class Vocabulary:
     sources: tuple[int, ...] | None = field(default=None, repr=False)
 
     def covered(self, ids: Sequence[int]) -> float:
-        """The share of a text's tokens, as the target has them, that can be drafted; 1 of no text."""
+        """Return the fraction of a text's token ids that can be drafted; 1 for an empty text."""
         known = range(self.columns) if self.tokens is None else frozenset(self.tokens)
         return sum(token in known for token in ids) / len(ids) if ids else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For reports, without the lists of tokens."""
+        """Return the fields that a report shows, without the lists of tokens."""
         return {name: getattr(self, name) for name in ("kind", "rows", "columns", "shared", "mask_token")}
 
 
 def reconcile(target: Checkpoint, draft: Checkpoint) -> Vocabulary:
-    """How a draft can take the target's tokens; raises CheckpointError where it cannot, or hardly any.
+    """Return how a draft can use the target's tokens; raise CheckpointError if it cannot use enough of them.
 
-    Of the draft's config.json count `draft_tokens`, the only ids of its own whose head rows are used, and `pard_token`.
+    Two fields of the draft's config.json matter: `draft_tokens`, the draft's own ids to which its head is limited, and
+    `pard_token`, its mask.
     """
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
     kind: Kind = "intersecting"
@@ -84,7 +90,7 @@ def reconcile(target: Checkpoint, draft: Checkpoint) -> Vocabulary:
         own, others = _Tokens(target), _Tokens(draft)
         same = _intersect(own, others)
         sources = same | {token: others.last(text) for token, (_, text) in own.meanings.items() if token not in same}
-    usable = {row: token for token, row in reversed(same.items())}  # of several of one meaning the first
+    usable = {row: token for token, row in reversed(same.items())}  # the first of several with one meaning
     _check_shared(target, draft, list(usable.values()))
     allowed = _draft_tokens(draft, theirs.values())
     tokens = sorted(token for row, token in usable.items() if allowed is None or row in allowed)
@@ -104,10 +110,10 @@ def reconcile(target: Checkpoint, draft: Checkpoint) -> Vocabulary:
 
 
 def fit(model: PreTrainedModel, vocabulary: Vocabulary) -> None:
-    """Give a draft the target's tokens: `vocabulary.rows` rows of its embedding, and `columns` of its head.
+    """Change a draft's embedding and head in place so that they use the target's token ids.
 
-    A model whose head is its embedding stays one where both need the same rows. Raises CheckpointError for a model
-    whose embedding or head is of a kind that cannot be changed.
+    A tied head stays tied if both need the same rows. Raises CheckpointError if the embedding or the head is of a kind
+    that cannot be changed.
     """
     if vocabulary.sources is None and vocabulary.tokens is None and vocabulary.columns == vocabulary.rows:
         return
@@ -128,7 +134,7 @@ def fit(model: PreTrainedModel, vocabulary: Vocabulary) -> None:
 
 
 def _rows(weight: Tensor, sources: tuple[int, ...] | None) -> Tensor:
-    """`[rows, H]` of `[V, H]`."""
+    """Return the rows `[rows, H]` that `sources` picks from `weight` `[V, H]`."""
     if sources is None:
         return weight
     index = torch.tensor(sources)
@@ -138,7 +144,7 @@ def _rows(weight: Tensor, sources: tuple[int, ...] | None) -> Tensor:
 
 
 class _Tokens:
-    """What each token of a checkpoint's tokenizer stands for."""
+    """The tokens of a checkpoint's tokenizer and the bytes that they stand for."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint, tokenizer = checkpoint, checkpoint.tokenizer
@@ -147,7 +153,7 @@ class _Tokens:
         self._by_bytes = "ByteLevel" in f"{backend.pre_tokenizer} {backend.decoder}"
         added = tokenizer.added_tokens_decoder
         special = {token for token, each in added.items() if each.special} | set(tokenizer.all_special_ids)
-        self.spare = set[int]()  # single bytes of a tokenizer that otherwise has characters
+        self.spare = set[int]()  # byte-fallback tokens of a tokenizer of characters
         self.meanings = dict[int, Meaning]()
         for text, token in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
             known = token in special or token in added
@@ -163,27 +169,27 @@ class _Tokens:
 
     @cached_property
     def ids(self) -> dict[Meaning, int]:
-        """The token of each meaning: of several one that is no spare byte, the lowest."""
+        """The token of each meaning: the lowest id, but a token in `spare` only if there is no other."""
         order = sorted(self.meanings, key=lambda token: (token in self.spare, token), reverse=True)
         return {self.meanings[token]: token for token in order}
 
     def last(self, text: bytes) -> int:
-        """The last of the tokens into which this tokenizer cuts it, by bytes where it is half a character; or −1."""
+        """Return the last token into which this tokenizer splits `text`, or −1; half a character is split by bytes."""
         try:
             written = "".join(_CHARACTERS[b] for b in text) if self._by_bytes else text.decode().replace(" ", "▁")
             found = [each.id for each in self._model.tokenize(written)]
-        except Exception:  # half a character, or bare Exception of the library's for what it cannot cut
+        except Exception:  # half a character; or a bare Exception of tokenizers for text that it cannot split
             found = [self.ids[False, bytes([b])] for b in text if (False, bytes([b])) in self.ids]
         return next((token for token in reversed(found) if token != self._unknown), -1)
 
     def roles(self) -> list[list[int]]:
-        """The tokens that end a text, and the one that begins it."""
+        """Return the tokens that end a text, and a list of the one that begins it, if any."""
         begin = self.checkpoint.tokenizer.bos_token_id
         return [self.checkpoint.eos_token_ids(), [] if begin is None else [begin]]
 
 
 def _intersect(ours: _Tokens, theirs: _Tokens) -> dict[int, int]:
-    """Their token of each of ours that means the same; after all others our spare bytes, and what has the same role."""
+    """Map each of our tokens to theirs of the same meaning, spare bytes last; then EOS and BOS tokens by their role."""
     order = sorted(ours.meanings, key=lambda token: token in ours.spare)
     same = {token: theirs.ids[ours.meanings[token]] for token in order if ours.meanings[token] in theirs.ids}
     for own, other in zip(ours.roles(), theirs.roles(), strict=True):
@@ -192,7 +198,7 @@ def _intersect(ours: _Tokens, theirs: _Tokens) -> dict[int, int]:
 
 
 def _check_shared(target: Checkpoint, draft: Checkpoint, shared: Sequence[int]) -> None:
-    """Raises CheckpointError where too few of the target's tokens, or of a text's, can be drafted."""
+    """Raise CheckpointError if too few of the target's tokens, or of the tokens in PROMPTS, can be drafted."""
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()
     text = [token for ids in encode(target.tokenizer, [json.loads(line)["prompt"] for line in lines]) for token in ids]
     known, size = frozenset(shared), len(target.tokenizer)
@@ -204,7 +210,7 @@ def _check_shared(target: Checkpoint, draft: Checkpoint, shared: Sequence[int]) 
 
 
 def _draft_tokens(draft: Checkpoint, known: Iterable[int]) -> frozenset[int] | None:
-    """Those that its configuration allows; None for all. Raises CheckpointError."""
+    """Return the tokens that the draft's config.json limits its head to, or None for all; raises CheckpointError."""
     asked = getattr(draft.config, DRAFT_TOKENS, None)
     if asked is None:
         return None
@@ -221,9 +227,9 @@ def _draft_tokens(draft: Checkpoint, known: Iterable[int]) -> frozenset[int] | N
 def _mask(
     target: Checkpoint, draft: Checkpoint, known: Iterable[int], sources: dict[int, int]
 ) -> tuple[int | None, int]:
-    """A PARD draft's mask as an id beyond the target's tokens, put among `sources`; and the rows that this takes.
+    """Return the id that a PARD draft's mask gets past the target's tokens, and the rows that the embedding needs.
 
-    Raises CheckpointError for a mask that is no row of the draft's.
+    Adds the mask's row to `sources`. Raises CheckpointError if the mask is not a row of the draft's embedding.
     """
     mask = getattr(draft.config, PARD_TOKEN, None)
     if mask is None:
@@ -240,7 +246,7 @@ def _mask(
 
 
 def spread(logits: Tensor, tokens: Tensor, size: int) -> Tensor:
-    """Logits `[..., n]` of these tokens `int64[n]` as those of all, `[..., size]`: −inf for the others."""
+    """Expand logits `[..., n]` of `tokens` `int64[n]` to logits `[..., size]` of all tokens: −inf for the others."""
     full = logits.new_full((*logits.shape[:-1], size), -torch.inf)
     full[..., tokens] = logits
     return full
@@ -248,7 +254,7 @@ def spread(logits: Tensor, tokens: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def by_token(model: PreTrainedModel, tokens: Sequence[int] | None, vocab_size: int) -> Iterator[None]:
-    """While inside, a model whose head has but these tokens gives logits of all, −inf of the others."""
+    """Make a model whose head has only `tokens` return logits for all tokens, −inf for the others, while inside."""
 
     def hook(_: nn.Module, __: Any, output: Any) -> Any:
         output.logits = spread(output.logits, columns, vocab_size)

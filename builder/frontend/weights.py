@@ -1,7 +1,7 @@
-"""What the headers of a checkpoint's safetensors say, and whether a config.json asks for the same sizes.
+"""Reads the headers of a checkpoint's safetensors, and checks that its config.json asks for the same sizes.
 
-Making a model takes as long and as much memory as its configuration says, so what it says is held against the weights
-before anything is made of it.
+Creating a model takes as much time and memory as its configuration asks for, so a configuration is checked against the
+weights before anything is created from it.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ from specbuild.runtime.bundle.bundle import sha256_file
 from specbuild.runtime.errors import CheckpointError, one_line
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-Stamp = tuple[int, int, int]  # inode, size, time of the last change
+Stamp = tuple[int, int, int]  # a file's inode, size, and modification time in ns
 MAX_POSITIONS = 1 << 31
 _LAYERS, _POSITIONS = "num_hidden_layers", "max_position_embeddings"
 _SIZES = (
     *(_LAYERS, "hidden_size", "vocab_size", "intermediate_size", "head_dim"),
     *("num_attention_heads", "num_key_value_heads", _POSITIONS),
 )
-_COUNT = re.compile(r"(?:^|_)(?:n|num|depth|layers?|experts?|heads?)(?:_|$)")  # fields of which lists are made
-_FREE = re.compile(r"positions|ctx|tokens")  # of which none are
+_COUNT = re.compile(r"(?:^|_)(?:n|num|depth|layers?|experts?|heads?)(?:_|$)")  # fields that size a list
+_FREE = re.compile(r"positions|ctx|tokens")  # fields that size none
 
 
 @dataclass(frozen=True)
 class Header:
-    """Every tensor's shape by its name in the files."""
+    """The shape of every tensor, by its name in the files."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
     @cached_property
     def layers(self) -> int:
-        """How many layers the tensors are of, by the first number in their names."""
+        """Number of layers, by the first number in the tensors' names."""
         found = (re.search(r"(?:^|\.)(\d{1,9})\.", name) for name in self.shapes)
         return max((int(number[1]) + 1 for number in found if number), default=0)
 
     @cached_property
     def largest(self) -> int:
-        """The largest dimension of any."""
+        """The largest dimension of any tensor."""
         return max(itertools.chain.from_iterable(self.shapes.values()), default=0)
 
     @property
     def elements(self) -> int:
-        """The sum of all tensors' sizes."""
+        """Number of elements of all tensors together."""
         return sum(map(prod, self.shapes.values()))
 
     def layer(self, number: int) -> str:
-        """How the names of a layer's tensors begin."""
+        """Return the prefix of the names of a layer's tensors."""
         first = next((name for name in self.shapes if re.search(r"(?:^|\.)0\.", name)), "0.")
         return re.sub(r"(^|\.)0\..*", rf"\g<1>{number}.", first)
 
 
 def weight_files(source: str, folder: Path) -> list[Path]:
-    """The safetensors files, all there; raises CheckpointError."""
+    """Return a checkpoint's safetensors files; raise CheckpointError if one is missing."""
     names = [SINGLE]
     if (index := folder / INDEX).exists():
         weight_map = read_object(index).get("weight_map")
@@ -76,7 +76,7 @@ def weight_files(source: str, folder: Path) -> list[Path]:
         if any("/" in name or "\\" in name or "\0" in name or name in (".", "..") for name in names):
             raise CheckpointError(f"{index} names a file outside the checkpoint: do not use it")
     files = [folder / name for name in names]
-    missing = [path.name[:80] for path in files if not os.path.isfile(path)]  # noqa: PTH113  # any name is only missing
+    missing = [path.name[:80] for path in files if not os.path.isfile(path)]  # noqa: PTH113  # never raises
     if missing or not files:
         more = f" and {len(missing) - 3} others" if len(missing) > 3 else ""
         lacks = ", ".join(missing[:3]) + more or "weights"
@@ -85,7 +85,7 @@ def weight_files(source: str, folder: Path) -> list[Path]:
 
 
 def read_header(files: list[Path]) -> Header:
-    """The shapes in these files, which are whole; raises CheckpointError."""
+    """Read the shapes in these files; raise CheckpointError if one is damaged or a tensor is in two of them."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in files:
         try:
@@ -100,7 +100,13 @@ def read_header(files: list[Path]) -> Header:
 
 
 def check_sizes(where: str, raw: Mapping[str, Any], header: Header) -> None:
-    """Raises CheckpointError for a size in a config.json beyond its weights, before a configuration is made of it."""
+    """Raise CheckpointError if a size in a config.json is beyond its weights, before a configuration is made of it.
+
+    Args:
+        where: The config.json's name in error messages.
+        raw: Its contents.
+        header: The weights' shapes.
+    """
     kind = raw.get("model_type")
     names = (
         getattr(CONFIG_MAPPING[kind], "attribute_map", {}) if isinstance(kind, str) and kind in CONFIG_MAPPING else {}
@@ -138,7 +144,13 @@ def _check_size(where: str, meaning: str, name: str, value: Any, header: Header)
 
 
 def check_model(source: str, model: PreTrainedModel, header: Header) -> None:
-    """Raises CheckpointError where the model of a config.json, still without weights, is not of its weights' shapes."""
+    """Raise CheckpointError if the model of a config.json, on the meta device, has other shapes than the weights.
+
+    Args:
+        source: The checkpoint's name in error messages.
+        model: The model, without weights.
+        header: The weights' shapes.
+    """
     named = dict(model.named_parameters(remove_duplicate=False))
     for name in sorted(named.keys() & header.shapes.keys()):
         asked, has = tuple(named[name].shape), header.shapes[name]
@@ -158,7 +170,7 @@ def check_model(source: str, model: PreTrainedModel, header: Header) -> None:
 
 
 def _field(config: Any, size: int) -> str:
-    """The fields of a configuration that are this size, alone or times the width of a head; "" where none is."""
+    """Name the configuration's fields that are `size`, alone or times the width of a head; "" if none is."""
     sizes = {name: value for name in _SIZES if type(value := getattr(config, name, None)) is int}
     width = sizes.get("head_dim") or sizes.get("hidden_size", 0) // max(1, sizes.get("num_attention_heads", 1))
     found = [f"{name} {value} of {width}" for name, value in sizes.items() if "heads" in name and value * width == size]
@@ -167,7 +179,7 @@ def _field(config: Any, size: int) -> str:
 
 
 def _leaves(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The innermost values of JSON by the keys that they have."""
+    """Yield the innermost values of JSON with their keys."""
     left: list[tuple[str, Any]] = list(raw.items())
     while left:
         name, value = left.pop()
@@ -180,7 +192,7 @@ def _leaves(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def stamps_of(files: list[Path]) -> list[Stamp]:
-    """What tells each file's content from another's without reading it; raises CheckpointError."""
+    """Return each file's stamp, which changes with its content; raises CheckpointError."""
     try:
         return [(about.st_ino, about.st_size, about.st_mtime_ns) for about in (path.stat() for path in files)]
     except OSError as error:
@@ -188,14 +200,14 @@ def stamps_of(files: list[Path]) -> list[Stamp]:
 
 
 def check_stamps(files: list[Path], stamps: list[Stamp]) -> None:
-    """Raises CheckpointError where a file is no longer the one that was looked at."""
+    """Raise CheckpointError if a file changed since its stamp was taken."""
     for path, before, now in zip(files, stamps, stamps_of(files), strict=True):
         if now != before:
             raise CheckpointError(f"{path} was changed while it was read: leave it alone, and begin again")
 
 
 def sha256_files(files: list[Path], stamps: list[Stamp]) -> str:
-    """sha256 over the files' own, in name order; raises CheckpointError where one is not as it was."""
+    """Return the sha256 over the files' sha256s, in the given order; raise CheckpointError if a file changed."""
     check_stamps(files, stamps)
     try:
         found = hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()
@@ -206,13 +218,13 @@ def sha256_files(files: list[Path], stamps: list[Stamp]) -> str:
 
 
 def short(value: Any) -> str:
-    """A value in an error's line, cut."""
+    """Return a value's repr for an error message, cut to 38 characters if it is longer than 40."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 
 def check_room(source: str, folder: Path, size: int) -> None:
-    """Raises CheckpointError where memory or the folder's disk cannot have the weights in float32."""
+    """Raise CheckpointError if memory or the folder's disk has no room for weights of `size` bytes in float32."""
     memory, disk = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), shutil.disk_usage(folder).free
     if size > memory:
         raise CheckpointError(

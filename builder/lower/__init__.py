@@ -1,1 +1,1 @@
-"""Lowerings: from the portable graph to what a backend compiles, one module each."""
+"""Lowerings, one module each: they turn the portable graph into one that a backend runs or compiles."""

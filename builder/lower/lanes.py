@@ -1,8 +1,8 @@
-"""GroupQueryAttention in lanes: how `TreeAttention` is lowered for ONNX Runtime.
+"""Lowers `TreeAttention` for ONNX Runtime to GroupQueryAttention, in lanes.
 
 The operator (com.microsoft) accepts several new nodes over a past for one sequence only, so attention is split into one
-lane per cache slot. It rotates by itself where head size and rotated part are multiples of 16; elsewhere the standard
-operator does. Its own window counts rows, which a tree's run ahead of its positions, and is not used.
+lane per cache slot. It applies RoPE itself where head size and rotated part are multiples of 16; elsewhere the standard
+operator does. Its own window is not used: it counts cache rows, of which a tree has more than positions.
 """
 
 from __future__ import annotations
@@ -14,41 +14,49 @@ import onnx_ir as ir
 
 from specbuild.builder.passes.pattern import constant, dims, insert, permutation, producer, replace
 
-HEAD_MULTIPLE, ROTARY_MULTIPLE = 8, 16  # sizes GroupQueryAttention takes, and takes when it rotates
+HEAD_MULTIPLE, ROTARY_MULTIPLE = 8, 16  # GroupQueryAttention's head sizes: of all, and of those it rotates
 
 
 @dataclass
 class Lanes:
-    """The inputs and outputs that exist once per lane."""
+    """The inputs and outputs of attention in the lowered graph, most of them one per lane."""
 
     capacity: int
-    bias: dict[int, list[ir.Value]]  # by window
+    bias: dict[int, list[ir.Value]]  # by window, one per lane
     last_row: list[ir.Value]
     positions: list[ir.Value]
-    rows: ir.Value  # the node of each of attention's rows
+    rows: ir.Value  # the node of each row of attention
     nodes: ir.Value  # the row of each node
-    sizes: ir.Value | None
+    sizes: ir.Value | None  # how many rows each lane has; None for one lane
     caches: list[ir.Value] = field(default_factory=list)
     presents: list[ir.Value] = field(default_factory=list)
 
     @property
     def shared(self) -> list[ir.Value]:
-        """The inputs that say which rows are whose."""
+        """The inputs that say which node and which lane each row of attention belongs to."""
         return [self.rows, self.nodes, *([self.sizes] if self.sizes else [])]
 
 
 def cache_width(head_dim: int) -> int:
-    """The size of a head in the cache, which the operator wants to be a multiple of 8."""
+    """Return the size of a head in the cache, padded to a multiple of 8 as GroupQueryAttention requires."""
     return -(-head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
 
 
 def window_of(attention: ir.Node) -> int:
-    """How many positions a node of this attention sees; 0: all."""
+    """Return how many positions a node of this attention sees; 0: all."""
     return attention.attributes["window"].as_int()
 
 
 def make_lanes(first: ir.Node, positions: ir.Value, batch_size: int, capacity: int, windows: list[int]) -> Lanes:
-    """The inputs every attention shares, and the positions split by lane in front of the first one."""
+    """Make the inputs that all attentions share, and split the positions by lane in front of the first attention.
+
+    Args:
+        first: The first attention.
+        positions: The positions of all nodes.
+        batch_size: How many lanes there are.
+        capacity: Cache rows per lane.
+        windows: The windows that attentions have, in positions; 0: all.
+    """
 
     def value(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
         return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
@@ -84,7 +92,7 @@ def _split(before: ir.Node, value: ir.Value, sizes: ir.Value, count: int) -> lis
 
 
 def lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: Lanes) -> None:
-    """`TreeAttention` becomes one GroupQueryAttention per lane, which rotates by itself where it can."""
+    """Replace `TreeAttention` by one GroupQueryAttention per lane, which applies RoPE itself where it can."""
     heads, kv_heads, size = dims(node.inputs[0])[1], dims(node.inputs[1])[1], dims(node.inputs[0])[3]  # type: ignore[index]
     padded = cache_width(int(size))
     tables = list(node.inputs[9:11])
@@ -131,7 +139,7 @@ def lower_attention(graph: ir.Graph, node: ir.Node, layer: int, lanes: Lanes) ->
 
 
 def _hand_over(graph: ir.Graph, heads: ir.Value, rows: ir.Value) -> None:
-    """The attention's `[B, N, H·D]` to whoever uses it as such, reshaped to `[B, N, H, D]` to the others."""
+    """Give the result `[B, N, H·D]` to users that reshape it to that; reshape it to `[B, N, H, D]` for the others."""
     for reshape in [use.node for use in heads.uses()]:
         if reshape.op_type == "Reshape" and len(dims(reshape.outputs[0]) or ()) == 3:
             replace(reshape.outputs[0], rows)
@@ -142,7 +150,7 @@ def _hand_over(graph: ir.Graph, heads: ir.Value, rows: ir.Value) -> None:
 
 
 def _rotate(before: ir.Node, value: ir.Value | None, tables: list[ir.Value | None]) -> ir.Value:
-    """`[B, H, N, D]` rotated by the standard operator."""
+    """Rotate `[B, H, N, D]` with the standard operator."""
     cos, sin = (insert(before, "Gather", [table, before.inputs[5]]).outputs[0] for table in tables)
     size, width = dims(value)[3], 2 * int(dims(tables[0])[1])  # type: ignore[index]
     rotated = insert(
@@ -157,7 +165,7 @@ def _rotate(before: ir.Node, value: ir.Value | None, tables: list[ir.Value | Non
 
 
 def _packed(node: ir.Node, rows: list[ir.Value]) -> list[ir.Value]:
-    """The merged projection itself where query, key and value are a Split of it: the operator takes it whole."""
+    """Return the merged projection if query, key and value are a Split of it: the operator takes it whole."""
     split = producer(rows[0], "Split")
     if split is not None and all(a is b for a, b in zip(split.outputs, rows, strict=True)):
         return [split.inputs[0]]  # type: ignore[list-item]
@@ -165,7 +173,7 @@ def _packed(node: ir.Node, rows: list[ir.Value]) -> list[ir.Value]:
 
 
 def _rows(graph: ir.Graph, before: ir.Node, value: ir.Value | None, padded: int) -> ir.Value:
-    """`[B, H, N, D]` as GroupQueryAttention wants it, `[B, N, H·D]`: the projection's own output where it is one."""
+    """Return `[B, H, N, D]` as `[B, N, H·D]` for GroupQueryAttention: the projection's own output where possible."""
     assert value is not None
     heads, size = dims(value)[1], dims(value)[3]  # type: ignore[index]
     transpose = producer(value, "Transpose")
@@ -183,7 +191,7 @@ def _rows(graph: ir.Graph, before: ir.Node, value: ir.Value | None, padded: int)
 
 
 def _cut(graph: ir.Graph, before: ir.Node, value: ir.Value, heads: int, size: int, padded: int) -> ir.Value:
-    """`[B, N, H·D]` of padded heads without the padding."""
+    """Remove the padding of heads from `[B, N, H·D]`."""
     value = insert(before, "Reshape", [value, _shape(graph, heads, padded)]).outputs[0]
     bounds = [constant(graph, f"index_{number}", np.array([number], dtype=np.int64)) for number in (0, size, 3)]
     value = insert(before, "Slice", [value, *bounds]).outputs[0]
@@ -191,5 +199,5 @@ def _cut(graph: ir.Graph, before: ir.Node, value: ir.Value, heads: int, size: in
 
 
 def _shape(graph: ir.Graph, *sizes: int) -> ir.Value:
-    """A Reshape's shape that keeps batch and nodes."""
+    """Return a shape for Reshape that keeps batch and nodes."""
     return constant(graph, "shape_" + "_".join(map(str, sizes)), np.array([0, 0, *sizes], dtype=np.int64))

@@ -1,9 +1,9 @@
-"""The portable graph for ONNX Runtime on a CPU: attention in lanes, its fused norms, its block products.
+"""Lowers the portable graph for ONNX Runtime on a CPU: attention in lanes, its fused norms and block products.
 
 The lowered graph takes all sequences' nodes as one flat list `[1, T]`. Attention is split into one lane per cache slot
-(`lanes.py`); everything else is computed on T rows at once, without padding. A lane's rows lie at `lane_sizes`;
-`bias.w.j [1, 1, n, S]` holds the tree and the window of w positions (0: none), 0 or −inf per cache row; `last_row.j` is
-the last cache row the lane writes.
+(`lanes.py`); everything else is computed on T rows at once, without padding. `lane_sizes` has each lane's number of
+rows; `bias.w.j [1, 1, n, S]` encodes the tree and the window of w positions (0: none) as 0 or −inf per cache row of
+lane j; `last_row.j` is the last cache row that lane j writes.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ OUTPUTS = {
 
 
 def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
-    """A new model for `batch_size` lanes over caches of `capacity` rows; the portable one is left as it was."""
+    """Return a new model for `batch_size` lanes over caches of `capacity` rows; the portable one is not changed."""
     model = portable.clone()
     graph = model.graph
     by_name = {value.name: value for value in graph.inputs}
     positions = by_name["position_ids"]
-    batch_of_tokens(graph)  # the caches' becomes the lanes'
+    batch_of_tokens(graph)  # the portable cache inputs are removed below
     attentions = [node for node in graph if node.op_type == "TreeAttention"]
     windows = sorted({window_of(node) for node in attentions})
     lanes = make_lanes(attentions[0], positions, batch_size, capacity, windows)
@@ -69,7 +69,7 @@ def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
     graph.outputs.clear()
     graph.outputs.extend([logits, *hidden, *lanes.presents])
     clean(model)
-    for node in graph:  # shapes of the portable graph: ONNX Runtime infers its own
+    for node in graph:  # these shapes are the portable graph's: ONNX Runtime infers its own
         for output in node.outputs:
             if not output.is_graph_output():
                 output.shape = None
@@ -77,7 +77,7 @@ def lower(portable: ir.Model, batch_size: int, capacity: int) -> ir.Model:
 
 
 def _norm(node: ir.Node) -> list[ir.Value]:
-    """ONNX Runtime's own kernel for RMSNormalization."""
+    """Lower RMSNormalization to ONNX Runtime's own kernel."""
     attributes = {"axis": -1, "epsilon": node.attributes["epsilon"].as_float(), "stash_type": 1}
     return list(insert(node, "SimplifiedLayerNormalization", node.inputs, attributes=attributes).outputs)
 
@@ -95,7 +95,10 @@ def _transposed_product(node: ir.Node) -> list[ir.Value]:
 
 
 def _block_product(node: ir.Node) -> list[ir.Value]:
-    """Activations are quantized too, per block and row, unless the weights alone are to be: of those INT8 is slow."""
+    """Lower `BlockMatMul` to MatMulNBits.
+
+    Activations are quantized per block and row, too, except for weight-only schemes, in which INT8 is slow.
+    """
     x, codes, scales, *zeros = node.inputs
     columns, bits, size, exact = (node.attributes[name].as_int() for name in ("columns", "bits", "block", "exact"))
     attributes = {"K": columns, "N": int(dims(codes)[0]), "bits": bits, "block_size": size}  # type: ignore[index]
@@ -112,10 +115,10 @@ def _block_gather(node: ir.Node) -> list[ir.Value]:
 
 
 def _scaled_product(node: ir.Node) -> list[ir.Value]:
-    """Integers by integers, none with a sign.
+    """Lower `ScaledMatMul` to a product of two unsigned integer tensors.
 
-    With signed weights this kernel saturates on x86 processors without VNNI, and with two signed ones it is ten times
-    slower there.
+    On x86 processors without VNNI this kernel saturates if the weights are signed, and is ten times slower if both
+    tensors are.
     """
     x, weight, scales, input_scale = node.inputs
     zero = constant(node.graph, "zero_uint8", np.array(128, dtype=np.uint8))  # type: ignore[arg-type]
@@ -127,7 +130,7 @@ def _scaled_product(node: ir.Node) -> list[ir.Value]:
 
 
 def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
-    """Packed codes `[N, blocks, bytes]` as `[N, blocks · bytes]` of the same bytes, for the lookup."""
+    """Return packed codes `[N, blocks, bytes]` as `[N, blocks · bytes]` over the same bytes, for the lookup."""
     stored, name = weight.const_value, f"{weight.name}_rows"
     rows, blocks, size = (int(dim) for dim in dims(weight) or ())
     shape = ir.Shape([rows, blocks * size])

@@ -1,9 +1,9 @@
-"""The portable graph for TensorRT with specbuild's own attention, the plugin `TreeAttention` of plugins/trt.
+"""Lowers the portable graph for TensorRT with specbuild's own attention, the plugin `TreeAttention` of plugins/trt.
 
-`[B, N]` nodes of B sequences go in padded, `counts [B]` of each are nodes; the tree itself goes in as `parents [B, M]`,
-without masks or positions: the kernel counts those itself. Activations, weights and caches are of one 16-bit type,
-tables, norms and logits of float32; indices are int32. Caches may be of E4M3 instead, with a scale for each KV head, in
-float32. Past and present of a cache must be bound to one address. A paged cache is pages of `page_rows` rows, and
+The nodes of B sequences are padded to `[B, N]`; each sequence has `counts [B]` of them. The tree is passed as
+`parents [B, M]`, without masks or positions, which the kernel derives. Activations, weights and caches share one 16-bit
+type; tables, norms and logits are float32, indices int32. Caches may be E4M3 instead, with a float32 scale for each KV
+head. Past and present of a cache must be bound to one address. A paged cache consists of pages of `page_rows` rows, and
 `page_table [B, capacity / page_rows]` names those of each sequence.
 """
 
@@ -22,8 +22,8 @@ from .lanes import window_of
 from .standard import convert, expand, graph_input, narrow
 
 OPSET = 23
-DOMAIN = "trt.plugins"  # by which other tools know plugins: TensorRT's parser goes by operator and attributes
-ROTARY_MULTIPLE = 16  # widths that the kernel rotates
+DOMAIN = "trt.plugins"  # marks a plugin for other tools; TensorRT's parser looks at operator and attributes
+ROTARY_MULTIPLE = 16  # of the rotary widths that the kernel supports
 INSTEAD = "build with --attention native"
 INPUTS = {
     "tokens": "input_ids",
@@ -35,7 +35,7 @@ INPUTS = {
     "past_key": "past_key.{layer}",
     "past_value": "past_value.{layer}",
 }
-PAGED = {"page_table": "page_table"}  # the input more of paged caches
+PAGED = {"page_table": "page_table"}  # the additional input of paged caches
 OUTPUTS = {"logits": "logits", "present_key": "present_key.{layer}", "present_value": "present_value.{layer}"}
 DTYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
@@ -43,11 +43,20 @@ DTYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 def lower(
     portable: ir.Model, precision: str, capacity: int, scales: Scales | None = None, page_rows: int = 0
 ) -> ir.Model:
-    """A new model over caches of `capacity` rows; the portable one is left as it was.
+    """Return a new model; the portable one is not changed.
 
-    The batch, the nodes, the tree, the pages and how many logits are wanted stay dynamic. precision: one of DTYPES;
-    scales: of caches in E4M3; page_rows: 0 where they are linear. Raises OptionError for a head size, a rotary width
-    or a use of positions that the plugin has not.
+    The numbers of sequences, nodes, tree nodes, pages and logits stay dynamic.
+
+    Args:
+        portable: The fused portable graph.
+        precision: The type of activations, a key of DTYPES.
+        capacity: Cache rows per slot.
+        scales: Scales of E4M3 caches; None: caches have the type of activations.
+        page_rows: Rows per page of the caches; 0: linear caches.
+
+    Raises:
+        OptionError: The plugin does not support a head size, a rotary width, or a use of positions outside attention,
+            or a weight is too large for the type.
     """
     model = portable.clone()
     graph = model.graph
@@ -83,9 +92,9 @@ def lower(
 def _lower_attention(
     node: ir.Node, layer: int, counts: ir.Value, rows: list[str | int], table: ir.Value | None, scales: Scales | None
 ) -> ir.Node:
-    """The portable `TreeAttention` by the plugin's, named by its layer: nodes before heads, and no positions.
+    """Replace a portable `TreeAttention` by the plugin's, which puts nodes before heads and takes no positions.
 
-    `rows`: a cache's first and third dimension; `table`: of its pages, where it has any.
+    It is named by its layer. `rows`: the first and third dimension of a cache; `table`: the page table of a paged one.
     """
     past_key, past_value, _, parents, cache_len, tree_offset = node.inputs[3:9]
     _, kv_heads, _, size = dims(past_key)  # type: ignore[misc]
@@ -127,7 +136,7 @@ def _lower_attention(
 
 
 def _check(size: int, width: int) -> None:
-    """Raises OptionError for a head that the kernel is not made for."""
+    """Raise OptionError for a head size or a rotary width that the kernel does not support."""
     if size not in HEAD_DIMS:
         sizes = ", ".join(map(str, HEAD_DIMS))
         raise OptionError(f"head size {size}: the plugin's attention has {sizes} alone: {INSTEAD}")
@@ -138,7 +147,7 @@ def _check(size: int, width: int) -> None:
 
 
 def _projections(node: ir.Node) -> dict[str, ir.Value | None]:
-    """Query, key and value `[B, N, heads, D]` by name; or the product that they are a Split of, without a copy."""
+    """Return query, key and value `[B, N, heads, D]` by name, or as "qkv" the product that they are a Split of."""
     rows = [_rows(node, value) for value in node.inputs[:3]]
     reshapes = [producer(value, "Reshape") for value in rows]
     parts = [reshape.inputs[0] for reshape in reshapes if reshape]
@@ -152,7 +161,7 @@ def _projections(node: ir.Node) -> dict[str, ir.Value | None]:
 
 
 def _rows(before: ir.Node, value: ir.Value | None) -> ir.Value | None:
-    """`[B, H, N, D]` as `[B, N, H, D]`: what was transposed where it comes from that."""
+    """Return `[B, H, N, D]` as `[B, N, H, D]`: the input of the Transpose that made it, if one did."""
     transpose = producer(value, "Transpose")
     if transpose is not None and permutation(transpose) == (0, 2, 1, 3):
         return transpose.inputs[0]

@@ -1,7 +1,7 @@
-"""Quantized products in ONNX's own QuantizeLinear and DequantizeLinear, as TensorRT takes them.
+"""Lowers quantized products to ONNX's QuantizeLinear and DequantizeLinear, the form that TensorRT takes.
 
-A compiler fuses the pairs into products of the narrow types; ONNX Runtime does for INT8, and computes the rest as
-written, which is what a graph is checked by where there is no GPU. Scales have the type that is computed in.
+A compiler fuses these pairs into products of the narrow types. ONNX Runtime does so for INT8 and computes the rest as
+written, by which a graph is checked without a GPU. Scales have the type that is computed in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specbuild.builder.passes.pattern import TRANSPOSED, constant, initializer, 
 
 
 def scaled_product(node: ir.Node) -> list[ir.Value]:
-    """`ScaledMatMul`: input and weight rounded to one narrow type, the input by a scale that was calibrated."""
+    """Lower `ScaledMatMul`: input and weight are rounded to one narrow type, the input by a calibrated scale."""
     x, weight, scales, input_scale = node.inputs
     assert weight is not None
     dtype = weight.dtype
@@ -30,7 +30,7 @@ def scaled_product(node: ir.Node) -> list[ir.Value]:
 
 
 def block_product(node: ir.Node) -> list[ir.Value]:
-    """`BlockMatMul` of symmetric weights, which alone are quantized: `[K, N]`, a scale for each block of a column."""
+    """Lower a weight-only `BlockMatMul` with symmetric weights: `[K, N]`, with a scale for each block of a column."""
     (x, codes, scales), graph = node.inputs, node.graph
     assert codes is not None
     assert scales is not None
@@ -56,7 +56,7 @@ def _then(
     of: str = "",
     attributes: Mapping[str, int] | None = None,
 ) -> ir.Value:
-    """A new operator's output, named by the weight that it belongs to: a compiler's messages and layers go by that."""
+    """Insert an operator, named after its weight for a compiler's messages and list of layers; return its output."""
     new = insert(node, op_type, inputs, attributes=attributes)
     whose = str(weight.name).rpartition("_")[0].replace(TRANSPOSED, "")
     new.name = " ".join(filter(None, (op_type.removesuffix("Linear").lower(), of, whose)))
@@ -64,7 +64,7 @@ def _then(
 
 
 def _signed(packed: np.ndarray, bits: int) -> np.ndarray:
-    """Codes around the middle as signed numbers of as many bits."""
+    """Convert codes in which the middle of the range stands for 0 to signed numbers of as many bits."""
     if bits == 8:
         return (packed.astype(np.int16) - 128).astype(np.int8)
     codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)

@@ -1,9 +1,9 @@
-"""The portable graph in standard operators (opset 24), for backends that have a fused attention of their own.
+"""Lowers the portable graph to standard operators (opset 24), for backends that have a fused attention of their own.
 
-`[B, N]` nodes of B sequences go in padded; `TreeAttention` becomes RotaryEmbedding, TensorScatter into the cache at
-`write_rows [B]`, and Attention over all of its rows under `mask.w [B, 1, N, S]`, bool, which holds the tree and the
-window of w positions (0: none). Tokens, positions and rows are int32, as kernels write them. Activations,
-weights and caches are of one 16- or 32-bit type; norms are computed in float32, and logits come out in it.
+The nodes of B sequences are padded to `[B, N]`. `TreeAttention` becomes RotaryEmbedding, TensorScatter into the cache
+at `write_rows [B]`, and Attention over all cache rows under `mask.w bool[B, 1, N, S]`, which encodes the tree and the
+window of w positions (0: none). Tokens, positions and rows are int32, as kernels write them. Activations, weights and
+caches share one 16- or 32-bit type; norms are computed in float32, and logits are float32.
 """
 
 from __future__ import annotations
@@ -36,9 +36,17 @@ DTYPES = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.Dat
 
 
 def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
-    """A new model over caches of `capacity` rows; the portable one is left as it was.
+    """Return a new model; the portable one is not changed.
 
-    The batch, the nodes and how many logits are wanted stay dynamic. precision: one of DTYPES.
+    The numbers of sequences, nodes and logits stay dynamic.
+
+    Args:
+        portable: The fused portable graph.
+        precision: The type of activations, a key of DTYPES.
+        capacity: Cache rows per slot.
+
+    Raises:
+        OptionError: A weight is too large for the type.
     """
     model, dtype = portable.clone(), DTYPES[precision]
     graph = model.graph
@@ -65,21 +73,21 @@ def lower(portable: ir.Model, precision: str, capacity: int) -> ir.Model:
 
 
 def batch_of_tokens(graph: ir.Graph) -> None:
-    """Whoever asks an input for the batch's size asks the tokens: the others may go."""
+    """Let nodes that read the batch size from other inputs read it from the tokens, so that those may be removed."""
     for node in graph:
         if node.op_type == "Shape" and node.inputs[0].is_graph_input() and dims(node.inputs[0])[0] == "batch":  # type: ignore
             node.replace_input_with(0, graph.inputs[0])
 
 
 def graph_input(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
-    """An input still to be added to a graph."""
+    """Return a new input, which is not in a graph yet."""
     return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
 
 
 def _lower_attention(
     node: ir.Node, layer: int, positions: ir.Value, rows: ir.Value, mask: ir.Value, capacity: int
 ) -> None:
-    """`TreeAttention` by the operators that append and attend, named by their layer."""
+    """Replace `TreeAttention` by operators that rotate, append to the cache and attend, named by their layer."""
     query, key, value, past_key, past_value, *_ = node.inputs
     tables, size = list(node.inputs[9:11]), int(dims(query)[3])  # type: ignore[index]
     for past in (past_key, past_value):
@@ -107,7 +115,7 @@ def _lower_attention(
 
 
 def _capped_attention(node: ir.Node, inputs: Sequence[ir.Value | None], scale: float, softcap: float) -> ir.Node:
-    """Attention whose scores are bounded, written out, for TensorRT's has no such bound."""
+    """Return attention with a softcap, written out because TensorRT's attention has none."""
     query, key, value, mask = inputs
     (_, heads, _, size), (_, kv_heads, capacity, _) = dims(node.inputs[0]), dims(node.inputs[3])  # type: ignore[misc]
     graph = node.graph
@@ -133,7 +141,7 @@ def _capped_attention(node: ir.Node, inputs: Sequence[ir.Value | None], scale: f
 
 
 def named(node: ir.Node, name: str) -> ir.Value:
-    """The node's output; its name is what a compiler's messages and layers go by."""
+    """Name a node, for a compiler's messages and list of layers, and return its output."""
     node.name = name
     return node.outputs[0]
 
@@ -146,7 +154,7 @@ def _residual_norm(node: ir.Node) -> list[ir.Value]:
 
 
 def swiglu(node: ir.Node) -> list[ir.Value]:
-    """Sigmoid and two products: ONNX Runtime's QuickGelu, which is silu with factor 1, is several times slower."""
+    """Lower SwiGLU to Sigmoid and two products; ONNX Runtime's QuickGelu, silu at factor 1, is several times slower."""
     gate, up = node.inputs
     silu = insert(node, "Mul", [gate, insert(node, "Sigmoid", [gate]).outputs[0]])
     return list(insert(node, "Mul", [silu.outputs[0], up]).outputs)
@@ -159,7 +167,7 @@ def _transposed_product(node: ir.Node) -> list[ir.Value]:
 
 
 def expand(graph: ir.Graph) -> None:
-    """Operators of specbuild's own, but for attention, in standard ones."""
+    """Replace specbuild's own operators, except attention, by standard ones."""
     for node in list(graph):
         if node.op_type in _LOWERED:
             for old, new in zip(node.outputs, _LOWERED[node.op_type](node), strict=True):
@@ -168,7 +176,10 @@ def expand(graph: ir.Graph) -> None:
 
 
 def convert(graph: ir.Graph, dtype: ir.DataType) -> None:
-    """Weights, caches and activations to one type; logits stay float32, and hidden states between models."""
+    """Convert weights, caches and activations to one type; logits and hidden states between models stay float32.
+
+    Raises OptionError if a weight is too large for the type.
+    """
     if dtype == ir.DataType.FLOAT:
         return
     for value in list(graph.initializers.values()):
@@ -196,13 +207,13 @@ def convert(graph: ir.Graph, dtype: ir.DataType) -> None:
 
 
 def narrow(graph: ir.Graph, inputs: list[ir.Value]) -> None:
-    """int64 inputs become int32, cast first of all."""
+    """Make int64 inputs int32, and cast them to int64 at the graph's beginning."""
     for value in inputs:
         _cast(graph, value, ir.DataType.INT64, ir.DataType.INT32)
 
 
 def _cast(graph: ir.Graph, value: ir.Value, dtype: ir.DataType, given: ir.DataType) -> None:
-    """An input becomes a `given` type, cast first of all to the `dtype` that it is used as."""
+    """Change an input's type to `given`, and cast it to the `dtype` that its users take at the graph's beginning."""
     uses = list(value.uses())
     cast = insert(graph[0], "Cast", [value], attributes={"to": dtype})
     cast.outputs[0].shape, cast.outputs[0].type = value.shape, ir.TensorType(dtype)

@@ -1,1 +1,1 @@
-"""`specbuild pair`: what a draft is worth to a target on this machine, before anything is shipped."""
+"""`specbuild pair`: measures what a draft is worth to a target on this machine, before anything is shipped."""

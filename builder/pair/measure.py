@@ -1,4 +1,4 @@
-"""A target and a draft, built into a bundle that is thrown away, and measured as `specbuild tune` measures."""
+"""Builds a target and a draft into a temporary bundle, and measures it as `specbuild tune` does."""
 
 from __future__ import annotations
 
@@ -29,13 +29,19 @@ from specbuild.runtime.speculation.tree import BEST_DEPTH
 
 from .verdict import judge, needed
 
-CHAIN = f"chain:{BEST_DEPTH}"  # the draft's first choices, by which acceptance is told
+CHAIN = f"chain:{BEST_DEPTH}"  # the draft's first choices, on which acceptance is measured
 
 
 @dataclass(frozen=True)
 class PairRequest:
-    """Prompts, our own where none are given, of these at most `count`; tokens after each; temperatures; threads of the
-    target, all by default.
+    """What `specbuild pair` measures with. Raises OptionError for a bad temperature.
+
+    Attributes:
+        prompts: The prompts; specbuild's own if empty.
+        new_tokens: Tokens that are decoded after each prompt.
+        temperatures: The temperatures to measure.
+        threads: Threads of the target, None for all.
+        count: Use at most so many of specbuild's own prompts.
     """
 
     prompts: Sequence[Request] = ()
@@ -50,9 +56,17 @@ class PairRequest:
 
 
 def weigh(target: str, draft: str, asked: PairRequest, progress: tuning.Progress = tuning.unseen) -> dict[str, Any]:
-    """What `specbuild pair` reports of two checkpoints, as JSON. Leaves nothing behind.
+    """Return the JSON report of `specbuild pair` on two checkpoints; leave no files behind.
 
-    Raises CheckpointError where the draft cannot be used, and whatever building and tuning raise.
+    Args:
+        target: The target's folder, GGUF file or hub id.
+        draft: The draft's, or an EAGLE-3 head's.
+        asked: What to measure with.
+        progress: Called with what is being done, how much of it is done, and of how much (0 if unknown).
+
+    Raises:
+        CheckpointError: The draft cannot be used.
+        SpecbuildError: Building or tuning failed.
     """
     progress("vocabularies", 0, 0)
     own = checkpoints.find(target)
@@ -94,14 +108,14 @@ def weigh(target: str, draft: str, asked: PairRequest, progress: tuning.Progress
 
 
 def _of_head(bundle: Path, manifest: Manifest) -> Vocabulary:
-    """A head's, whose tokens are the target's."""
+    """Return the vocabulary of an EAGLE-3 head, whose tokens are the target's."""
     model, size = manifest.models["draft"], manifest.models["target"].vocab_size
     tokens = json.loads((bundle / model.tokens).read_text(encoding="utf-8")) if model.tokens else None
     return Vocabulary("identical", size, model.vocab_size, tokens and tuple(tokens), model.vocab_size)
 
 
 def _told(what: str, prompts: Sequence[list[int]], progress: tuning.Progress) -> Iterator[list[int]]:
-    """The prompts, with word of each."""
+    """Yield the prompts, reporting progress before each."""
     for number, prompt in enumerate(prompts):
         progress(what, number, len(prompts))
         yield prompt
@@ -110,7 +124,7 @@ def _told(what: str, prompts: Sequence[list[int]], progress: tuning.Progress) ->
 def _at(
     temperature: float, decoder: Decoder, prompts: Iterable[list[int]], table: dict[str, Any], largest: int
 ) -> dict[str, Any]:
-    """Acceptance by depth, the tree that promises most, and what `auto` brings with and without the draft."""
+    """Return acceptance by depth, the most promising tree, and the speedup of `auto` with and without the draft."""
     sampled, probes, timings = temperature > 0, trees.names(trees.PROBES, largest), TimingTable.of(table, largest + 1)
     policies = {"auto": Policy(timings, drafts=True), "lookup": Policy(timings, drafts=False)}
     texts, records, chain = [], [], list[Record]()

@@ -1,4 +1,4 @@
-"""Whether a draft is worth it, in plain words, and how good it would have to be."""
+"""Says in plain words whether a draft is worth it, and how good it would have to be."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GRID = np.linspace(0.0, 1.0, 1001)
 
 
 def needed(times: Times) -> float | None:
-    """The acceptance of each token from which on a chain at its best length is faster than plain decoding here.
+    """Return the least acceptance rate per token at which a chain of the best length beats plain decoding.
 
-    None where not even drafts that always come true would be. The expected tokens are those of arXiv 2211.17192.
+    None if even drafts that are always accepted would not. The expected tokens per round are those of arXiv 2211.17192.
     """
     gains = np.zeros_like(_GRID)
     for depth in range(1, BEST_DEPTH + 1):
@@ -27,9 +27,9 @@ def needed(times: Times) -> float | None:
 
 
 def judge(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The `verdict`, and the `reasons` as lines, of what was measured.
+    """Return the `verdict` on what `measure.weigh` found, and the `reasons` for it, one line each.
 
-    Worth it is what promises MARGIN times plain decoding, which is what `auto` asks for before it drafts.
+    A draft is worth it if a tree promises MARGIN times the speed of plain decoding, as `auto` requires to draft.
     """
     measured = found["temperatures"]
     good = [each for each in measured if each["speedup"] >= MARGIN]

@@ -34,7 +34,7 @@ PORTABLE: tuple[type[FusionPass], ...] = (
 
 
 def run_portable(model: ir.Model) -> dict[str, int]:
-    """Run every portable pass in place; returns how often each matched, by its name."""
+    """Run every portable pass in place; return how often each matched, by its name."""
     matched = {}
     for kind in PORTABLE:
         fusion = kind()
@@ -45,12 +45,12 @@ def run_portable(model: ir.Model) -> dict[str, int]:
 
 
 def census(model: ir.Model) -> dict[str, int]:
-    """How many nodes of each operator a graph has, by name."""
+    """Return how many nodes of each operator a graph has, by the operator's name."""
     return dict(sorted(Counter(node.op_type for node in model.graph).items()))
 
 
 def clean(model: ir.Model) -> None:
-    """Remove what nothing uses (nodes, initializers, opsets, the exporter's notes), and make names unique."""
+    """Remove unused nodes, initializers and opsets and the exporter's metadata, and make names unique."""
     for tidy in (
         common.RemoveUnusedNodesPass(),
         common.RemoveUnusedOpsetsPass(),

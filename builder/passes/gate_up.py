@@ -1,4 +1,4 @@
-"""An MLP's gate and up projections in one matrix product."""
+"""Merges an MLP's gate and up projections into one matrix product."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .merge import MergeProducts
 
 
 class FuseGateUp(MergeProducts):
-    """The two `MatMul`s of one input behind a `SwiGLU`, or behind `Mul(activation(g), u)`; see MergeProducts."""
+    """Merges the two `MatMul`s of one input behind `SwiGLU(g, u)` or `Mul(activation(g), u)`; see MergeProducts."""
 
     operators = frozenset({"SwiGLU", "Mul"})
     through = frozenset({"Add", "Gelu", "Relu"})

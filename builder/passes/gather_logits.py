@@ -1,4 +1,4 @@
-"""The selection of the nodes whose logits are wanted, as one Gather along the node axis."""
+"""Selects the nodes whose logits are wanted, with one Gather along the node axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GatherLogits(FusionPass):
     needs = ("logit_nodes",)
 
     def find(self, node: ir.Node) -> list[ir.Node]:
-        """The GatherND, the inner Transpose and the Unsqueeze."""
+        """Return the GatherND, the inner Transpose and the Unsqueeze behind a node; [] if it does not match."""
         gather = producer(node.inputs[0], "GatherND") if node.op_type == "Transpose" else None
         if gather is None or permutation(node)[:2] != (1, 0):
             return []

@@ -1,4 +1,4 @@
-"""Linear layers exported as Gemm (GPT-2's, OPT's) in the form the other passes know."""
+"""Rewrites linear layers exported as Gemm (GPT-2's, OPT's) to the form that the other passes match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several matrix products of one input made one: what FuseQKV and FuseGateUp share."""
+"""Merges several matrix products of one input into one: the base of FuseQKV and FuseGateUp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .pattern import FusionPass, constant, dims, initializer, insert, producer, 
 
 
 class MergeProducts(FusionPass):
-    """The `MatMul`s behind the first `count` inputs of a node of one of `operators` become one and a `Split`.
+    """Merges the `MatMul`s behind the first `count` inputs of a node in `operators` into one, followed by a `Split`.
 
     `through`: operators that may lie between. Post: no node has such products of one input behind it.
     """
@@ -22,7 +22,7 @@ class MergeProducts(FusionPass):
     left = "has products of one input behind it"
 
     def find(self, node: ir.Node) -> list[ir.Node]:
-        """The products to merge; none where one is missing, used twice, of another input, or the graph's output."""
+        """Return the products to merge; [] if one is missing, used twice, of another input, or the graph's output."""
         if node.op_type not in self.operators:
             return []
         found = [_product_behind(value, self.through) for value in node.inputs[: self.count]]
@@ -36,7 +36,10 @@ class MergeProducts(FusionPass):
 
 
 def _product_behind(value: ir.Value | None, through: frozenset[str]) -> ir.Node | None:
-    """The `MatMul(x, weight)` whose result reaches `value` by the given operators' first inputs alone."""
+    """Return the `MatMul(x, weight)` behind a value with only operators in `through` between, None if there is none.
+
+    These are followed along their first input, an Add along either.
+    """
     node = value.producer() if value is not None else None
     while node is not None and node.op_type in through:
         if node.op_type == "Add":  # a bias, on either side
@@ -49,7 +52,7 @@ def _product_behind(value: ir.Value | None, through: frozenset[str]) -> ir.Node 
 
 
 def _merge(graph: ir.Graph, products: Sequence[ir.Node]) -> None:
-    """One `MatMul`, one `Add` where each has a bias, and a `Split`."""
+    """Replace the products by one `MatMul`, one `Add` if each has a bias, and a `Split`."""
     weights = [product.inputs[1] for product in products]
     biases = [_bias(product) for product in products]
     before = min(products, key=list(graph).index)
@@ -77,7 +80,7 @@ def _is_weight(value: ir.Value | None, rank: int) -> bool:
 
 
 def _bias(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
-    """The Add that alone uses a product, and what it adds, where that is a vector."""
+    """Return the Add that is a product's only user, and the bias vector that it adds; None without one."""
     uses = list(product.outputs[0].uses())
     if len(uses) != 1 or uses[0].node.op_type != "Add":
         return None
@@ -87,7 +90,7 @@ def _bias(product: ir.Node) -> tuple[ir.Node, ir.Value] | None:
 
 
 def _joined(graph: ir.Graph, values: Sequence[ir.Value | None]) -> ir.Value:
-    """An initializer that is several others side by side; joined when it is written, and made once."""
+    """Return an initializer that joins others along the last axis; it is made once, and joined when it is written."""
     name = "+".join(str(value.name) for value in values if value is not None)
     if name in graph.initializers:
         return graph.initializers[name]

@@ -1,4 +1,4 @@
-"""What the passes share: a base that counts matches, and a few ways of looking at a graph."""
+"""Shared by the passes: a base class that counts matches, and helpers to read and edit a graph."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes as passes
 
-TRANSPOSED = ".T"  # ends the name of an initializer that is a weight turned round
+TRANSPOSED = ".T"  # suffix of an initializer's name: a transposed weight
 
 
 class FusionPass(passes.InPlacePass):
-    """Rewrites nodes one by one; `matched` counts them. A subclass implements `find` and `rewrite`.
+    """Base of passes that rewrite nodes one by one; `matched` counts them. Subclasses implement `find` and `rewrite`.
 
-    Pre: the graph has what `needs` names, inputs, outputs or operators. Post: `find` finds nothing any more; `left`
-    says what is wrong with a node where it does.
+    Pre: the graph has the inputs, outputs or operators in `needs`. Post: `find` matches no node any more; `left` says
+    what is wrong with a node that it still matches.
     """
 
     needs: tuple[str, ...] = ()
@@ -27,14 +27,14 @@ class FusionPass(passes.InPlacePass):
         self.matched = 0
 
     def requires(self, model: ir.Model) -> None:
-        """Raise PreconditionError for what the graph has not."""
+        """Raise PreconditionError if the graph lacks a name in `needs`."""
         values = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
         for name in self.needs:
             if name not in values and all(node.op_type != name for node in model.graph):
                 raise passes.PreconditionError(f"the graph has no {name}")
 
     def call(self, model: ir.Model) -> passes.PassResult:
-        """Rewrite every node that is found, in order."""
+        """Rewrite every node that `find` matches, in order."""
         for node in list(model.graph):
             found = self.find(node) if node.graph is not None else None
             if found:
@@ -43,51 +43,51 @@ class FusionPass(passes.InPlacePass):
         return passes.PassResult(model, modified=self.matched > 0)
 
     def ensures(self, model: ir.Model) -> None:
-        """Raise PostconditionError for a node that is still found."""
+        """Raise PostconditionError for a node that `find` still matches."""
         for node in model.graph:
             if self.find(node):
                 raise passes.PostconditionError(f"{node.name} {self.left}")
 
     def find(self, node: ir.Node) -> Any:
-        """What `rewrite` needs to know, of a node that matches; nothing of another."""
+        """Return what `rewrite` needs if a node matches, else something false."""
         raise NotImplementedError
 
     def rewrite(self, graph: ir.Graph, node: ir.Node, found: Any) -> None:
-        """Rewrite around a node that matches."""
+        """Rewrite the graph around a node that matches; `found` is what `find` returned."""
         raise NotImplementedError
 
 
 def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """The node that makes a value, if it is of this type."""
+    """Return the node that computes a value, None if it is not of this operator type."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == op_type else None
 
 
 def dims(value: ir.Value | None) -> list[str | int] | None:
-    """A value's shape with names for dynamic dimensions; None where it is unknown."""
+    """Return a value's shape, with names for dynamic dimensions; None if it is unknown."""
     if value is None or value.shape is None:
         return None
     return [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
 
 
 def same(first: Sequence[str | int], second: Sequence[str | int]) -> bool:
-    """Whether two shapes are equal for certain; dimensions without a name may be any."""
+    """Whether two shapes are certain to be equal; a dimension without a name may have any size."""
     return list(first) == list(second) and str(None) not in first
 
 
 def permutation(node: ir.Node) -> tuple[int, ...]:
-    """A Transpose's axes."""
+    """Return a Transpose's axes, () if it states none."""
     attribute = node.attributes.get("perm")
     return tuple(attribute.as_ints()) if attribute is not None else ()
 
 
 def constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
-    """An initializer of this name and content; made once."""
+    """Return the initializer of this name; make it of `array` if there is none."""
     return graph.initializers[name] if name in graph.initializers else initializer(graph, ir.tensor(array, name=name))
 
 
 def initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    """A tensor as a new initializer of its name."""
+    """Add a tensor to a graph as a new initializer of its name."""
     shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
     value = ir.Value(name=tensor.name, type=kind, shape=shape, const_value=tensor)
     graph.register_initializer(value)
@@ -95,7 +95,7 @@ def initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
 
 
 def renamed(stored: ir.ExternalTensor, name: str, shape: ir.Shape | None = None) -> ir.ExternalTensor:
-    """The same bytes of a file under another name, or in another shape."""
+    """Return a tensor over the same bytes of a file, with another name and, if given, another shape."""
     place = stored.location, stored.offset, stored.length, stored.dtype
     return ir.ExternalTensor(*place, shape=shape or stored.shape, name=name, base_dir=stored.base_dir)
 
@@ -108,7 +108,16 @@ def insert(
     attributes: Mapping[str, Any] | None = None,
     outputs: Sequence[ir.Value] | int = 1,
 ) -> ir.Node:
-    """A new node in front of another one."""
+    """Insert a new node in front of another one.
+
+    Args:
+        before: The other node.
+        op_type: The new node's operator.
+        inputs: Its inputs.
+        domain: The operator's domain, by default ONNX's.
+        attributes: Its attributes.
+        outputs: Its outputs, or how many to make.
+    """
     node = ir.node(
         op_type,
         inputs,
@@ -125,9 +134,9 @@ def insert(
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """Let everything that used `old`, the graph's outputs included, use `new`, which takes its name and shape.
+    """Let all users of `old`, the graph's outputs included, use `new`, which takes its shape if it has none.
 
-    Where `old` is an output of the graph and `new` has to keep its own name, an Identity goes between.
+    If `old` is an output of the graph, `new` takes its name; if `new` has to keep its own, an Identity goes between.
     """
     if new.shape is None:
         new.shape, new.type = old.shape, old.type

@@ -1,4 +1,4 @@
-"""Query, key and value in one matrix product."""
+"""Merges the projections of query, key and value into one matrix product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NORMS = {"RMSNormalization", "LayerNormalization"}
 
 
 class FuseQKV(MergeProducts):
-    """The three `MatMul`s behind a `TreeAttention`'s query, key and value, biases included; see MergeProducts.
+    """Merges the three `MatMul`s behind a `TreeAttention`'s query, key and value, with biases; see MergeProducts.
 
     Pre: the graph has a TreeAttention.
     """

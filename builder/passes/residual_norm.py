@@ -1,4 +1,4 @@
-"""A residual sum and the RMSNorm of it as one node."""
+"""Fuses a residual sum and the RMSNorm of it into one node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from .pattern import FusionPass, dims, insert, producer, replace, same
 
-EPSILON = 1e-5  # RMSNormalization's own, where it says none
+EPSILON = 1e-5  # RMSNormalization's default
 
 
 class FuseResidualNorm(FusionPass):
@@ -19,7 +19,7 @@ class FuseResidualNorm(FusionPass):
     left = "normalises a sum by itself"
 
     def find(self, node: ir.Node) -> ir.Node | None:
-        """The residual sum that an RMSNorm normalises."""
+        """Return the residual sum that an RMSNorm normalizes; None if a node does not match."""
         add = producer(node.inputs[0], "Add") if node.op_type == "RMSNormalization" else None
         weight = node.inputs[1] if add else None
         if add is None or weight is None or not weight.is_initializer():

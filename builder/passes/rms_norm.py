@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang, Sennrich 2019) as one node, by onnxscript's own rule."""
+"""Fuses RMSNorm (Zhang, Sennrich 2019) into one node, by onnxscript's own rule."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FuseRMSNorm(FusionPass):
 
 
 def _weighted_norm(node: ir.Node, at: int) -> bool:
-    """Whether a product is a weight times `x · Reciprocal(Sqrt(ReduceMean(…) + ε))`, which is its input `at`."""
+    """Whether a product multiplies a weight by `x · Reciprocal(Sqrt(ReduceMean(…) + ε))`, which is its input `at`."""
     weight, normalized = node.inputs[1 - at], producer(node.inputs[at], "Mul")
     reciprocal = producer(normalized.inputs[1], "Reciprocal") if normalized else None
     root = producer(reciprocal.inputs[0], "Sqrt") if reciprocal else None

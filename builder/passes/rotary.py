@@ -1,4 +1,4 @@
-"""RoPE into attention: rotated queries and keys are handed over unrotated, with the tables."""
+"""Moves RoPE into attention, which then takes unrotated queries and keys, and the rotary tables."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from .pattern import FusionPass, insert, producer, replace
 
 
 class FuseRotary(FusionPass):
-    """`TreeAttention(RotaryEmbedding(q, cos[p], sin[p]), RotaryEmbedding(k, …), …)` becomes `TreeAttention(q, k, …,
-    cos, sin)`, which rotates by itself.
+    """Moves the RotaryEmbedding of query and key into `TreeAttention`, which then rotates them itself.
 
-    Pre: the graph has an input position_ids. Post: no attention takes rotated queries and keys of the same tables.
+    `TreeAttention(RotaryEmbedding(q, cos[p], sin[p]), RotaryEmbedding(k, …), …)` becomes
+    `TreeAttention(q, k, …, cos, sin)`.
+    Pre: the graph has an input position_ids. Post: no attention takes queries and keys rotated by the same tables.
     """
 
     needs = ("position_ids",)
     left = "does not rotate by itself"
 
     def find(self, node: ir.Node) -> tuple[ir.Value, ir.Value, tuple[ir.Value, ...]] | None:
-        """Unrotated query and key, and the tables both are rotated by."""
+        """Return unrotated query and key, and the tables that rotate both; None if a node does not match."""
         if node.op_type != "TreeAttention":
             return None
         rotations = [producer(value, "RotaryEmbedding") for value in node.inputs[:2]]
@@ -45,7 +46,7 @@ class FuseRotary(FusionPass):
 
 
 def _tables(rotation: ir.Node, positions: ir.Value | None) -> tuple[ir.Value, ...] | None:
-    """cos and sin, where they are looked up by the positions."""
+    """Return the tables cos and sin if they are looked up by the positions, else None."""
     lookups = [producer(value, "Gather") for value in rotation.inputs[1:3]]
     tables = tuple(lookup.inputs[0] for lookup in lookups if lookup and lookup.inputs[1] is positions)
     plain = "interleaved" not in rotation.attributes or not rotation.attributes["interleaved"].as_int()

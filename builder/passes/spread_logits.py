@@ -1,4 +1,4 @@
-"""Logits of a head that has some of the tokens alone, by token: for runtimes that take the whole vocabulary's."""
+"""Spreads the logits of a head with a reduced vocabulary over the whole one, for runtimes that require that."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import onnx_ir as ir
 
 from .pattern import constant, dims
 
-LOWEST = -6e4  # a logit that no token has, and a number in 16 bits, too
+LOWEST = -6e4  # lower than any token's logit, and still a number in 16 bits
 
 
 def spread_logits(graph: ir.Graph, tokens: Sequence[int], vocab_size: int) -> None:
-    """Output `logits [B, L, columns]` becomes `[B, L, vocab_size]`: column i is of `tokens[i]`, all others LOWEST."""
+    """Widen the output `logits [B, L, columns]` to `[B, L, vocab_size]`, with column i at `tokens[i]`.
+
+    Tokens without a column get LOWEST.
+    """
     (logits,) = (value for value in graph.outputs if value.name == "logits")
     place = graph.outputs.index(logits)
     columns = np.full(vocab_size, len(tokens), dtype=np.int64)

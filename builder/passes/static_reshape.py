@@ -1,4 +1,4 @@
-"""Reshapes that keep batch and nodes: their shape becomes a constant, and those that change nothing go."""
+"""Makes constant the shape of Reshapes that keep batch and nodes, and removes those that change nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StaticReshape(FusionPass):
     left = "still computes its shape"
 
     def find(self, node: ir.Node) -> list[str | int]:
-        """The shape that comes out, where it is computed and keeps the first two dimensions."""
+        """Return the output's shape if it is computed and keeps the first two dimensions, else []."""
         if node.op_type != "Reshape" or node.inputs[1] is None or node.inputs[1].producer() is None:
             return []
         before, after = dims(node.inputs[0]) or [], dims(node.outputs[0]) or []

@@ -1,4 +1,4 @@
-"""SwiGLU (Shazeer 2020): silu(gate) · up as one node."""
+"""Fuses SwiGLU (Shazeer 2020), silu(gate) · up, into one node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class FuseSwiGLU(FusionPass):
     left = "is a SwiGLU by itself"
 
     def find(self, node: ir.Node) -> list[ir.Value | None]:
-        """g and u."""
+        """Return g and u; [] if a node does not match."""
         for index in (0, 1) if node.op_type == "Mul" else ():
             silu = producer(node.inputs[index], "Mul")
             gate = _silu_input(silu)
@@ -28,7 +28,7 @@ class FuseSwiGLU(FusionPass):
 
 
 def _silu_input(node: ir.Node | None) -> ir.Value | None:
-    """x of Mul(x, Sigmoid(x)), either way round."""
+    """Return x of `Mul(x, Sigmoid(x))`, in either order; None for any other node."""
     if node is None:
         return None
     for index in (0, 1):

@@ -1,4 +1,4 @@
-"""A head that is the embedding: read as it lies, neither transposed in every step nor stored twice."""
+"""Lets a tied head read the embedding as it is stored, neither transposed in every step nor stored twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FoldTiedHead(FusionPass):
     left = "transposes a weight in every step"
 
     def find(self, node: ir.Node) -> ir.Node | None:
-        """The transpose of a weight behind a product."""
+        """Return the Transpose of a weight behind a product; None if a node does not match."""
         transpose = producer(node.inputs[1], "Transpose") if node.op_type == "MatMul" else None
         if transpose is None or transpose.inputs[0] is None or permutation(transpose) != (1, 0):
             return None

@@ -1,6 +1,7 @@
-"""Quantization: what is asked for, calibration, the numbers, the graph's part of it, and what it cost.
+"""Quantization of a model's weights: schemes, calibration, rounding, the rewritten graph, and what it all costs.
 
-`scheme` says how a weight is stored and computed with, `options` which weight has which scheme; `numbers` makes the
-numbers, with what `calibrate` saw of the layers' inputs of some `texts`; `rewrite` puts them into the graph; `quality`
-and `sensitivity` say what they change, `steps` what they are worth; `stage` is all of it for one model.
+`assignment` gives each weight a scheme. `calibrate` runs `texts` through the layers and records their inputs, with
+which `numbers` quantizes the weights; `grids` keeps those that are quantized already. `rewrite` puts quantized weights
+into the graph. `quality` and `sensitivity` measure how far they move the model, `comparison` also the time of a step.
+`stage` does all of it for one model.
 """

@@ -1,4 +1,4 @@
-"""Which weight gets which scheme."""
+"""Assigns a scheme to each weight."""
 
 from __future__ import annotations
 
@@ -13,13 +13,23 @@ from specbuild.runtime.errors import OptionError
 
 from .linears import Names
 
-_SHOWN = 3  # names in a message
+_SHOWN = 3  # names in an error message
 
 
 def assign(options: QuantizeOptions, model: str, precision: str, backend: str, names: Names) -> dict[str, Scheme]:
-    """The scheme of every weight of the "target" or "draft", by name; under "auto" and "best" only of those asked for.
+    """Return the scheme of each weight, by name; under "auto" and "best", of those given by name only.
 
-    The last pattern that matches counts. All compute in the precision's type. Raises OptionError.
+    If several patterns match a weight, the last one counts. All schemes compute in the precision's type.
+
+    Args:
+        options: The build's options for single weights, the head and the embedding.
+        model: "target" or "draft".
+        precision: The model's precision, as given on the command line.
+        backend: The backend's name.
+        names: The model's weights.
+
+    Raises:
+        OptionError: A scheme is unknown, or does not fit the weight, the backend or the model's type.
     """
     schemes, given = dict[str, Scheme](), dict[str, str]()
     dtype = BACKENDS[backend].dtypes[0] if chooses(precision) else parse(precision, backend).dtype
@@ -44,7 +54,7 @@ def assign(options: QuantizeOptions, model: str, precision: str, backend: str, n
 
 
 def _parse(text: str, backend: str, dtype: str) -> Scheme:
-    """Some weights' scheme, in the type that the model computes in."""
+    """Parse a scheme for single weights, in the type that the model computes in. Raises OptionError."""
     scheme = parse(text, backend)
     if scheme.dtype != dtype and (not scheme.quantized or "/" in text):
         instead = text.partition("/")[0] if scheme.quantized else dtype
@@ -53,17 +63,21 @@ def _parse(text: str, backend: str, dtype: str) -> Scheme:
 
 
 def _of_head(scheme: Scheme, backend: str, tied: bool) -> Scheme:
-    """The head's, where the rest has this one: INT8 for INT4; on GPUs not rounded where that would store it twice."""
+    """Return the head's scheme if the other weights have `scheme`.
+
+    INT4 and static activations become INT8. On GPUs a tied head is not quantized, because it would be stored twice, and
+    neither is one of FP8 or with static activations.
+    """
     if BACKENDS[backend].on_gpu and (tied or scheme.kind == "fp8" or scheme.activations == "static"):
         return Scheme(scheme.dtype, scheme.dtype)
     if scheme.kind == "int4" or scheme.activations == "static":
         head = replace(parse("int8", backend), dtype=scheme.dtype)
         return replace(head, activations="wide") if scheme.activations == "wide" else head
-    return replace(scheme, method="rtn") if tied else scheme  # as the lookup's, to be stored once
+    return replace(scheme, method="rtn") if tied else scheme  # the same as the embedding's, so that it is stored once
 
 
 def _of_embedding(scheme: Scheme, backend: str, options: QuantizeOptions) -> Scheme:
-    """A lookup's: rounded to the nearest, and for a CPU alone."""
+    """Return the embedding's scheme: rounded to nearest, and not quantized on GPUs. Raises OptionError."""
     if not (scheme.quantized and BACKENDS[backend].on_gpu):
         if scheme.activations == "static":
             raise OptionError("an embedding is looked up, and has no activations: use int8 or int4 for it")
@@ -74,7 +88,10 @@ def _of_embedding(scheme: Scheme, backend: str, options: QuantizeOptions) -> Sch
 
 
 def matches(pattern: str, model: str, name: str) -> bool:
-    """Whether a glob fits all of a name, or all from one of its dots on; after "target:" or "draft:" of its."""
+    """Return whether a glob matches a whole name, or the part of it after one of its dots.
+
+    A pattern that begins with "target:" or "draft:" matches the weights of that `model` only.
+    """
     only, separator, rest = pattern.partition(":")
     if separator and only in ("target", "draft"):
         if only != model:
@@ -84,7 +101,13 @@ def matches(pattern: str, model: str, name: str) -> bool:
 
 
 def check_patterns(options: QuantizeOptions, names: Mapping[str, Names], backend: str) -> None:
-    """Raises OptionError for a pattern that is no weight's, of any model by its name, or one's that stays as it is."""
+    """Raise OptionError for a pattern that matches no weight, or only embeddings that the backend cannot quantize.
+
+    Args:
+        options: The build's options.
+        names: The weights of each model, by the model's name.
+        backend: The backend's name.
+    """
     for pattern, _ in options.types:
         matched = [(of, name) for model, of in names.items() for name in of.weights if matches(pattern, model, name)]
         if matched and BACKENDS[backend].on_gpu and all(name == of.embedding for of, name in matched):

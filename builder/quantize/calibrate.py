@@ -1,7 +1,7 @@
-"""Calibration, layer by layer: a layer sees what the layers before it make of the texts, quantized as they are.
+"""Calibration, layer by layer: a layer's inputs are what the quantized layers before it compute of the texts.
 
-Only the texts' hidden states, one layer's statistics and what is found are held beside the model. With a folder, each
-layer's numbers are kept there when they are found, and a build that was interrupted goes on after the last one.
+Besides the model, memory holds only the texts' hidden states, one layer's statistics and the quantized weights. With a
+folder, each layer's quantized weights are saved when they are done, and an interrupted build continues after the last.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Found = dict[str, Quantized]
 
 
 class _Stop(Exception):  # noqa: N818
-    """Raised when a forward pass has seen what it was for."""
+    """Ends a forward pass early, after the layer that it was for."""
 
 
 def calibrate(
@@ -43,9 +43,18 @@ def calibrate(
     keep: Keep | None = None,
     progress: Progress = lambda phase, share: None,
 ) -> Found:
-    """The numbers of every weight with a scheme that quantizes, by name; those without a fitting block are left out.
+    """Quantize every weight whose scheme quantizes, and return them by name, except those that no block size fits.
 
-    model: float32, as it was afterwards. texts: token ids, of which calibrated schemes have at least one.
+    Args:
+        model: The float32 model; it is unchanged afterwards.
+        schemes: The scheme of each weight, by name.
+        texts: Token ids; calibrated schemes need at least one text.
+        keep: The folder that holds finished layers, if any.
+        progress: Called with the phase and the fraction of it that is done.
+
+    Raises:
+        OptionError: No text reaches a weight whose scheme is calibrated.
+        OutputError: A layer's results cannot be saved.
     """
     schemes = {name: fit(each, rows(model.get_submodule(name)).shape[1]) for name, each in schemes.items()}
     schemes = {name: each for name, each in schemes.items() if each.quantized}
@@ -80,7 +89,7 @@ def _quantized(
     schemes: Mapping[str, Scheme],
     run: Callable[[], Any],
 ) -> Found:
-    """Some weights' numbers; `run` passes the texts through their products, of which `readers` read one tensor."""
+    """Quantize the weights in `names`; `run` runs the texts, and `readers` groups the layers that share an input."""
     found = Found()
     calibrated = [[n for n in group if n in names and schemes[n].calibrated] for group in readers]
     for group, inputs in _watched(model, [group for group in calibrated if group], schemes, run):
@@ -98,7 +107,7 @@ def _quantized(
 def _watched(
     model: PreTrainedModel, readers: Sequence[Sequence[str]], schemes: Mapping[str, Scheme], run: Callable[[], Any]
 ) -> list[tuple[Sequence[str], Inputs]]:
-    """What was seen of each tensor that some products read."""
+    """Record the inputs of each group of linear layers that share one, while `run` runs the texts."""
     seen: dict[str, Inputs] = {}
 
     def note(x: Tensor, name: str, wanted: bool) -> None:
@@ -125,7 +134,10 @@ def _watched(
 def _run(
     model: PreTrainedModel, layers: Sequence[nn.Module], index: int, texts: Sequence[Sequence[int]], hidden: list[Any]
 ) -> list[Any]:
-    """Each text through one layer, from its hidden states: what comes out. Beyond the last one, through the rest."""
+    """Run each text's hidden states through one layer and return its outputs.
+
+    If `index` is past the last layer, run the rest of the model instead.
+    """
     results = []
     with _alone(layers, index) as at:
         for text, each in zip(texts, hidden, strict=True):
@@ -137,7 +149,7 @@ def _run(
 
 
 class _At:
-    """What the layer before the one that runs made of a text, and what this one makes of it."""
+    """A text's hidden states before the layer that runs, and that layer's result."""
 
     hidden: Any = None
     result: Any = None
@@ -145,7 +157,7 @@ class _At:
 
 @contextmanager
 def _alone(layers: Sequence[nn.Module], index: int) -> Iterator[_At]:
-    """Layers before this one all give `hidden`; it computes, and ends the pass. The model around them runs."""
+    """Make all layers but one return `hidden`; that layer computes its result and ends the forward pass."""
     at = _At()
     with ExitStack() as undo:
         for number, layer in enumerate(layers):
@@ -163,18 +175,18 @@ def _alone(layers: Sequence[nn.Module], index: int) -> Iterator[_At]:
 
 
 class Keep:
-    """A folder with the numbers of the layers that are done, of one model, one set of schemes and texts."""
+    """A folder with the quantized weights of finished layers, for one model, one set of schemes and of texts."""
 
     def __init__(self, folder: Path, *identity: Any) -> None:
         self.folder = folder / hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:_DIGITS]
 
     @staticmethod
     def all_in(folder: Path) -> list[Path]:
-        """The folders that others keep theirs in."""
+        """Return all such folders in `folder`."""
         return [path for path in folder.glob("?" * _DIGITS) if path.is_dir() and not path.is_symlink()]
 
     def load(self, index: int, names: Sequence[str]) -> Found | None:
-        """A layer's, None where it is not there, or damaged."""
+        """Return a layer's quantized weights, or None if they are missing, damaged, or not those in `names`."""
         try:
             with safe_open(self._file(index), framework="pt") as file:
                 said, sha256 = (file.metadata()[key] for key in ("specbuild", "sha256"))
@@ -190,9 +202,9 @@ class Keep:
         return found
 
     def save(self, index: int, found: Found) -> None:
-        """A layer's, whole or not at all. Raises OutputError."""
+        """Save a layer's quantized weights atomically. Raises OutputError."""
         tensors = {
-            f"{name}/{f.name}": value.clone(memory_format=torch.contiguous_format)  # products share what divides them
+            f"{name}/{f.name}": value.clone(memory_format=torch.contiguous_format)  # safetensors refuses shared ones
             for name, each in found.items()
             for f in fields(Quantized)
             if f.name not in _SAID and (value := getattr(each, f.name)) is not None
@@ -219,5 +231,5 @@ def _sha256(said: str, tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-_DIGITS = 16  # of what such a folder is called
-_SAID = ("scheme", "input_scale")
+_DIGITS = 16  # in the name of such a folder
+_SAID = ("scheme", "input_scale")  # fields that are stored as JSON

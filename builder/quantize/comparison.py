@@ -1,4 +1,4 @@
-"""Precisions next to each other: quality, bytes and a step's time of each; and the best by one of them."""
+"""Compares precisions by quality, size and the time of a step, and chooses the best by one of these."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ from .linears import simulated
 from .quality import Before, moved
 
 EXACT = "fp32"
-PLAIN_STEP = "2"  # nodes of a step of plain decoding, as exactness classes want it
-Steps = dict[str, float]  # milliseconds by nodes
-Time = Callable[[Mapping[str, Found]], dict[str, Steps]]  # of each precision's steps, in turns
+PLAIN_STEP = "2"  # nodes of a plain decoding step, as exactness classes require
+Steps = dict[str, float]  # milliseconds by number of nodes
+Time = Callable[[Mapping[str, Found]], dict[str, Steps]]  # times the steps of all precisions in turns
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A precision: its weights' bytes; by kind of text nats a token from float32, and how often the first choice stays.
+    """One precision's measurements.
 
-    `first_divergence`: after how many tokens greedy texts part, None where they do not.
+    Attributes:
+        precision: Its name.
+        bytes: Size of the weights.
+        kl: Divergence from float32 in nats per token, by kind of text.
+        top1: Fraction of tokens after which the most likely token is the same, by kind of text.
+        perplexity: Of the held-out texts; None if they are too short.
+        first_divergence: For each held-out text, the number of equal greedy tokens; None if all are equal.
+        steps: The time of a step.
     """
 
     precision: str
@@ -38,7 +45,7 @@ class Compared:
 
     @property
     def worst(self) -> float:
-        """Nats a token on the texts that it costs most."""
+        """The divergence in nats per token on the kind of text where it is largest."""
         return max(self.kl.values())
 
 
@@ -49,7 +56,15 @@ def compare(
     before: Mapping[str, Before],
     time: Time,
 ) -> list[Compared]:
-    """A row for each candidate, of which EXACT has no numbers, the narrowest first. `before`: by kind of text."""
+    """Return a row for each candidate, the smallest first.
+
+    Args:
+        model: The float32 model.
+        candidates: The quantized weights of each precision; those of EXACT are only the ones given by name.
+        sizes: Bytes of the weights in each precision.
+        before: What the float32 model computes, by kind of text; perplexity and divergence are the first kind's.
+        time: Times the steps of all candidates.
+    """
     steps, rows = time(candidates), list[Compared]()
     for precision, found in candidates.items():
         with simulated(model, found):
@@ -62,15 +77,18 @@ def compare(
 
 
 def best(rows: list[Compared], wanted: str, max_kl: float) -> Compared:
-    """The least bytes, or the fastest step, within `max_kl`; or the least KL of what has a faster step than float32."""
+    """Return the best row: the smallest or the one with the fastest step within `max_kl`, or the one of least KL.
+
+    For BEST_KL only rows with a faster step than float32 count, or float32 if there are none.
+    """
     exact = next(row for row in rows if row.precision == EXACT)
     if wanted == BEST_KL:
         faster = [row for row in rows if row is not exact and row.steps[PLAIN_STEP] < exact.steps[PLAIN_STEP]]
         return min(faster or [exact], key=lambda row: (row.worst, row.bytes))
-    holding = [row for row in rows if row.worst <= max_kl]  # float32 does
+    holding = [row for row in rows if row.worst <= max_kl]  # float32 does, unless weights given by name cost more
     return min(holding, key=lambda row: row.bytes if wanted == BEST_SIZE else row.steps[PLAIN_STEP])
 
 
 def to_dict(rows: list[Compared], wanted: str, chosen: Compared) -> dict[str, Any]:
-    """For report.json."""
+    """Return the comparison as report.json has it."""
     return {"by": wanted, "chosen": chosen.precision, "precisions": [asdict(row) for row in rows]}

@@ -1,7 +1,7 @@
-"""FP8 (E4M3) caches: a scale for every KV head, found on the check's texts, and what a model computes over such caches.
+"""FP8 (E4M3) KV caches: calibrates a scale per KV head on the check's texts, and simulates a model over such caches.
 
-Both go by `transformers`' attention interface. What a layer hands to it, keys normed and rotated, is what its cache
-holds; what is attended to is then what the cache gives back.
+Both use `transformers`' attention interface. What a layer passes to it, keys normed and rotated, is what its cache
+holds; for the simulation it is rounded as the cache would round it.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from specbuild.builder.frontend.reference import text_logits
 
 ATTENTION = "specbuild_cached"
-LARGEST = 448.0  # of E4M3
-MARGIN = 2.0  # for texts with larger numbers than the check's: beyond it they saturate
-LEAST = 2.0**-24  # a scale is positive, also of a head that was 0 on every text
+LARGEST = 448.0  # E4M3's largest number
+MARGIN = 2.0  # headroom for texts with larger values than the check's; values beyond it saturate
+LEAST = 2.0**-24  # keeps the scale positive for a head that was 0 on every text
 _Keep = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What a number in a cache is multiplied by: `float32[layers, Hkv]`, of keys and of values."""
+    """The factors of cached numbers: `float32[layers, Hkv]` for keys and for values."""
 
     key: NDArray[np.float32]
     value: NDArray[np.float32]
 
     def to_dict(self) -> dict[str, list[list[float]]]:
-        """For report.json."""
+        """Return the scales as report.json has them."""
         return {"key": self.key.tolist(), "value": self.value.tolist()}
 
 
 def calibrate(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Scales:
-    """Scales by which the largest number of a head on these texts is half of what E4M3 holds."""
-    largest: dict[int, Tensor] = {}  # by layer, [2, Hkv]
+    """Return scales with which each head's largest value on these texts is 1/MARGIN of E4M3's largest number."""
+    largest: dict[int, Tensor] = {}  # [2, Hkv] by layer
 
     def note(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         peak = torch.stack([x.float().abs().amax(dim=(0, 2, 3)) for x in (key, value)])
@@ -59,7 +59,10 @@ def calibrate(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Scales:
 def cached_logits(
     model: PreTrainedModel, texts: Sequence[Sequence[int]], scales: Scales | None
 ) -> list[NDArray[np.float32]]:
-    """The logits after each token of each text, `float32[T, V]`, over caches in E4M3, or of the model's own type."""
+    """Return the logits after each token of each text, `float32[T, V]`, over E4M3 caches with these scales.
+
+    With `scales` None, caches have the model's own type.
+    """
     if scales is None:
         return [text_logits(model, text) for text in texts]
     keys, values = (torch.from_numpy(each)[:, :, None, None] for each in (scales.key, scales.value))
@@ -68,8 +71,8 @@ def cached_logits(
 
 
 def _cached(x: Tensor, scale: Tensor) -> Tensor:
-    """`[B, Hkv, N, D]` as a cache in E4M3 gives it back; `scale [Hkv, 1, 1]`."""
-    numbers = (x.float() / scale).to(torch.float8_e4m3fn)  # which saturates
+    """Round `x [B, Hkv, N, D]` as an E4M3 cache does; `scale [Hkv, 1, 1]`."""
+    numbers = (x.float() / scale).to(torch.float8_e4m3fn)  # the cast saturates
     return (numbers.float() * scale).to(x.dtype)
 
 
@@ -78,7 +81,7 @@ _keep: _Keep | None = None
 
 @contextmanager
 def _kept(model: PreTrainedModel, keep: _Keep) -> Iterator[None]:
-    """The model with `keep(layer, key, value)` in place of what each layer attends to, as it was afterwards."""
+    """Make each layer attend to the result of `keep(layer, key, value)`; restore the model afterwards."""
     global _keep
     before, _keep = model.config._attn_implementation, keep
     try:
@@ -99,7 +102,7 @@ def _attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The attention interface's function, as eager attention is; `layout.probe` has refused what else it might take."""
+    """Compute eager attention over `_keep`'s keys and values; `attention_layout.probe` refused all other options."""
     assert _keep is not None, "runs inside _kept only"
     layer: int = module.layer_idx  # type: ignore[assignment]
     group = query.shape[1] // key.shape[1]

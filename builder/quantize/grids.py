@@ -1,8 +1,8 @@
-"""Grids: whether weights lie on a grid in blocks already, as those of a GGUF, GPTQ or AWQ checkpoint do.
+"""Detects weights that already lie on a quantization grid, as those of a GGUF, GPTQ or AWQ checkpoint do.
 
-On such a grid a block's numbers are `low + step · code`. GGUF's Q4_0 and Q8_0 keep a step for each block, Q4_1 a lowest
-number too (ggml's `quants.c`); GPTQ and AWQ a step and a whole number that stands for 0. Dequantized, a checkpoint says
-nothing of it any more, but its numbers do: they are found here, and kept instead of being rounded once more.
+On such a grid a block's values are `low + step · code`. GGUF's Q4_0 and Q8_0 store a step for each block, Q4_1 also its
+lowest value (ggml's `quants.c`); GPTQ and AWQ store a step and an integer zero point. A dequantized checkpoint has lost
+these, but they follow from its values. Here they are recovered and kept, instead of rounding the values once more.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .linears import groups, rows
 from .numbers import Quantized, fit
 
 METHOD = "grid"
-_APART = 1e-3  # of a block's range; numbers that are closer are one number
-_OFF = 0.02  # of a step, by which rounding may move a number
-_WHOLE = 1e-4  # of a step, by which 0 may lie off a grid that has it
-_NEAR = 0.04, 0.01  # of a step, by which 0 may lie off a finer grid: at most, and in the mean square
-_MULTIPLES = 6  # of a step, that the least difference of a block's numbers may be
-_SAMPLE = 64  # rows that are looked at before all are
-_ROWS = 4096  # at a time
+_APART = 1e-3  # values of a block that differ by less than this fraction of its range are equal
+_OFF = 0.02  # fraction of a step by which rounding may have moved a value
+_WHOLE = 1e-4  # fraction of a step by which 0 may be off a grid that contains it
+_NEAR = 0.04, 0.01  # fraction of a step by which 0 may be off a finer grid: maximum, and root mean square
+_MULTIPLES = 6  # maximum number of steps between a block's two closest values
+_SAMPLE = 64  # rows that are tried before all others
+_ROWS = 4096  # rows at a time
 
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Codes from 0 on, uint8 `[N, blocks, size]`; steps and lowest numbers, float64 `[N, blocks]`."""
+    """A weight's grid: codes from 0 on, uint8 `[N, blocks, size]`; steps and lowest values, float64 `[N, blocks]`."""
 
     codes: Tensor
     steps: Tensor
@@ -40,9 +40,10 @@ class _Grid:
 
 
 def own_grids(model: PreTrainedModel, schemes: Mapping[str, Scheme]) -> dict[str, Quantized]:
-    """The numbers of those weights, by name, that lie on a grid that their scheme can hold.
+    """Return, by name, the weights that already lie on a grid, in a form that their scheme can hold.
 
-    Schemes in blocks that compute in float32 can. Products of one input have one kind of grid, or none.
+    Only schemes with blocks that compute in float32 can hold one. Linear layers that share an input must all have the
+    same kind of grid.
     """
     columns = {name: rows(model.get_submodule(name)).shape[1] for name in schemes}
     fitting = {name: fit(scheme, columns[name]) for name, scheme in schemes.items()}
@@ -53,16 +54,16 @@ def own_grids(model: PreTrainedModel, schemes: Mapping[str, Scheme]) -> dict[str
         if len({fitting[name] for name in group}) == 1:
             weights = {name: rows(model.get_submodule(name)) for name in group}
             tensors = tuple(weight.data_ptr() for weight in weights.values()), fitting[group[0]]
-            if tensors not in looked_at:  # a head may be the embedding
+            if tensors not in looked_at:  # a tied head is the embedding
                 looked_at[tensors] = on_grid(weights, fitting[group[0]]) or {}
             found |= dict(zip(group, looked_at[tensors].values(), strict=False))
     return {name: each for name, each in found.items() if name not in lookups or each.offsets is None}
 
 
 def on_grid(weights: dict[str, Tensor], scheme: Scheme) -> dict[str, Quantized] | None:
-    """Weights `[N, K]` of products of one input by their own grid, None where one has none that the scheme can hold.
+    """Quantize weights `[N, K]` of linear layers that share an input on their own grid; None if one has none.
 
-    All are in blocks of one size, the largest that does, and all symmetric, or with zeros, or with offsets.
+    All get the same block size, the largest that fits, and all are symmetric, have zero points, or have offsets.
     """
     columns = next(iter(weights.values())).shape[1]
     sizes = [scheme.block, *(size for size in BLOCKS if size < scheme.block)] if scheme.block else []
@@ -78,7 +79,7 @@ def on_grid(weights: dict[str, Tensor], scheme: Scheme) -> dict[str, Quantized] 
 
 
 def _grid(weight: Tensor, size: int, bits: int) -> _Grid | None:
-    """The grid that all of a weight's blocks lie on."""
+    """Return the grid of a weight in blocks of `size`, or None if one block lies on none."""
     blocks, parts = weight.reshape(len(weight), -1, size), list[_Grid]()
     if _codes(blocks[:_SAMPLE], bits) is None:
         return None
@@ -91,18 +92,18 @@ def _grid(weight: Tensor, size: int, bits: int) -> _Grid | None:
 
 
 def _codes(blocks: Tensor, bits: int) -> _Grid | None:
-    """The grid of blocks `[rows, blocks, size]`."""
+    """Return the grid of blocks `[rows, blocks, size]`, or None if one of them lies on none."""
     levels, size = (1 << bits) - 1, blocks.shape[-1]
     flat = blocks.reshape(-1, size)
     ordered = flat.sort(-1).values
     low, span = ordered[:, 0].double(), ordered[:, -1].double() - ordered[:, 0].double()
     gaps = ordered.diff(dim=-1)
     least = torch.where(gaps > _APART * span[:, None].float(), gaps, torch.inf).amin(-1).double()
-    steps = torch.where(low == 0, 1.0, low.abs())  # a block of one number
+    steps = torch.where(low == 0, 1.0, low.abs())  # for a block of equal values
     left = span.nonzero()[:, 0]
-    for multiple in range(1, _MULTIPLES + 1):  # the largest step that fits
+    for multiple in range(1, _MULTIPLES + 1):  # larger steps first
         counts, tried = span[left] * multiple / least[left], (least[left] / multiple).float()[:, None]
-        if (counts >= levels + 0.5).any():  # of smaller steps it has still more
+        if (counts >= levels + 0.5).any():  # smaller steps need even more codes
             return None
         codes = (flat[left] - ordered[left, :1]) / tried
         fits = ((codes - codes.round()).abs_() < _OFF).all(-1)
@@ -116,7 +117,7 @@ def _codes(blocks: Tensor, bits: int) -> _Grid | None:
 
 
 def _placed(grids: dict[str, _Grid], scheme: Scheme, size: int, place: _Place) -> dict[str, Quantized] | None:
-    """The grids of some weights with 0 where `place` puts it; None where it cannot for one of them."""
+    """Quantize weights on their grids, with zero points chosen by `place`; None if it cannot for one of them."""
     found = dict[str, Quantized]()
     for name, grid in grids.items():
         placed = place(grid, scheme.bits)
@@ -133,7 +134,7 @@ _Place = Callable[[_Grid, int], _Places | None]
 
 
 def _in_the_middle(grid: _Grid, bits: int) -> _Places | None:
-    """Of all blocks alike, as symmetric weights have it."""
+    """Put 0 at the middle code of every block, as symmetric weights have it."""
     first, middle = grid.low / grid.steps, 1 << bits - 1
     start, most = first.round() + middle, grid.codes.amax(-1)
     fits = ((first - first.round()).abs() < _WHOLE) & (start >= 0) & (start + most < 1 << bits)
@@ -141,7 +142,7 @@ def _in_the_middle(grid: _Grid, bits: int) -> _Places | None:
 
 
 def _anywhere(grid: _Grid, bits: int) -> _Places | None:
-    """At a whole number of each block, where it lies on the grid, or close to one of a grid some times as fine."""
+    """Give each block a zero point, if 0 lies on its grid, or close to one with a step some integer times as fine."""
     levels, most, first = (1 << bits) - 1, grid.codes.amax(-1).double(), grid.low / grid.steps
     off, finer, start = torch.full_like(first, torch.inf), torch.ones_like(first), torch.zeros_like(first)
     for multiple in range(1, levels // max(1, int(most.max())) + 1):
@@ -158,7 +159,7 @@ def _anywhere(grid: _Grid, bits: int) -> _Places | None:
 
 
 def _beside(grid: _Grid, bits: int) -> _Places:
-    """In no code: the middle's number is added to each block."""
+    """Give each block an offset, the value of its middle code, if no code stands for 0."""
     return grid.codes, grid.steps, None, (grid.low + (1 << bits - 1) * grid.steps).float()
 
 

@@ -1,4 +1,4 @@
-"""Calibrated numbers that outlive a refusal: the next try for the same output begins with them."""
+"""Keeps calibration results after a build is refused, so that the next try for the same output begins with them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .calibrate import Keep
 
 @contextmanager
 def kept(config: BuildConfig) -> Iterator[BuildConfig]:
-    """The configuration, with a folder beside the output for what is calibrated where none was asked for.
+    """Yield the configuration, with a folder beside the output for calibration results if none was given.
 
-    A build that ends otherwise than by a refusal removes what is in it. Raises ExecutionError, which names the folder.
+    A refused build (ExecutionError) keeps the folder, and the error names it; any other end of the build removes it.
     """
     if not config.quantizes or config.quantize.calibration_cache:
         yield config
@@ -37,7 +37,7 @@ def kept(config: BuildConfig) -> Iterator[BuildConfig]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove what builds kept there, and the folder if nothing else is in it."""
+    """Remove all calibration results in the folder, and the folder itself if nothing else is in it."""
     for numbers in Keep.all_in(folder):
         shutil.rmtree(numbers, ignore_errors=True)
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Chats and code of our own: quantization costs the one more than the other, and no user's texts need have both."""
+"""Chats and code to measure with: quantization costs one kind more than the other, and users' texts may lack either."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ CODE = (
 
 
 def kinds(tokenizer: Any, longest: int) -> dict[str, list[list[int]]]:
-    """Texts in tokens by kind; without chats where the tokenizer has no template that takes them."""
+    """Return texts of at most `longest` token ids, by kind; without chats if the tokenizer's template refuses them."""
     texts = {"code": list(CODE)}
     turns = [[{"role": "user", "content": asked}, {"role": "assistant", "content": said}] for asked, said in CHATS]
     try:
         texts["chat"] = [tokenizer.apply_chat_template(each, tokenize=False) for each in turns]
-    except Exception:  # jinja2 and the templates raise what they like
+    except Exception:  # jinja2 and the templates raise many unrelated types
         texts.pop("chat", None)
     return {kind: [ids[:longest] for ids in encode(tokenizer, each) if ids] for kind, each in sorted(texts.items())}

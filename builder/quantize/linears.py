@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face model that can be quantized, by name; and the model with other numbers for them."""
+"""The weights of a Hugging Face model that can be quantized, and the simulation of the model with quantized weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Watch = Callable[[str, Tensor, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Of a model's weights, without ".weight": all that can be quantized; which is the embedding, which the head."""
+    """Names, without ".weight", of a model's weights that can be quantized: all, the embedding and the head.
+
+    `tied` tells whether head and embedding are one tensor.
+    """
 
     weights: list[str]
     embedding: str
@@ -28,30 +31,33 @@ class Names:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Names:
-        """Also of one without weights."""
+        """Find the weights of a model, which may be on the meta device."""
         modules = dict(model.named_modules(remove_duplicate=False))
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         named = {id(module): name for name, module in modules.items()}
         linear = [name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)]
         names = [named[id(embedding)], *linear]
-        tied = head is not None and head.weight is embedding.weight  # whatever the configuration says
+        tied = head is not None and head.weight is embedding.weight  # the configuration may be wrong
         return cls(list(dict.fromkeys(names)), named[id(embedding)], named.get(id(head)), tied)
 
 
 def rows(module: nn.Module) -> Tensor:
-    """A product's or an embedding's weight, a row for each output or token."""
+    """Return the weight of a linear layer or an embedding, with a row for each output or token."""
     weight: Tensor = module.weight.detach()  # type: ignore[operator]
     return weight.T if isinstance(module, Conv1D) else weight
 
 
 @contextmanager
 def simulated(model: PreTrainedModel, found: Mapping[str, Quantized], watch: Watch | None = None) -> Iterator[None]:
-    """The model computing with quantized weights and inputs, in float32; as it was afterwards.
+    """Make the model compute with quantized weights and inputs, in float32, while inside.
 
-    watch: told each product's name, its output, and what it was of the same input before.
+    Args:
+        model: The float32 model; it is restored afterwards.
+        found: Quantized weights, by name.
+        watch: Called with each linear layer's name, its output, and its float32 output for the same input.
     """
     with ExitStack() as undo:
-        weights = dict[int, Tensor]()  # one of a tied embedding and head
+        weights = dict[int, Tensor]()  # a tied embedding and head share one
         for name, each in found.items():
             if id(each) not in weights:
                 weights[id(each)] = each.restored()
@@ -89,8 +95,8 @@ def _replace(
 
 
 def groups(model: PreTrainedModel, names: Sequence[str]) -> list[list[str]]:
-    """Products that read one tensor, together, as query, key and value do: those become one product."""
-    readers: list[tuple[Tensor, list[str]]] = []  # holds the tensors, so that no other has their identity
+    """Group linear layers that read the same tensor, as query, key and value do, since they are merged into one."""
+    readers: list[tuple[Tensor, list[str]]] = []  # holds the tensors, so that no id is reused
     with ExitStack() as undo, no_grad(model):
         for name in names:
 
@@ -108,7 +114,7 @@ def groups(model: PreTrainedModel, names: Sequence[str]) -> list[list[str]]:
 
 @contextmanager
 def no_grad(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation without gradients or caches."""
+    """Disable gradients and the model's KV cache while inside."""
     before, model.config.use_cache = model.config.use_cache, False
     try:
         with torch.no_grad():

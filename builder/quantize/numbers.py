@@ -1,7 +1,7 @@
-"""A weight's numbers: rounded to the nearest, or so that what is computed changes least (GPTQ, AWQ, SmoothQuant).
+"""Quantizes weights: rounded to nearest, or such that a layer's output changes least (GPTQ, AWQ, SmoothQuant).
 
-A weight is `[N, K]`, a row for each output. GPTQ is Frantar et al., arXiv 2210.17323; AWQ is Lin et al., arXiv
-2306.00978, its scales searched for against the inputs' second moments; SmoothQuant is Xiao et al., arXiv 2211.10438.
+A weight is `[N, K]`, with a row for each output. GPTQ is Frantar et al., arXiv 2210.17323; AWQ is Lin et al., arXiv
+2306.00978, whose scales are searched with the inputs' second moments; SmoothQuant is Xiao et al., arXiv 2211.10438.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from torch import Tensor
 from specbuild.builder.config.scheme import BLOCKS, LEAST_GPU_BLOCK, Scheme
 
 E4M3_LARGEST = 448.0
-SPAN = 2048  # columns whose second moments are looked at together; more would take memory and time by its cube
-DAMPING = 0.01  # of the mean of a Hessian's diagonal
-ALPHA = 0.7  # SmoothQuant's migration strength: more suits the calibration's texts alone
-_MAX_SMOOTH = 2.0**14  # and its inverse: what a column that was never seen may ask for fits fp16
+SPAN = 2048  # columns whose second moments are computed together; more would cost memory and cubic time
+DAMPING = 0.01  # fraction of the mean of a Hessian's diagonal
+ALPHA = 0.7  # SmoothQuant's migration strength; more would overfit the calibration texts
+_MAX_SMOOTH = 2.0**14  # bounds factors from above, its inverse from below: even a column without inputs fits fp16
 _STEP = 128  # columns that GPTQ corrects at once
-_ROWS = 4096  # that are rounded at a time
+_ROWS = 4096  # rows that are rounded at a time
 _TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What was seen of the inputs `[…, K]` of some products: the largest of each column, and `Σ xᵀx` by span.
+    """Statistics of the inputs `[…, K]` that some linear layers share.
 
-    `largest` float32`[K]`; `moments` float32 `[span, span]` for each SPAN of columns, none where nothing asks for them.
+    Attributes:
+        largest: float32 `[K]`, each column's largest magnitude.
+        moments: `Σ xᵀx`, float32 `[span, span]` for each SPAN of columns; [] if no method needs them.
     """
 
     largest: Tensor
@@ -36,11 +38,16 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A weight `[N, K]` in blocks: `w · smooth ≈ scales · (codes − zeros) + offsets`.
+    """A quantized weight `[N, K]` in blocks: `w · smooth ≈ scales · (codes − zeros) + offsets`.
 
-    Inputs are divided by `smooth`.
-    `codes` uint8 or E4M3 `[N, blocks, size]`; `scales` float32 `[N, blocks]`; `zeros` uint8 `[N, blocks]`, None where
-    they are the middle; `smooth` float32 `[K]`; `input_scale`: of static activations; `offsets` float32 `[N, blocks]`.
+    Attributes:
+        scheme: How it is stored and computed with.
+        codes: uint8 or E4M3 `[N, blocks, size]`.
+        scales: float32 `[N, blocks]`.
+        zeros: uint8 `[N, blocks]`; None if all are the middle code, and for E4M3.
+        smooth: float32 `[K]`, by which inputs are divided; None for 1.
+        input_scale: The scale of static activations.
+        offsets: float32 `[N, blocks]`; None for 0.
     """
 
     scheme: Scheme
@@ -52,8 +59,8 @@ class Quantized:
     offsets: Tensor | None = None
 
     def restored(self) -> Tensor:
-        """The smoothed weight as it is computed with: float32 `[N, K]`."""
-        blocks = self.codes.to(torch.float32, copy=True)  # all else in place: an embedding of 262,144 rows is large
+        """Return the dequantized weight, smoothed as inputs expect it: float32 `[N, K]`."""
+        blocks = self.codes.to(torch.float32, copy=True)  # the rest is in place, as embeddings are large
         if self.scheme.kind != "fp8":
             blocks -= 1 << self.scheme.bits - 1 if self.zeros is None else self.zeros[..., None].float()
         blocks *= self.scales[..., None]
@@ -62,7 +69,7 @@ class Quantized:
         return blocks.flatten(1)
 
     def seen(self, x: Tensor) -> Tensor:
-        """Inputs `[…, K]` as the smoothed weight is multiplied with, in the type that they have."""
+        """Divide inputs `[…, K]` by `smooth` and round them as the scheme says; return them in their own type."""
         dtype, x = x.dtype, x.float()
         x = x if self.smooth is None else x / self.smooth
         if self.scheme.activations in ("dynamic", "wide"):
@@ -74,7 +81,7 @@ class Quantized:
         elif self.input_scale is not None:
             scaled = x / self.input_scale
             if self.scheme.kind == "fp8":
-                scaled = scaled.to(torch.float8_e4m3fn).float()  # which saturates
+                scaled = scaled.to(torch.float8_e4m3fn).float()  # the cast saturates
             else:
                 scaled = scaled.round().clamp(-128, 127)
             x = scaled * self.input_scale
@@ -82,13 +89,13 @@ class Quantized:
 
 
 def _in_8_bits(blocks: Tensor) -> Tensor:
-    """Blocks `[…, size]` of inputs, each rounded by a step of its own."""
+    """Round blocks `[…, size]` of inputs to 8 bits, each with a step of its own."""
     steps = blocks.abs().amax(-1, keepdim=True).clamp(min=_TINY) / 127
     return (blocks / steps).round() * steps
 
 
 def fit(scheme: Scheme, columns: int) -> Scheme:
-    """The scheme for a weight of so many columns: with a smaller block where it must be, or not quantized."""
+    """Return the scheme for a weight of `columns` columns: with a smaller block if needed, or not quantized."""
     if not scheme.block or columns % scheme.block == 0:
         return scheme
     low = 0 if scheme.dtype == "fp32" else LEAST_GPU_BLOCK
@@ -97,7 +104,13 @@ def fit(scheme: Scheme, columns: int) -> Scheme:
 
 
 def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None = None) -> dict[str, Quantized]:
-    """Weights `[N, K]` of products of one input, which share what belongs to it. `inputs`: where it is calibrated."""
+    """Quantize weights `[N, K]` of linear layers that share an input, and so its `smooth` and `input_scale`.
+
+    Args:
+        weights: The weights, by name.
+        scheme: The scheme of all of them.
+        inputs: The input's statistics; needed if the scheme is calibrated.
+    """
     if not scheme.calibrated:
         return {name: _rounded(weight, scheme) for name, weight in weights.items()}
     assert inputs is not None
@@ -110,7 +123,7 @@ def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None =
     elif scheme.activations == "static" and scheme.kind == "int8":
         smooth = _smoothing(together, inputs.largest)
     if smooth is not None:
-        smooth = 1 / _in_dtype(1 / smooth.clamp(1 / _MAX_SMOOTH, _MAX_SMOOTH), scheme)  # the inverse is stored
+        smooth = 1 / _in_dtype(1 / smooth.clamp(1 / _MAX_SMOOTH, _MAX_SMOOTH), scheme)  # as its inverse is stored
     if scheme.activations == "static":
         largest = inputs.largest if smooth is None else inputs.largest / smooth
         levels = E4M3_LARGEST if scheme.kind == "fp8" else 127
@@ -124,14 +137,14 @@ def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None =
 
 
 def _in_dtype(scales: Tensor, scheme: Scheme) -> Tensor:
-    """Scales as they are stored: in the type that is computed in, never 0 in it."""
+    """Round scales as they are stored, to the type that the model computes in, and never to 0."""
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[scheme.dtype]
     low = 2.0**-24 if dtype == torch.float16 else torch.finfo(dtype).tiny  # scales of INT8 are subnormal in fp16
     return scales.to(dtype).clamp(min=low).float()
 
 
 def _grid(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
-    """Scale and zero of blocks `[…, size]`, `[…]` each; the zero is None for the middle."""
+    """Return scales and zero points `[…]` of blocks `[…, size]`; zero points are None for the middle code."""
     levels = (1 << scheme.bits) - 1
     if scheme.symmetric:
         return _in_dtype(blocks.abs().amax(-1) / (levels // 2), scheme), None
@@ -141,13 +154,13 @@ def _grid(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]:
 
 
 def _codes(blocks: Tensor, scheme: Scheme, scales: Tensor, zeros: Tensor | None) -> Tensor:
-    """The numbers of `_grid` nearest to blocks `[…, size]`."""
+    """Return the codes nearest to blocks `[…, size]` on the grid that `_grid` returned."""
     middle = float(1 << scheme.bits - 1) if zeros is None else zeros[..., None]
     return ((blocks / scales[..., None]).round() + middle).clamp(0, (1 << scheme.bits) - 1)
 
 
 def _rounded(weight: Tensor, scheme: Scheme, scale: Tensor | None = None) -> Quantized:
-    """To the nearest, some rows at a time. `scale`: of all rows of E4M3, None for one each."""
+    """Round a weight to nearest, some rows at a time. `scale` is one for all rows of E4M3; None for one per row."""
     parts = [_rounded_rows(part, scheme, scale) for part in torch.split(weight, _ROWS)]
     codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
     zeros = [part.zeros for part in parts if part.zeros is not None]
@@ -166,7 +179,7 @@ def _rounded_rows(weight: Tensor, scheme: Scheme, scale: Tensor | None) -> Quant
 
 
 def _gptq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Quantized:
-    """Column by column, each one's rounding made up for by those that are not rounded yet (algorithm 1)."""
+    """Round column by column, correcting the columns that are not rounded yet for each error (GPTQ's algorithm 1)."""
     size, parts = scheme.block, list[Quantized]()
     for columns, moment in zip(torch.split(weight, SPAN, 1), moments, strict=True):
         left, factor = columns.clone(), _inverse_factor(moment)
@@ -192,7 +205,7 @@ def _gptq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Quantized:
 
 
 def _inverse_factor(moment: Tensor) -> Tensor:
-    """The upper Cholesky factor of a damped Hessian's inverse, float32; a column that is always 0 weighs nothing."""
+    """Return the upper Cholesky factor of the damped Hessian's inverse, float32; damping allows columns of zeros."""
     hessian = moment.double()
     mean = hessian.diagonal().mean().clamp(min=1e-8)
     hessian = hessian + torch.eye(len(hessian), dtype=torch.float64) * (DAMPING * mean)
@@ -202,7 +215,7 @@ def _inverse_factor(moment: Tensor) -> Tensor:
 
 
 def _awq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Tensor:
-    """The power of the inputs' sizes by which columns are scaled so that the outputs change least."""
+    """Return column scales `[K]`: the power of the input columns' norms with which the outputs change least."""
     sizes = torch.cat([moment.diagonal() for moment in moments]).sqrt().clamp(min=1e-8)
     best, low = torch.ones_like(sizes), float("inf")
     for step in range(20):
@@ -217,6 +230,6 @@ def _awq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Tensor:
 
 
 def _smoothing(weight: Tensor, largest: Tensor) -> Tensor:
-    """SmoothQuant's: by how much inputs are divided and weights multiplied, so that both have like ranges."""
+    """Return SmoothQuant's factors `[K]`: dividing inputs and multiplying weights by them balances their ranges."""
     smooth = largest.clamp(min=1e-5) ** ALPHA / weight.abs().amax(0).clamp(min=1e-5) ** (1 - ALPHA)
     return smooth.clamp(min=1e-5)

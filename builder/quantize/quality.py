@@ -1,4 +1,4 @@
-"""What quantization cost: how far a model moved on texts that it was not calibrated with."""
+"""Measures what quantization costs: how far a model moves on held-out texts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .numbers import Quantized
 
 Logits = NDArray[np.float32]
 Compute = Callable[[Sequence[int]], Logits]
-MAX_LOGITS = 1 << 26  # numbers that are held at once
-BEGINNING, NEW_TOKENS = 32, 64  # of held-out texts, which are continued; both at most
-DEPTH = 4  # of the chain by which a draft is judged
+MAX_LOGITS = 1 << 26  # maximum number of logits in memory
+BEGINNING, NEW_TOKENS = 32, 64  # maximum tokens of a held-out prompt and of its greedy continuation
+DEPTH = 4  # length of the chain with which a draft's acceptance length is measured
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a model computes in float32: the logits of held-out texts, and greedy continuations of their beginnings."""
+    """A model's results in float32: the logits of held-out texts, and greedy continuations of their beginnings."""
 
     texts: list[list[int]]
     logits: list[Logits]
@@ -34,7 +34,14 @@ class Before:
 
     @classmethod
     def of(cls, model: PreTrainedModel, texts: Sequence[Sequence[int]], eos: Sequence[int], positions: int) -> Before:
-        """positions: the longest text. Of a large vocabulary fewer texts are held."""
+        """Compute a float32 model's logits and greedy continuations.
+
+        Args:
+            model: The float32 model.
+            texts: Held-out texts; fewer are kept for a larger vocabulary, as MAX_LOGITS bounds all logits.
+            eos: The tokens that end a text.
+            positions: Maximum number of tokens in a text.
+        """
         max_tokens = max(1, MAX_LOGITS // model.config.get_text_config().vocab_size)
         kept, tokens = list[list[int]](), 0
         for text in texts:
@@ -49,16 +56,21 @@ class Before:
 
     @classmethod
     def logits_of(cls, model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Before:
-        """The logits of some texts, nothing of them continued."""
+        """Compute the logits of texts, without greedy continuations."""
         with no_grad(model):
             return cls(list(map(list, texts)), [text_logits(model, text) for text in texts], [])
 
 
 def moved(before: Before, compute: Compute) -> dict[str, Any]:
-    """How far `compute`, text to logits `[T, V]`, is from before; all but perplexity by token of the held-out texts.
+    """Measure how far a model has moved, as a dict for reports.
 
-    `first_divergence`: after how many tokens greedy texts part, None where they do not. Found without decoding: up to
-    there both have written the same.
+    KL, cosine and top-1 agreement are over the tokens of the held-out texts; `perplexity` is [before, after].
+    `first_divergence` is the number of greedy tokens before the first different one, None if none differs. It needs no
+    decoding, because up to there both models have generated the same text.
+
+    Args:
+        before: The float32 model's results.
+        compute: Maps a text to the moved model's logits `[T, V]`.
     """
     told = [_told(text, exact, compute(text)) for text, exact in zip(before.texts, before.logits, strict=True)]
     divergence, cosine, agreed, exactly, narrowly = map(np.concatenate, zip(*told, strict=True))
@@ -77,13 +89,13 @@ def moved(before: Before, compute: Compute) -> dict[str, Any]:
 
 
 def _told(text: Sequence[int], before: Logits, after: Logits) -> tuple[NDArray[Any], ...]:
-    """By token of a text: KL, cosine, whether the first choice is the same, and the next token's log-probabilities."""
+    """Return for each token KL, cosine, top-1 agreement, and the next token's log-probability before and after."""
     nexts = [by_rows(_log_probability, each[:-1], np.array(text[1:], dtype=np.int64)) for each in (before, after)]
     return kl(before, after), by_rows(_cosine, before, after), before.argmax(1) == after.argmax(1), *nexts
 
 
 def _cosine(a: Logits, b: Logits) -> NDArray[np.float64]:
-    """Of rows, which are centred: a softmax does not see what all have in common."""
+    """Return the cosine of each pair of rows, centred first because a softmax ignores a constant."""
     a, b = (x.astype(np.float64) - x.mean(1, keepdims=True, dtype=np.float64) for x in (a, b))
     return np.asarray((a * b).sum(1) / np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-30))
 
@@ -99,7 +111,13 @@ def _first_divergence(reference: Reference, logits: Logits) -> int | None:
 
 
 def acceptance(model: PreTrainedModel, found: Mapping[str, Quantized], texts: Sequence[Reference]) -> list[float]:
-    """A draft's acceptance length before and after, by chains of DEPTH along what the target writes."""
+    """Return a draft's acceptance length in float32 and quantized, with chains of DEPTH on the target's greedy text.
+
+    Args:
+        model: The float32 draft; it is unchanged afterwards.
+        found: The draft's quantized weights, by name.
+        texts: The target's greedy continuations.
+    """
     with no_grad(model):
         before = _acceptance_length(model, texts)
         with simulated(model, found):
@@ -107,7 +125,7 @@ def acceptance(model: PreTrainedModel, found: Mapping[str, Quantized], texts: Se
 
 
 def _acceptance_length(model: PreTrainedModel, texts: Sequence[Reference]) -> float:
-    """Tokens a round: a chain that the target accepts is one it would have written, so the text says how long it is."""
+    """Return tokens per round: the target accepts what it would have generated, so its text gives accepted lengths."""
     tokens = rounds = 0
     for reference in texts:
         chosen = text_logits(model, reference.text)[len(reference.prompt) - 1 :].argmax(1)

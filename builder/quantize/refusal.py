@@ -1,4 +1,4 @@
-"""A refusal that helps: before minutes are spent, with what costs most, and the narrowest precision that would do."""
+"""Refuses a precision that costs too much, early if possible, and names a precision that would do."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .quality import Before
 from .sensitivity import distance, least_alike
 from .texts import Texts
 
-WIDER = ("int8", "int8:wide")  # what may do instead, the narrowest first
-GLANCE, GLANCED = 128, 6  # tokens of a text that is looked at first, and texts that are calibrated on for that
-Numbers = Callable[[str], Found]  # a model's, in a precision
+WIDER = ("int8", "int8:wide")  # precisions to try instead, the narrowest first
+GLANCE, GLANCED = 128, 6  # `check_early`: tokens per text, and calibration texts
+Numbers = Callable[[str], Found]  # returns a model's quantized weights in a precision
 
 
 def glance(model: PreTrainedModel, texts: Texts) -> Before:
-    """What a model computes of one held-out text in float32, nothing of it greedily."""
+    """Compute a model's float32 logits of the beginning of the longest held-out text, for a quick check."""
     text = max(texts.held_out, key=len)[:GLANCE]
     return Before.logits_of(model, [text])
 
@@ -34,9 +34,18 @@ def check_cost(
     numbers: Numbers,
     factor: float = 1.0,
 ) -> None:
-    """Raise ExecutionError where numbers cost more than `factor` times `max_kl` nats a token, as they are simulated.
+    """Raise ExecutionError if quantized weights, simulated, cost more than `factor * max_kl` nats per token.
 
-    `numbers`: the model's in another precision, to say which would do.
+    The error names the layers whose outputs change most, and the narrowest precision in WIDER that would do.
+
+    Args:
+        model: The float32 target.
+        found: Its quantized weights, by name.
+        before: Its results in float32.
+        precision: The precision of `found`.
+        max_kl: The bound in nats per token.
+        numbers: Returns the target's quantized weights in another precision.
+        factor: How many times `max_kl` is allowed here.
     """
     with simulated(model, found):
         cost = distance(model, before)
@@ -47,7 +56,7 @@ def check_cost(
     for wider in (each for each in WIDER if each != precision):
         try:
             found = numbers(wider)
-        except OptionError:  # not for this backend
+        except OptionError:  # this backend does not have it
             continue
         with simulated(model, found):
             instead = distance(model, before)

@@ -1,10 +1,10 @@
-"""Quantized weights put into the portable graph.
+"""Puts quantized weights into the portable graph.
 
 `MatMul(x, w)` and `MatMulNT(x, w)` become `specbuild::BlockMatMul(x, codes, scales[, zeros])`, codes `uint8[N, blocks,
-size · bits / 8]`, two of 4 bits in a byte, the first one low; or, where inputs are rounded by a scale of their own,
-`specbuild::ScaledMatMul(x, weight, scales, input_scale)`, weight `int8` or `E4M3 [K, N]`, scales `[N]`. The token
-lookup becomes `BlockGather`. Zeros of 4 bits are packed as codes are. What an input is divided by goes into the norm in
-front, or into a Mul.
+size · bits / 8]`, two 4-bit codes in a byte, the first in the low bits. With static activations they become
+`specbuild::ScaledMatMul(x, weight, scales, input_scale)`, weight `int8` or `E4M3 [K, N]`, scales `[N]`. The embedding's
+Gather becomes `BlockGather`. Zero points of 4 bits are packed as codes are. The factors by which an input is divided
+are folded into the weight of the norm before it, or become a Mul.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ from specbuild.runtime.errors import OptionError
 from .linears import Names
 from .numbers import Quantized
 
-_NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # which input is the weight
+_NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # index of the weight among the inputs
 
 
 class Quantize(FusionPass):
-    """See the module. Weights that are not in `found`, by name, stay. Raises OptionError where one product has two."""
+    """The pass that puts quantized weights into a graph; weights that are not in `found`, by name, stay as they are.
+
+    Raises OptionError if the weights of a merged MatMul have different schemes.
+    """
 
     left = "takes a weight that is to be quantized"
 
@@ -48,13 +51,13 @@ class Quantize(FusionPass):
         self._made: dict[tuple[int, ...], list[ir.Value]] = {}
 
     def find(self, node: ir.Node) -> tuple[ir.Value, ir.Value, bool, list[Quantized]] | None:
-        """Input, weight, whether it is a lookup, and the weight's numbers."""
+        """Return a node's input, its weight, whether it is a lookup, and the quantized weights; None if none match."""
         matched = _weight(node)
         parts = self._parts(*matched[1:]) if matched else []
         return (*matched, parts) if matched and parts else None
 
     def rewrite(self, graph: ir.Graph, node: ir.Node, found: tuple[ir.Value, ir.Value, bool, list[Quantized]]) -> None:
-        """See the class."""
+        """Replace the node by one that takes the quantized weights."""
         x, weight, lookup, parts = found
         inputs = self._made.setdefault(tuple(map(id, parts)), [])
         scheme = parts[0].scheme
@@ -79,7 +82,7 @@ class Quantize(FusionPass):
         graph.remove(node, safe=True)
 
     def _parts(self, weight: ir.Value, lookup: bool) -> list[Quantized]:
-        """What was found for a weight, or for each of those that were made one; none where it is to stay."""
+        """Return the quantized weights of which a graph's weight is made: several if merged, none if it stays."""
         names = _parts_of(weight)
         if self.names.tied and names[0] in (self.names.embedding, self.names.head):
             names = [self.names.embedding if lookup else str(self.names.head)]
@@ -89,7 +92,7 @@ class Quantize(FusionPass):
         return [part for part in parts if part]
 
     def _divide(self, graph: ir.Graph, node: ir.Node, x: ir.Value, smooth: torch.Tensor | None) -> ir.Value:
-        """The input divided by what its weight was multiplied by: in the norm's weight where nothing else reads it."""
+        """Divide an input by `smooth`: in the weight of the norm before it if nothing else reads it, else by a Mul."""
         if smooth is None:
             return x
         norm, kernel = x.producer(), node.inputs[1]
@@ -112,9 +115,9 @@ class Quantize(FusionPass):
 
 
 def _twice(graph: ir.Graph, node: ir.Node, x: ir.Value, size: int) -> ir.Value:
-    """Inputs `[B, T, K]` as `[2 B, T, K]`: rounded to 8 bits by blocks, and what that leaves.
+    """Return inputs `[B, T, K]` as `[2 B, T, K]`: rounded to 8 bits in blocks of `size`, and the remainders.
 
-    The product rounds both again: the first stays as it is, of the second 8 bits are kept.
+    The MatMul rounds both again, which leaves the first half unchanged and keeps 8 bits of the second.
     """
     blocks = _shaped(graph, node, x, [0, 0, -1, size])
     largest = insert(node, "ReduceMax", [_of(node, "Abs", blocks), _constant(graph, "last_axis", [-1])]).outputs[0]
@@ -125,7 +128,7 @@ def _twice(graph: ir.Graph, node: ir.Node, x: ir.Value, size: int) -> ir.Value:
 
 
 def _halves_added(graph: ir.Graph, node: ir.Node, product: ir.Value) -> ir.Value:
-    """The products `[2 B, T, N]` of what `_twice` made, as one `[B, T, N]`."""
+    """Add the halves of a product `[2 B, T, N]` of `_twice`'s inputs: `[B, T, N]`."""
     first, second = insert(node, "Split", [product], attributes={"axis": 0, "num_outputs": 2}, outputs=2).outputs
     return _of(node, "Add", first, second)
 
@@ -133,7 +136,7 @@ def _halves_added(graph: ir.Graph, node: ir.Node, product: ir.Value) -> ir.Value
 def _with_offsets(
     graph: ir.Graph, node: ir.Node, x: ir.Value, product: ir.Value, parts: Sequence[Quantized]
 ) -> ir.Value:
-    """A product `[B, T, N]` whose weight has offsets added to its blocks: these times sums of inputs."""
+    """Add to a product `[B, T, N]` what its weight's offsets contribute: each block's offset times its inputs' sum."""
     size, blocks = parts[0].codes.shape[2], parts[0].codes.shape[1]
     sums = np.kron(np.eye(blocks, dtype=np.float32), np.ones((size, 1), dtype=np.float32))
     offsets = np.ascontiguousarray(_joined([part.offsets for part in parts if part.offsets is not None]).T)
@@ -143,12 +146,12 @@ def _with_offsets(
 
 
 def _of(node: ir.Node, operator: str, *inputs: ir.Value) -> ir.Value:
-    """The output of a new operator before a node."""
+    """Insert an operator before a node and return its output."""
     return insert(node, operator, list(inputs)).outputs[0]
 
 
 def _shaped(graph: ir.Graph, node: ir.Node, x: ir.Value, shape: Sequence[int]) -> ir.Value:
-    """`x` with the last of its axes in others; 0 keeps an axis."""
+    """Reshape `x`; 0 keeps an axis, −1 is inferred."""
     return _of(node, "Reshape", x, _constant(graph, f"shape_{'_'.join(map(str, shape))}", shape))
 
 
@@ -161,14 +164,14 @@ def _number(graph: ir.Graph, number: float) -> ir.Value:
 
 
 def check_products(graph: ir.Model, schemes: Mapping[str, Scheme]) -> None:
-    """Before anything is calibrated: raises OptionError where weights that were made one are to have two precisions."""
+    """Raise OptionError if weights that were merged into one MatMul have different schemes; needs no calibration."""
     for value in graph.graph.initializers.values():
         if len({schemes.get(name) for name in _parts_of(value)}) > 1:
             raise _several(_parts_of(value))
 
 
 def _parts_of(weight: ir.Value) -> list[str]:
-    """The names of the model's weights that one of the graph is made of."""
+    """Return the names of the model's weights of which a graph's weight is made."""
     return [name.removesuffix(TRANSPOSED).removesuffix(".weight") for name in str(weight.name).split("+")]
 
 
@@ -177,7 +180,7 @@ def _several(names: Sequence[str]) -> OptionError:
 
 
 def _weight(node: ir.Node) -> tuple[ir.Value, ir.Value, bool] | None:
-    """A product's or the token lookup's data and weight, and which of the two it is."""
+    """Return a MatMul's or the embedding lookup's input and weight, and whether it is the lookup; None for others."""
     lookup = node.op_type == "Gather"
     if node.op_type not in ("MatMul", "MatMulNT", "Gather"):
         return None
@@ -188,7 +191,7 @@ def _weight(node: ir.Node) -> tuple[ir.Value, ir.Value, bool] | None:
 
 
 def _tokens(x: ir.Value) -> bool:
-    """Whether these are the tokens, which some models reshape."""
+    """Return whether a value is input_ids, which some models reshape."""
     while (node := producer(x, "Reshape")) and node.inputs[0] is not None:
         x = node.inputs[0]
     return x.name == "input_ids"
@@ -219,7 +222,7 @@ def _joined(tensors: Sequence[torch.Tensor]) -> NDArray[Any]:
 
 
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Codes along the last axis, two of 4 bits in a byte, an odd one out with a 0."""
+    """Pack codes along the last axis: two 4-bit codes in a byte, padded with a 0; 8-bit codes stay as they are."""
     if bits == 8:
         return codes
     if codes.shape[-1] % 2:

@@ -1,4 +1,4 @@
-"""What each layer's quantization costs by itself; and `auto`, which gives the bits to those that need them."""
+"""Measures what each layer's quantization costs by itself, and implements `auto`, which widens those that need it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .numbers import Quantized
 from .quality import Before, acceptance
 
 Progress = Callable[[str, float], None]
-TOKENS = 32  # of the longest of the held-out texts: enough to tell layers apart
-WIDE_COST = 1.3  # times a step's seconds for as many bytes
-LEAST_ACCEPTANCE = 0.98  # of a draft's acceptance length, below which it is not made narrower
+TOKENS = 32  # tokens of the longest held-out text, enough to rank layers
+WIDE_COST = 1.3  # a step's time with wide activations, relative to one with as many bytes
+LEAST_ACCEPTANCE = 0.98  # minimum fraction of its acceptance length that a quantized draft keeps
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of the products of one input, alone quantized: KL in nats a token, and the least cosine of their outputs."""
+    """The cost of quantizing one unit alone: KL in nats per token, and the lowest cosine of its layers' outputs."""
 
     names: list[str]
     precision: str
@@ -40,7 +40,7 @@ class Cost:
 
 
 def units(model: PreTrainedModel, names: Names, wanted: Sequence[str]) -> list[list[str]]:
-    """Weights that have one precision together: products of one input; a tied head and embedding."""
+    """Group weights that must have the same precision: layers that share an input; a tied head and embedding."""
     embedding = [names.embedding] if names.embedding in wanted else []
     found = groups(model, [name for name in wanted if name != names.embedding])
     for unit in found if names.tied else ():
@@ -51,8 +51,15 @@ def units(model: PreTrainedModel, names: Names, wanted: Sequence[str]) -> list[l
 
 
 def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequence[str], item: int = 4) -> int:
-    """Bytes of a unit's weights, each once, scales and zeros too. `item`: bytes of a number that is not quantized."""
-    total, seen = 0.0, set[tuple[int, int]]()  # a tied weight may be two
+    """Return the bytes of a unit's weights, with scales, zero points and offsets; a shared tensor counts once.
+
+    Args:
+        found: Quantized weights, by name; the others count as not quantized.
+        model: The float32 model.
+        unit: Names of the weights.
+        item: Bytes of a number that is not quantized.
+    """
+    total, seen = 0.0, set[tuple[int, int]]()  # by id too: a tied weight may be quantized in two ways
     for name in unit:
         each, weight = found.get(name), rows(model.get_submodule(name))
         key = weight.data_ptr(), id(each)
@@ -69,14 +76,14 @@ def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequenc
 
 
 def _item(found: Found) -> int:
-    """Bytes of a number of what the quantized weights compute in."""
+    """Return the bytes of a number of the type that the quantized weights compute in."""
     return 4 if any(each.scheme.dtype == "fp32" for each in found.values()) else 2
 
 
 def costs(
     model: PreTrainedModel, found: Found, split: Sequence[Sequence[str]], before: Before, progress: Progress
 ) -> list[Cost]:
-    """Each unit's, in the model's order; one that is not quantized costs nothing."""
+    """Return the cost of each unit in `split`, in order; a unit that is not quantized costs nothing."""
     measured, item = [], _item(found)
     for number, unit in enumerate(split):
         progress("what each layer costs", number / len(split))
@@ -103,7 +110,7 @@ def _cosines(model: PreTrainedModel, alone: Found) -> Iterator[dict[str, list[fl
 
 
 def distance(model: PreTrainedModel, before: Before, tokens: int | None = None) -> float:
-    """Nats a token from before, on all held-out texts, or on so many tokens of the longest."""
+    """Return the divergence from `before` in nats per token, on all texts or on `tokens` tokens of the longest."""
     pairs = list(zip(before.texts, before.logits, strict=True))
     if tokens is not None:
         text, logits = max(pairs, key=lambda pair: len(pair[0]))
@@ -114,7 +121,7 @@ def distance(model: PreTrainedModel, before: Before, tokens: int | None = None) 
 
 
 def least_alike(model: PreTrainedModel, found: Found, before: Before) -> list[tuple[str, float]]:
-    """Products by the cosine of their outputs with what they were of the same inputs, the lowest first."""
+    """Return each linear layer's cosine between its quantized and float32 outputs for the same input, lowest first."""
     with _cosines(model, found) as cosines:
         distance(model, before, TOKENS)
     return sorted(((name, float(np.mean(each))) for name, each in cosines.items()), key=lambda pair: pair[1])
@@ -128,10 +135,21 @@ def within(
     bound: float,
     progress: Progress = lambda phase, share: None,
 ) -> Found:
-    """The narrowest numbers whose divergence stays below `bound`, nats a token; raises ExecutionError where none does.
+    """Return the narrowest quantized weights whose divergence is at most `bound`: the search behind `auto`.
 
-    rungs: numbers of the whole model, ever wider; a weight that one has not is not quantized there. Units are widened
-    where a byte helps most, as if what each costs added up, until all together hold.
+    Units are widened where a byte lowers the divergence most, as if the units' costs added up, until the whole model
+    is within the bound.
+
+    Args:
+        model: The float32 model.
+        rungs: The whole model's quantized weights, each entry wider than the last; a missing weight is not quantized.
+        split: The units that may be widened.
+        before: The float32 model's results.
+        bound: Maximum divergence in nats per token.
+        progress: Called with the phase and the fraction of it that is done.
+
+    Raises:
+        ExecutionError: The weights outside `split` alone exceed the bound.
     """
     with simulated(model, rungs[0]):
         if distance(model, before) <= bound:
@@ -168,18 +186,18 @@ def within(
                 "ask for less, or raise --max-kl"
             )
         budget *= min(0.9, 0.9 * bound / moved)
-        if not sum(kls[rung][unit] for unit, rung in enumerate(at)) > 0:  # nothing is left to tell them apart by
+        if not sum(kls[rung][unit] for unit, rung in enumerate(at)) > 0:  # no measured cost is left to choose a unit by
             at = [len(rungs) - 1] * len(split)
 
 
 def _size(model: PreTrainedModel, found: Found, unit: Sequence[str], item: int) -> float:
-    """Bytes of a unit, more where a step takes more seconds for them."""
+    """Return a unit's bytes, times WIDE_COST for wide activations, whose steps take longer."""
     wide = any(name in found and found[name].scheme.activations == "wide" for name in unit)
     return stored(found, model, unit, item) * (WIDE_COST if wide else 1)
 
 
 def narrowest(model: PreTrainedModel, rungs: Sequence[Found], texts: Sequence[Reference]) -> Found:
-    """A draft's narrowest numbers that keep LEAST_ACCEPTANCE of its acceptance length; none where all lose more."""
+    """Return a draft's narrowest quantized weights that keep LEAST_ACCEPTANCE of its acceptance length, or {}."""
     for found in rungs:
         before, after = acceptance(model, found, texts)
         if after >= LEAST_ACCEPTANCE * before:

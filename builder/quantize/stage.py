@@ -1,4 +1,4 @@
-"""A model's quantization as one stage of a build: texts, what it was before, numbers, and what each layer costs."""
+"""The build stage that quantizes one model, and measures what the model was before and what each layer costs."""
 
 from __future__ import annotations
 
@@ -26,42 +26,60 @@ from .sensitivity import Cost, costs, narrowest, stored, units, within
 from .texts import Texts
 
 Progress = Callable[[str, float], None]
-RUNGS = {False: ("int4", "int8", "int8:wide"), True: ("int4", "int8")}  # of auto, by whether it is for a GPU
-HOPELESS = 1.75  # times what is allowed, beyond which a few texts are enough: many calibrate better, by a third
-SIMULATED = 0.9  # of what auto may spend: what will run moves the model a little further than its simulation
+RUNGS = {False: ("int4", "int8", "int8:wide"), True: ("int4", "int8")}  # auto's precisions, by `on_gpu`
+HOPELESS = 1.75  # times max_kl: above it a few texts suffice to refuse, as more texts improve calibration by a third
+SIMULATED = 0.9  # fraction of max_kl that auto spends: the final graph diverges a little more than the simulation
 
 
-# What was asked for by name, the candidates by precision, and what was before: the best, and what the report says.
+# (weights quantized by name, the candidates by precision, float32 results) → the best weights, the report's entry
 Comparing = Callable[[Found, Mapping[str, Found], Before], tuple[Found, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What came of a model's weights, by `names`. `acceptance`: a draft's acceptance length before and after."""
+    """The result of quantizing a model.
+
+    Attributes:
+        names: The model's weights.
+        found: The quantized weights, by name.
+        before: What the float32 model computes.
+        costs: The cost of each unit by itself.
+        left: Weights that should be quantized, but that no block size fits.
+        acceptance: A draft's acceptance length before and after.
+        measured: Sizes, and how far the whole model moved, as `quality.moved` returns it.
+    """
 
     names: Names
     found: Found
     before: Before
     costs: list[Cost]
-    left: list[str]  # weights that were to be quantized, and have no row that a block divides
+    left: list[str]
     acceptance: list[float] | None = None
-    measured: dict[str, Any] = field(default_factory=dict)  # end to end, and the sizes; see `quality.moved`
+    measured: dict[str, Any] = field(default_factory=dict)
 
     def with_measured(self, more: dict[str, Any]) -> Quantization:
-        """The same, with something more that was measured."""
+        """Return a copy with more measurements."""
         return replace(self, measured=self.measured | more)
 
     def to_dict(self) -> dict[str, Any]:
-        """For report.json."""
+        """Return the result as report.json has it."""
         told = {"layers": [asdict(cost) for cost in self.costs], "not_quantized": self.left} | self.measured
         return told | ({"acceptance_length": self.acceptance} if self.acceptance else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of the "target" or "draft": `precision` as it was written, and the build's options and texts.
+    """How a model is to be quantized.
 
-    `max_kl`: what "auto" and "best" may spend, nats a token.
+    Attributes:
+        model: "target" or "draft".
+        precision: The precision, as given on the command line.
+        backend: The backend's name.
+        options: The build's options.
+        texts: Calibration and held-out texts.
+        max_kl: Maximum divergence of the target in nats per token.
+        item: Bytes of a number that is not quantized.
+        comparing: Chooses the weights under "best".
     """
 
     model: str
@@ -70,15 +88,16 @@ class Request:
     options: QuantizeOptions
     texts: Texts
     max_kl: float = AUTO_KL
-    item: int = 4  # bytes of a number that is not quantized
-    comparing: Comparing | None = None  # for "best"
+    item: int = 4
+    comparing: Comparing | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Where a model's numbers come from. `identity`: of the checkpoint, for what is kept.
+    """Quantizes a model in several precisions.
 
-    `made`: numbers by weight and scheme, which other activations share, for what is rounded does not depend on those.
+    `identity` is the checkpoint's sha256, for the calibration cache. `made` holds quantized weights by name and scheme:
+    schemes that differ only in activations share them, because rounding does not depend on activations.
     """
 
     model: PreTrainedModel
@@ -89,7 +108,7 @@ class _Numbers:
     made: dict[tuple[str, Scheme], Quantized] = field(default_factory=dict)
 
     def of(self, schemes: Mapping[str, Scheme], texts: Sequence[list[int]] | None = None) -> Found:
-        """By the scheme of each weight; calibrated on the request's texts, or on others, of which nothing is kept."""
+        """Quantize weights by their schemes, calibrated on the request's texts, or on `texts` without a cache."""
         request, names, keep = self.request, self.names, None
         if (folder := request.options.calibration_cache) and texts is None:
             told = {weight: str(scheme) for weight, scheme in schemes.items()}
@@ -111,12 +130,12 @@ class _Numbers:
         return found
 
     def _again(self, weight: str, scheme: Scheme) -> Quantized | None:
-        """A weight's numbers, where they were made for other activations."""
+        """Return a weight that was quantized before for other activations, if any."""
         each = self.made.get((weight, _of_any(scheme)))
         return each and replace(each, scheme=replace(each.scheme, activations=scheme.activations))
 
     def like(self, precision: str) -> Found:
-        """With another precision for all weights that are not asked for by name."""
+        """Quantize in another precision all weights whose scheme is not given by name."""
         request = self.request
         return self.of(assign(request.options, request.model, precision, request.backend, self.names))
 
@@ -131,10 +150,22 @@ def quantize_model(
     identity: str,
     progress: Progress,
 ) -> Quantization:
-    """Quantize a float32 model as asked; it is as it was afterwards.
+    """Quantize a model and measure what it costs.
 
-    asked: schemes by weight, under "auto" only of those with one. judged_by: what the target writes, for a draft.
-    identity: of the checkpoint, for what is kept. Raises OptionError, and ExecutionError where it costs too much.
+    Args:
+        model: The float32 model; it is unchanged afterwards.
+        request: The model's name, precision, options and texts.
+        names: The model's weights.
+        asked: The scheme of each weight; under "auto" and "best", of those given by name only.
+        before: What the float32 model computes.
+        judged_by: The target's greedy continuations, with which a draft's acceptance length is measured.
+        identity: The checkpoint's sha256, for the calibration cache.
+        progress: Called with the phase and the fraction of it that is done.
+
+    Raises:
+        OptionError: No text reaches a weight whose scheme is calibrated.
+        OutputError: The calibration cache cannot be written.
+        ExecutionError: The target diverges by more than `request.max_kl`.
     """
     numbers, split = _Numbers(model, request, names, identity, progress), units(model, names, names.weights)
     compared: dict[str, Any] = {}
@@ -154,13 +185,13 @@ def quantize_model(
         if request.model == "target":
             check_cost(model, found, before, request.precision, request.max_kl, numbers.like)
     wanted = [weight for weight, scheme in asked.items() if scheme.quantized]
-    if chooses(request.precision) and found:  # a weight that no block divides is not found however wide
+    if chooses(request.precision) and found:  # a weight that no block size fits is missing in every precision
         wanted += [weight for weight in rungs[0].keys() ^ set(names.weights) if weight not in wanted]
     measured: dict[str, Any] = {"weight_bytes": stored(found, model, names.weights, request.item)}
     measured["weight_bytes_before"] = stored({}, model, names.weights)
     measured |= {"compared": compared} if compared else {}
     measured["own_grids"] = sum(each.scheme.method == GRID for each in found.values())
-    if request.model == "draft":  # the target's comes from what will run
+    if request.model == "draft":  # the target's is measured with the final graph
         with simulated(model, found):
             measured |= moved(before, lambda text: text_logits(model, text))
     left = [weight for weight in wanted if weight not in found]
@@ -170,7 +201,16 @@ def quantize_model(
 
 
 def check_early(model: PreTrainedModel, request: Request, names: Names, asked: Mapping[str, Scheme]) -> None:
-    """Raise ExecutionError where calibration is not worth its minutes, as the beginnings of a few texts tell."""
+    """Raise ExecutionError if calibrating on the beginnings of a few texts shows that static activations cost too much.
+
+    This spares the minutes that a full calibration takes.
+
+    Args:
+        model: The float32 target.
+        request: Its precision, options and texts.
+        names: Its weights.
+        asked: The scheme of each weight.
+    """
     if chooses(request.precision) or not any(scheme.activations == "static" for scheme in asked.values()):
         return
     numbers, before = _Numbers(model, request, names, "", lambda phase, share: None), glance(model, request.texts)
@@ -179,18 +219,18 @@ def check_early(model: PreTrainedModel, request: Request, names: Names, asked: M
 
 
 def _of_any(scheme: Scheme) -> Scheme:
-    """A scheme whatever is done to inputs, but for a scale of theirs, which the weight is smoothed for."""
+    """Return a scheme without its activations, unless they are static, for which the weight is smoothed."""
     return scheme if scheme.activations == "static" else replace(scheme, activations="")
 
 
 def _alone(each: Quantized) -> bool:
-    """Whether numbers depend on the weight alone."""
+    """Return whether a quantized weight depends on the weight alone, not on its inputs."""
     return each.scheme.method in ("rtn", GRID) and each.smooth is None and each.input_scale is None
 
 
 def _shape(found: Found, name: str) -> Any:
-    """What would make two weights' numbers differ, where their weights are one."""
+    """Return a key that is equal for a tied head and embedding if their quantized weights are equal."""
     each = found.get(name)
     if each is None or not _alone(each) or each.offsets is not None:
-        return name  # equal to nothing else
+        return name  # unequal to any other key
     return each.scheme.kind, each.codes.shape, each.scheme.symmetric

@@ -1,4 +1,4 @@
-"""Texts to calibrate with, and others, held out, to say what it cost: the user's, or ours, English and code."""
+"""Texts to calibrate with, and held-out texts to measure the cost: the user's, or specbuild's, of English and code."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from specbuild.builder.frontend.checkpoint import encode
 from specbuild.builder.strict_json import decode
 from specbuild.runtime.errors import OptionError, one_line
 
-LENGTH = 256  # tokens of a text, at most
-SHORTEST = 8
-HELD_OUT = 4  # every so many texts, one is held out
-OURS = Path(__file__).with_name("texts.jsonl")  # of specbuild's own documentation and source
+LENGTH = 256  # maximum number of tokens in a text
+SHORTEST = 8  # minimum number of tokens in a text
+HELD_OUT = 4  # one text in HELD_OUT is held out
+OURS = Path(__file__).with_name("texts.jsonl")  # from specbuild's own documentation and source
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Token ids. `source`: a file, or "ours"; `sha256` of what is used."""
+    """Token ids of calibration and held-out texts; `source` is a file or "ours", `sha256` that of all token ids."""
 
     calibration: list[list[int]]
     held_out: list[list[int]]
@@ -30,27 +30,36 @@ class Texts:
     sha256: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For report.json."""
+        """Return the texts' source and sizes as report.json has them."""
         sizes = {name: sum(map(len, getattr(self, name))) for name in ("calibration", "held_out")}
         return {"source": self.source, "sha256": self.sha256, "tokens": sizes}
 
 
 def read(path: Path | None, tokenizer: Any, length: int, size: int, seed: int) -> Texts:
-    """Draw `size` texts of at most `length` tokens, a part of them held out. Raises OptionError.
+    """Draw texts at random, and hold out one in HELD_OUT of them.
 
-    path: JSON lines with `text`, `prompt`, `turns` or a chat's `messages`; other fields do not matter.
+    Args:
+        path: A file of JSON lines with `text`, `prompt`, `turns` or a chat's `messages`, other fields being ignored;
+            None for specbuild's own texts.
+        tokenizer: The target's tokenizer.
+        length: Maximum number of tokens in a text, at most LENGTH; longer texts are cut into several.
+        size: Maximum number of texts.
+        seed: Seed of the draw.
+
+    Raises:
+        OptionError: The file cannot be read, a line is invalid, or no text has SHORTEST tokens.
     """
     source = str(path or "ours")
     ids = encode(tokenizer, list(lines(path or OURS, tokenizer)))
     longest = min(length, LENGTH)
     pieces = [each[at : at + longest] for each in ids for at in range(0, len(each), longest)]
     pieces = [piece for piece in pieces if len(piece) >= min(SHORTEST, longest)]
-    pieces = [list(piece) for piece in dict.fromkeys(map(tuple, pieces))]  # none calibrates and is held out
+    pieces = [list(piece) for piece in dict.fromkeys(map(tuple, pieces))]  # no text is in both parts
     if not pieces:
         raise OptionError(f'{source} has no text of {SHORTEST} tokens or more: give lines like {{"text": "…"}}')
     random.Random(seed).shuffle(pieces)
     pieces = pieces[:size]
-    if len(pieces) == 1:  # nothing else to hold out: its second half
+    if len(pieces) == 1:  # split it, so that both parts have a text
         middle = len(pieces[0]) // 2
         pieces = [pieces[0][:middle] or pieces[0], pieces[0][middle:]]
     held_out = pieces[::HELD_OUT]
@@ -59,7 +68,7 @@ def read(path: Path | None, tokenizer: Any, length: int, size: int, seed: int) -
 
 
 def lines(path: Path, tokenizer: Any) -> Iterator[str]:
-    """The texts of a file of JSON lines, as `read` takes it. Raises OptionError."""
+    """Yield the texts of a file of JSON lines, as `read` takes it. Raises OptionError."""
     try:
         content = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -75,7 +84,7 @@ def lines(path: Path, tokenizer: Any) -> Iterator[str]:
 
 
 def _texts(fields: Any, tokenizer: Any) -> Iterator[str]:
-    """A line's texts. Raises ValueError."""
+    """Yield the texts of one line. Raises ValueError."""
     if not isinstance(fields, dict):
         raise ValueError('give a JSON object, like {"text": "…"}')
     given = [name for name in ("text", "prompt", "turns", "messages") if name in fields]
@@ -85,7 +94,7 @@ def _texts(fields: Any, tokenizer: Any) -> Iterator[str]:
     if given[0] == "messages":
         try:
             rendered = tokenizer.apply_chat_template(value, tokenize=False)
-        except Exception as error:  # jinja2 and the templates raise what they like
+        except Exception as error:  # jinja2 and the templates raise many unrelated types
             raise ValueError(f"its messages cannot be rendered: {one_line(error)}") from None
         if not isinstance(rendered, str):
             raise ValueError("its messages are not those of one chat")

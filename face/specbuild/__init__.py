@@ -5,14 +5,14 @@
     with Engine.load("pycode.bundle") as engine:
         print(engine.generate("def main(", SamplingParams(max_new_tokens=64))[0].text)
 
-The names are Engine, AsyncEngine, SamplingParams, StructuredOutputs, Chat, Limits, __version__ and the errors. Each is
-imported when it is first used, so that `import specbuild` costs next to nothing. `specbuild.runtime` has the types
-around them.
+The public names are Engine, AsyncEngine, SamplingParams, StructuredOutputs, Chat, Limits, __version__ and the errors.
+Each is imported on first use, so that `import specbuild` costs next to nothing. `specbuild.runtime` exports the types
+that these names take and return.
 """
 
 from __future__ import annotations
 
-# As type checkers know it: to import `typing` takes milliseconds, in which Ctrl-C would still show a traceback.
+# Type checkers know this name. Importing `typing` takes milliseconds, in which Ctrl-C would still show a traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -44,7 +44,7 @@ _LAZY = ("AsyncEngine", "Chat", "Engine", "Limits", "SamplingParams", "Structure
 
 
 def __getattr__(name: str) -> Any:
-    """A name that is imported when it is first used."""
+    """Import a public name on first use; raise AttributeError for any other name."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":

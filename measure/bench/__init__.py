@@ -1,1 +1,1 @@
-"""`specbuild bench`: plain decoding and speculation on the same prompts, in turns."""
+"""`specbuild bench`: compares plain decoding and speculation, which take turns on the same prompts."""

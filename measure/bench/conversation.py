@@ -1,8 +1,8 @@
-"""Questions of several turns as prompts: each turn with what was said before it.
+"""Questions of several turns as prompts: each turn's prompt includes the earlier turns and answers.
 
-With a chat template turns are a user's messages, and answers an assistant's. Without one the text goes on: a turn, the
-answer that plain decoding gives, an empty line, the next turn. Earlier answers are plain decoding's for every
-contender, so all of them decode the same prompts.
+With a chat template, turns become user messages and answers assistant messages. Without one, the text is a turn, the
+answer that plain decoding gives, an empty line, the next turn, and so on. Earlier answers are plain decoding's for
+every contender, so all of them decode the same prompts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .measure import BASELINE, Case, prepare
 
 @dataclass(slots=True)
 class _Dialogue:
-    """A request, and the answers to its turns so far."""
+    """A request, with the answers to its turns so far and the cases made from them."""
 
     request: Request
     templated: bool
@@ -28,11 +28,11 @@ class _Dialogue:
 
     @property
     def left(self) -> int:
-        """How many turns are to come."""
+        """The number of turns to come."""
         return max(1, len(self.request.turns)) - len(self.cases)
 
     def prompt(self) -> Request:
-        """The next turn, with what was said before it."""
+        """Return the request for the next turn, with the earlier turns and answers in its prompt."""
         turns = self.request.turns[: len(self.answers) + 1]
         if not turns or not (self.templated or self.answers):
             return self.request
@@ -50,16 +50,24 @@ class _Dialogue:
 
 
 def answers_needed(requests: Seq[Request]) -> int:
-    """How many turns are decoded before anything is measured."""
+    """Return the number of answers that `converse` decodes before anything is measured."""
     return sum(request.later_turns for request in requests)
 
 
 def converse(
     engine: Engine, requests: Seq[Request], advance: Callable[[int], object] = lambda done: None
 ) -> list[Case]:
-    """Every turn of every request in tokens, in their order; `advance` is told how many answers are done.
+    """Return every turn of every request as a case, in order.
 
-    Raises PromptError or OptionError with file, line and turn of the first that cannot run, and what failed.
+    Args:
+        engine: The engine that encodes the prompts and decodes the earlier answers.
+        requests: The requests.
+        advance: Called with the number of answers decoded so far.
+
+    Raises:
+        PromptError: A prompt cannot run; the message has its file, line and turn.
+        OptionError: A parameter cannot be used; the message has the same.
+        SpecbuildError: The error of an answer that failed to decode.
     """
     templated = engine.manifest.chat_template is not None
     dialogues = [_Dialogue(request, templated) for request in requests]
@@ -87,7 +95,7 @@ def _named(error: SpecbuildError, where: str) -> SpecbuildError:
 
 
 def in_words(requests: Seq[Request], engine: Engine) -> str | None:
-    """How turns became prompts; None where no request has any."""
+    """Describe how turns became prompts; None if no request has turns."""
     if not any(request.turns for request in requests):
         return None
     templated = engine.manifest.chat_template is not None

@@ -1,4 +1,4 @@
-"""The report as one HTML file: tables and plots in it, nothing to fetch, no script."""
+"""The report as one self-contained HTML file: tables and plots, no scripts or external files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def check() -> None:
-    """Raises OptionError where there is nothing to draw with."""
+    """Raise OptionError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise OptionError("--html draws with matplotlib, which is not installed: pip install 'specbuild-trt[bench]'")
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """The file's text."""
+    """Return the file's text; `result`: what `result.build` returned."""
     runs = result["runs"]
     names, sizes = (list(dict.fromkeys(run[key] for run in runs)) for key in ("speculation", "concurrency"))
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
@@ -81,7 +81,7 @@ def _facts(result: Mapping[str, Any]) -> str:
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table under its title."""
+    """Return a table with its title as HTML."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
@@ -91,7 +91,13 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> s
 
 
 def plot(title: str, draw: Callable[[Any], None], size: tuple[float, float]) -> str:
-    """A heading and a figure as inline SVG, its text left as text; without what names other places."""
+    """Return a heading and a figure as inline SVG, with text kept as text and without references to other sites.
+
+    Args:
+        title: The heading.
+        draw: Draws into the matplotlib figure that it is given.
+        size: Width and height in inches.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -104,7 +110,7 @@ def plot(title: str, draw: Callable[[Any], None], size: tuple[float, float]) -> 
 
 
 def _speedups(figure: Any, groups: Mapping[int, Rows]) -> None:
-    """Wall speedups with their intervals, trees in the order of their nodes, the policy last; a line a concurrency."""
+    """Draw wall speedups with intervals, a line per concurrency: trees in order of nodes, the policy last."""
     axes = figure.subplots()
     for number, (size, rows) in enumerate(groups.items()):
         found = sorted((row for row in rows if row["tree"]), key=lambda row: row["nodes"] or math.inf)
@@ -121,7 +127,7 @@ def _speedups(figure: Any, groups: Mapping[int, Rows]) -> None:
 
 
 def _step_times(figure: Any, times: Mapping[str, Any]) -> None:
-    """What a step of the target, and one of the draft, takes by nodes: a line for each batch size."""
+    """Draw the step times of target and draft by nodes, a line for each batch size."""
     models = [name for name in ("verify", "draft") if all(each[name] for each in times.values())]
     for axes, name in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         for number, (batch, each) in enumerate(times.items(), 1):
@@ -138,7 +144,7 @@ def _title(row: Mapping[str, Any]) -> str:
 
 
 def _round_times(figure: Any, rows: Rows) -> None:
-    """A bar for each contender: the milliseconds of its mean round, by part."""
+    """Draw a bar for each contender: the milliseconds of its mean round, by part."""
     axes, left = figure.subplots(), [0.0] * len(rows)
     names = [row["speculation"] for row in rows]
     for part, colour in zip(PARTS, PART_COLOURS, strict=True):
@@ -156,7 +162,7 @@ def _round_times(figure: Any, rows: Rows) -> None:
 
 
 def _acceptance(figure: Any, rows: Rows, colours: Mapping[str, str]) -> None:
-    """Rates by depth, conditional rates by depth, and how many rounds accepted how many tokens."""
+    """Draw acceptance rates by depth, conditional ones, and the share of rounds that accepted k tokens."""
     panels = figure.subplots(1, 3)
     titles = ("acceptance rate", "conditional acceptance rate", "share of rounds that accepted k")
     for axes, title in zip(panels, titles, strict=True):
@@ -173,7 +179,7 @@ def _acceptance(figure: Any, rows: Rows, colours: Mapping[str, str]) -> None:
 
 
 def _latencies(figure: Any, rows: Rows, colours: Mapping[str, str]) -> None:
-    """Each contender's percentiles of every latency."""
+    """Draw each contender's percentiles of every latency."""
     marks = [f"p{percentile}" for percentile in PERCENTILES]
     for axes, name in zip(figure.subplots(1, len(LATENCIES)), LATENCIES, strict=True):
         for row in rows:

@@ -1,4 +1,4 @@
-"""Every contender decodes the same prompts on one engine, in turns: what slows the machine slows them all."""
+"""Measures contenders, which decode the same prompts in turns on one engine: other load slows all of them alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BASELINE = "off"  # the contender that all others are compared with: plain decod
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt in tokens, its parameters, and its category where it has one."""
+    """A prompt's token ids, its parameters, and its category if it has one."""
 
     tokens: list[int]
     params: SamplingParams
@@ -26,7 +26,7 @@ class Case:
 
 @dataclass(slots=True)
 class Sample:
-    """One request as its caller saw it: seconds from its submission."""
+    """One request as its caller saw it; times are seconds from its submission."""
 
     category: str | None
     tokens: list[int]  # emitted
@@ -37,18 +37,18 @@ class Sample:
 
     @property
     def tpot(self) -> float:
-        """Mean seconds of a token after the first, of at least two tokens: the definition of `vllm bench serve`."""
+        """Mean seconds per token after the first, as `vllm bench serve` defines it; needs at least two tokens."""
         return (self.e2el - self.ttft) / (len(self.tokens) - 1)
 
     @property
     def decode(self) -> tuple[float, int]:
-        """Seconds after the first reading, and the tokens that came in them; those that came with the first do not."""
+        """Seconds after the first reading and the tokens that came in them, without those of the first reading."""
         return self.e2el - self.ttft, len(self.itl)
 
 
 @dataclass(slots=True)
 class Turn:
-    """A group of requests that ran together: how long it took them all, and where the engine's time went."""
+    """A group of requests that ran together: their samples, the seconds of all, and where the engine spent time."""
 
     samples: list[Sample]
     seconds: float
@@ -57,20 +57,20 @@ class Turn:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """When how many tokens of a sequence could be read; `tick` runs on the engine's thread, after each round."""
+    """Records when how many tokens of a sequence were available; `tick` runs on the engine's thread each round."""
 
     sequence: Sequence
     started: float = 0.0
     readings: list[tuple[float, int]] = field(default_factory=list)
 
     def tick(self) -> None:
-        """Note the time where there are new tokens."""
+        """Record the time and the number of tokens, if there are new ones."""
         count = len(self.sequence.output)
         if count > (self.readings[-1][1] if self.readings else 0):
             self.readings.append((time.perf_counter(), count))
 
     def sample(self, category: str | None) -> Sample:
-        """What was measured, once the sequence has ended."""
+        """Return the measurements of a sequence that has ended."""
         first, last = self.readings[0][0], self.readings[-1][0]
         return Sample(
             category,
@@ -83,10 +83,10 @@ class Stopwatch:
 
 
 def inter_token_latencies(readings: Seq[tuple[float, int]]) -> list[float]:
-    """Seconds of each token after the first reading; `readings`: times, and tokens until then.
+    """Return the latency of each token after the first reading; `readings`: times, and the number of tokens by then.
 
-    The tokens of one round arrive at once and share the time since the round before: an interval of t with k tokens
-    is k latencies of t / k. So their mean is the time per token, where a latency for each arrival would not be.
+    The tokens of one round arrive at once and share the time since the previous round: an interval of t with k tokens
+    gives k latencies of t / k. So their mean is the time per token, which one latency per arrival would not give.
     """
     latencies: list[float] = []
     for (before, had), (now, has) in pairwise(readings):
@@ -95,7 +95,7 @@ def inter_token_latencies(readings: Seq[tuple[float, int]]) -> list[float]:
 
 
 def prepare(engine: Engine, requests: Seq[Request]) -> list[Case]:
-    """The prompts in tokens; raises PromptError or OptionError with file and line of the first that cannot run."""
+    """Return the requests as cases; raise PromptError or OptionError with file and line of the first invalid one."""
     sequences, refused = engine.requests([r.prompt for r in requests], [r.params for r in requests], "return")
     for chunk in refused:
         if chunk.result and chunk.result.error:
@@ -107,10 +107,20 @@ def prepare(engine: Engine, requests: Seq[Request]) -> list[Case]:
 def measure(
     engine: Engine, contenders: Seq[str], cases: Seq[Case], concurrency: int, advance: Callable[[], object]
 ) -> dict[str, list[Turn]]:
-    """Each contender's turns, in the order of the prompts: `concurrency` requests at a time, after a warm-up.
+    """Return each contender's turns, in the order of the prompts, after a warm-up.
 
-    A group is submitted at once and waited for; then the next contender has it, and each group begins with another
-    contender. `advance` is called after every turn. Raises what a request failed with.
+    A group of requests is submitted at once and awaited, then given to the next contender. Successive groups begin
+    with different contenders.
+
+    Args:
+        engine: The engine.
+        contenders: Values of `speculation`.
+        cases: The prompts.
+        concurrency: Requests in a group.
+        advance: Called after every turn, also those of the warm-up.
+
+    Raises:
+        SpecbuildError: The error of a request that failed.
     """
     groups = [cases[start : start + concurrency] for start in range(0, len(cases), concurrency)]
     turns: dict[str, list[Turn]] = {name: [] for name in contenders}
@@ -126,7 +136,10 @@ def measure(
 
 
 def _turn(engine: Engine, group: Seq[Case], speculation: str, salt: str) -> Turn:
-    """salt: nobody drafts out of habit what another contender, or another time, has said after the same prompt."""
+    """Decode a group by one contender.
+
+    `salt` separates caches, so no contender drafts from what another one, or an earlier pass, emitted for the prompt.
+    """
     params = [replace(case.params, speculation=speculation, cache_salt=salt) for case in group]
     sequences, _ = engine.requests([case.tokens for case in group], params, "raise")
     watches, before = [Stopwatch(sequence) for sequence in sequences], engine.stats

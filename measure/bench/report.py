@@ -1,4 +1,4 @@
-"""A result for people: its tables, and where its files may go."""
+"""A benchmark's result for people: tables and notes, and a check of the paths of its files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from specbuild.runtime.errors import OutputError
 
 from .result import LATENCIES, PARTS
 
-SHOWN = 8  # depths in a table
+SHOWN = 8  # maximum depths in a table
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Print the tables."""
+    """Print the tables and notes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -34,7 +34,7 @@ def show(result: Mapping[str, Any]) -> None:
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
-    """What a reader of the tables must know: how turns became prompts, and which prompts measure nothing."""
+    """Return notes on the tables: how turns became prompts, and how many prompts ended after one token."""
     turns, runs = result["settings"].get("turns"), result["runs"]
     found = [f"turns: {turns}"] if turns else []
     ended, completed = max((run["ended_after_one_token"], run["completed"]) for run in runs)
@@ -44,7 +44,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Title, header and rows of each table, the first two columns concurrency and contender."""
+    """Return the title, header and rows of each table; the first two columns are concurrency and contender."""
     header = ["concurrency", "speculation"]
     speeds = (
         "output tokens/s, speedup with 95% interval",
@@ -95,7 +95,7 @@ def _accepted(found: Mapping[str, Any] | None) -> list[str]:
 
 
 def check(path: Path) -> None:
-    """Before anything is measured: may a file go there? Raises OutputError."""
+    """Raise OutputError if no file can be written at the path; called before anything is measured."""
     if path.exists() and not path.is_file():
         raise OutputError(f"{path} exists and is not a file: give another place")
     if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):

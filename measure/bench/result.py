@@ -1,4 +1,4 @@
-"""What a benchmark found, as one object of JSON's types."""
+"""A benchmark's result as one JSON object."""
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ from .measure import BASELINE, Sample, Turn
 from .statistics import acceptance, latency, speedup
 
 SCHEMA_VERSION = 2
-PARTS = ("draft", "verify", "accept", "commit", "host")  # of a round
+PARTS = ("draft", "verify", "accept", "commit", "host")  # parts of a round
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
-POLICY = "policy"  # no tree of its own: each round has another
+POLICY = "policy"  # the tree of a tuned bundle's "auto": the policy decides each round
 
 
 def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict[int, dict[str, list[Turn]]]) -> Any:
-    """The result object, JSON's types alone; `measured`: turns by concurrency and contender, the baseline first."""
+    """Return the result object, of JSON types only.
+
+    Args:
+        bundle: The bundle.
+        command: The command line.
+        settings: The benchmark's settings, among them `seed`.
+        measured: The turns by concurrency and contender, the baseline first.
+    """
     manifest = bundle.manifest
     models = {
         name: {"source": record.source, "parameters": record.parameters, "precision": record.precision}
@@ -59,7 +66,7 @@ def build(bundle: Bundle, command: str, settings: dict[str, Any], measured: dict
 
 
 def _tree(name: str, manifest: Manifest) -> dict[str, Any]:
-    """What a contender drafts, in how many nodes: of a tuned bundle each round by its policy, in as many as pay."""
+    """Return a contender's tree and its nodes; "auto" of a tuned bundle has no fixed number of nodes."""
     if name == BASELINE:
         return {"tree": None, "nodes": 0}
     if name == "auto" and FILE in manifest.files:
@@ -71,7 +78,7 @@ def _tree(name: str, manifest: Manifest) -> dict[str, Any]:
 def _run(
     concurrency: int, name: str, turns: Sequence[Turn], baseline: Sequence[Turn], tree: dict[str, Any], seed: int
 ) -> dict[str, Any]:
-    """One contender at one concurrency."""
+    """Return the results of one contender at one concurrency."""
     samples, plain = ([sample for turn in each for sample in turn.samples] for each in (turns, baseline))
     seconds, tokens = sum(turn.seconds for turn in turns), sum(len(sample.tokens) for sample in samples)
     categories = sorted({sample.category for sample in samples if sample.category is not None})
@@ -95,7 +102,7 @@ def _run(
 
 
 def _category(category: str, samples: Sequence[Sample], plain: Sequence[Sample], seed: int) -> dict[str, Any]:
-    """The requests of a category; they share their time with others, so only what is a request's own is told."""
+    """Return the results of one category, without wall times: its requests share rounds with those of others."""
     own, theirs = ([sample for sample in each if sample.category == category] for each in (samples, plain))
     before, now = ([sample.decode for sample in each] for each in (theirs, own))
     return {
@@ -107,12 +114,12 @@ def _category(category: str, samples: Sequence[Sample], plain: Sequence[Sample],
 
 
 def _decode_costs(turns: Iterable[Turn]) -> list[tuple[float, int]]:
-    """For each group: its requests' seconds after their first tokens, and the tokens they gave."""
+    """Return, for each group, its requests' seconds after their first tokens, and the tokens that came in them."""
     return [(sum(s.decode[0] for s in turn.samples), sum(s.decode[1] for s in turn.samples)) for turn in turns]
 
 
 def _wall_costs(turns: Iterable[Turn]) -> list[tuple[float, int]]:
-    """For each group: seconds from its submission to its last token, and all its tokens."""
+    """Return, for each group, the seconds from its submission to its last token, and all its tokens."""
     return [(turn.seconds, sum(len(sample.tokens) for sample in turn.samples)) for turn in turns]
 
 
@@ -126,7 +133,7 @@ def _latencies(samples: Sequence[Sample]) -> dict[str, float | None]:
 
 
 def _round(parts: Sequence[RunStats]) -> dict[str, Any]:
-    """The mean round, in milliseconds: `total_ms` is the sum of its parts. Rounds that read a prompt are in it."""
+    """Return the mean round in milliseconds; `total_ms` is the sum of the parts. Prefill rounds are included."""
     total = RunStats.sum(parts)
     each = {f"{name}_ms": getattr(total, name) / total.rounds * 1e3 for name in (*PARTS, "total")}
     return {"rounds": total.rounds, "tokens": total.emitted / total.rounds, **each}

@@ -1,4 +1,4 @@
-"""Percentiles, speedups with their confidence intervals, and what was accepted at which depth."""
+"""Latency percentiles, speedups with confidence intervals, and acceptance rates by depth."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from specbuild.runtime import SpeculationStats
 PERCENTILES = (50, 95, 99)
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-Cost = tuple[float, int]  # seconds, and the tokens they gave
+Cost = tuple[float, int]  # seconds, and the tokens that came in them
 
 
 def latency(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """`mean_NAME_ms` and the percentiles, `p50_NAME_ms` …, as `vllm bench serve` names them; None of nothing."""
+    """Return `mean_NAME_ms` and percentiles `p50_NAME_ms` …, named as in `vllm bench serve`; None without values."""
     values = np.asarray(seconds) * 1e3
     found: dict[str, float | None] = {"mean": float(values.mean()) if len(values) else None}
     for percentile in PERCENTILES:
@@ -25,13 +25,18 @@ def latency(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def speedup(baseline: Sequence[Cost], contender: Sequence[Cost], seed: int) -> dict[str, float | None]:
-    """Seconds per token, the baseline's over the contender's, and the bounds of a 95 % confidence interval.
+    """Return the baseline's seconds per token over the contender's, with the bounds of a 95 % confidence interval.
 
-    Entry i of both is the same work. A percentile bootstrap (Efron 1979) draws such pairs with replacement, so what
-    makes a prompt slow for both does not widen the interval. Without tokens `value` is None; of one pair no interval.
+    A percentile bootstrap (Efron 1979) draws pairs of entries with replacement, so prompts that are slow for both do
+    not widen the interval. `value` is None without tokens; the bounds are None with fewer than two pairs.
+
+    Args:
+        baseline: The baseline's costs.
+        contender: The contender's costs; entry i is the same work as the baseline's entry i.
+        seed: Seed of the bootstrap.
     """
     pairs = np.array([[*theirs, *ours] for theirs, ours in zip(baseline, contender, strict=True)], dtype=np.float64)
-    pairs = pairs[(pairs[:, 1] > 0) & (pairs[:, 3] > 0)]  # neither has no token after the first
+    pairs = pairs[(pairs[:, 1] > 0) & (pairs[:, 3] > 0)]  # both have tokens to divide by
     count, generator = len(pairs), np.random.default_rng(seed)
     if count < 2:
         return {"value": _ratio(pairs) if count else None, "low": None, "high": None}
@@ -47,15 +52,17 @@ def _ratio(pairs: Any) -> float:
 
 
 def acceptance(requests: Sequence[SpeculationStats]) -> dict[str, Any] | None:
-    """What became of drafted tokens, in the rounds that drafted; None where none did.
+    """Return statistics of the rounds that drafted; None if none did.
 
-    - `mean_acceptance_length`: tokens a round, the bonus token included, over all rounds (micro);
-      `macro_mean_acceptance_length`: the mean of the requests' own.
-    - `acceptance_rate_per_position[k - 1]`: rounds that accepted k tokens or more, of those whose tree had k levels or
-      more; a position is a depth, since one path of a tree is accepted. None where depths are not known (on a device).
-    - `conditional_acceptance_rate[k - 1]`: rounds that accepted k or more, of all that accepted k − 1 or more, as
-      SPEED-Bench counts (NVIDIA Model-Optimizer, examples/specdec_bench, metrics/acceptance_rate.py), there by tokens
-      emitted, which are one more. A tree with fewer than k levels counts against position k.
+    - `mean_acceptance_length`: tokens per round, the bonus token included, over all rounds (micro);
+      `macro_mean_acceptance_length`: the mean of the requests' own means.
+    - `acceptance_rate_per_position[k - 1]`: the share of rounds that accepted at least k tokens among those whose tree
+      had at least k levels. A position is a depth, since one path of a tree is accepted. None if depths are unknown (on
+      a device).
+    - `conditional_acceptance_rate[k - 1]`: the share of rounds that accepted at least k tokens among those that
+      accepted at least k − 1, as in SPEED-Bench (NVIDIA Model-Optimizer, examples/specdec_bench,
+      metrics/acceptance_rate.py), which counts emitted tokens, one more. A tree with fewer than k levels counts against
+      position k.
     """
     drafted, total = [each for each in requests if each.num_spec_steps], SpeculationStats()
     for each in drafted:
@@ -73,5 +80,5 @@ def acceptance(requests: Sequence[SpeculationStats]) -> dict[str, Any] | None:
 
 
 def _at_least(histogram: Sequence[int]) -> list[int]:
-    """[k]: how many counts were k or more."""
+    """Return, at index k, how many counts were at least k."""
     return [sum(histogram[k:]) for k in range(len(histogram))]

@@ -1,4 +1,4 @@
-"""What is decoded, by whom, and how many at a time; whatever is wrong with that is said before anything runs."""
+"""A benchmark's prompts, contenders and concurrencies, all checked before anything runs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,28 @@ from specbuild.runtime.requests.prompt_file import Request, read
 
 from .measure import BASELINE
 
-PYCODE = Path(__file__).with_name("pycode.jsonl")  # of the standard library, which the reference pair has not seen
+PYCODE = Path(__file__).with_name("pycode.jsonl")  # standard library code that the reference pair was not trained on
 SPEC_BENCH = "Spec-Bench is not part of specbuild: fetch its question.jsonl from github.com/hemingkx/Spec-Bench"
 
 
 def load(
     prompts: str, dataset_path: str | None, count: int | None, seed: int, defaults: dict[str, Any]
 ) -> list[Request]:
-    """`count` requests (all by default) of "pycode", "spec_bench" or a file; request i samples with `seed + i`.
+    """Return the requests of a benchmark. Request i samples with `seed + i` unless its line has a seed.
 
-    A line's own parameters override `defaults`, but for how many samples, log-probabilities and deadlines, which would
-    change what is measured. Raises PromptError, and OptionError where there are fewer or no such prompts.
+    A line's parameters override `defaults`, except `n`, `logprobs` and deadlines, which would change what is measured
+    and are reset.
+
+    Args:
+        prompts: "pycode", "spec_bench" or a file.
+        dataset_path: Spec-Bench's question.jsonl, for "spec_bench" only.
+        count: How many requests, spread evenly over the prompts; None for all.
+        seed: The first request's seed.
+        defaults: Default sampling parameters.
+
+    Raises:
+        PromptError: A prompt cannot be read, or is not a question of Spec-Bench.
+        OptionError: There are fewer than `count` prompts, or `dataset_path` is missing or misplaced.
     """
     if dataset_path is not None and prompts != "spec_bench":
         raise OptionError(
@@ -55,7 +66,7 @@ def _seed(request: Request, seed: int) -> int:
 
 
 def concurrencies(text: str, manifest: Manifest) -> list[int]:
-    """The concurrencies, ascending; raises OptionError."""
+    """Parse a list such as `1,2,4` into ascending concurrencies; raise OptionError if one is invalid or too large."""
     words = text.split(",")
     if not all(re.fullmatch(r"[0-9]{1,6}", word) and int(word) for word in words):
         raise OptionError(f"--concurrency {text!r} is not a list of whole numbers of at least 1, as in 1,2,4")
@@ -69,9 +80,9 @@ def concurrencies(text: str, manifest: Manifest) -> list[int]:
 
 
 def contenders(trees: str | None, manifest: Manifest) -> list[str]:
-    """What `speculation` takes: plain decoding, the default, and each tree once. Raises OptionError.
+    """Return values of `speculation`: plain decoding, "auto", and each tree once; raise OptionError for a bad tree.
 
-    A tree begins with a letter, so a comma before one ends the last tree, and any other comma is a tree's own.
+    A tree begins with a letter, so a comma before a letter separates trees, and any other comma belongs to a tree.
     """
     asked = [] if trees is None else re.split(r"[,;\s]+(?=[a-z])", trees.strip())
     for tree in asked:

@@ -1,1 +1,1 @@
-"""What requests cost on a machine that is paid by the hour: for `specbuild cost`."""
+"""The cost of requests on a machine paid by the hour, for `specbuild cost`."""

@@ -1,8 +1,8 @@
 """Costs as rows of FOCUS, the FinOps Open Cost and Usage Specification, in versions 1.0, 1.2 and 1.4.
 
-A row is a day of a model, a user and a tenant on one server; what the models did for nobody, and idle hours, have rows
-of their own, so that all rows add up to what the machines cost. Columns of ours begin with `x_`. What speculation saved
-is only in `x_BaselineCost`, what plain decoding would have cost: nobody credited it.
+A row covers a day of one model, user and tenant on one server. Work for no answered request and idle hours have rows
+of their own, so all rows add up to the cost of the machines. specbuild's own columns begin with `x_`. Savings by
+speculation appear only through `x_BaselineCost`, the cost of plain decoding, because no provider credits them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specbuild.runtime.errors import OptionError
 
 from .spent import Day, Spending, Spent
 
-SELF = "self-hosted"  # who provides it where no label says so
+SELF = "self-hosted"  # account and provider unless a label names them
 _COMMON = (
     *("BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodStart"),
     *("BillingPeriodEnd", "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargeFrequency", "ChargePeriodStart"),
@@ -32,7 +32,7 @@ _FIRST = (
     *("CommitmentDiscountCategory", "CommitmentDiscountId", "CommitmentDiscountName", "CommitmentDiscountStatus"),
     *("CommitmentDiscountType", "RegionId", "RegionName"),
 )
-# focus-validator 1.0.0 asks for these of 1.0: five names from drafts of the specification.
+# focus-validator 1.0.0 also requires these in version 1.0: five names from drafts of the specification.
 _VALIDATORS = ("ChargeType", "InvoiceIssuer", "Provider", "Publisher", "ResourceID")
 OURS = (
     *("x_BaselineCost", "x_BusySeconds", "x_BaselineSeconds", "x_Kind", "x_Model", "x_User", "x_Requests"),
@@ -48,14 +48,14 @@ _SUMS |= {"AcceptedTokens": "accepted_tokens"}
 
 
 def rows(spending: Spending, version: str) -> list[dict[str, Any]]:
-    """The rows by the version's columns, empty ones None; raises OptionError for another version."""
+    """Return the rows with the version's columns, None in empty ones; raise OptionError for an unknown version."""
     if version not in COLUMNS:
         raise OptionError(f"FOCUS {version[:20]} is none of {', '.join(COLUMNS)}")
     return [{name: row.get(name) for name in COLUMNS[version]} for row in _rows(spending)]
 
 
 def text_of(spending: Spending, version: str) -> str:
-    """The rows as CSV."""
+    """Return the rows as CSV; raise OptionError for an unknown version."""
     out = io.StringIO()
     found = rows(spending, version)
     writer = csv.DictWriter(out, COLUMNS[version], lineterminator="\n")
@@ -65,7 +65,7 @@ def text_of(spending: Spending, version: str) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Numbers without exponents, each with a point, so that a column has one type."""
+    """Format floats without exponents and with a decimal point, so that a column has one type."""
     return f"{value:.12f}" if isinstance(value, float) else value
 
 
@@ -114,14 +114,14 @@ def _of_requests(day: Day, model: str, user: str, tenant: str, found: Sequence[S
 
 
 def _money(day: Day, cost: float, hours: float) -> dict[str, Any]:
-    """A cost, the same before and after discounts: nobody gives any."""
+    """Return the cost columns: the same cost everywhere, since there are no discounts."""
     price = day.rate * 3600
     costs = dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost)
     return costs | {"PricingQuantity": hours, "ListUnitPrice": price, "ContractedUnitPrice": price}
 
 
 def _base(day: Day, currency: str) -> dict[str, Any]:
-    """What all rows of a server's day have."""
+    """Return the columns that all rows of a server's day share."""
     month = day.day.replace(day=1)
     after = (month + timedelta(days=32)).replace(day=1)
     account, provider = day.labels.get("account", SELF), day.labels.get("provider", SELF)

@@ -1,4 +1,4 @@
-"""The report as one HTML file that a FinOps team can read: tables and plots in it, nothing to fetch, no script."""
+"""The report as one self-contained HTML file for a FinOps team: tables and plots, no scripts or external files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from specbuild.measure.bench.html import COLOURS, STYLE, plot, table
 
 from .tables import PARTS, name_of, tables
 
-SHOWN = 24  # groups in a plot, the dearest first
+SHOWN = 24  # maximum groups in a plot, the most expensive first
 
 
 def render(found: Mapping[str, Any]) -> str:
-    """The file's text; see `report`."""
+    """Return the file's text; `found`: the result of `report`."""
     groups = sorted(found["groups"], key=lambda each: -each["cost"]) or [found["total"]]
     shown, currency = groups[:SHOWN], found["currency"]
     height = 1.2 + 0.45 * len(shown)
@@ -31,7 +31,7 @@ def render(found: Mapping[str, Any]) -> str:
 
 
 def _bars(axes: Any, groups: Sequence[Mapping[str, Any]], key: str, offset: float, **style: Any) -> None:
-    """A bar for each group, with its interval."""
+    """Draw a bar with its confidence interval for each group."""
     found = [group[key] for group in groups]
     values = [each["value"] or 0.0 for each in found]
     ends = zip(found, values, strict=True)
@@ -46,7 +46,7 @@ def _labelled(axes: Any, groups: Sequence[Mapping[str, Any]], by: Sequence[str])
 
 
 def _unit_costs(figure: Any, groups: Sequence[Mapping[str, Any]], by: Sequence[str]) -> None:
-    """Tokens per unit of money, with speculation and without."""
+    """Draw the tokens per unit of money, with speculation and without."""
     axes = figure.subplots()
     _bars(axes, groups, "tokens_per_unit", -0.2, color=COLOURS[1], label="as served", capsize=3)
     _bars(axes, groups, "tokens_per_unit_without", 0.2, color="#999999", label="plain decoding", capsize=3)
@@ -61,7 +61,7 @@ def _saved(figure: Any, groups: Sequence[Mapping[str, Any]], by: Sequence[str]) 
 
 
 def _by_day(figure: Any, days: Sequence[Mapping[str, Any]]) -> None:
-    """What each day's machines cost, by what it was for."""
+    """Draw the cost of each day's machines, stacked by purpose."""
     axes, bottom = figure.subplots(), [0.0] * len(days)
     for (key, name), colour in zip(PARTS.items(), (COLOURS[1], COLOURS[5], "#cccccc"), strict=True):
         heights = [day[key] for day in days]

@@ -1,4 +1,4 @@
-"""Costs by group: unit costs with and without speculation, what it saved, and how sure that is."""
+"""Costs by group: unit costs with and without speculation, savings, and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .spent import Spending, Spent
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-BLOCKS = 128  # that are drawn from at most: of more requests each block has several
+BLOCKS = 128  # maximum blocks that the bootstrap draws from; with more requests, each block has several
 BASELINE = "baseline"  # the canary's arm that decodes plainly
 KEYS: Mapping[str, Callable[[Spent], str]] = {
     "request": lambda spent: spent.row.request_id,
@@ -38,7 +38,7 @@ Interval = dict[str, float | None]
 
 
 def keys_of(given: str) -> tuple[str, ...]:
-    """The names in a text such as `user,day`; raises OptionError."""
+    """Return the keys in a text such as `user,day`; raise OptionError for an unknown one."""
     names = tuple(dict.fromkeys(each.strip() for each in given.split(",") if each.strip()))
     if unknown := [name for name in names if name not in KEYS]:
         raise OptionError(f"--by {unknown[0][:80]!r} is none of {', '.join(KEYS)}")
@@ -46,7 +46,13 @@ def keys_of(given: str) -> tuple[str, ...]:
 
 
 def report(spending: Spending, by: Sequence[str], seed: int = 0) -> dict[str, Any]:
-    """All costs, and those of each group of requests, as JSON has them."""
+    """Return all costs and those of each group of requests, for JSON.
+
+    Args:
+        spending: The priced requests and days.
+        by: The keys, of `KEYS`, by which requests are grouped.
+        seed: Seed of the bootstrap.
+    """
     groups = defaultdict[tuple[str, ...], list[Spent]](list)
     for each in spending.requests:
         groups[tuple(KEYS[name](each) for name in by)].append(each)
@@ -84,7 +90,7 @@ def _machine(spending: Spending, requested: float) -> dict[str, Any]:
 
 
 def _summary(group: Sequence[Spent], loaded: float, seed: int) -> dict[str, Any]:
-    """One group's sums; what has no estimate of plain decoding has saved nothing."""
+    """Return one group's sums; a request without an estimate of plain decoding counts as saving nothing."""
     rows = [each.row for each in group]
     cost, plain = sum(each.cost for each in group), sum(_plain(each) for each in group)
     table = _blocks([(each.cost, _plain(each), each.row.output_tokens) for each in group])
@@ -105,9 +111,9 @@ def _plain(spent: Spent) -> float:
 
 
 def _measured(requests: Sequence[Spent], seed: int) -> Interval | None:
-    """Busy seconds of a token of the canary's baseline over those of the rest; None where there is no such arm.
+    """Return busy seconds per token of the canary's baseline arm over those of the rest; None without such an arm.
 
-    This needs no timing table: who is in which arm is drawn.
+    This needs no timing table, because requests are assigned to arms at random.
     """
     arms = [
         [(each.row.busy_seconds, each.row.output_tokens) for each in requests if _is_baseline(each) is wanted]
@@ -132,7 +138,7 @@ def _is_baseline(spent: Spent) -> bool:
 
 
 def _blocks(values: Sequence[Sequence[float]]) -> Table:
-    """Sums of blocks of requests, which the bootstrap draws whole: it takes no longer for many of them."""
+    """Return the sums of at most BLOCKS blocks of requests; drawing whole blocks bounds the bootstrap's time."""
     table = np.array(values, dtype=np.float64).reshape(len(values), len(values[0]) if values else 3)
     if len(table) <= BLOCKS:
         return table
@@ -142,7 +148,7 @@ def _blocks(values: Sequence[Sequence[float]]) -> Table:
 
 
 def _drawn(table: Table, seed: int) -> Table:
-    """Sums of samples with replacement (Efron 1979): `[resamples, columns]`."""
+    """Return the sums of bootstrap samples, drawn with replacement (Efron 1979): `[resamples, columns]`."""
     count = len(table)
     times = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     found: Table = times @ table
@@ -150,7 +156,7 @@ def _drawn(table: Table, seed: int) -> Table:
 
 
 def _intervals(table: Table, seed: int) -> dict[str, Interval]:
-    """Each value of the sums of cost, plain cost and tokens, with its interval; None where it is undefined."""
+    """Return each of `_VALUES` with its interval; None where undefined. `table`: columns cost, plain cost, tokens."""
     drawn = _drawn(table, seed) if len(table) > 1 else None
     found = {}
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -169,7 +175,7 @@ def _bounded(value: float, drawn: Table | None) -> Interval:
 
 
 def _days(spending: Spending) -> list[dict[str, Any]]:
-    """What each day's machines cost, and for what."""
+    """Return the cost of each day's machines, in all and by purpose."""
     found: dict[str, dict[str, Any]] = {}
     for day in spending.days:
         own = found.setdefault(

@@ -1,4 +1,4 @@
-"""A ledger's rows: what a server writes of each request that has ended, and of its machine in between."""
+"""A ledger's rows: a server writes one for each request that has ended, and one now and then for its machine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Currency = Annotated[str, Meta(pattern="^[A-Z]{3}$")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """A request that has ended, all its samples together. `time`: when, in ISO 8601; `server`: which start of one.
+    """A request that has ended, all its samples together.
 
-    busy_seconds: its share of the busy seconds of its model. plain_seconds: what they would have been by plain
-    decoding; None where nobody knows. correction: what steps took then over what the bundle's timing table says. arm:
-    the canary's, where there is one.
+    time: its end, in ISO 8601. server: a random id of one start of a server. arm: the canary's arm, if there is one.
+    busy_seconds: its share of its model's busy seconds. plain_seconds: an estimate of them with plain decoding; None if
+    unknown. correction: the ratio of step times then to the bundle's timing table.
     """
 
     time: Text
@@ -52,16 +52,16 @@ class RequestRow:
 
     @property
     def day(self) -> date:
-        """In UTC."""
+        """The day of its end, in UTC."""
         return _day(self.time)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRow:
-    """A stretch of a server's life, which ended at `time`: how long it was, and how busy each model.
+    """A period of a server's life that ended at `time`: its length, and the busy seconds of each model in it.
 
-    joules: what the processor or the GPUs took in it; None where nothing says so. price_per_hour: of the machine, None
-    where nobody said. labels: whose it is.
+    joules: energy of the processor or the GPUs in the period; None if not measured. price_per_hour: the machine's
+    price; None if not given. labels: account, provider and the like.
     """
 
     time: Text
@@ -77,7 +77,7 @@ class MachineRow:
 
     @property
     def day(self) -> date:
-        """In UTC, when it ended."""
+        """The day of its end, in UTC."""
         return _day(self.time)
 
 
@@ -86,7 +86,7 @@ Row = RequestRow | MachineRow
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of some ledgers, in the order of their files. torn: lines that a crash has cut off."""
+    """The rows of ledgers, in the order of their files. torn: the number of lines that a crash cut off."""
 
     requests: list[RequestRow]
     machines: list[MachineRow]
@@ -94,12 +94,12 @@ class Rows:
 
 
 def line_of(row: Row) -> bytes:
-    """A row as its line."""
+    """Return a row as a line of JSON."""
     return json.dumps(asdict(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def read(paths: Iterable[Path]) -> Rows:
-    """The rows of ledgers; raises OptionError for a file that is none."""
+    """Return the rows of ledgers; raise OptionError for a file that is not a ledger."""
     found = Rows([], [])
     torn = 0
     for path in paths:
@@ -142,7 +142,7 @@ def _row(path: Path, number: int, value: Any) -> Row:
 
 
 def now() -> str:
-    """The time as rows have it."""
+    """Return the current time as rows store it: ISO 8601 in UTC, to the millisecond."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 

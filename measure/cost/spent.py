@@ -1,8 +1,8 @@
-"""What a machine's hours cost, and whose they were: every request's, other work's, nobody's.
+"""The cost of machine hours, split into requests, other work and idle time.
 
-A request costs its busy seconds at the machine's price. What is left is said apart: `other`, seconds that the models
-were busy for nobody who got an answer, and `idle`. So all of them together are what the machine cost. Where several
-models on one machine were busy at once for longer than the day took, a busy second costs less accordingly.
+A request costs its busy seconds at the machine's price. The rest is reported apart: `other`, seconds in which the
+models were busy for requests that got no answer, and `idle`. Together they are the cost of the machine. If several
+models on one machine were busy at once for longer than the day lasted, a busy second costs proportionally less.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .rows import MachineRow, RequestRow, Rows
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """One request's money. `plain`: what it would have cost by plain decoding, None where nobody knows."""
+    """The cost of one request. `plain`: its estimated cost with plain decoding; None if unknown."""
 
     row: RequestRow
     cost: float
@@ -29,9 +29,9 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A server's day: seconds that passed and that its models were busy, of those its requests', and all of its cost.
+    """A server's day: `seconds` that passed, `busy` seconds of its models, `requested` ones of answered requests.
 
-    rate: of a busy second.
+    cost: of the whole day. rate: cost of a busy second.
     """
 
     day: date
@@ -46,18 +46,18 @@ class Day:
 
     @property
     def other(self) -> float:
-        """The cost of busy seconds that are no request's."""
+        """The cost of busy seconds that belong to no answered request."""
         return (self.busy - self.requested) * self.rate
 
     @property
     def idle(self) -> float:
-        """The cost of seconds in which nothing was busy."""
+        """The cost of seconds in which no model was busy."""
         return max(self.cost - self.busy * self.rate, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """All of it, in one currency."""
+    """All priced requests and days, in one currency."""
 
     currency: str
     price_per_hour: tuple[float, ...]
@@ -67,18 +67,18 @@ class Spending:
 
     @property
     def cost(self) -> float:
-        """The machines'."""
+        """The cost of all machines."""
         return sum(day.cost for day in self.days)
 
 
 @dataclass(slots=True)
 class _Server:
-    """What is known of one start of a server."""
+    """The rows of one start of a server, summed by day."""
 
     price: float | None
     currency: str
     labels: Mapping[str, str]
-    ended: str = ""  # the last machine row's time
+    ended: str = ""  # the time of the last machine row, or after `close` of the last row
     seconds: dict[date, float] = field(default_factory=lambda: defaultdict(float))
     busy: dict[date, float] = field(default_factory=lambda: defaultdict(float))
     requested: dict[date, float] = field(default_factory=lambda: defaultdict(float))
@@ -92,7 +92,7 @@ class _Server:
             self.joules[row.day] = self.joules.get(row.day, 0.0) + row.joules
 
     def close(self, requests: Iterable[RequestRow]) -> None:
-        """Its requests; a server that was killed was there until the last of them at least."""
+        """Add its requests in order of time; a killed server's seconds last at least until the last of them."""
         for row in requests:
             self.requested[row.day] += row.busy_seconds
             if row.time > self.ended:
@@ -103,14 +103,23 @@ class _Server:
     def days(self, name: str, price: float) -> Iterable[Day]:
         for day in sorted({*self.seconds, *self.requested}):
             seconds, requested = self.seconds[day], self.requested[day]
-            busy = max(self.busy[day], requested)  # requests that ended on the day had some of it the day before
+            busy = max(self.busy[day], requested)  # a request counts on the day it ends, seconds before midnight too
             cost, rate = price / 3600 * seconds, price / 3600 * min(1.0, seconds / busy if busy else 1.0)
             joules = self.joules.get(day)
             yield Day(day, name, seconds, busy, requested, joules, cost, rate, self.labels)
 
 
 def spend(rows: Rows, price_per_hour: float | None = None, currency: str | None = None) -> Spending:
-    """Price rows as their servers were told, or by what is given instead; raises OptionError."""
+    """Price the rows of ledgers.
+
+    Args:
+        rows: The rows.
+        price_per_hour: The price of each machine; None for those in the ledgers.
+        currency: The currency; None for the ledgers' one. Nothing is converted.
+
+    Raises:
+        OptionError: A price is missing, currencies differ, or a server has requests but no machine rows.
+    """
     servers = dict[str, _Server]()
     for row in rows.machines:
         if row.server not in servers:

@@ -9,7 +9,7 @@ PARTS: Mapping[str, str] = {"requests_cost": "requests", "other_cost": "other wo
 
 
 def tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Title, header and rows of each table, for a page or a terminal; the first two columns are words."""
+    """Return the title, header and rows of each table; `found`: the result of `report`."""
     machine, currency, by = found["machine"], found["currency"], found["by"]
     prices = ", ".join(f"{price:g}" for price in found["price_per_hour"])
     parts = [[name, "", _money(machine[key]), _share(machine[key], machine["cost"])] for key, name in PARTS.items()]
@@ -37,7 +37,7 @@ def tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str
 
 
 def name_of(group: Mapping[str, Any], by: Sequence[str]) -> str:
-    """A group by the values of its keys."""
+    """Return a group's name: the values of its keys."""
     return " ".join(group[name] or "–" for name in by)
 
 

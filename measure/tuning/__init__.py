@@ -1,1 +1,1 @@
-"""`specbuild tune`: what a round takes here, how often drafts come true, and which trees follow from both."""
+"""`specbuild tune`: measures step times and draft acceptance on this machine, and derives which trees pay."""

@@ -1,4 +1,4 @@
-"""How often drafts come true on real texts: by likelihood, depth and rank, and by how much of the text repeats."""
+"""Acceptance rates of drafts on real texts: by likelihood, depth and rank, and for lookup by the match's length."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from specbuild.runtime.speculation.acceptance import walk
 from specbuild.runtime.speculation.tree import BEST_BRANCH, BEST_DEPTH
 from specbuild.runtime.speculation.tree_growth import Growth
 
-BINS = 8  # of the calibration
-DOUBT = 2.0  # made-up trials, one of which came true, for what was hardly ever seen
+BINS = 8  # bins of the calibration
+DOUBT = 2.0  # pseudo-trials, one of them accepted, that smooth the rates of rarely seen events
 
 
 @dataclass(slots=True)
 class Record:
-    """What was seen of drafts: trials of children whose parent was accepted, and the rounds' trees."""
+    """Observations of drafts: trials of children whose parent was accepted, and the rounds' trees."""
 
     likelihoods: list[float] = field(default_factory=list)
     accepted: list[bool] = field(default_factory=list)
-    ranks: list[tuple[int, int, bool]] = field(default_factory=list)  # depth of the parent, rank, whether accepted
-    orders: list[tuple[int, list[int]]] = field(default_factory=list)  # a tree's nodes; ranks of the accepted ones
-    depths: list[int] = field(default_factory=list)  # levels that were grown of each tree
+    ranks: list[tuple[int, int, bool]] = field(default_factory=list)  # parent's depth, rank among siblings, accepted
+    orders: list[tuple[int, list[int]]] = field(default_factory=list)  # nodes of a tree; accepted ones' ranks by score
+    depths: list[int] = field(default_factory=list)  # grown levels of each tree
 
     @classmethod
     def sum(cls, records: Iterable[Record]) -> Record:
-        """All trials of several."""
+        """Return one record with the observations of several."""
         total = cls()
         for record in records:
             for each in fields(cls):
@@ -41,23 +41,23 @@ class Record:
         return total
 
     def reach(self) -> list[float]:
-        """Accepted tokens on average in d levels, d from 0."""
+        """Return the mean number of accepted tokens in the first d levels, for d from 0 to BEST_DEPTH."""
         depths = np.array([len(accepted) for _, accepted in self.orders] or [0])
         return [float(np.minimum(depths, levels).mean()) for levels in range(BEST_DEPTH + 1)]
 
     def accepted_of(self, nodes: int) -> float:
-        """Accepted tokens on average of the best `nodes` of each tree."""
+        """Return the mean number of accepted tokens among the best `nodes` nodes of each tree."""
         found = [sum(rank < nodes for rank in accepted) for _, accepted in self.orders]
         return float(np.mean(found)) if found else 0.0
 
     def step(self) -> float:
-        """How often any child is accepted, where its parent was and had some."""
+        """Return how often, smoothed, some child of an accepted node that has children is accepted."""
         accepted = sum(len(ranks) for _, ranks in self.orders)
         ended = sum(len(ranks) < BEST_DEPTH for _, ranks in self.orders)
         return (accepted + 1) / (accepted + ended + DOUBT)
 
     def calibration(self) -> tuple[list[float], list[float]]:
-        """Likelihoods' logarithms and the share that came true there: bins of equal trials, made monotone."""
+        """Return log likelihoods and their acceptance rates, over bins of equally many trials and made monotone."""
         likelihoods, accepted = np.array(self.likelihoods), np.array(self.accepted)
         groups = [group for group in np.array_split(np.argsort(likelihoods), BINS) if len(group)]
         likely = [float(likelihoods[group].mean()) for group in groups]
@@ -65,20 +65,20 @@ class Record:
         return _monotone(likely, wins, [len(group) + DOUBT for group in groups])
 
     def chances(self, texts: Iterable[Sequence]) -> dict[str, Any]:
-        """How often drafts came true, and the continuations of texts, as the timing table has it."""
+        """Return the acceptance rates of drafts and of lookup on texts, as the timing table stores them."""
         likely, chance = self.calibration() if self.likelihoods else ([0.0], [0.0])
         lookup = lookup_chances([(text.history, text.metrics.num_prompt_tokens) for text in texts])
         return {"likely": likely, "chance": chance, "step": self.step(), "reach": self.reach(), "lookup": lookup}
 
     def trust(self) -> dict[str, Any]:
-        """How good the draft's own word is, for the report; nothing where none drafted."""
+        """Return how reliable the draft's likelihoods are, for the report; empty if nothing was drafted."""
         if not self.likelihoods:
             return {}
         error, ranks = self.error(), self.by_rank()
         return {"trials": len(self.likelihoods), "calibration_error": error, "accepted_by_depth_and_rank": ranks}
 
     def by_rank(self) -> list[list[float]]:
-        """The chance of a child by its parent's depth and its rank, falling in rank: what `best_tree` takes."""
+        """Return children's acceptance rates by parent's depth and by rank, falling with rank, for `best_tree`."""
         table = []
         for depth in range(BEST_DEPTH):
             row, least = list[float](), 1.0
@@ -90,9 +90,10 @@ class Record:
         return table
 
     def error(self) -> float | None:
-        """The expected calibration error on trials that were not calibrated with: of each half, by the other half.
+        """Return the expected calibration error, cross-validated: each half is judged by the other half's calibration.
 
-        The mean gap between what was expected and what came true, in bins of equal trials. None of a single trial.
+        It is the mean gap between expected and observed acceptance over bins of equal size; None with fewer than two
+        trials.
         """
         middle, gaps = len(self.likelihoods) // 2, 0.0
         if not middle:
@@ -106,10 +107,13 @@ class Record:
 
 
 def replay(drafter: ModelDrafter, sequence: Sequence, rest: Seq[int], every: bool) -> list[Record]:
-    """What comes true of a draft's trees in a text that is known, as if it were being decoded.
+    """Draft trees along a known text, as if it were being decoded, and return what would have been accepted.
 
-    At every token, or where rounds would begin that draft such trees. `sequence`: what comes before the first tree;
-    `rest`: what follows it, whose last tokens no tree begins at.
+    Args:
+        drafter: The draft model.
+        sequence: The text before the first tree; it grows by the tokens of `rest`.
+        rest: The token ids that follow. No tree begins at the last BEST_DEPTH of them.
+        every: Whether a tree is drafted at every token, or only where rounds with such trees would begin.
     """
     found, at = list[Record](), 0
     while at < len(rest) - BEST_DEPTH:
@@ -126,7 +130,7 @@ def replay(drafter: ModelDrafter, sequence: Sequence, rest: Seq[int], every: boo
 
 
 def begun(records: Seq[Record], nodes: int) -> list[Record]:
-    """Of the records at every token those where rounds begin that draft so many nodes."""
+    """Return those of the records at every token where rounds begin if each round drafts `nodes` nodes."""
     found, at = list[Record](), 0
     while at < len(records):
         found.append(records[at])
@@ -135,14 +139,14 @@ def begun(records: Seq[Record], nodes: int) -> list[Record]:
 
 
 def note(record: Record, growth: Growth, path: Seq[int]) -> None:
-    """What came true of a tree: `path`, the accepted nodes in its pool, the root first."""
+    """Add to the record what was accepted of a tree; `path`: the accepted nodes in its pool, the root first."""
     ranks = {node: rank for rank, node in enumerate(sorted(growth.kept[1:], key=lambda n: -growth.scores[n]))}
     record.depths.append(growth.depth)
     record.orders.append((len(ranks), [ranks[node] for node in path[1:]]))
     taken, children = set(path), dict[int, int]()
     for node, parent in enumerate(growth.pool.parents):
         if node and parent in taken:
-            rank = children[parent] = children.get(parent, -1) + 1  # siblings stand in the order of their likelihood
+            rank = children[parent] = children.get(parent, -1) + 1  # siblings are in order of their likelihood
             if node in ranks:
                 record.likelihoods.append(growth.scores[node] - growth.scores[parent])
                 record.accepted.append(node in taken)
@@ -150,7 +154,10 @@ def note(record: Record, growth: Growth, path: Seq[int]) -> None:
 
 
 def lookup_chances(texts: Seq[tuple[NDArray[np.int64], int]]) -> list[float]:
-    """How often the text's continuation comes true after n tokens that matched, n from 0; `texts`: tokens, prompt's."""
+    """Return how often a text's continuation comes true after n matching tokens, n from 0; never falling with n.
+
+    `texts`: the token ids of each text, and how many of them are its prompt.
+    """
     tried, won = np.zeros(LONGEST + 1), np.zeros(LONGEST + 1)
     for tokens, prompt in texts:
         for end in range(prompt, len(tokens)):
@@ -161,7 +168,7 @@ def lookup_chances(texts: Seq[tuple[NDArray[np.int64], int]]) -> list[float]:
 
 
 def _monotone(at: list[float], won: list[float], tried: list[float]) -> tuple[list[float], list[float]]:
-    """Shares that never fall, neighbours pooled where they would (pool adjacent violators)."""
+    """Return `at` and the shares won / tried, pooled with neighbours where they fall (pool adjacent violators)."""
     blocks = list[list[Any]]()
     for w, t in zip(won, tried, strict=True):
         blocks.append([w, t, 1])

@@ -1,4 +1,4 @@
-"""Texts decoded one by one, whoever drafts: where the time of rounds went, and what would have come true."""
+"""Decoding of texts one by one with any way of drafting: where rounds spend time, and what drafts would gain."""
 
 from __future__ import annotations
 
@@ -23,50 +23,68 @@ OFF, AUTO, AHEAD = "off", "auto", "auto, drafting ahead"
 
 @dataclass(frozen=True)
 class Decoded:
-    """A text, and its rounds after the first token."""
+    """A decoded text, and the statistics of its rounds after the first token."""
 
     text: Sequence
     stats: RunStats
 
     def of(self, part: str) -> float:
-        """Seconds of a round: in all ("total"), or of "draft", "verify", "loop"."""
+        """Return the mean seconds of a round: all ("total"), or those of a part ("draft", "verify" or "loop")."""
         return float(getattr(self.stats, part)) / self.stats.rounds
 
 
-Texts = Seq[Mapping[str, Decoded]]  # of each prompt, by what drafted
+Texts = Seq[Mapping[str, Decoded]]  # for each prompt, its decoded texts by the speculation that drafted
 
 
 def drafted(texts: Texts) -> list[str]:
-    """What did, smaller trees first; the same for each prompt."""
+    """Return the names of what drafted, smaller trees first; they are the same for each prompt."""
     return [name for name in texts[0] if name != OFF]
 
 
 def seconds(texts: Texts, name: str, part: str) -> float:
-    """Of a round's part: the median, by plain rounds of the same prompt, so that what slows some matters less."""
+    """Return a typical round's seconds in a part, robust to prompts during which the machine was slower.
+
+    It is the median over prompts of the part's time relative to the same prompt's plain rounds, times the median plain
+    round.
+    """
     alone = median(each[OFF].of("total") for each in texts)
     return alone * median(each[name].of(part) / each[OFF].of("total") for each in texts)
 
 
 class Decoder:
-    """Decodes prompts with an engine that does nothing else and keeps no prefixes, in its first slot."""
+    """Decodes prompts in the first slot of an engine that is otherwise idle and caches no prefixes."""
 
     def __init__(self, engine: Engine, loop: Loop, new_tokens: int, overlaps: bool = False) -> None:
-        """`loop`: the engine's own; `overlaps`: whether it can draft ahead.
+        """Prepare the loops.
 
-        Texts end with the round that brings the last of `new_tokens`.
+        Args:
+            engine: The engine.
+            loop: The engine's own loop.
+            new_tokens: Tokens to decode; a speculative text ends with the round that brings the last of them.
+            overlaps: Whether the engine can draft ahead while the target verifies.
         """
         self._engine, self._loop, self._new_tokens = engine, loop, new_tokens
         self._alone, self._all = loop.sibling(looks_up=False), loop.sibling()
         self._ahead = loop.sibling(overlap=True) if overlaps else None
-        max_tokens = new_tokens + BEST_DEPTH  # so that no round is cut short
+        max_tokens = new_tokens + BEST_DEPTH  # so that the token limit cuts no tree short
         self._params = SamplingParams(max_new_tokens=max_tokens, seed=0, ignore_eos=True)
 
     def decode(
         self, prompt: list[int], speculation: str, temperature: float = 0.0, policy: Policy | None = None
     ) -> Decoded:
-        """Plainly (OFF), with a fixed tree of the model alone, or with a policy and all drafters (AUTO, AHEAD)."""
+        """Decode a prompt.
+
+        Args:
+            prompt: Its token ids.
+            speculation: OFF, a fixed tree of the draft model alone, or with a policy AUTO or AHEAD (all drafters).
+            temperature: The sampling temperature.
+            policy: The policy for AUTO and AHEAD.
+
+        Raises:
+            SpecbuildError: The request's error, if it failed.
+        """
         text, loop = self._request(prompt, speculation, temperature), self._all if policy else self._alone
-        loop.pick(text, [0])  # with its pages, where it has some
+        loop.pick(text, [0])  # also reserves the sequence's pages of a paged cache
         if policy:
             text.tree = auto_tree(self._engine.manifest, policy.timings.widest, loop.bound)
             text.policy = policy.for_request(temperature)
@@ -85,18 +103,18 @@ class Decoder:
 
     @property
     def hit_rate(self) -> float:
-        """How many of the trees that were drafted ahead were those that were wanted."""
+        """The share of trees drafted ahead that turned out to be the ones needed."""
         drafter = self._ahead.drafter if isinstance(self._ahead, HostLoop) else None
         model = drafter.model if isinstance(drafter, LookupDrafter) else None
         return model.hit / max(model.guessed, 1) if model else 0.0
 
     def replay(self, decoded: Decoded, tree: str, every: bool) -> list[Record]:
-        """What would have come true of such trees in a text that was decoded plainly; see `replay`."""
+        """Return what would have been accepted of such trees in a plainly decoded text; see `chances.replay`."""
         text, drafter = decoded.text, self._loop.fresh_drafter()
         if not drafter:
             return []
         if self._loop.target.spec.hidden:
-            self._loop.logits(text.tokens[:-1])  # what the head reads
+            self._loop.logits(text.tokens[:-1])  # computes the hidden states that the draft head reads
         prompt = text.tokens[: text.metrics.num_prompt_tokens]
         sequence = self._request(prompt, tree, text.params.temperature)
         sequence.emit(text.output[0], frozenset())

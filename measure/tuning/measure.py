@@ -1,4 +1,4 @@
-"""What is measured for tuning: steps, drafts that come true, and what speculation is worth."""
+"""Tuning's measurements: step times, acceptance rates, and the resulting speedups."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from . import times, trees
 from .chances import Record, begun
 from .decode import AHEAD, AUTO, OFF, Decoded, Decoder
 
-LEAST, WIDEST = 8, 32  # nodes of a tree that the policy may grow: twice the best size's, which costs little more
-GAIN = 1.02  # of drafting ahead, for which it is worth a thread
-TEMPERATURE = 0.8  # of sampled calibration
-ROOM = 2 * BEST_DEPTH  # tokens that have to come after a prompt
-SHORTEST = 2 * ROOM  # longest text of a bundle that can be tuned
-FEWEST = 2  # prompts, whatever time they take
-TURNS = 2  # of each batch's steps; one sequence's have one more for each prompt
-PROMPTS = Path(__file__).with_name("prompts.jsonl")  # our own
-Progress = Callable[[str, int, int], None]  # what goes on; how many of it are done, of how many, 0 if none count
+# Nodes of the widest tree that the policy may grow: twice the best size, at least LEAST; WIDEST without a draft model.
+LEAST, WIDEST = 8, 32
+GAIN = 1.02  # speedup of drafting ahead above which it is worth a thread
+TEMPERATURE = 0.8  # of the sampled texts
+ROOM = 2 * BEST_DEPTH  # tokens that must fit after a prompt
+SHORTEST = 2 * ROOM  # minimum max_seq_len of a bundle that can be tuned
+FEWEST = 2  # prompts that run whatever time they take
+TURNS = 2  # turns of each batch size's steps; those of batch 1 get one more for each prompt
+PROMPTS = Path(__file__).with_name("prompts.jsonl")  # the built-in prompts
+Progress = Callable[[str, int, int], None]  # activity, items done, items in all (0: not counted)
 Found = tuple[dict[str, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is asked for: prompts, our own where none are given, tokens after each, and batch sizes, all by default.
+    """Options of tuning: prompts (default: built-in ones), tokens after each, and batch sizes (default: all).
 
-    `count`: prompts of our own at most. `seconds`: after which no further prompt is begun, a few being enough.
+    `count`: at most so many built-in prompts. `seconds`: time after which no further prompt is begun, but FEWEST run
+    in any case.
     """
 
     prompts: Sequence[Request] = ()
@@ -53,21 +55,31 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of the prompts, one entry for each."""
+    """The measurements on the prompts, one entry per prompt in each list."""
 
-    probes: list[dict[str, Decoded]] = field(default_factory=list)  # greedy: plain, and by some trees
-    fixed: list[dict[str, Decoded]] = field(default_factory=list)  # again, plain and by every tree
-    sampled: list[dict[str, Decoded]] = field(default_factory=list)  # as the probes
-    records: list[list[Record]] = field(default_factory=list)  # of the largest trees at every token of the greedy text
-    sampled_records: list[list[Record]] = field(default_factory=list)  # where rounds of them begin in the sampled one
+    probes: list[dict[str, Decoded]] = field(default_factory=list)  # greedy: plain, and with the PROBES trees
+    fixed: list[dict[str, Decoded]] = field(default_factory=list)  # greedy again: plain, and with every tree
+    sampled: list[dict[str, Decoded]] = field(default_factory=list)  # like the probes, at TEMPERATURE
+    records: list[list[Record]] = field(default_factory=list)  # largest probe tree at every token of the greedy text
+    sampled_records: list[list[Record]] = field(default_factory=list)  # the same tree at rounds of the sampled text
 
 
 def unseen(what: str, done: int, total: int) -> None:
-    """A progress that nobody looks at."""
+    """Ignore progress."""
 
 
 def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
-    """The timing table of a bundle, and what its report says of it; see `tune`."""
+    """Measure a bundle; return its timing table and the report on it, for JSON.
+
+    Args:
+        folder: The bundle.
+        asked: The options.
+        progress: Told of every step of progress.
+
+    Raises:
+        OptionError: The bundle cannot be tuned, or a prompt leaves no room.
+        PromptError: A prompt cannot run.
+    """
     manifest = Bundle.open(folder).manifest
     if reason := untunable(manifest):
         raise OptionError(f"{folder} {reason}")
@@ -103,7 +115,7 @@ def measure(folder: Path, asked: Tuning, progress: Progress = unseen) -> Found:
 
 
 def _conclude(found: dict[int, Any], seen: Seen, largest: int, here: dict[str, Any], together: bool) -> Found:
-    """The timing table, and the report as far as it follows."""
+    """Return the timing table, and the part of the report that follows from it and `seen`."""
     nodes = min(trees.SIZES[-1], largest)
     greedy = Record.sum(record for each in seen.records for record in begun(each, nodes))
     sampled = Record.sum(record for each in seen.sampled_records for record in each)
@@ -124,14 +136,17 @@ def _conclude(found: dict[int, Any], seen: Seen, largest: int, here: dict[str, A
 
 
 def untunable(manifest: Manifest) -> str | None:
-    """Why a bundle cannot be tuned."""
+    """Return why a bundle cannot be tuned, as the end of a sentence; None if it can."""
     if manifest.max_seq_len < SHORTEST:
         return f"has texts of {manifest.max_seq_len} tokens at most: too short to tune it by them"
     return None
 
 
 def _prompts(engine: Engine, asked: Tuning) -> list[list[int]]:
-    """In tokens; ours are cut where texts are short. Raises PromptError and OptionError for those that do not fit."""
+    """Return the prompts' token ids; built-in ones are cut to half of max_seq_len.
+
+    Raises PromptError or OptionError for a given prompt that cannot run or leaves no room.
+    """
     longest = engine.manifest.max_seq_len
     if not asked.prompts:
         ours = read(str(PROMPTS), {})[: asked.count]
@@ -144,7 +159,10 @@ def _prompts(engine: Engine, asked: Tuning) -> list[list[int]]:
 
 
 def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: int, steps: Steps) -> Seen:
-    """All that is wanted of the prompts, and a turn of the steps after each. `largest`: of trees, 0: nobody drafts."""
+    """Decode the prompts in every way that tuning needs, with a turn of the steps after each.
+
+    `largest`: nodes of the largest tree; 0 without a draft model.
+    """
     seen = Seen()
     probes, every = (trees.names(sizes, largest) if largest else [] for sizes in (trees.PROBES, trees.SIZES))
     for number, prompt in prompts:
@@ -152,7 +170,7 @@ def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: i
         if every:
             seen.fixed.append(_take_turns(decoder, prompt, [OFF, *every], number))
         seen.sampled.append({name: decoder.decode(prompt, name, TEMPERATURE) for name in (OFF, *probes)})
-        for tree in probes[-1:]:  # at every token of the greedy text, by which all sizes' rounds are told
+        for tree in probes[-1:]:  # every token of the greedy text: records of all tree sizes' rounds follow from it
             seen.records.append(decoder.replay(seen.probes[-1][OFF], tree, every=True))
             seen.sampled_records.append(decoder.replay(seen.sampled[-1][OFF], tree, every=False))
         steps.turn()
@@ -162,7 +180,7 @@ def _look(decoder: Decoder, prompts: Iterable[tuple[int, list[int]]], largest: i
 def _take_turns(
     decoder: Decoder, prompt: list[int], contenders: Sequence[str], number: int, policy: Policy | None = None
 ) -> dict[str, Decoded]:
-    """A prompt's text by each contender; each prompt begins with another of them."""
+    """Decode a prompt by each contender; successive prompts begin with different ones."""
     first = number % len(contenders)
     order = [*contenders[first:], *contenders[:first]]
     return {name: decoder.decode(prompt, name, policy=policy if name in (AUTO, AHEAD) else None) for name in order}
@@ -171,7 +189,7 @@ def _take_turns(
 def _in_time(
     prompts: Sequence[list[int]], seconds: float, what: str, progress: Progress
 ) -> Iterator[tuple[int, list[int]]]:
-    """The prompts, numbered, until the time is up, a few in any case."""
+    """Yield the numbered prompts until the time is up, but at least FEWEST of them."""
     started = time.perf_counter()
     for number, prompt in enumerate(prompts):
         if number < FEWEST or time.perf_counter() - started < seconds:

@@ -1,4 +1,4 @@
-"""What a round's parts take: steps of both models by nodes, alone and in rounds, and the loop's own part."""
+"""The times of a round's parts: steps of both models by nodes, alone and within rounds, and the loop's own time."""
 
 from __future__ import annotations
 
@@ -15,23 +15,32 @@ from specbuild.runtime.speculation.tree import TreeSpec
 
 from .decode import OFF, Texts, drafted, seconds
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64)  # a root and 1, 2, 4, 8, 16, 32 nodes are among them
-FEW = (1, 2, 3, 5, 9, 17, 33, 64)  # of batches
-CONTEXT = 256  # cached rows of measured steps, where the bundle's texts may be twice as long
-Pairs = list[list[float]]  # nodes and seconds
+SIZES = (1, 2, 3, 4, 5, 6, 7, 9, 12, 17, 24, 33, 48, 64)  # includes a root with 1, 2, 4, 8, 16 and 32 nodes
+FEW = (1, 2, 3, 5, 9, 17, 33, 64)  # for batches
+CONTEXT = 256  # maximum cached rows of measured steps; at most half of the bundle's max_seq_len
+Pairs = list[list[float]]  # [nodes, seconds] each
 
 
 def steps_of(loop: Loop, largest: int, longest: int) -> Steps:
-    """The steps that are measured, where texts have `longest` tokens at most; slots must be free."""
+    """Return the steps to measure.
+
+    Args:
+        loop: The loop whose models run; its slots must be free.
+        largest: The maximum nodes of a step, root included.
+        longest: The maximum tokens of a text.
+    """
     wanted: Iterable[int] = SIZES if loop.target.batch_size == 1 else FEW
-    if buckets := loop.target.buckets:  # a step takes as long for all the nodes that it is padded from
+    if buckets := loop.target.buckets:  # steps are padded to buckets, so the time changes only past each bucket
         wanted = (size for bucket in buckets for size in (bucket, bucket + 1))
     sizes = sorted({1, *(min(size, largest) for size in wanted)})
     return Steps(loop, [(name, n) for n in sizes for name in ("target", "draft")], min(CONTEXT, longest // 2))
 
 
 def pairs(steps: Steps) -> dict[str, Pairs]:
-    """Nodes and seconds: of the target the shortest, whose shape `times_of` scales, of the draft medians."""
+    """Return nodes and seconds of each model's steps ("verify" and "draft").
+
+    The target's are minima, which `times_of` scales to those in rounds; the draft's are medians.
+    """
     found = {"verify": ("target", steps.by(min)), "draft": ("draft", steps.by(median))}
     return {name: [[n, each[m, n]] for m, n in each if m == model] for name, (model, each) in found.items()}
 
@@ -39,9 +48,14 @@ def pairs(steps: Steps) -> dict[str, Pairs]:
 def times_of(
     found: Mapping[int, Mapping[str, Pairs]], texts: Texts, sampled: Texts, levels: float, together: bool = False
 ) -> dict[str, Any]:
-    """The table by batch, of steps by batch and of texts one by one, the largest trees having `levels` on average.
+    """Return the timing table's `times` by batch size. The loop's own times are taken to grow with the batch.
 
-    The loop's own times grow with the batch. `together`: the draft has one step for all levels.
+    Args:
+        found: The steps of each batch size; see `pairs`.
+        texts: Texts decoded greedily one by one.
+        sampled: Texts sampled one by one.
+        levels: Mean number of levels of the largest trees.
+        together: Whether the draft predicts all levels in one step.
     """
     factor, table = _in_rounds(found[1]["verify"], texts), dict[str, Any]()
     drafts = _draft_in_rounds(found[1]["draft"], texts, levels, together)
@@ -59,7 +73,7 @@ def times_of(
 
 
 def _in_rounds(steps: Pairs, texts: Texts) -> Callable[[float], float]:
-    """How much longer a verification takes in a round, after the draft and the loop, than among others of its size."""
+    """Return, by nodes, how much longer a verification takes in a round, after draft and loop, than in `Steps`."""
     looked_at = {1: OFF} | {TreeSpec.parse(name).nodes + 1: name for name in drafted(texts)}
     sizes, took = np.array(steps).T
     alone = np.interp(list(looked_at), sizes, took)
@@ -68,7 +82,7 @@ def _in_rounds(steps: Pairs, texts: Texts) -> Callable[[float], float]:
 
 
 def _draft_in_rounds(steps: Pairs, texts: Texts, levels: float, together: bool) -> float:
-    """The same of the draft's steps, after the target: by the largest trees, which have so many levels on average."""
+    """Return the same factor for the draft's steps, from the largest trees, which have `levels` levels on average."""
     if not drafted(texts):
         return 1.0
     largest = drafted(texts)[-1]
@@ -79,7 +93,7 @@ def _draft_in_rounds(steps: Pairs, texts: Texts, levels: float, together: bool) 
 
 
 def _first(texts: Texts, together: bool) -> int:
-    """Nodes of the draft's first step: it has to catch up by a token or two."""
+    """Return the nodes of the draft's first step, which first reads the one or two tokens emitted since its last."""
     return 2 + (masks(TreeSpec.parse(drafted(texts)[-1]).depth) if together else 0)
 
 
@@ -89,9 +103,12 @@ def _of_nodes(steps: Pairs, nodes: int) -> float:
 
 
 def host_times(loop: list[float], levels: float) -> dict[str, float]:
-    """The loop's own seconds: of a plain round, of one with a tree, and of a level of the draft.
+    """Return the loop's own seconds in a plain round, in a round with a tree, and for each level of the draft.
 
-    By those of a plain round, and where a model drafts of rounds whose trees have one level, …, `levels`.
+    Args:
+        loop: The loop's seconds in a plain round, then with a draft model in rounds with trees of one level, …,
+            `levels` levels.
+        levels: Mean number of levels of the largest trees.
     """
     plain, short, long = loop[0], loop[min(1, len(loop) - 1)], loop[-1]
     level = max(long - short, 0.0) / max(levels - 1, 1.0)

@@ -1,4 +1,4 @@
-"""What trees of each size promise over plain decoding, by the timing table, and what they brought."""
+"""Trees of each size: the speedup over plain decoding that the timing table promises, and the measured one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from .chances import Record, begun
 from .decode import OFF, Texts, drafted, seconds
 from .sequoia import best_tree
 
-SIZES = (1, 2, 4, 8, 16, 32)  # trees that are held against each other
-PROBES = (1, 4, 32)  # those whose rounds are looked at: between them cost grows with the logarithm of the nodes
+SIZES = (1, 2, 4, 8, 16, 32)  # nodes of the trees that are compared
+PROBES = (1, 4, 32)  # those whose rounds are timed; in between, cost is interpolated over the logarithm of the nodes
 
 
 def names(sizes: Sequence[int], largest: int) -> list[str]:
-    """Trees of these sizes, as drafted, and of the largest in place of those that do not fit."""
+    """Return the names of the best:N trees of these sizes, larger ones replaced by `largest`."""
     return [f"best:{nodes}" for nodes in sorted({min(size, largest) for size in sizes})]
 
 
 def promises(texts: Texts, records: Sequence[Sequence[Record]], times: Times, largest: int) -> list[dict[str, Any]]:
-    """Of each size. `texts`: of the probes; `records`: of the largest trees, at every token of each prompt's text.
+    """Return, for each tree size, accepted tokens, seconds of a round and speedup; also those of Sequoia's fixed tree.
 
-    Beside it the best tree of as many nodes whose shape is fixed: Sequoia's.
+    Args:
+        texts: Greedy texts decoded with the probes' trees.
+        records: Records of the largest tree at every token of each prompt's text.
+        times: The timing table's times of one sequence.
+        largest: Nodes of the largest tree.
     """
     probes, found = {TreeSpec.parse(name).nodes: name for name in drafted(texts)}, list[dict[str, Any]]()
     around = [seconds(texts, name, "draft") + seconds(texts, name, "loop") for name in probes.values()]
@@ -42,13 +46,13 @@ def promises(texts: Texts, records: Sequence[Sequence[Record]], times: Times, la
 
 
 def measured(texts: Texts, name: str) -> float:
-    """A tree's speedup: tokens of a round by its seconds, in plain rounds of the same prompt, the median of all."""
+    """Return a tree's speedup: mean tokens of a round over its length in plain rounds, the median over prompts."""
     runs = [each[name].stats for each in texts]
     took = median(each[name].of("total") / each[OFF].of("total") for each in texts)
     return sum(run.emitted for run in runs) / sum(run.rounds for run in runs) / took
 
 
 def overall(texts: Texts, name: str) -> float:
-    """The speedup where rounds differ: all prompts' tokens by their seconds, in plain rounds of the same prompt."""
+    """Return the speedup if rounds differ: all tokens over all time, measured in plain rounds of the same prompt."""
     took = sum(each[name].stats.total / each[OFF].of("total") for each in texts)
     return sum(each[name].stats.emitted for each in texts) / took

@@ -1,4 +1,4 @@
-"""Tuning: measure on this machine and on real texts, and write the timing table into the bundle."""
+"""Tuning: measures a bundle on this machine with real texts and writes the timing table into the bundle."""
 
 from __future__ import annotations
 
@@ -17,13 +17,22 @@ from specbuild.runtime.speculation.timings import FILE
 
 from .measure import Progress, Tuning, measure, unseen, untunable
 
-OF_A_BUILD = Tuning(seconds=6.0, new_tokens=48)  # it is short: `specbuild tune` takes its time
+OF_A_BUILD = Tuning(seconds=6.0, new_tokens=48)  # shorter than `specbuild tune`
 
 
 def tune(folder: Path, asked: Tuning, progress: Progress = unseen) -> dict[str, Any]:
-    """Measure a bundle on this machine, write its timing table into it, and return what was found.
+    """Measure a bundle on this machine, write its timing table and report into it, and return the report.
 
-    Raises OptionError for a bundle that cannot be tuned, and whatever loading it raises; the bundle is then as it was.
+    If an error is raised, also one of loading the bundle, the bundle is unchanged.
+
+    Args:
+        folder: The bundle.
+        asked: The options.
+        progress: Told of every step of progress.
+
+    Raises:
+        OptionError: The bundle cannot be tuned, or a prompt leaves no room.
+        PromptError: A prompt cannot run.
     """
     timings, report = measure(folder, asked, progress)
     progress("writing", 0, 0)
@@ -32,9 +41,9 @@ def tune(folder: Path, asked: Tuning, progress: Progress = unseen) -> dict[str, 
 
 
 def tune_build(folder: Path, progress: Progress = unseen) -> dict[str, Any] | None:
-    """Tune a bundle that is being built: its timing table is put beside its models, and what was found returned.
+    """Tune a bundle that is being built: write its timing table beside its models and return the report.
 
-    None for a bundle that cannot be tuned.
+    Return None if the bundle cannot be tuned.
     """
     if untunable(Bundle.open(folder).manifest):
         return None
@@ -44,7 +53,7 @@ def tune_build(folder: Path, progress: Progress = unseen) -> dict[str, Any] | No
 
 
 def _write(bundle: Bundle, timings: dict[str, Any], report: dict[str, Any]) -> None:
-    """The bundle with the timing table and the report in it, in place of what it was; other files are not copied."""
+    """Replace the bundle by one with the timing table and the report in it; other files are linked, not copied."""
     build = json.loads(bundle.path(REPORT).read_text(encoding="utf-8"))
     contents = {FILE: timings, REPORT: build | {"tuning": report}}
     texts = {name: _json(content) for name, content in contents.items()}
@@ -66,7 +75,7 @@ def _json(content: dict[str, Any]) -> str:
 
 
 def _link(file: Path, to: Path) -> None:
-    """The same file under another name, or a copy where the file system has no such names."""
+    """Hard-link a file, or copy it if the file system does not support links."""
     try:
         os.link(file, to)
     except OSError:

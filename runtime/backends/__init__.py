@@ -1,1 +1,1 @@
-"""Whatever runs a model: the executor protocol, and what implements it on CPUs and GPUs."""
+"""Executors that run a bundle's models: the protocol, and its implementations for CPUs and GPUs."""

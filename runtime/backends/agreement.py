@@ -1,4 +1,4 @@
-"""Whether the steps of an executor agree in every bit: texts are read in steps of many shapes."""
+"""Test whether an executor's logits are bitwise equal in steps of many shapes, on fixed random tokens."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ from numpy.typing import NDArray
 
 from .executor import Executor, StepInput
 
-LENGTH, CHUNK = 160, 64  # tokens of the text that is read in many ways, and of each step when it is read first
-READS = ((1, 20), (3, 20), (33, LENGTH), (LENGTH, LENGTH))  # nodes, how far; likeliest to differ first
-STEPS = (150, 129, 128, 127, 100, 65, 64, 63, 40, 31, 17, 16, 15, 6, 2, 1)  # where steps of few nodes begin
-SIZES = (1, 2, 3, 5, 8)
+LENGTH, CHUNK = 160, 64  # tokens of a test sequence, and of each step in its first read
+READS = ((1, 20), (3, 20), (33, LENGTH), (LENGTH, LENGTH))  # step size, tokens read; the likeliest to differ first
+STEPS = (150, 129, 128, 127, 100, 65, 64, 63, 40, 31, 17, 16, 15, 6, 2, 1)  # start rows of the small steps
+SIZES = (1, 2, 3, 5, 8)  # nodes of the small steps
 Logits = NDArray[np.float32]
-Part = tuple[int, int, Logits]  # of a slot's logits, those after the tokens from one on
+Part = tuple[int, int, Logits]  # slot, index of the first token, logits after that token and the following ones
 
 
 def agree(
     executor: Executor, least: int = 0, most: int = LENGTH, every: int = 1, several: Sequence[list[int]] | None = None
 ) -> Logits | None:
-    """The first text's logits where all steps agree of at most `most` nodes, `least` of them wanted at least.
+    """Return the first sequence's logits if all tested steps agree bitwise, else None.
 
-    None where any differs. Its slots must be free, and hold nothing that counts afterwards. `every`: of the places in
-    the texts; if not all, the likeliest and the least likely reads alone. `several`: these texts, one for each slot.
+    All slots must be free; their contents are overwritten.
+
+    Args:
+        executor: The executor to test.
+        least: Smallest step size tested, and smallest number of wanted logits in a small step.
+        most: Largest number of nodes in a step.
+        every: Stride through the start rows of the small steps; above 1, only two of READS are repeated:
+            the likeliest to differ and the least likely.
+        several: Token ids of a sequence for each slot; None: `texts(executor)`.
     """
     several, expected = several or texts(executor), list[Logits]()
 
@@ -38,14 +45,14 @@ def agree(
 
 
 def texts(executor: Executor, longest: int = LENGTH) -> list[list[int]]:
-    """A text of arbitrary tokens for each slot, always the same."""
+    """Return a sequence of at most `longest` pseudo-random token ids for each slot, the same in every call."""
     spec, random = executor.spec, np.random.default_rng(20)
     length = min(longest, spec.capacity - CHUNK, spec.max_positions)
     return [random.integers(0, spec.vocab_size, length).tolist() for _ in range(executor.batch_size)]
 
 
 def read(executor: Executor, slot: int, text: Sequence[int], size: int) -> Logits:
-    """A text's logits, in steps of so many nodes."""
+    """Return a sequence's logits, `float32[len(text), V]`, computed in steps of `size` nodes."""
     parts = [executor.step([_input(slot, text, start, size)])[0].copy() for start in range(0, len(text), size)]
     return np.concatenate(parts)
 
@@ -53,14 +60,14 @@ def read(executor: Executor, slot: int, text: Sequence[int], size: int) -> Logit
 def _reads(
     executor: Executor, text: Sequence[int], nodes: tuple[int, int], reads: Sequence[tuple[int, int]]
 ) -> Iterator[Part]:
-    """The first slot's text again, in steps of other sizes."""
+    """Yield the first slot's logits again, from steps of other sizes."""
     for size, length in reads:
         if size >= nodes[0]:
             yield 0, 0, read(executor, 0, text[:length], min(size, nodes[1]))
 
 
 def _steps(executor: Executor, several: Sequence[Sequence[int]], nodes: tuple[int, int], every: int) -> Iterator[Part]:
-    """Steps of few nodes in some slots, from the last on: a step leaves nothing behind its nodes as it was."""
+    """Yield the logits of small steps in some slots, last start row first: a step destroys the rows after its own."""
     random, sizes = np.random.default_rng(21), [size for size in SIZES if nodes[0] <= size <= nodes[1]]
     for start in [start for start in STEPS if start + max(nodes[0], 1) <= len(several[0])][::every]:
         for _ in sizes:

@@ -1,8 +1,9 @@
-"""Exactness classes: the shapes of steps whose logits are bitwise those of plain decoding on one machine.
+"""Exactness classes: shapes of steps whose logits are bitwise those of plain decoding on one machine.
 
-Libraries have other kernels for one row of a product than for several, and sum in another order then. Where inputs are
-rounded, the last bit of such a sum becomes a logit. Within a class it does not matter how many tokens a step has, what
-else is in it, or in which steps the rows of the cache were computed.
+Libraries use different kernels for one row of a matrix product than for several, and these sum in different orders.
+Where a product's inputs are quantized, a difference in the last bit of a sum can change a logit visibly. Within a class
+the logits depend neither on how many tokens a step has, nor on what else is in it, nor on which steps computed the rows
+of the cache.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ExactnessClass:
-    """`rows`: all nodes of a step, and its wanted logits, are a multiple of it.
+    """The multiples to which the rows of a step are padded so that logits agree bitwise.
 
-    `sequence_rows`: attention's rows of each sequence are, where alone they are filled up.
+    `rows`: the step's nodes, and its wanted logits, are padded to a multiple of it. `sequence_rows`: the attention rows
+    of each sequence are padded to a multiple of it, even where the rest of the step is not.
 
-    Rows that fill a step up lie behind all nodes, which do not see them. Of a tree the nodes before its first side
-    branch are in the class. `digest`: the sha256 of a text's logits in it, "" until they are computed: engines of one
-    class and one digest compute the same bits.
+    Padding rows follow all nodes, and no node sees them. In a tree, the nodes before its first side branch are in the
+    class. `digest`: the sha256 of a fixed sequence's logits in the class, "" until computed; engines with the same
+    class and digest compute the same bits.
     """
 
     rows: int
@@ -26,7 +28,7 @@ class ExactnessClass:
     digest: str = field(default="", compare=False)
 
     def filled(self, nodes: int) -> int:
-        """How many rows a step of so many nodes has."""
+        """Return how many rows a step of `nodes` nodes has, padding included."""
         return nodes + -nodes % self.rows
 
 

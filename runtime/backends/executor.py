@@ -1,6 +1,6 @@
-"""The seam between the loop and what runs the models: the executor protocol.
+"""The interface between the decoding loop and the backends: the executor protocol.
 
-The loop knows no backend; a backend knows no policy.
+The loop knows no backend; a backend knows no speculation policy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specbuild.runtime.bundle.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What an executor has to know of a compiled model; sizes in elements and rows, windows in positions (0: all)."""
+    """What an executor needs to know of a compiled model; sizes in elements and rows, windows in positions (0: all)."""
 
     name: str
     layers: int
@@ -25,22 +25,24 @@ class ModelSpec:
     head_dim: int
     vocab_size: int
     capacity: int
-    max_nodes: int  # of one step input
-    windows: tuple[int, ...] = (0,)  # those its layers have, each once
-    max_positions: int = 1 << 30  # that it was made for; drafted nodes may lie beyond, and are never emitted there
-    hidden: int = 0  # width of the rows of hidden states that it writes
-    reads_hidden: bool = False  # and whether it reads such rows, too
+    max_nodes: int  # in one step input
+    windows: tuple[int, ...] = (0,)  # the distinct attention windows of its layers
+    max_positions: int = 1 << 30  # of the model; drafted nodes may lie beyond, and are never emitted there
+    hidden: int = 0  # width of the hidden states that it writes; 0: it writes none
+    reads_hidden: bool = False  # whether it also reads hidden states of this width
 
 
 @dataclass(slots=True)
 class StepInput:
     """One sequence's part of a step: nodes that are new to its cache.
 
-    Node i's row goes to cache row `start + i`. It sees every row before `committed`, and of the rows from there on
-    itself and those that `visible` (`bool[n, start + n − committed]`) names; None: all rows up to its own, a chain.
-    In a layer with a window of w it sees of those only the rows of the last w positions, its own included.
-    `logits`: for how many of the nodes, counted from the last, logits are wanted. `hidden`: a row `[n, H]` for each
-    node, of a model that reads hidden states.
+    Node i is written to cache row `start + i`. It sees every row before `committed`. From row `committed` on it sees
+    the rows that `visible` (`bool[n, start + n − committed]`) marks, its own included; with None (a chain), all rows up
+    to its own. In a layer with window w, of these only the rows of the last w positions, its own included, remain
+    visible.
+
+    `logits`: how many nodes, counted from the last, need logits. `hidden`: `float32[n, H]`, a row per node, if the
+    model reads hidden states.
     """
 
     slot: int
@@ -54,7 +56,7 @@ class StepInput:
 
 
 class Executor(Protocol):
-    """A compiled model with its cache, for `batch_size` sequences at once."""
+    """A compiled model and its KV cache, for `batch_size` sequences at once."""
 
     spec: ModelSpec
     batch_size: int
@@ -62,39 +64,41 @@ class Executor(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What its times are true of: the processor, and what computes on it."""
+        """The hardware and software that its step times are valid for."""
         ...
 
     @property
     def buckets(self) -> Sequence[int] | None:
-        """The node counts that its steps are padded to, ascending; None where every count has a step of its own."""
+        """The node counts that steps are padded to, ascending; None if every node count has its own step shape."""
         ...
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
-        """Run one step; per input `float32[logits, V]`, the caller's to overwrite until the next step.
+        """Run one step and return `float32[logits, V]` for each input; the caller may overwrite it until the next step.
 
-        Raises ExecutionError."""
+        Raises:
+            ExecutionError: If an input does not fit, or the step fails.
+        """
         ...
 
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
-        """Move cache rows to `start, start + 1, …`; everything from `start + len(rows)` on becomes garbage."""
+        """Move cache `rows` to rows `start, start + 1, …`; everything from `start + len(rows)` on becomes garbage."""
         ...
 
     def copy(self, slot: int, source: int, rows: int) -> None:
-        """Copy the first rows of another slot's cache, all of them committed, to the same ones of `slot`."""
+        """Copy the first `rows` cache rows of slot `source`, all of them committed, to the same rows of `slot`."""
         ...
 
     def hidden(self, slot: int) -> NDArray[np.float32]:
-        """The hidden states of a slot's tokens, one for each row of its cache: `[S, H]`; H is 0 where none are kept."""
+        """Return the hidden states of a slot's tokens, `float32[S, H]`, one per cache row; H is 0 if none are kept."""
         ...
 
     def erase(self, slot: int) -> None:
-        """Nothing that was written in a slot may reach a step of another text: a row may be no number."""
+        """Clear a slot whose rows may hold NaN, so that nothing in it can reach a step of another sequence."""
         ...
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the cache."""
+        """Size of the cache in bytes."""
         ...
 
     def close(self) -> None:
@@ -103,14 +107,14 @@ class Executor(Protocol):
 
 
 def share_rows(executor: Executor, slot: int, source: int, rows: int) -> None:
-    """Give a slot the first rows of another's cache, or of its own, and no more; they are committed."""
+    """Make the first `rows` cache rows of `source` (or of the slot itself) a slot's only committed rows."""
     if source != slot and rows:
         executor.copy(slot, source, rows)
     executor.commit(slot, (), rows)
 
 
 def spec_of(manifest: Manifest, name: str) -> ModelSpec:
-    """What an executor has to know of one of a bundle's models."""
+    """Return what an executor needs to know about one of a bundle's models."""
     model = manifest.models[name]
     return ModelSpec(
         name=name,

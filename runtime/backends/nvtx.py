@@ -1,4 +1,4 @@
-"""Named ranges on a profiler's timeline (Nsight Systems): off until `enable`, and then through the `nvtx` package."""
+"""Named ranges on a profiler's timeline (Nsight Systems) through the `nvtx` package; off until `enable` is called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _package: Any = None
 
 
 def enable() -> None:
-    """Switch ranges on for this process; raises OptionError without the package."""
+    """Turn ranges on for this process; raise OptionError if the nvtx package is missing."""
     global enabled, _package
     try:
         _package = importlib.import_module("nvtx")
@@ -25,7 +25,7 @@ def enable() -> None:
 
 
 def range(name: Name) -> AbstractContextManager[Any]:
-    """A range around what runs in it on this thread; nothing, and always the same nothing, while off."""
+    """Return a context manager that marks a range on this thread; a shared no-op while ranges are off."""
     if not enabled:
         return _OFF
     made: AbstractContextManager[Any] = _package.annotate(message=name, domain="specbuild")

@@ -1,8 +1,8 @@
-"""An ONNX graph for ONNX Runtime, which opens no file itself: bytes of the graph, and arrays over its weights' files.
+"""Load an ONNX graph so that ONNX Runtime opens no file: it gets the graph's bytes and arrays over mapped files.
 
-The few fields that say what a graph takes from other files are read from protobuf's wire format here, so that every one
-of them is known before ONNX Runtime sees the graph. What only large models of others have is refused: external tensors
-anywhere but among the graph's initializers.
+The few protobuf fields that refer to other files are parsed here, so that every one of them is known before ONNX
+Runtime sees the graph. External tensors are refused anywhere but among the graph's own initializers; only large models
+of other exporters have them elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specbuild.runtime.errors import BundleError, one_line
 _MAX_BYTES = 1 << 31  # protobuf's own limit
 _MAX_DEPTH = 32
 _EXTERNAL = 1  # TensorProto.data_location
-# Where messages lie within each other in onnx.proto, by message and field number, on the way to tensors.
+# The fields of onnx.proto that lead to tensors: by kind of message and field number, the kind of the inner message.
 _MODEL = {7: "graph", 20: "training", 25: "function"}
 _FIELDS: dict[str, dict[int, str]] = {
     "model": _MODEL,
@@ -35,17 +35,17 @@ _FIELDS: dict[str, dict[int, str]] = {
     "attribute": {5: "tensor", 6: "subgraph", 10: "tensor", 11: "subgraph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
 }
-_DTYPES: dict[int, Any] = {  # TensorProto.data_type; None: as its number
+_DTYPES: dict[int, Any] = {  # by TensorProto.data_type; types that NumPy lacks are held as integers of their size
     **{1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 9: np.bool_},
     **{10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 16: np.uint16},
     **dict.fromkeys((17, 18, 19, 20), np.uint8),
 }
-_AS_NUMBER = (16, 17, 18, 19, 20)  # bfloat16 and float8, which NumPy does not have
+_AS_NUMBER = (16, 17, 18, 19, 20)  # bfloat16, float8: NumPy lacks them, so ONNX Runtime gets the type's number
 
 
 @dataclass(slots=True)
 class External:
-    """An initializer in another file: where, and what."""
+    """An initializer stored in another file: its location, type and shape."""
 
     name: str
     file: str
@@ -56,7 +56,7 @@ class External:
 
 
 class GraphFile(NamedTuple):
-    """A graph, and what gives the bytes of a file that lies beside it, by its name there."""
+    """A graph's bytes, and a function `beside` that maps a file in the graph's folder by its name."""
 
     path: Path
     data: bytes
@@ -64,7 +64,7 @@ class GraphFile(NamedTuple):
 
     @classmethod
     def at(cls, path: Path) -> GraphFile:
-        """One that this program wrote itself, of no bundle: nothing is hashed."""
+        """Open a graph that this program wrote itself, outside any bundle; no hash is checked."""
 
         def beside(name: str) -> mmap.mmap:
             with open_regular(path.parent / name) as file:
@@ -75,13 +75,22 @@ class GraphFile(NamedTuple):
 
     @classmethod
     def of(cls, bundle: Bundle, name: str) -> GraphFile:
-        """One of a bundle: every file has the hash that the manifest lists."""
+        """Open a bundle's graph; every file is checked against its hash in the manifest."""
         folder = PurePosixPath(name).parent
         return cls(bundle.path(name), bundle.read(name, _MAX_BYTES), lambda each: bundle.map(str(folder / each)))
 
 
 def open_session(graph: GraphFile | Path, options: Any, providers: list[Any]) -> Any:
-    """A session that has opened no file; raises BundleError where the graph is none, or takes what is not there."""
+    """Return an ONNX Runtime session that has opened no file itself.
+
+    Args:
+        graph: The graph, or the path of one that this program wrote itself.
+        options: ONNX Runtime's SessionOptions, to which the external initializers are added.
+        providers: ONNX Runtime's execution providers, in order of preference.
+
+    Raises:
+        BundleError: If the graph does not load, or a file or tensor that it refers to is missing.
+    """
     graph = GraphFile.at(graph) if isinstance(graph, Path) else graph
     maps = dict[str, mmap.mmap]()
     try:
@@ -96,20 +105,20 @@ def open_session(graph: GraphFile | Path, options: Any, providers: list[Any]) ->
         options.add_session_config_entry("session.load_model_format", "ONNX")
         session = onnxruntime.InferenceSession(graph.data, options, providers=providers)
         for each in (*session.get_inputs(), *session.get_outputs()):
-            _ = each.name, each.shape  # raises for a name that is no UTF-8
+            _ = each.name, each.shape  # reading a name raises if it is not UTF-8
     except BundleError:
         raise
     except Exception as error:  # ONNX Runtime raises many unrelated types
         version = onnxruntime.__version__
         raise BundleError(f"{graph.path} does not load in ONNX Runtime {version}: {one_line(error)}") from error
     if hasattr(mmap, "MADV_DONTNEED"):
-        for mapping in maps.values():  # ONNX Runtime has packed most weights: what it still reads is mapped again
+        for mapping in maps.values():  # ONNX Runtime has packed most weights; it pages in again what it still reads
             mapping.madvise(mmap.MADV_DONTNEED)
     return session
 
 
 def external_tensors(data: bytes) -> list[External]:
-    """The initializers of a model that lie in other files; raises ValueError for a model that is none."""
+    """Return a model's initializers that are in other files; raise ValueError if the bytes are no valid model."""
     found = list[External]()
     _walk(memoryview(data), "model", found, 0)
     return found
@@ -139,7 +148,7 @@ def _walk(data: memoryview, kind: str, found: list[External], depth: int) -> Non
 
 
 def _external(data: memoryview) -> External | None:
-    """A tensor that is in a file; None for one that is not."""
+    """Return a tensor that is stored in another file; None for one that is not."""
     entries, shape, data_type, name, external = dict[str, str](), list[int](), 0, "", False
     for number, value in _fields(data):
         if number == 1:
@@ -161,7 +170,7 @@ def _external(data: memoryview) -> External | None:
 
 
 def _value(tensor: External, data: mmap.mmap) -> Any:
-    """A tensor over a file's bytes, not a copy; raises ValueError where they are not there."""
+    """Return a tensor over a file's bytes, copied only if unaligned; raise ValueError if the file does not hold it."""
     if tensor.data_type not in _DTYPES:
         raise ValueError(
             f"initializer {tensor.name!r} is of type {tensor.data_type}, which no build writes into a file"
@@ -182,7 +191,7 @@ def _value(tensor: External, data: mmap.mmap) -> Any:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """A message's fields in protobuf's wire format: numbers, and bytes; raises ValueError."""
+    """Yield a protobuf message's fields as number and value (integer or bytes); raise ValueError if it is malformed."""
     at, end = 0, len(data)
     while at < end:
         key, at = _varint(data, at)

@@ -1,4 +1,4 @@
-"""What an executor knows of the rows of its cache, slot by slot, beside what is in them."""
+"""An executor's per-slot records of its cache rows, besides their keys and values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .executor import ModelSpec, StepInput
 
 
 class SlotRows:
-    """Where the rows in use end, their positions where windows ask for them, and their hidden states where written.
+    """For each slot: where its used rows end, the rows' positions (for windows), and their hidden states.
 
-    `ends[slot]`: the row past the last one in use. `positions[B, S]`: a committed row's is its number. `hidden
-    float32[B, S, H]`.
+    `ends[slot]`: the row after the last used one. `positions[B, S]`: a committed row's position is its row number.
+    `hidden float32[B, S, H]`.
     """
 
     def __init__(self, spec: ModelSpec, batch_size: int) -> None:
@@ -25,7 +25,7 @@ class SlotRows:
         self._windowed = any(spec.windows)
 
     def write(self, step_input: StepInput, max_nodes: int) -> None:
-        """A step is about to write these rows; raises ExecutionError where they do not fit."""
+        """Record the rows that a step is about to write; raise ExecutionError if they do not fit."""
         slot, start, count = step_input.slot, step_input.start, len(step_input.tokens)
         if start + count > self.spec.capacity or count > max_nodes:
             raise ExecutionError(f"{count} nodes from row {start} on do not fit the {self.spec.name}")

@@ -1,1 +1,1 @@
-"""A bundle on disk: manifest, hashes, memory plan, writing it as a whole or not at all."""
+"""Bundles on disk: manifest, hashes, signature, memory plan, and output that is written whole or not at all."""

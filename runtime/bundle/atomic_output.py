@@ -1,4 +1,4 @@
-"""Whatever is written: made beside its place, and renamed into it when all is done."""
+"""Atomic output: files and folders are written beside their place, and renamed into it when they are complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,17 @@ _HERE = -100  # AT_FDCWD
 
 
 def check_output(output: Path, force: bool, mark: str = MANIFEST, kind: str = "bundle") -> None:
-    """Before minutes are spent: may a folder of this kind, which has a file `mark`, go there? Raises OutputError."""
+    """Check, before a long build starts, whether a folder may be written to `output`.
+
+    Args:
+        output: The place of the folder.
+        force: Whether a folder of the same kind, or an empty one, may be replaced.
+        mark: The name of a file that every folder of this kind has.
+        kind: What to call such a folder in errors.
+
+    Raises:
+        OutputError: If something at `output` must not be replaced, or `output` cannot be looked at.
+    """
     try:
         output.lstat()
     except FileNotFoundError:
@@ -37,7 +47,7 @@ def check_output(output: Path, force: bool, mark: str = MANIFEST, kind: str = "b
 
 
 def write(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """All of a file or none of it: written beside its place, renamed into it, made with `mode`. Raises OutputError."""
+    """Write a whole file or none of it, by renaming a finished one made with `mode` into place. Raises OutputError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.touch(mode)
@@ -51,10 +61,15 @@ def write(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 @contextmanager
 def staging(output: Path, size: int, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
-    """A hidden folder beside the output, renamed to it at the end; removed whatever happens. `size`: bytes to come.
+    """Yield a hidden folder beside the output, which is renamed to it at the end, or removed on any error.
 
-    `check` looks, at the beginning and again at the end, whether the output may go there, and raises where not. Of two
-    writers of one output the second is refused.
+    Args:
+        output: The place of the folder; a second writer of it is refused.
+        size: How many bytes may be written.
+        check: Raises if the output may not go there; called at the beginning and again at the end.
+
+    Raises:
+        OutputError: If another process writes the output, the disk is too full, or writing fails.
     """
     made: list[Path] = []
     try:
@@ -76,7 +91,7 @@ def staging(output: Path, size: int, check: Callable[[], None] = lambda: None) -
                     yield folder
                     check()
                     _publish(folder, output)
-                finally:  # and what was put beside it under its name, which nobody will ask for again
+                finally:  # also what lies beside it under its name, such as a runtime cache
                     for left in [path for path in folder.parent.iterdir() if path.name.startswith(folder.name)]:
                         shutil.rmtree(left, ignore_errors=True)
             made = []
@@ -84,12 +99,12 @@ def staging(output: Path, size: int, check: Callable[[], None] = lambda: None) -
             raise _output_error(output, error) from error
     finally:
         for parent in reversed(made):
-            with suppress(OSError):  # somebody else has put something there
+            with suppress(OSError):  # another process has put something there
                 parent.rmdir()
 
 
 def _publish(folder: Path, output: Path) -> None:
-    """Rename into place; an older bundle is moved aside first, and back if that fails."""
+    """Rename a folder into place; an older output is moved aside first, and back if the rename fails."""
     if not output.exists():
         return _rename(folder, output)
     aside = Path(tempfile.mkdtemp(prefix=beside(output, f"{OLD}-"), dir=output.absolute().parent))
@@ -104,12 +119,12 @@ def _publish(folder: Path, output: Path) -> None:
 
 
 def _rename(folder: Path, output: Path) -> None:
-    """Rename to a name that nothing has, not even an empty folder made a moment ago; raises OSError."""
+    """Rename to a name that does not exist, not even as an empty folder made a moment ago; raise OSError if it does."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename and rename(_HERE, os.fsencode(folder), _HERE, os.fsencode(output), _NO_REPLACE) == 0:
         return
     number = ctypes.get_errno() if rename else errno.ENOSYS
-    if number not in (errno.ENOSYS, errno.EINVAL):  # a kernel or a file system without it
+    if number not in (errno.ENOSYS, errno.EINVAL):  # these: a kernel or a file system without it
         raise OSError(number, os.strerror(number), str(output))
     folder.rename(output)
 

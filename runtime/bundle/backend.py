@@ -1,6 +1,6 @@
-"""What a bundle can be built for and run by: a descriptor for each backend, which builder and runtime ask.
+"""The backends that a bundle can be built for and run by: a descriptor of each, which builder and runtime consult.
 
-Nobody compares a backend's name: what one backend does otherwise than the others is a field here.
+No code compares a backend's name: whatever differs between backends is a field here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Literal
 
 from specbuild.runtime.errors import BundleError
 
-FLOATS = ("fp32", "fp16", "bf16")  # precisions in which nothing is quantized
-RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")  # that TensorRT-RTX compiles for
-COMPATIBLE = ("80", "90", "100", "120")  # GPUs from 8.0 on run one of them, but for 8.7 and 11.0
+FLOATS = ("fp32", "fp16", "bf16")  # precisions without quantization
+RTX_ARCHITECTURES = ("75", "80", "86", "89", "120", "121")  # compute capabilities that TensorRT-RTX compiles for
+COMPATIBLE = ("80", "90", "100", "120")  # every GPU from 8.0 on runs one of them, except 8.7 and 11.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,17 @@ class Backend:
     name: str
     device: Literal["cpu", "gpu"]  # the folder of `runtime.backends` with its executor
     lowering: str  # the module of `builder.lower` that lowers for it
-    precisions: tuple[str, ...]  # of weights, the default one first
-    dtypes: tuple[str, ...]  # that everything else is computed in beside quantized weights, the default one first
-    bound: float = 1e-4  # in logits: below such a gap two ways of computing the same in float32 may choose differently
-    package: str | None = None  # the Python module that compiles and runs its engines; None: its graphs are run as such
-    provider: str | None = None  # ONNX Runtime's name of what runs its graphs; None: no ONNX Runtime
+    precisions: tuple[str, ...]  # weight precisions; the default first
+    dtypes: tuple[str, ...]  # in which everything but quantized weights is computed; the default first
+    bound: float = 1e-4  # in logits: two float32 computations may choose differently if the gap is smaller
+    package: str | None = None  # the Python module that compiles and runs its engines; None: it runs graphs
+    provider: str | None = None  # ONNX Runtime's execution provider; None: it does not use ONNX Runtime
     native_lowering: str | None = None  # the module that lowers without the plugin; None: it takes no plugins
-    architectures: tuple[str, ...] = ()  # that engines can be compiled for; (): the GPU that compiles them
-    cubins: tuple[str, ...] = ()  # architectures that kernels are compiled for where none are asked for
-    version_parts: int | None = None  # numbers of a version in which compiler and runtime must agree; None: all
-    load_options: frozenset[str] = frozenset()  # of `LoadOptions`, those that not every backend has
-    compiles_here: bool = True  # whether models are compiled on machines that have no GPU
+    architectures: tuple[str, ...] = ()  # engines can be compiled for these; (): only for the compiling GPU
+    cubins: tuple[str, ...] = ()  # default architectures to compile kernels for
+    version_parts: int | None = None  # leading version numbers in which compiler and runtime must agree; None: all
+    load_options: frozenset[str] = frozenset()  # those `LoadOptions` that only some backends have
+    compiles_here: bool = True  # whether models can be compiled on machines without a GPU
 
     @property
     def on_gpu(self) -> bool:
@@ -42,17 +42,17 @@ class Backend:
 
     @property
     def compiles(self) -> bool:
-        """Whether a model becomes an engine, which can stream its weights, rather than a graph."""
+        """Whether a model is compiled into an engine, which can stream its weights, rather than run as a graph."""
         return self.package is not None
 
     @property
     def times_kernels(self) -> bool:
-        """Whether its compiler times kernels on the GPU that it needs; its options of timing and of others' GPUs."""
+        """Whether its compiler times kernels on a GPU, and so has options for timing and GPU compatibility."""
         return self.compiles and not self.compiles_here
 
     @property
     def takes_plugins(self) -> bool:
-        """Whether attention can be TreeAttention, which alone has pages and FP8 caches."""
+        """Whether attention can be TreeAttention, the only one with pages and FP8 caches."""
         return self.native_lowering is not None
 
     @property
@@ -113,11 +113,11 @@ BACKENDS: Mapping[str, Backend] = {
     )
 }
 DEFAULT = "onnxruntime"
-COMPILED = tuple(name for name, each in BACKENDS.items() if each.compiles)  # names of those with engines
+COMPILED = tuple(name for name, each in BACKENDS.items() if each.compiles)  # names of the backends with engines
 
 
 def find_backend(name: str) -> Backend:
-    """The descriptor of a backend that a bundle names; raises BundleError for one that this version has not."""
+    """Return the descriptor of the backend that a bundle names; raise BundleError if this version does not have it."""
     if name not in BACKENDS:
         raise BundleError(f"the bundle needs backend {name!r}, this specbuild has {', '.join(BACKENDS)}: update it")
     return BACKENDS[name]

@@ -1,7 +1,7 @@
-"""The bundle on disk: `manifest.json`, and the check that every file is what was built.
+"""A bundle on disk: `manifest.json`, and the check that every file is what was built.
 
-`manifest.json` lists each file with its sha256, and carries a digest of itself. Whoever needs a file reads it here:
-what was hashed is what is given, and nothing else of a bundle is ever opened.
+`manifest.json` lists each file with its sha256, and carries a digest of itself. All files are read through this module:
+the bytes it returns are those that were hashed, and nothing else of a bundle is ever opened.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from specbuild.runtime.errors import BundleError
 from .manifest import MANIFEST, MANIFEST_BYTES, FileRecord, Manifest, parse
 
 _BLOCK = 1 << 20
-_MAPPED = 1 << 20  # bytes from which a file is mapped, and below which it is hashed each time it is read
+_MAPPED = 1 << 20  # bytes; files from this size on are mapped, smaller ones hashed at each read
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def sha256_file(path: Path) -> str:
-    """sha256 of a file, read in blocks; hashing releases the interpreter's lock."""
+    """Return the sha256 of a file, read in blocks; hashing releases the interpreter's lock."""
     with path.open("rb", buffering=0) as file:
         return _sha256(file)
 
@@ -40,12 +40,12 @@ def _sha256(file: FileIO) -> str:
 
 
 def file_record(path: Path) -> FileRecord:
-    """The record of a file as it is now."""
+    """Return the record of a file as it is now."""
     return FileRecord(path.stat().st_size, sha256_file(path))
 
 
 def open_regular(path: Path) -> FileIO:
-    """A regular file, open to be read; raises BundleError for a FIFO, device, socket or folder, and never waits."""
+    """Open a regular file for reading, without blocking; raise BundleError for a FIFO, device, socket or folder."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a device may already do something
             raise BundleError(f"{path} is not a regular file: copy the bundle again, or build it again")
@@ -60,7 +60,7 @@ def open_regular(path: Path) -> FileIO:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A folder and its manifest."""
+    """A bundle's folder and manifest."""
 
     folder: Path
     manifest: Manifest
@@ -68,7 +68,7 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Bundle:
-        """Read and check the manifest, not yet the files; raises BundleError."""
+        """Read and check the manifest, but not yet the files; raise BundleError if it is not a valid one."""
         root = Path(folder)
         if not root.is_dir():
             raise BundleError(f"{root} is not a folder: give the bundle that `specbuild build -o` wrote")
@@ -81,11 +81,11 @@ class Bundle:
         return cls(root, parse(root, data))
 
     def path(self, name: str) -> Path:
-        """Where a file of the manifest is; to be named, and read by `read` or `map`."""
+        """Return the path of a file in the manifest, for messages; its contents come from `read` or `map`."""
         return self.folder / name
 
     def read(self, name: str, limit: int = 1 << 31) -> bytes:
-        """The bytes of a file, which have the hash that the manifest lists; raises BundleError."""
+        """Return a file's bytes; raise BundleError if they exceed `limit` or are not those that the manifest lists."""
         record = self._record(name)
         if record.bytes > limit:
             raise BundleError(f"{self.path(name)} has {record.bytes} bytes, more than {limit}: build the bundle again")
@@ -95,19 +95,19 @@ class Bundle:
         return data
 
     def map(self, name: str) -> mmap.mmap:
-        """A large file's bytes, mapped from the very file that was hashed; raises BundleError, for an empty one too."""
+        """Return a large file's bytes, mapped from the hashed file; raise BundleError if it differs or is empty."""
         return self._maps.get(name) or self._map(name)
 
     def verify(self) -> None:
-        """Check every file's kind, size and hash; raises BundleError for one that differs."""
+        """Check every file's kind, size and hash; raise BundleError if one differs."""
         with self.verified():
             pass
 
     @contextmanager
     def verified(self) -> Iterator[None]:
-        """Check every file before the body runs, in threads; within it `map` gives what was checked, unhashed."""
+        """Check every file, in threads, before the body runs; in the body, `map` returns them without hashing again."""
         names = sorted(self.manifest.files, key=lambda n: -self.manifest.files[n].bytes)
-        for name in names:  # all of them before the first is read
+        for name in names:  # check all kinds and sizes before reading any file
             self._open(name).close()
         try:
             with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
@@ -118,7 +118,7 @@ class Bundle:
             self._maps.clear()
 
     def _check(self, name: str) -> None:
-        """Check a file, and keep the mapping of a large one, which is then hashed once."""
+        """Check a file; keep the mapping of a large one, so that it is hashed only once."""
         if self._record(name).bytes >= _MAPPED:
             self._maps[name] = self._map(name)
         else:
@@ -138,7 +138,7 @@ class Bundle:
         return self.manifest.files[name]
 
     def _open(self, name: str) -> FileIO:
-        """A file of the recorded size."""
+        """Open a file; raise BundleError if its size is not the recorded one."""
         file = open_regular(self.path(name))
         try:
             self._compare(name, os.fstat(file.fileno()).st_size)

@@ -1,8 +1,9 @@
-"""The manifest: what a bundle says it holds, and the reading of it, which believes nothing before it is checked.
+"""The manifest: what a bundle says it holds, and its parser, which trusts nothing before it is checked.
 
-Reading refuses, in this order: what is no manifest, another schema, a changed manifest, a field that is missing,
+Parsing refuses, in this order: data that is no manifest, another schema, a changed manifest, a field that is missing,
 unknown, of another type or out of bounds, a path that leaves the folder, a file that is used but not listed. The digest
-finds damage and not intent, for anybody can compute it; so every number is bounded before anything is allocated by it.
+detects damage but not intent, because anybody can compute it; so every number is bounded before anything is allocated
+by it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from .backend import Backend, find_backend
 
 SCHEMA_VERSION = 3
 MANIFEST, REPORT = "manifest.json", "report.json"
-GENERATION_CONFIG = "generation_config.json"  # the checkpoint's own sampling parameters, where it has any
-_LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # what an engine's JSON does not say
-_PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None}  # nor a model's
-KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True)}  # whether masked, a head
+GENERATION_CONFIG = "generation_config.json"  # the checkpoint's own sampling parameters, if it has any
+_LINEAR = {"kv_cache_dtype": "auto", "block_size": 0}  # defaults that an engine's JSON leaves out
+_PLAIN = {"kind": "model", "hidden": 0, "mask_token": None, "tokens": None}  # defaults that a model's JSON leaves out
+KINDS = {"model": (False, False), "parallel": (True, False), "eagle3": (False, True)}  # has a mask token, is a head
 MANIFEST_BYTES = 4 << 20
 Count = Annotated[int, Meta(ge=0, le=1 << 50)]  # of bytes, or of a model's parameters
-Size = Annotated[int, Meta(ge=1, le=1 << 24)]  # of a text or a vocabulary
+Size = Annotated[int, Meta(ge=1, le=1 << 24)]  # of a sequence or a vocabulary
 Dimension = Annotated[int, Meta(ge=1, le=1 << 16)]  # of a model
 Nodes = Annotated[int, Meta(ge=1, le=4096)]
 Token = Annotated[int, Meta(ge=0, le=1 << 24)]
@@ -53,14 +54,14 @@ class FileRecord:
 class ModelRecord:
     """A compiled model: where it came from, its shapes, and its graphs by batch size.
 
-    `source_sha256`: of the checkpoint's weight files, in name order. `head_dim`: of the cache. `windows`: how many
-    positions a node sees, 0 for all, each number once for all the layers that have it. `inputs`: the names of the
-    graph's inputs by role; `{layer}`, `{slot}` and `{window}` stand for numbers.
+    `source_sha256`: the hash of the checkpoint's weight files, in name order. `head_dim`: the cache's. `windows`: how
+    many positions a node sees, 0 for all; the distinct values among the layers. `inputs`, `outputs`: the names of the
+    graph's inputs and outputs by role; `{layer}`, `{slot}` and `{window}` stand for numbers.
 
-    What only some have, and the JSON of the others does not: `kind`, how a draft drafts ("model", token by token;
-    "parallel", all levels in one pass, after `mask_token`; "eagle3", from the target's hidden states); `hidden`, the
-    width of the rows of hidden states that a target writes and a head reads; `tokens`, the JSON file with the token
-    of each column of the logits, None where that is its number.
+    Fields that only some models have, and that the JSON of the others leaves out: `kind`, how a draft drafts ("model",
+    token by token; "parallel", all levels in one pass, after `mask_token`; "eagle3", from the target's hidden states);
+    `hidden`, the width of the hidden states that a target writes and a head reads; `tokens`, the JSON file with the
+    token id of each column of the logits, None if the column's number is the id.
     """
 
     source: Text
@@ -86,7 +87,7 @@ class ModelRecord:
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """A cubin: the architecture it was compiled for ("90"), and the names of the kernels in it."""
+    """A cubin: the architecture it was compiled for ("90"), and the names of its kernels."""
 
     architecture: Text
     kernels: Annotated[list[Text], Meta(max_length=4096)]
@@ -94,12 +95,12 @@ class KernelRecord:
 
 @dataclass(frozen=True, slots=True)
 class EngineRecord:
-    """A compiled plan: by which TensorRT, for which architectures ([]: portable), its inputs and its profiles.
+    """A compiled plan: its TensorRT version, its architectures ([]: portable), its attention and its profiles.
 
-    `attention`: "native", standard operators, or "plugin", TreeAttention, of version `plugin`. `profiles`: by name, in
-    the plan's order, each dynamic dimension's least, usual and largest size. `activations`: bytes, an estimate.
-    `kv_cache_dtype`: "fp8", E4M3 of a plugin, or "auto", the model's own; `block_size`: rows of a page of a plugin's
-    caches, 0 where they are linear. Neither is in the JSON where nothing was asked for.
+    `attention`: "native" for standard operators, "plugin" for TreeAttention of version `plugin`. `profiles`: by name,
+    in the plan's order, the minimum, optimum and maximum of each dynamic dimension. `activations`: an estimate in
+    bytes. `kv_cache_dtype`: "fp8" (E4M3, with the plugin) or "auto", the model's own. `block_size`: rows of a cache
+    page (with the plugin), 0 for linear caches. The JSON leaves out the last two at their defaults.
     """
 
     version: Text
@@ -116,9 +117,9 @@ class EngineRecord:
 
 @dataclass(frozen=True, slots=True)
 class ExactnessRecord:
-    """The exactness class of the target on one machine, an executor's `identity`; `rows` is 0 where it has none.
+    """The target's exactness class on one machine (`identity` and vector units); `rows` is 0 if it has none.
 
-    `digest`: of a text's logits there: machines of one digest compute the same bits.
+    `digest`: the sha256 of a fixed sequence's logits there; machines with the same digest compute the same bits.
     """
 
     machine: Annotated[dict[Text, Text | int], Meta(max_length=64)]
@@ -129,10 +130,10 @@ class ExactnessRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle holds. `buckets`: node counts, root included, ascending; the largest bounds trees and chunks.
+    """What a bundle holds.
 
-    `kernels`, `engines`: by file. Neither they nor `exactness` are in the JSON where there are none, so that every
-    schema 2 reads such a bundle.
+    `buckets`: node counts, root included, ascending; the largest bounds trees and chunks. `kernels`, `engines`: by
+    file. The JSON leaves out `kernels`, `engines` and `exactness` if they are empty.
     """
 
     schema_version: int
@@ -157,16 +158,16 @@ class Manifest:
 
     @property
     def descriptor(self) -> Backend:
-        """The backend's; raises BundleError where this version has none of that name."""
+        """The backend's descriptor; raises BundleError if this version does not have the backend."""
         return find_backend(self.backend)
 
     @property
     def digest(self) -> str:
-        """The sha256 of all that the manifest says, as its file has it: a bundle of other files has another."""
+        """The sha256 of the manifest's contents, as in its file; bundles of other files have other digests."""
         return _digest(self._body())
 
     def to_json(self) -> str:
-        """The file's text, digest included."""
+        """Return the text of the manifest's file, digest included."""
         body = self._body()
         return json.dumps(body | {"digest": _digest(body)}, indent=2, ensure_ascii=False) + "\n"
 
@@ -186,7 +187,15 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def parse(root: Path, data: bytes) -> Manifest:
-    """The manifest of a folder, from the bytes of its file; raises BundleError for one that no build wrote there."""
+    """Parse a folder's manifest.
+
+    Args:
+        root: The bundle's folder.
+        data: The bytes of its manifest's file.
+
+    Raises:
+        BundleError: If no build can have written them there.
+    """
     where = root / MANIFEST
     try:
         body = decode(data)
@@ -224,7 +233,7 @@ def parse(root: Path, data: bytes) -> Manifest:
 
 
 def _check_sizes(manifest: Manifest) -> None:
-    """Raises ValueError for numbers that no build writes, each of which is within its bounds."""
+    """Raise ValueError for numbers that are within their bounds but that no build writes."""
     profiles = [size for e in manifest.engines.values() for p in e.profiles.values() for size in p.values()]
     if manifest.buckets != sorted({*manifest.buckets}):
         raise ValueError(f"buckets are {manifest.buckets}")
@@ -239,7 +248,7 @@ def _check_sizes(manifest: Manifest) -> None:
 
 
 def _check_model(manifest: Manifest, name: str, model: ModelRecord) -> None:
-    """Raises ValueError for a model that cannot be part of this bundle."""
+    """Raise ValueError for a model that cannot be part of this bundle."""
     if KINDS.get(model.kind) != (model.mask_token is not None, model.hidden > 0 and name == "draft"):
         raise ValueError(f"the {name} is of kind {model.kind[:80]}")
     longest = manifest.max_seq_len + manifest.buckets[-1]
@@ -253,14 +262,14 @@ def _check_model(manifest: Manifest, name: str, model: ModelRecord) -> None:
 
 
 def _used(manifest: Manifest) -> list[str]:
-    """Every file that a manifest names beside its list of files."""
+    """Return every file that a manifest names outside its list of files."""
     graphs = [graph for model in manifest.models.values() for graph in model.graphs.values()]
     others = [manifest.chat_template, *(model.tokens for model in manifest.models.values())]
     return [*graphs, *manifest.kernels, *manifest.engines, manifest.tokenizer, *filter(None, others)]
 
 
 def _check_inside(root: Path, name: str) -> None:
-    """Raises BundleError for a path that leaves the folder, by itself or by a symlink; a link within it may be."""
+    """Raise BundleError for a path that leaves the folder, by itself or by a symlink; links within it are allowed."""
     pure = PurePosixPath(name)
     try:
         inside = (root / name).resolve().is_relative_to(root.resolve())

@@ -1,9 +1,10 @@
-"""What a bundle takes of a device's memory, planned from the manifest before anything is allocated.
+"""The device memory that a bundle takes, planned from the manifest before anything is allocated.
 
-Weights are the bytes of plans, or of graphs and their weight files. Caches are linear, every slot has all its rows; or
-pages, by default as many as that, and one that is nobody's.
-Activations are the build's estimate of an engine's, until it says how much it wants. Buffers are what steps read and
-write: logits, masks, and what is known of every token. Graphs are an allowance: nobody can ask a driver beforehand.
+Weights are the bytes of plans, or of graphs and their weight files. Caches are linear, so that every slot has all its
+rows, or paged: by default as many rows in pages, and page 0, which belongs to no slot. Activations are the build's
+estimate for an engine, used until the engine says how much it needs. Buffers are what steps read and write: logits,
+masks, and a history and a bias for every token id. Graphs are an allowance, because a driver cannot be asked
+beforehand.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from specbuild.runtime.errors import OptionError
 from .manifest import Manifest, ModelRecord
 
 _ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
-GRAPH_BYTES = 1 << 20  # of a captured graph: an allowance
+GRAPH_BYTES = 1 << 20  # allowance for a captured graph
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by what takes them, for `batch_size` texts of `seq_len` tokens at most."""
+    """Bytes by use, for `batch_size` sequences of at most `seq_len` tokens."""
 
     batch_size: int
     seq_len: int
@@ -33,28 +34,34 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all bytes."""
         return self.weights + self.caches + self.activations + self.buffers + self.graphs
 
     def to_dict(self) -> dict[str, int]:
-        """For report.json."""
+        """Return the bytes by name, with their total, for report.json."""
         return asdict(self) | {"total": self.total}
 
 
 def item_bytes(precision: str) -> int:
-    """Of a number in a cache: of what a model computes in, which a quantized one's precision ends with, on GPUs."""
+    """Return the bytes of a cache element: of the compute dtype, the last part of precisions such as "int8/fp16"."""
     return _ITEM_BYTES.get(precision.rpartition("/")[2], _ITEM_BYTES["fp32"])
 
 
 def block_size(manifest: Manifest) -> int:
-    """Rows of a page of a bundle's caches; 0 where they are linear."""
+    """Return the rows of a page of a bundle's caches; 0 if they are linear."""
     return max((engine.block_size for engine in manifest.engines.values()), default=0)
 
 
 def pages(manifest: Manifest, batch_size: int, tokens: int | None = None) -> int:
-    """Pages that texts of `tokens` tokens together have, by default as many as the slots' rows; 0 for linear caches.
+    """Return the number of pages in a bundle's caches, without page 0; 0 for linear caches.
 
-    Raises OptionError for tokens that the bundle was not built for.
+    Args:
+        manifest: The bundle's manifest.
+        batch_size: The number of sequences.
+        tokens: Tokens of all sequences together; None: as many as the slots have rows.
+
+    Raises:
+        OptionError: If the bundle was not built for so many tokens, or its caches are not paged.
     """
     rows, capacity = block_size(manifest), manifest.models["target"].capacity
     limit = manifest.max_batch_size * capacity
@@ -72,9 +79,14 @@ def plan(
     models: Iterable[str] = (),
     tokens: int | None = None,
 ) -> MemoryPlan:
-    """The plan of a bundle, for the length it was built for by default, or as it would be built for `seq_len`.
+    """Return the memory plan of a bundle.
 
-    models: what is loaded of it, everything by default. tokens: in paged caches, of all texts together.
+    Args:
+        manifest: The bundle's manifest.
+        batch_size: The number of sequences.
+        seq_len: Plan as if the bundle were built for this length; None: the length it was built for.
+        models: Names of the models that are loaded; empty: all.
+        tokens: Tokens of all sequences together, in paged caches; None: as many as the slots have rows.
     """
     records = [record for name, record in manifest.models.items() if name in (tuple(models) or manifest.models)]
     length, nodes = seq_len or manifest.max_seq_len, manifest.buckets[-1]
@@ -103,9 +115,18 @@ def check(
     tokens: int | None = None,
     weights: float | None = None,
 ) -> MemoryPlan:
-    """The plan where it fits into `free` bytes; raises OptionError with what would fit.
+    """Return the memory plan if it fits into the free memory.
 
-    tokens: as in `plan`. weights: the part of the target's that is on the device, None for all.
+    Args:
+        manifest: The bundle's manifest.
+        batch_size: The number of sequences.
+        free: Free bytes on the device.
+        models: Names of the models that are loaded; empty: all.
+        tokens: Tokens of all sequences together, in paged caches; None: as many as the slots have rows.
+        weights: The share of the target's weights that is on the device; None: all.
+
+    Raises:
+        OptionError: If the plan does not fit; it says what would.
     """
     streamed = int(_weights(manifest, [manifest.models["target"]]) * (0 if weights is None else 1 - weights))
     room = free + streamed
@@ -128,16 +149,16 @@ def check(
 
 
 def _fewer(manifest: Manifest, wanted: MemoryPlan, free: int, models: Iterable[str]) -> int:
-    """How many tokens paged caches may have for a plan to fit that does not; none are positive where there are none."""
+    """Return the largest kv_cache_tokens with which the plan fits, ≤ 0 if none does; 0 for linear caches."""
     page = block_size(manifest)
     if not page:
         return 0
-    size = plan(manifest, wanted.batch_size, None, models, page).caches // 2  # of a page, and of nobody's
+    size = plan(manifest, wanted.batch_size, None, models, page).caches // 2  # of one page: the plan has page 0, too
     return ((free - wanted.total + wanted.caches) // size - 1) * page
 
 
 def _longest(limit: int, fits: Callable[[int], bool]) -> int:
-    """The longest text, in steps of 64 tokens up to `limit`, for which a batch would fit; 0: none."""
+    """Return the largest sequence length, a multiple of 64 up to `limit`, for which a batch fits; 0 if none does."""
     low, high = 0, limit // 64
     while low < high:
         middle = (low + high + 1) // 2
@@ -146,7 +167,7 @@ def _longest(limit: int, fits: Callable[[int], bool]) -> int:
 
 
 def _weights(manifest: Manifest, records: Iterable[ModelRecord]) -> int:
-    """Everything in the folders of the models' graphs, once however many graphs share it."""
+    """Return the bytes of all files in the folders of the models' graphs; what several graphs share counts once."""
     folders = {graph.rpartition("/")[0] + "/" for record in records for graph in record.graphs.values()}
     return sum(file.bytes for name, file in manifest.files.items() if name.startswith(tuple(folders)))
 
@@ -156,19 +177,19 @@ def _plans(manifest: Manifest, record: ModelRecord) -> list[str]:
 
 
 def cache_item_bytes(manifest: Manifest, record: ModelRecord) -> int:
-    """Of a number in a model's caches: one where they are FP8."""
+    """Return the bytes of an element of a model's caches: 1 if they are FP8."""
     fp8 = any(manifest.engines[name].kv_cache_dtype == "fp8" for name in _plans(manifest, record))
     return 1 if fp8 else item_bytes(record.precision)
 
 
 def _row_bytes(manifest: Manifest, record: ModelRecord) -> int:
-    """Keys and values of one token in all layers, and its hidden states; beside a GPU the host keeps those."""
+    """Return the bytes of a token's keys and values and, on CPUs, hidden states (the host keeps a GPU's)."""
     values = 2 * record.layers * record.kv_heads * record.head_dim * cache_item_bytes(manifest, record)
     return values + (0 if manifest.descriptor.on_gpu else record.hidden * _ITEM_BYTES["fp32"])
 
 
 def _buffers(record: ModelRecord, batch_size: int, nodes: int, rows: int, chunk: int) -> int:
-    """Logits, masks with room for a prompt's chunk, and what every token of the vocabulary has: history and bias."""
+    """Return the bytes of logits, masks and hidden states, with room for a prefill chunk, and of history and bias."""
     masks = len(record.windows) * max(batch_size * nodes, chunk) * rows
     hidden = 2 * record.hidden * _ITEM_BYTES["fp32"] * max(batch_size * nodes, chunk)
     return batch_size * record.vocab_size * (4 * nodes + 12) + masks + hidden

@@ -1,4 +1,4 @@
-"""One writer of an output at a time, and no trace of those that were killed."""
+"""A lock that admits one writer of an output at a time, and removes what killed writers left behind."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from typing import IO
 
 from specbuild.runtime.errors import OutputError
 
-NEW, OLD, ASIDE = "new", "old", "replaced"  # a folder in the making; one that holds, under ASIDE, what it will replace
+NEW, OLD, ASIDE = "new", "old", "replaced"  # a folder being written; a folder with the replaced output as ASIDE
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # a file system without locks
 
 
 def beside(output: Path, what: str) -> str:
-    """A hidden name beside an output."""
+    """Return a hidden name beside an output."""
     return f".{output.name}.{what}"
 
 
 @contextmanager
 def only_writer(output: Path) -> Iterator[None]:
-    """While inside, no other process of this machine writes the output; what killed ones left beside it is gone.
+    """Keep other processes on this machine from writing the output, after removing what killed writers left beside it.
 
-    A folder that a killed one had moved aside is back in its place. Raises OutputError that says who writes there.
+    An output that a killed writer had moved aside is moved back. Raises OutputError, naming the process that writes
+    now.
     """
     path = output.absolute().with_name(beside(output, "lock"))
     file = _locked(path, output)
@@ -44,7 +45,7 @@ def only_writer(output: Path) -> Iterator[None]:
 
 
 def _locked(path: Path, output: Path) -> IO[str]:
-    """The lock's file, locked, and still the one of that name: its last holder may have removed it meanwhile."""
+    """Return the locked lock file, still the one of that name: its last holder may have removed it meanwhile."""
     while True:
         file = path.open("a+", encoding="utf-8")
         try:
@@ -70,8 +71,8 @@ def _same(file: IO[str], path: Path) -> bool:
 
 
 def _clean(output: Path) -> None:
-    """Remove what only a writer that is dead can have left, once what it had moved aside is back."""
-    name = re.compile(re.escape(beside(output, "")) + f"({NEW}|{OLD})-[a-z0-9_]{{8}}(\\..*)?")  # tempfile's eight
+    """Remove what only dead writers can have left, after moving back an output that one had moved aside."""
+    name = re.compile(re.escape(beside(output, "")) + f"({NEW}|{OLD})-[a-z0-9_]{{8}}(\\..*)?")  # tempfile's suffix
     for found in [path for path in output.parent.iterdir() if name.fullmatch(path.name) and path.is_dir()]:
         if (found / ASIDE).is_dir() and not output.exists():
             (found / ASIDE).rename(output)

@@ -1,6 +1,6 @@
 """A bundle's signature: Ed25519 (RFC 8032) over its manifest, which has the sha256 of every other file.
 
-It lies beside the manifest, 64 bytes as OpenSSL writes them, so that others can check it without specbuild.
+It lies beside the manifest, as 64 bytes in the form that OpenSSL writes, so that it can be checked without specbuild.
 """
 
 from __future__ import annotations
@@ -21,9 +21,16 @@ _KEY_BYTES = 1 << 16
 
 
 def sign(folder: Path, key: Path, passphrase: str | None = None) -> Path:
-    """Sign a bundle whose files are all as they were built; returns the signature's file.
+    """Sign a bundle whose files are all as they were built, and return the signature's file.
 
-    key: an Ed25519 private key in PEM. Raises OptionError for what is no such key, and BundleError.
+    Args:
+        folder: The bundle.
+        key: A file with an Ed25519 private key in PEM.
+        passphrase: The key's passphrase, if it has one.
+
+    Raises:
+        OptionError: If `key` is no such file, or needs another passphrase.
+        BundleError: If the bundle is not as it was built.
     """
     serialization, private, _ = _library()
     secret = None if passphrase is None else passphrase.encode()
@@ -39,10 +46,15 @@ def sign(folder: Path, key: Path, passphrase: str | None = None) -> Path:
 
 
 def check(folder: Path, key: Path) -> None:
-    """Hold a bundle's signature against a public key, and its files against its manifest.
+    """Check a bundle's signature against a public key, and its files against its manifest.
 
-    key: an Ed25519 public key in PEM. Raises OptionError for what is no such key, and BundleError where either does not
-    hold.
+    Args:
+        folder: The bundle.
+        key: A file with an Ed25519 public key in PEM.
+
+    Raises:
+        OptionError: If `key` is no such file.
+        BundleError: If the signature is missing or not the key's, or a file differs.
     """
     serialization, _, public = _library()
     from cryptography.exceptions import InvalidSignature

@@ -1,1 +1,1 @@
-"""The round: draft, verify, accept, commit."""
+"""The decode loop: each round drafts, verifies, accepts and commits."""

@@ -1,4 +1,4 @@
-"""Which sequence is in which slot, and what a slot's caches still hold for a text that begins the same."""
+"""Admission: which sequence has which slot, and which cached rows of a common prefix it reuses."""
 
 from __future__ import annotations
 
@@ -13,39 +13,44 @@ from specbuild.runtime.requests.sequence import Sequence
 
 
 class Admission:
-    """The slots of a loop, whose rows are all there whoever has them; see `PagedAdmission` for pages."""
+    """Assigns slots that each own all of their cache rows; `PagedAdmission` assigns slots of paged caches."""
 
-    page_tokens: int | None = None  # that all pages hold together; None: each slot has rows of its own
+    page_tokens: int | None = None  # tokens that all pages hold together; None: each slot has rows of its own
 
     def __init__(
         self, target: Executor, drafts: KeepsRows | None, prefix_caching: bool = True, generated: bool = True
     ) -> None:
-        """`prefix_caching`: what a slot's cache holds of a text is there for the next one that begins the same.
+        """Start with empty slots.
 
-        `generated`: what was decoded as well as what was read, whose bits need not be the same.
+        Args:
+            target: Executor whose slots are assigned.
+            drafts: Holder of the draft's cache, which has the same slots; None: there is no drafter.
+            prefix_caching: Whether a new sequence reuses the cached rows of a text with the same prefix.
+            generated: Whether it also reuses rows of decoded tokens, whose bits may differ from those of prefilled
+                ones.
         """
         self._generated = generated
         self._target, self._drafts, self._prefix_caching = target, drafts, prefix_caching
-        self._last: list[Sequence | None] = [None] * target.batch_size  # who was in each slot last
+        self._last: list[Sequence | None] = [None] * target.batch_size  # the last sequence of each slot
 
     def beside(self, drafts: KeepsRows | None) -> Admission:
-        """The same slots for another loop over the same target, whose drafts are others."""
+        """Return the same slots for another loop over the same target, with other drafts."""
         other = copy(self)
         other._drafts = drafts
         return other
 
     def check(self, sequence: Sequence) -> None:
-        """Raises OptionError for a sequence that would never get a slot."""
+        """Raise OptionError for a sequence that could never get a slot."""
 
     def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
-        """Of the free slots the one whose cache holds most of a sequence's prompt; the first of equals.
+        """Return the free slot whose cache holds the longest prefix of the prompt, the first among equals.
 
-        None: it has to wait until others have ended.
+        None means that the sequence has to wait until others have ended.
         """
         return max(free, key=lambda slot: self.common(sequence, slot))
 
     def enter(self, sequences: Seq[Sequence]) -> None:
-        """Of those new to their slots: what a prompt has in common with a text in any slot's cache is not read."""
+        """Set up the slots of new sequences; the longest prefix that any slot's cache holds is not prefilled again."""
         for sequence in sequences:
             if self._last[sequence.slot] is not sequence:
                 self._enter(sequence, sequence.slot)
@@ -57,14 +62,14 @@ class Admission:
         self._admit(sequence, slot, source, rows)
 
     def _admit(self, sequence: Sequence, slot: int, source: int, rows: int) -> None:
-        """A slot is a sequence's, whose text begins with the first `rows` of what is, or was, in slot `source`."""
+        """Give a slot to a sequence whose text begins with the first `rows` rows of slot `source`."""
         share_rows(self._target, slot, source, rows)
         if self._drafts:
             self._drafts.keep(slot, source, rows)
         self._last[slot], sequence.cached, sequence.metrics.num_cached_tokens = sequence, rows, rows
 
     def common(self, sequence: Sequence, slot: int) -> int:
-        """How many rows of a slot's cache a sequence can use; not its last token's, whose logits are wanted."""
+        """Return how many cached rows of a slot a sequence can reuse; not its last token's, whose logits are needed."""
         last, limit = self._last[slot], min(self.kept(slot), len(sequence.tokens) - 1)
         if not last or not limit or last.params.cache_salt != sequence.params.cache_salt:
             return 0
@@ -78,33 +83,33 @@ class Admission:
             self._erase(slot)
 
     def _erase(self, slot: int) -> None:
-        """Nothing that a failed sequence wrote may reach the next one, in either cache."""
-        self._target.erase(slot)  # first: it moves rows of both
+        """Erase a slot in both caches, so that nothing a failed sequence wrote reaches the next one."""
+        self._target.erase(slot)  # first: the target's stream moves rows of both caches
         if self._drafts and self._drafts.executor:
             self._drafts.executor.erase(slot)
 
     def borrow(self, slot: int, rows: int) -> None:
-        """Take a free slot for a text of so many tokens that is no sequence's, until it is released."""
+        """Reserve a free slot for a text of `rows` tokens that belongs to no sequence, until it is released."""
         self.vacate(slot)
 
     def release(self, slot: int) -> None:
-        """A sequence has ended; its rows stay, for a text that begins the same."""
+        """Mark a slot's sequence as ended; its rows stay for a later text with the same prefix."""
         self._target.commit(slot, (), self.kept(slot))
         if self._drafts:
             self._drafts.release(slot)
 
     def kept(self, slot: int) -> int:
-        """Rows of a slot's cache that are of use to anybody."""
+        """Return how many rows of a slot's cache later sequences may reuse."""
         last = self._last[slot]
         if not last or not self._prefix_caching or last.error:
             return 0
         return last.cached if self._generated else min(last.cached, last.metrics.num_prompt_tokens)
 
     def cached_tokens(self) -> tuple[int, ...]:
-        """By slot, what `kept` says; from any thread."""
+        """Return `kept` of every slot; any thread may call this."""
         return tuple(map(self.kept, range(len(self._last))))
 
     def cached_texts(self) -> list[tuple[str | None, list[int]]]:
-        """The texts that the slots' caches hold: each one's `cache_salt` and tokens. From any thread."""
+        """Return the `cache_salt` and tokens of each text in the slots' caches; any thread may call this."""
         held = [(last, last.history[: self.kept(slot)]) for slot, last in enumerate(self._last) if last]
         return [(last.params.cache_salt, rows.tolist()) for last, rows in held]

@@ -1,4 +1,4 @@
-"""The target's choices, and what becomes of a sequence by them."""
+"""Emission: chooses tokens from the target's logits and appends them to their sequences."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from specbuild.runtime.sampling.logprobs import TokenLogprobs
 
 
 class Emission:
-    """Chooses tokens, notes their log-probabilities, and appends them; `eos`: tokens that end a text."""
+    """Chooses tokens, records their log-probabilities and appends them; `eos`: token ids that end a text."""
 
     def __init__(self, eos: frozenset[int]) -> None:
         self.eos = eos
 
     def choose(self, sequence: Sequence, row: NDArray[np.float32], position: int) -> int:
-        """The target's choice from a verified node's logits `[V]`, to be emitted; raises ExecutionError."""
+        """Return the target's choice at a verified node with logits `[V]`, and record it; raises ExecutionError."""
         token = sequence.sampler.choose(row, position, ())
         self.note(sequence, row, token)
         return token
 
     def settled(self, sequence: Sequence, row: NDArray[np.float32], position: int, bound: float) -> int | None:
-        """As `choose`; None where the choice might be another if each two logits lay up to `bound` farther apart."""
+        """Like `choose`, but return None if the choice could change when logits lie up to `bound` farther apart."""
         token = sequence.sampler.choose(row, position, ())
         if not sequence.sampler.settles(row, position, token, bound):
             return None
@@ -33,7 +33,7 @@ class Emission:
         return token
 
     def note(self, sequence: Sequence, row: NDArray[np.float32], token: int) -> None:
-        """Refuse a choice whose logit is not finite (ExecutionError); note its log-probability if asked."""
+        """Record the log-probability of a choice if asked to; raise ExecutionError if its logit is not finite."""
         if not math.isfinite(row[token]):
             raise ExecutionError(f"the model gave {row[token]} as a token's logit: build the bundle from sound weights")
         if sequence.params.logprobs is not None:

@@ -1,6 +1,6 @@
-"""The decode loop: draft → verify → accept → commit, on a batch of sequences.
+"""The decode loop on the host: draft → verify → accept → commit, for a batch of sequences.
 
-Prompts are read by the same step: a chunk of a prompt is a long chain whose nodes are accepted unseen.
+Prefill uses the same step: a prompt's chunk is a long chain whose nodes are accepted without a check.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes, step_row
 from .planner import Planner
 from .reading import Reader, step_input
 
-PACE = 2.5  # times as long as plain decoding a step takes at most that reads prompts beside others
-LEAST = 2  # tokens of each prompt in a step in any case
+PACE = 2.5  # a step that prefills beside decoding sequences takes at most so many times as long as plain decoding
+LEAST = 2  # tokens of each prompt that such a step prefills in any case
 
 
 class HostLoop:
-    """Drives a target and a drafter; knows no backend, no tokenizer and no queue. See `Loop`."""
+    """Runs a target and a drafter; knows no backend, no tokenizer and no queue. See `Loop`."""
 
     def __init__(
         self,
@@ -45,7 +45,16 @@ class HostLoop:
         options: LoopOptions = DEFAULTS,
         admission: Admission | None = None,
     ) -> None:
-        """`chunk`: tokens of a prompt in a step at most. `admission`: slots that are another loop's as well."""
+        """Make a loop over loaded models.
+
+        Args:
+            target: Executor of the target.
+            drafter: What proposes the trees; None: every round is plain decoding.
+            chunk: Maximum tokens of a prompt in a step.
+            eos: Token ids that end a text.
+            options: How the loop decodes.
+            admission: Slots that another loop over the same target uses as well; None: new ones.
+        """
         self.target, self.drafter, self.tally = target, drafter, Tally()
         most = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
         self.emission, self.planner, self._options = Emission(eos), Planner(options.limits, most), options
@@ -76,14 +85,14 @@ class HostLoop:
     def _tell(
         self, live: LiveTimings, account: accounted, sequences: Seq[Sequence], inputs: Seq[StepInput], seconds: float
     ) -> None:
-        """What a step took; and when the round is over, if all decode, what they and their trees have to do with it."""
+        """Report a step's seconds and, if every sequence decodes, how many rows the trees added to it."""
         rows = step_rows(self, sum(len(each.tokens) for each in inputs))
         live.step("verify", rows, seconds)
         if all(s.decodes for s in sequences):
             account.decoded = rows - step_rows(self, sum(s.pending for s in sequences))
 
     def draft(self, sequences: Seq[Sequence]) -> list[Tree]:
-        """A drafted tree, the root alone, or the next chunk of the prompt."""
+        """Return each sequence's tree: a drafted one, the root alone, or the next chunk of its prompt."""
         drafting = self.planner.drafting(sequences) if self.drafter else []
         proposed = self.drafter.propose(drafting) if self.drafter and drafting else []
         trees = {s.slot: tree for s, tree in zip(drafting, proposed, strict=True)}
@@ -96,9 +105,10 @@ class HostLoop:
         return [decoding[s.slot] for s in sequences]
 
     def _left(self, taken: Seq[int], reading: int) -> int:
-        """Rows of a step that are the prompts', beside sequences that decode and have so many each.
+        """Return how many rows of a step prompts may fill beside decoding sequences that have `taken` rows each.
 
-        As many as may be; and where others wait for their next tokens, as make them wait hardly longer.
+        As many as the options allow. If sequences decode and the table says what steps take, the step also takes at
+        most PACE times as long as plain decoding, unless that leaves less than LEAST tokens of each prompt.
         """
         most = self._options.step_nodes
         left = 1 << 30 if most is None else most - sum(taken)
@@ -108,14 +118,15 @@ class HostLoop:
         return left
 
     def accept(self, sequence: Sequence, tree: Tree, logits: NDArray[np.float32]) -> None:
-        """Walk the tree along the target's choices, emit them, commit the path in both caches.
+        """Walk the tree along the target's choices, emit them, and commit the path in both caches.
 
-        Where steps have an exactness class, nodes of side branches are not in it. So the walk ends before a choice of
-        theirs that rounding might turn, and the next step computes again, in the class, those that were accepted.
+        If steps have an exactness class, nodes of side branches are outside it. The walk then ends before a choice in a
+        side branch that rounding could change, and the next step recomputes the accepted side-branch nodes in the
+        class.
         """
         root, drafted, bound = len(sequence.tokens) - 1, sequence.drafts and sequence.shape, self.bound
         path, unsettled = list[int](), list[int]()
-        exact = tree.trunk if self.exactness else len(tree)  # nodes in the class
+        exact = tree.trunk if self.exactness else len(tree)  # the first nodes, which are in the class
 
         def choose(node: int) -> int | None:
             given = sequence, logits[node], root + tree.depths[node]

@@ -1,4 +1,4 @@
-"""What an engine drives: the seam between it and the loops, and what both of them hold."""
+"""The `Loop` protocol that an engine drives, and what the host loop and the device loop share."""
 
 from __future__ import annotations
 
@@ -28,12 +28,16 @@ from .planner import Planner
 class LoopOptions:
     """How a loop decodes.
 
-    limits: what rounds may draft, whatever requests ask for. prefix_caching: what a slot's cache holds of a text is
-    there for the next one that begins the same. lone_chunk: tokens of a prompt in a step where nobody else waits for
-    its end; None: as many as otherwise. exactness: the class that the target's steps are filled up to, None: it has
-    none. bound: how much farther apart two logits may lie outside of it; a device accepts nothing that is.
-    sequence_nodes: of a sequence that drafts in a step, what is computed again included; None: what the target takes.
-    step_nodes: of all sequences in a step; None: no limit. live: is told what rounds take; None: nobody is.
+    Attributes:
+        limits: Limits on what rounds may draft, whatever requests ask for.
+        prefix_caching: Whether a new sequence reuses the cached rows of a text with the same prefix.
+        lone_chunk: Prefill chunk when only one sequence runs; None: the same as otherwise.
+        exactness: The class that the target's steps are padded to; None: there is none.
+        bound: How much farther apart two logits may lie outside the class; a device accepts no node outside it.
+        sequence_nodes: Maximum nodes of a drafting sequence in a step, recomputed ones included; None: the target's
+            maximum.
+        step_nodes: Maximum nodes of all sequences in a step; None: no limit.
+        live: Live timings, which are told what steps and rounds take; None: there are none.
     """
 
     limits: Limits = NO_LIMITS
@@ -50,85 +54,87 @@ DEFAULTS = LoopOptions()
 
 
 class Loop(Protocol):
-    """Decodes sequences in slots, a round at a time; from one thread at a time."""
+    """Decodes sequences in slots, a round at a time; used by one thread at a time."""
 
-    page_tokens: int | None  # that all pages of the caches hold together; None where each slot has rows of its own
-    exactness: ExactnessClass | None  # with one a seed gives one text, whatever is drafted and what else runs
-    planner: Planner  # who drafts, within limits that may change between rounds
-    bound: float  # logits that a choice in a side branch must be apart to be made there; 0: all are made
+    page_tokens: int | None  # tokens that all pages hold together; None: each slot has rows of its own
+    exactness: ExactnessClass | None  # if set, a seed gives one text, whatever is drafted or runs beside it
+    planner: Planner  # decides which sequences draft; its limits may change between rounds
+    bound: float  # how far apart logits must be for a choice in a side branch; 0: all are made
 
     @property
     def stats(self) -> RunStats:
-        """Where the time of all rounds went until now; a copy."""
+        """A copy of the counts and times of all rounds so far."""
         ...
 
     @property
     def target(self) -> Executor:
-        """The model that decides."""
+        """The target's executor."""
         ...
 
     @property
     def draft_executor(self) -> Executor | None:
-        """The draft model; None where none drafts."""
+        """The draft's executor; None if no model drafts."""
         ...
 
     def round(self, sequences: Seq[Sequence]) -> None:
-        """One round for every sequence: each emits at least one token, reads a chunk of its prompt, or fails alone.
+        """Run one round: each sequence emits at least one token, prefills a chunk of its prompt, or fails alone.
 
-        Raises whatever drafting or the step itself raises, which concerns them all.
+        Raises what drafting or the step itself raises, which concerns all sequences.
         """
         ...
 
     def check(self, sequence: Sequence) -> None:
-        """Raises OptionError for a sequence that asks for a larger tree than is allowed, or would never get a slot."""
+        """Raise OptionError for a sequence that asks for a larger tree than is allowed, or could never get a slot."""
         ...
 
     def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
-        """The best of the free slots for a sequence; None: it has to wait until others have ended."""
+        """Return the best free slot for a sequence; None: it has to wait until others have ended."""
         ...
 
     def release(self, slot: int) -> None:
-        """The sequence in a slot has ended; its rows stay, for a text that begins the same."""
+        """Mark a slot's sequence as ended; its rows stay for a later text with the same prefix."""
         ...
 
     def cached_tokens(self) -> tuple[int, ...]:
-        """By slot, tokens of its cache that a text which begins the same need not read again; from any thread."""
+        """Return, by slot, how many cached tokens a text with the same prefix skips in prefill; from any thread."""
         ...
 
     def cached_texts(self) -> list[tuple[str | None, list[int]]]:
-        """The `cache_salt` and the tokens of each text that a slot's cache holds; from any thread."""
+        """Return the `cache_salt` and tokens of each text in the slots' caches; any thread may call this."""
         ...
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
-        """The target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
+        """Return the target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
 
-        Read into slot 0, which must be free, at most `nodes` a step.
+        The text is prefilled into slot 0, which must be free, at most `nodes` tokens a step.
         """
         ...
 
     def borrowed(self, tokens: int) -> AbstractContextManager[None]:
-        """While inside, slot 0, which must be free, is for a text of so many tokens that is no sequence's."""
+        """Reserve slot 0, which must be free, for `tokens` tokens of a text that is no sequence's, while inside."""
         ...
 
     def sibling(self, looks_up: bool = True, overlap: bool = False) -> Loop:
-        """Another loop over the same models, for measuring; only one of them may have sequences at a time.
+        """Return another loop over the same models, for measuring; only one of them may have sequences at a time.
 
-        looks_up: whether it continues texts from themselves; overlap: it drafts on while the target verifies.
+        Args:
+            looks_up: Whether it drafts continuations from the text itself.
+            overlap: Whether it goes on drafting while the target verifies.
         """
         ...
 
     def fresh_drafter(self, overlap: bool = False) -> ModelDrafter | None:
-        """The draft model as the host drives it, that knows of no text yet; None where none drafts."""
+        """Return a host drafter of the same draft model that has seen no text yet; None if no model drafts."""
         ...
 
     @property
     def notes(self) -> list[str]:
-        """What runs otherwise than it should, and why."""
+        """Lines that say what does not run as intended, and why."""
         ...
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of both caches."""
+        """Bytes of the target's and the draft's caches."""
         ...
 
     def close(self) -> None:
@@ -137,7 +143,7 @@ class Loop(Protocol):
 
 
 class CountingLoop(Loop, Protocol):
-    """A loop as `accounted` sees it."""
+    """A loop with the statistics that `accounted` updates."""
 
     tally: Tally
     live: LiveTimings | None
@@ -149,12 +155,12 @@ def cache_bytes(loop: Loop) -> int:
 
 
 def step_rows(loop: CountingLoop, nodes: int) -> int:
-    """Rows of a step of so many nodes, with what fills it up."""
+    """Return how many rows a step of so many nodes has, padding included."""
     return loop.exactness.filled(nodes) if loop.exactness else nodes
 
 
 class _State(NamedTuple):
-    """How far a sequence is: whether it decodes, its tokens, those of its prompt that it read, and its drafts."""
+    """A sequence's progress: whether it decodes, tokens emitted and prefilled, drafting rounds, and drafted tokens."""
 
     decodes: bool
     emitted: int
@@ -164,26 +170,26 @@ class _State(NamedTuple):
 
     @classmethod
     def of(cls, sequence: Sequence) -> _State:
-        """As it is now."""
+        """Return a sequence's present state."""
         stats, metrics = sequence.metrics.speculative_decoding, sequence.metrics
         drafted = stats.num_draft_tokens + stats.num_recomputed_tokens
         read = sequence.cached - metrics.num_cached_tokens
         return cls(sequence.decodes, len(sequence.output), read, stats.num_spec_steps, drafted)
 
     def after(self, was: _State) -> tuple[_State, _State]:
-        """Both states; who drafted did decode, though it may have entered in this round, its prompt in a cache."""
+        """Return both states; one that drafted did decode, even if it entered in this round with a cached prompt."""
         return was._replace(decodes=True) if self.drafts > was.drafts else was, self
 
     def rows_since(self, was: _State) -> int:
-        """Its rows of a round's step: of its prompt, or the last token, what it drafted and what was computed again."""
+        """Return its rows in a round's step: prompt tokens, or the last token, drafted and recomputed ones."""
         return 1 + self.drafted - was.drafted if was.decodes else max(self.read - was.read, 1)
 
 
-class accounted:  # noqa: N801  (it reads as a word, and costs less than a generator in every round)
-    """Add a round to a loop's statistics and its sequences' metrics, and tell its live timings.
+class accounted:  # noqa: N801  (lower case reads better after `with`; a generator would cost more in every round)
+    """Adds a round to a loop's statistics and its sequences' metrics, and reports it to the live timings.
 
-    One that raises is not counted. `decoded`: rows that trees added to a step in which all decode; None: it was no such
-    step.
+    A round that raises is not counted. `decoded`: rows that trees added to a step in which all sequences decode; None:
+    the step was of another kind.
     """
 
     __slots__ = ("_before", "_likely", "_loop", "_sequences", "_were", "decoded")
@@ -215,10 +221,10 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
             self._share(total)
 
     def _share(self, total: float) -> None:
-        """Each sequence's part of the round's seconds by its rows, and what plain decoding would have had for it.
+        """Divide the round's seconds among the sequences by their rows, and add what plain decoding would have taken.
 
-        A round that drafted nothing takes what plain decoding does, and so does reading a prompt. Where others read,
-        one row of a sequence is a token of plain decoding; its other tokens would have been rounds of their own.
+        A round without drafts, and prefill, take the same in plain decoding. In a round where others prefill, one row
+        of a sequence is a plain token, and each further token that it emitted would have been a round of its own.
         """
         done = [(s.metrics, *_State.of(s).after(was)) for s, was in zip(self._sequences, self._were, strict=True)]
         rows = [now.rows_since(was) for _, was, now in done]
@@ -235,9 +241,9 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
                 metrics.plain_time += (now.emitted - was.emitted) * token
 
     def _plain(self, decoding: int) -> float:
-        """Seconds of a token of each of so many where none drafts; NaN where no table says so.
+        """Return the seconds per token if `decoding` sequences decode without drafts; NaN without a timing table.
 
-        What the round took over what such rounds take, because others needed the machine, plain decoding had taken too.
+        If the round took longer than predicted because the machine was busy, plain decoding is assumed slower as well.
         """
         live, target = self._loop.live, self._loop.target
         if live is None:
@@ -258,9 +264,9 @@ class accounted:  # noqa: N801  (it reads as a word, and costs less than a gener
 
 
 class alone:  # noqa: N801
-    """Let what is raised inside end this sequence, while the others go on; an interrupt ends all of them.
+    """Lets an error raised inside end only this sequence; an interrupt ends all of them.
 
-    Interrupts reach the main thread alone: elsewhere such an error is what a tokenizer or a constraint raised.
+    Only the main thread receives interrupts: in another thread such an error came from a tokenizer or a constraint.
     """
 
     __slots__ = ("_sequence",)
@@ -276,11 +282,11 @@ class alone:  # noqa: N801
             return False
         if isinstance(error, KeyboardInterrupt | SystemExit) and current_thread() is main_thread():
             return False
-        self._sequence.fail(error)  # a tokenizer's panic is no Exception
+        self._sequence.fail(error)  # every BaseException: a tokenizer's panic is no Exception
         return True
 
 
 def _clock(loop: CountingLoop) -> tuple[float, float, float]:
-    """Seconds: now, and spent so far in the draft and in the target."""
+    """Return the time now, and the draft's and the target's seconds so far."""
     draft = loop.draft_executor
     return time.perf_counter(), draft.seconds if draft else 0.0, loop.target.seconds

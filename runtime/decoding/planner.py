@@ -1,4 +1,4 @@
-"""Who drafts in a round and what came of it, on the host and on a device alike: limits, metrics and the policy."""
+"""Plans which sequences draft in a round and records the results, for both loops: limits, metrics and the policy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 @dataclass(slots=True)
 class Planner:
-    """The operator's limits hold whatever requests ask for; `max_nodes`: of a sequence's part of a step.
+    """Applies the operator's limits, whatever requests ask for. `max_nodes`: a sequence's maximum nodes in a step.
 
-    `now`: the limits of the rounds to come, any thread's to set; those it was made with decide what is refused.
+    `now`: the limits of the next rounds, which any thread may set. Requests are refused by `limits`, the initial ones.
     """
 
     limits: Limits = NO_LIMITS
@@ -25,14 +25,14 @@ class Planner:
         self.now = self.limits
 
     def limit(self, limits: Limits) -> None:
-        """From the next round on; raises OptionError for more nodes than it was made for, which steps may lack."""
+        """Set the limits of the next rounds; raises OptionError for more nodes than at first: steps may lack room."""
         most, asked = self.limits.max_draft_tokens, limits.max_draft_tokens
         if most is not None and asked is not None and asked > most:
             raise OptionError(f"max_draft_tokens {asked} is more than {most}, what the engine was loaded with")
         self.now = limits if asked is not None else replace(limits, max_draft_tokens=most)
 
     def check(self, sequence: Sequence) -> None:
-        """Raises OptionError for a sequence that asks for a larger tree than is allowed."""
+        """Raise OptionError for a sequence that asks for a larger tree than is allowed."""
         max_nodes, tree = self.limits.max_draft_tokens, sequence.tree
         if max_nodes is not None and tree and tree.nodes > max_nodes and sequence.params.speculation != "auto":
             raise OptionError(
@@ -40,7 +40,7 @@ class Planner:
             )
 
     def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
-        """Who drafts in this round, their trees' shapes within the limits."""
+        """Return the sequences that draft in this round, with the shapes of their trees limited."""
         drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
         for sequence in drafting:
             sequence.limit_tree(now, len(drafting), self.max_nodes)
@@ -55,11 +55,15 @@ class Planner:
         levels: int | None = None,
         unsettled: Seq[int] = (),
     ) -> None:
-        """Note what came of a round that drafted.
+        """Record the result of a round in a sequence's metrics and policy.
 
-        nodes: of the tree, the root not counted; path: the accepted ones, the root first; token: the first that was
-        emitted; levels: of the tree below the root, where that is known; unsettled: the accepted node, if there is one,
-        whose own choice was left to the next round.
+        Args:
+            sequence: A sequence that was to draft.
+            nodes: Nodes of its tree, the root not counted.
+            path: The accepted nodes, the root first.
+            token: The first emitted token.
+            levels: Levels of the tree below the root; None: not known.
+            unsettled: The accepted node, if any, whose own choice was left to the next round.
         """
         told = sequence.metrics.speculative_decoding
         if nodes:

@@ -1,6 +1,6 @@
-"""Texts read by steps of the target, a chunk at a time: prompts, and texts whose logits are wanted.
+"""Prefill: the target runs texts in chunks, for prompts and for texts whose logits are wanted.
 
-A chunk is a long chain whose nodes are accepted unseen.
+A chunk is a long chain whose nodes are accepted without a check.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Logits = NDArray[np.float32]
 
 
 class Reader:
-    """Reads chunks of at most `chunk` tokens, of `lone_chunk` where one sequence alone runs."""
+    """Prefills chunks of at most `chunk` tokens, or `lone_chunk` when only one sequence runs."""
 
     def __init__(self, target: Executor, emission: Emission, chunk: int, lone_chunk: int | None = None) -> None:
         self._target, self._emission, self.chunk, self._lone_chunk = target, emission, chunk, lone_chunk or chunk
 
     def next_chunk(self, sequence: Sequence, alone: bool) -> Tree:
-        """The next tokens of a prompt; of one that is read, the root alone."""
+        """Return the next chunk of a prompt; the root alone if the prompt is prefilled."""
         if sequence.decodes:
             return Tree([sequence.tokens[-1]])
         return Tree.chain(sequence.tokens[sequence.cached :][: self._lone_chunk if alone else self.chunk])
 
     def chunks(self, reading: Seq[Sequence], rows: int, alone: bool) -> list[Tree]:
-        """The next chunks of prompts that share so many rows of a step, each as many as another where it has them."""
+        """Return the next chunks of prompts that share `rows` rows of a step evenly, as far as each has tokens."""
         most = self._lone_chunk if alone else self.chunk
         wanted = [min(sequence.pending, most) for sequence in reading]
         return [Tree.chain(s.tokens[s.cached :][:size]) for s, size in zip(reading, fair(wanted, rows), strict=True)]
 
     def run(self, sequences: Seq[Sequence]) -> None:
-        """A chunk of each prompt, in a step of their own; after its last one a sequence has its first token."""
+        """Prefill a chunk of each prompt in a step without drafts; a prompt that ends here emits its first token."""
         chunks = [self.next_chunk(sequence, len(sequences) == 1) for sequence in sequences]
         with nvtx.range("verify"):
             logits = self._target.step([step_input(s, chunk) for s, chunk in zip(sequences, chunks, strict=True)])
@@ -57,9 +57,9 @@ class Reader:
             self._emission.emit(sequence, self._emission.choose(sequence, logits[-1], sequence.cached - 1))
 
     def logits(self, tokens: list[int], count: int, size: int) -> Logits:
-        """The target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
+        """Return the target's logits after each of the last `count` tokens of a text, `float32[count, V]`.
 
-        Read into slot 0, at most `size` tokens a step.
+        The text is prefilled into slot 0, at most `size` tokens a step.
         """
         return np.concatenate(list(self._rows(tokens, count, size)))
 
@@ -72,7 +72,7 @@ class Reader:
 
 
 def fair(wanted: Seq[int], rows: int) -> list[int]:
-    """`rows` among those who want so many each: nobody has fewer than another unless it wants no more; 1 at least."""
+    """Divide `rows` evenly among chunks that want so many each; what one leaves goes to others. At least 1 each."""
     given, left = [0] * len(wanted), rows
     order = sorted(range(len(wanted)), key=lambda at: wanted[at])
     for number, at in enumerate(order):
@@ -82,9 +82,10 @@ def fair(wanted: Seq[int], rows: int) -> list[int]:
 
 
 def step_input(sequence: Sequence, tree: Tree) -> StepInput:
-    """A tree as the executor takes it: rows from the committed ones on, logits for what will be decided.
+    """Return a tree as the executor takes it, with rows from the first uncommitted one on.
 
-    What is to be computed again comes before it, as a chain.
+    Tokens to recompute come before the tree, as a chain. Logits are wanted for every node of a drafted tree, but in
+    prefill only for the prompt's last token.
     """
     start = sequence.cached
     if not sequence.decodes:
@@ -98,7 +99,7 @@ def step_input(sequence: Sequence, tree: Tree) -> StepInput:
 
 
 def _behind(chain: int, visible: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """What nodes see where a chain of so many comes before them all."""
+    """Return the mask of a tree behind a chain of `chain` nodes, which all of its nodes see."""
     if not chain:
         return visible
     whole = np.tri(chain + len(visible), dtype=np.bool_)

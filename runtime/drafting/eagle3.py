@@ -1,4 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): a head of one layer that drafts from the target's own hidden states."""
+"""EAGLE-3 (arXiv 2503.01840): a head of one layer that drafts from the target's hidden states."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from .model import ModelDrafter, Text
 
 
 class EagleDrafter(ModelDrafter):
-    """Row i of its cache pairs what the target made of token i with token i + 1, at position i.
+    """Drafts with an EAGLE-3 head.
 
-    So it has a row less than the text has tokens, and its last row says what follows the root. Drafted nodes go on from
-    the head's own hidden states; once they are accepted, the rows are computed anew from the target's.
+    Row i of its cache combines the target's hidden state of token i with token i + 1, at position i. So the cache has
+    one row fewer than the text has tokens, and its last row predicts what follows the root. Drafted nodes continue from
+    the head's own hidden states; once they are accepted, their rows are recomputed from the target's.
     """
 
     def __init__(
@@ -30,11 +31,11 @@ class EagleDrafter(ModelDrafter):
         self._target = target
 
     def again(self, overlap: bool = False) -> Self:
-        """See `ModelDrafter.again`. It cannot draft ahead of what the target has computed."""
+        """See `ModelDrafter.again`; never overlaps, as the head cannot draft ahead of the target's hidden states."""
         return type(self)(self.executor, self._chunk, self._target, self._tokens)
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
-        """A tree per sequence, the root alone after a text of one token: the target has said nothing yet."""
+        """Return a tree per sequence; the root alone after a text of one token, which has no hidden state yet."""
         drafted = iter(super().propose([s for s in sequences if len(s.tokens) > 1]))
         return [next(drafted) if len(s.tokens) > 1 else Tree([s.tokens[-1]]) for s in sequences]
 
@@ -52,15 +53,15 @@ class EagleDrafter(ModelDrafter):
 
     def _level(self, text: Text) -> StepInput:
         step_input, growth = super()._level(text), text.growth
-        above = [growth.rows[growth.pool.parents[node]] for node in growth.frontier]  # −1: the root, the row before
+        above = [growth.rows[growth.pool.parents[node]] for node in growth.frontier]  # −1: the last committed row
         step_input.hidden = self.executor.hidden(text.slot)[step_input.committed + np.array(above)]
         return step_input
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
-        """Forget the drafted rows; see the class."""
+        """Forget the drafted rows, which are recomputed; see the class."""
         self._growth.pop(sequence.slot, None)
         self.executor.commit(sequence.slot, (), self.cached[sequence.slot])
 
     def keep(self, slot: int, source: int, rows: int) -> None:
-        """Keep what the cache has of these rows; the last one's depends on the token after it."""
+        """See `Drafter.keep`; the last row is not kept, as it depends on the token after it."""
         super().keep(slot, source, max(rows - 1, 0))

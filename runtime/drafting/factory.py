@@ -1,4 +1,4 @@
-"""The drafter that a bundle's draft is made for, by its kind, and the habits that it brings."""
+"""Makes the drafter for the kind of a bundle's draft, and loads the bundle's habits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ from .pard import PardDrafter
 
 
 def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int, overlap: bool) -> ModelDrafter:
-    """`chunk`: nodes of a step of the draft at most. `overlap`: it drafts ahead, where its kind can.
+    """Return the drafter for the kind of a bundle's draft.
 
-    Raises BundleError for tokens of its head that are none.
+    Args:
+        bundle: The bundle.
+        draft: Executor of the draft.
+        target: Executor of the target, whose hidden states an EAGLE-3 head reads.
+        chunk: Maximum nodes of a text in a step of the draft.
+        overlap: Whether it goes on drafting while the target verifies; ignored by kinds that cannot.
+
+    Raises:
+        BundleError: If the token ids of the draft's columns are invalid.
     """
     record, tokens = bundle.manifest.models["draft"], _tokens(bundle)
     if record.kind == "eagle3":
@@ -31,7 +39,7 @@ def drafter_of(bundle: Bundle, draft: Executor, target: Executor, chunk: int, ov
 
 
 def habits_of(bundle: Bundle) -> Habits:
-    """To begin with: what common texts say, where a bundle brings that; raises BundleError."""
+    """Return the initial habits, with the bundle's statistics of common texts if there are any; raises BundleError."""
     if FILE not in bundle.manifest.files:
         return Habits()
     try:
@@ -42,7 +50,7 @@ def habits_of(bundle: Bundle) -> Habits:
 
 
 def _tokens(bundle: Bundle) -> NDArray[np.int64] | None:
-    """The token of each column of the draft's logits."""
+    """Return the token id of each column of the draft's logits; None: the column's number."""
     record, vocabulary = bundle.manifest.models["draft"], bundle.manifest.models["target"].vocab_size
     if record.tokens is None:
         return None

@@ -1,7 +1,7 @@
-"""Habits: what the target last said after one or two tokens, in any text; drafts where a step has a row to spare.
+"""Habits: what the target last emitted after one or two tokens, in any text, as a draft that needs no model.
 
-Source: Luo et al., "Token Recycling" (arXiv 2408.08696); of this, one candidate is kept, and of two tokens too. What
-common texts say comes with the bundle, for an engine that has no habits yet.
+Source: Luo et al., "Token Recycling" (arXiv 2408.08696); here with one candidate for each key, and keys of two tokens
+too. Statistics of common texts come with the bundle, for an engine that has no habits yet.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from specbuild.runtime.checked_json import checked
 from specbuild.runtime.errors import BundleError
 
 FILE = "habits.json"
-SLOTS = 1 << 16  # a megabyte, whatever is learnt; what is new takes an older one's place
-LONGEST = 8  # tokens that are recalled at once
+SLOTS = 1 << 16  # entries, a megabyte in all; a new one replaces an older one
+LONGEST = 8  # maximum tokens recalled at once
 _NONE = -1
 _Before = Annotated[list[Annotated[int, Meta(ge=-1, lt=1 << 31)]], Meta(max_length=1 << 20)]
 _Tokens = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 31)]], Meta(max_length=1 << 20)]
@@ -36,14 +36,14 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """What common texts say: keys `int64[N]` of one or two tokens, ascending, and what follows each, `int64[N]`."""
+    """Statistics of common texts: ascending keys `int64[N]` of one or two tokens, and what follows each, `int64[N]`."""
 
     keys: NDArray[np.int64]
     next: NDArray[np.int64]
 
     @classmethod
     def of(cls, record: Any, vocabulary: int) -> Common:
-        """From JSON, three lists; where `before` is −1, of one token. Raises BundleError for what is no such thing."""
+        """Read JSON of three lists; a `before` of −1 makes a key of one token. Raises BundleError if it is invalid."""
         try:
             found = checked(record, _Record)
             before, last, follows = (np.array(x, np.int64) for x in (found.before, found.last, found.next))
@@ -56,27 +56,27 @@ class Common:
         return cls(keys[order], follows[order])
 
     def after(self, tokens: Seq[int]) -> int | None:
-        """What mostly follows one or two tokens."""
+        """Return what mostly follows one or two tokens; None: not known."""
         key = tokens[-1] if len(tokens) < 2 else (tokens[-2] + 1) << 32 | tokens[-1]
         at = int(self.keys.searchsorted(key))
         return int(self.next[at]) if at < len(self.keys) and self.keys[at] == key else None
 
 
 class Habits:
-    """By salt, so that no request learns what others were told whose cached prompts it may not use either."""
+    """Habits, kept apart by cache salt so that no request learns from texts whose cached prefixes it may not use."""
 
     def __init__(self, common: Common | None = None, slots: int = SLOTS) -> None:
         self.common = common
         self._keys, self._next = array("q", [_NONE]) * slots, array("q", [_NONE]) * slots
 
     def fresh(self) -> Habits:
-        """Others, that have learnt nothing yet."""
+        """Return habits that have learnt nothing yet, with the same statistics."""
         return Habits(self.common, len(self._keys))
 
     def guess(self, tokens: Seq[int], salt: str | None, here: int) -> int | None:
-        """What is likely to follow a text. `here`: what its last token led to earlier in it, negative: nothing.
+        """Return what is likely to follow a text; `here`: what its last token led to earlier in it, negative: nothing.
 
-        What two tokens led to is surer than what one did; and what the target said, than what others say.
+        Two tokens tell more than one, and what the target emitted tells more than common texts. None: nothing is known.
         """
         last, common = tokens[-2:], self.common
         token = self.after(last, salt)
@@ -89,7 +89,7 @@ class Habits:
         return common.after(last[-1:]) if token is None and common else token
 
     def recall(self, tokens: Seq[int], salt: str | None) -> list[int]:
-        """What the target said after a text's last two tokens, as far as it is known, at most LONGEST tokens."""
+        """Return what the target emitted after a text's last two tokens, as far as known, at most LONGEST tokens."""
         last, found = tokens[-2:], list[int]()
         while len(found) < LONGEST and (token := self.after(last, salt)) is not None:
             found.append(token)
@@ -97,13 +97,13 @@ class Habits:
         return found
 
     def after(self, tokens: Seq[int], salt: str | None) -> int | None:
-        """What followed one or two tokens the last time."""
+        """Return what followed one or two tokens the last time; None: not known."""
         key = _key(tokens, salt)
         slot = key % len(self._keys)
         return self._next[slot] if self._keys[slot] == key and self._next[slot] != _NONE else None
 
     def learn(self, tokens: Seq[int], count: int, salt: str | None) -> None:
-        """The last `count` tokens of a text are new."""
+        """Learn from the last `count` tokens of a text."""
         for place in range(max(len(tokens) - count, 2), len(tokens)):
             for longest in (1, 2):
                 key = _key(tokens[place - longest : place], salt)

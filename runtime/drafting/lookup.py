@@ -1,8 +1,8 @@
-"""Prompt lookup: drafts what followed the last tokens' earlier occurrences; needs no model.
+"""Prompt lookup: drafts what followed earlier occurrences of the text's last tokens; needs no model.
 
 Source: Saxena, "Prompt Lookup Decoding" (2023); the n-gram drafter of vLLM and transformers. Two things differ: the
-longest match comes first, whatever its length, and a continuation that reaches the end of the text goes on through
-itself, so that a loop is drafted to any depth.
+longest match comes first, whatever its length, and a continuation that reaches the end of the text goes on with what it
+has drafted, so that a loop is drafted to any depth.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from specbuild.runtime.speculation.tree import Tree, TreeSpec
 
 from .habits import Habits
 
-LONGEST = 12  # tokens compared at most
+LONGEST = 12  # maximum tokens compared
 SURE = 4  # tokens that must match for the text to count as repeating itself
-SURE_GREEDY = 2  # at temperature 0, where texts repeat themselves sooner and longer
+SURE_GREEDY = 2  # the same at temperature 0, where texts repeat themselves sooner and longer
 _MAX_MATCHES = 32
 
 
 def from_text(
     sequence: Sequence, batch: int, looks_up: bool = True, drafts: bool = True, habits: Habits | None = None
 ) -> Tree | None:
-    """The text's own continuation, or the root alone where nothing is worth drafting; None: the model is asked.
+    """Return the text's own continuation, or the root alone if nothing is worth drafting; None: ask the model.
 
-    batch: how many sequences draft in this round. looks_up: False never takes the text's. drafts: whether there is a
-    model; without one the continuations of the best matches make a tree of the asked shape. habits: see `look`.
+    Args:
+        sequence: The sequence to draft for.
+        batch: How many sequences draft in this round.
+        looks_up: Whether the text's repetitions are drafted.
+        drafts: Whether there is a model; without one, the best matches' continuations make a tree of the asked shape.
+        habits: See `look`.
     """
     history, shape, policy = sequence.history, sequence.shape, sequence.policy
     if not shape:
@@ -47,9 +51,9 @@ def from_text(
 
 
 def look(sequence: Sequence, policy: SequencePolicy, looks_up: bool, habits: Habits | None = None) -> tuple[int, int]:
-    """Where the text's continuation begins, and how many tokens before it match; the policy watches its first.
+    """Return where the text's continuation begins and how many tokens before it match; the policy gets its first token.
 
-    habits: what continues the text, as `policy.recalled`, where less than two tokens of it match.
+    `habits` continue the text, as `policy.recalled`, if fewer than two tokens match.
     """
     history = sequence.history
     start, matched = longest(history) if looks_up else (0, 0)
@@ -59,17 +63,17 @@ def look(sequence: Sequence, policy: SequencePolicy, looks_up: bool, habits: Hab
     policy.guess = policy.recalled[0] if policy.recalled else int(history[start]) if matched else -1
     watched = [policy.guess]
     if policy.guess >= 0 and sequence.sampler.foresees and sequence.sampler.follow((), watched, 1) != watched:
-        matched, policy.guess, policy.recalled = 0, -1, []  # its constraint forbids it
+        matched, policy.guess, policy.recalled = 0, -1, []  # the constraint forbids the guess
     return start, matched
 
 
 def room(sequence: Sequence) -> int:
-    """Nodes that may be drafted: before the text's end, and in its part of a step."""
+    """Return how many nodes may be drafted, before the text's end and within the sequence's part of a step."""
     return min(sequence.limit - len(sequence.tokens) - 1, sequence.room)
 
 
 def decided(sequence: Sequence, policy: SequencePolicy, shape: TreeSpec, start: int) -> Tree | None:
-    """The continuation that was decided for, from `start` on; None: the model is asked."""
+    """Return the continuation that the policy decided on, from `start` on; None: ask the model."""
     if policy.now.kind in ("model", "probe"):
         return None
     nodes = policy.now.nodes
@@ -81,7 +85,7 @@ def decided(sequence: Sequence, policy: SequencePolicy, shape: TreeSpec, start: 
 
 
 def forced(sequence: Sequence, shape: TreeSpec, batch: int) -> Tree | None:
-    """What has to come, whatever a model would say, as a chain; None where that is nothing. See `from_text`."""
+    """Return the tokens about which the constraint leaves no choice, as a chain, or None. See `from_text`."""
     policy, nodes = sequence.policy, min(shape.nodes, room(sequence))
     found = sequence.sampler.follow((), (), min(nodes, policy.force(batch, nodes)) if policy else nodes)
     if found and policy:
@@ -90,7 +94,7 @@ def forced(sequence: Sequence, shape: TreeSpec, batch: int) -> Tree | None:
 
 
 def follow(sequence: Sequence, tree: Tree, nodes: int) -> Tree:
-    """A tree without what its constraint forbids, each branch with what has to come after it, up to `nodes`."""
+    """Return a tree without what its constraint forbids, each branch extended by forced tokens, up to `nodes`."""
     if not sequence.sampler.foresees or len(tree) == 1:
         return tree
     grown, children, found = Tree(tree.tokens[:1]), dict[tuple[int, int], int](), list[int]()
@@ -103,7 +107,7 @@ def follow(sequence: Sequence, tree: Tree, nodes: int) -> Tree:
                     break
                 children[node, token] = grown.add(token, node)
             node = children[node, token]
-    if sequence.policy:  # its trees are chains
+    if sequence.policy:  # with a policy, trees are chains
         drafted = tree.tokens[1:]
         same = next((at for at, pair in enumerate(zip(drafted, found, strict=False)) if pair[0] != pair[1]), None)
         sequence.policy.follow(min(len(drafted), len(found)) if same is None else same, len(found))
@@ -111,9 +115,9 @@ def follow(sequence: Sequence, tree: Tree, nodes: int) -> Tree:
 
 
 def lookup(history: NDArray[np.int64], spec: TreeSpec) -> Tree:
-    """The tree of continuations: at most `branch` matches, `width` nodes a level, `nodes` in all.
+    """Return the tree of continuations: at most `branch` matches, `width` nodes a level, `nodes` in all.
 
-    A match of SURE tokens may fill a best:N tree alone, deeper than its levels.
+    A match of SURE tokens may fill a best:N tree alone, as a chain deeper than its levels.
     """
     tree = Tree([int(history[-1])])
     children: dict[tuple[int, int], int] = {}
@@ -132,7 +136,7 @@ def lookup(history: NDArray[np.int64], spec: TreeSpec) -> Tree:
 
 
 def repeats(history: NDArray[np.int64], spec: TreeSpec, sure: int) -> Tree | None:
-    """The continuation of a text whose last `sure` tokens have occurred before, as a chain that fills the tree."""
+    """Return the continuation as a chain that fills the tree; None unless the last `sure` tokens occurred before."""
     found = matches(history, 1) if spec.fills_with_chain else []
     if not found or found[0][1] < sure:
         return None
@@ -140,9 +144,9 @@ def repeats(history: NDArray[np.int64], spec: TreeSpec, sure: int) -> Tree | Non
 
 
 def matches(history: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
-    """Earlier occurrences of the text's end: (where the text went on after it, tokens that match), best first.
+    """Return earlier occurrences of the text's end, best first: (index of the token after it, tokens that match).
 
-    The longest match is best, the most recent among equals.
+    The longest match is best; among equals, the most recent one.
     """
     ends = np.flatnonzero(history[:-1] == history[-1])
     nested = [ends]
@@ -162,7 +166,7 @@ def matches(history: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
 
 
 def longest(history: NDArray[np.int64]) -> tuple[int, int]:
-    """The best of `matches`; zeros where there is none."""
+    """Return the best of `matches`; (0, 0) if there is none."""
     ends, most, length = np.flatnonzero(history[:-1] == history[-1]), min(LONGEST, len(history) - 1), 1
     if not ends.size:
         return 0, 0
@@ -179,7 +183,7 @@ def longest(history: NDArray[np.int64]) -> tuple[int, int]:
 
 
 def continuation(history: NDArray[np.int64], start: int, count: int) -> list[int]:
-    """`count` tokens from `start` on; past the end of the text, what was just drafted."""
+    """Return `count` tokens from `start` on; past the end of the text, those just drafted are repeated."""
     tokens: list[int] = history[start : start + count].tolist()
     period = len(history) - start
     while len(tokens) < count:

@@ -1,7 +1,7 @@
-"""Lookup where the text repeats itself, and the draft model elsewhere, if there is one.
+"""Lookup where the text repeats itself, and elsewhere the draft model, if there is one.
 
-A loop, a quotation or an edit is continued from the text for nothing, and deeper than a model's tree would go; the
-model is asked for all the rest, and catches up when it is. A plain step that has a row to spare drafts out of habit.
+A loop, a quotation or an edit is continued from the text at no cost, and deeper than a model's tree would go. The model
+drafts the rest, and its cache catches up when it is asked. A plain step with a row to spare drafts from habits.
 """
 
 from __future__ import annotations
@@ -21,24 +21,30 @@ from .model import ModelDrafter
 
 
 class LookupDrafter:
-    """With a model: lookup where the last few tokens have occurred before and a chain fills the asked tree.
+    """Drafts from the text first; the model, if there is one, drafts where the text does not repeat itself.
 
-    Without one: the continuations of the best matches, merged into a tree of the asked shape; the root alone where
-    none is.
+    With a model: lookup if the last few tokens have occurred before and a chain fills the asked tree. Without one: the
+    continuations of the best matches, merged into a tree of the asked shape; the root alone if there is no match.
     """
 
     def __init__(self, model: ModelDrafter | None = None, looks_up: bool = True, habits: Habits | None = None) -> None:
-        """`looks_up`: False leaves it all to the model. `habits`: to begin with."""
+        """Make a drafter with or without a model.
+
+        Args:
+            model: Drafts where the text does not repeat itself; None: nothing does.
+            looks_up: Whether texts are continued from themselves; False leaves drafting to the model.
+            habits: The initial habits; None: empty ones.
+        """
         self.model, self._looks_up, self.habits = model, looks_up, habits or Habits()
-        self._repeating: set[int] = set()  # slots whose tree is the text's own
+        self._repeating: set[int] = set()  # slots whose tree came from the text
 
     @property
     def executor(self) -> Executor | None:
-        """The draft model; None where there is none."""
+        """The executor of the draft model; None if there is none."""
         return self.model.executor if self.model else None
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
-        """A tree per sequence, from the text or from the model."""
+        """Return a tree per sequence, from the text or from the model."""
         trees = self._from_texts(sequences)
         self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
         if self._looks_up:
@@ -51,7 +57,7 @@ class LookupDrafter:
         return [tree or next(drafted) for tree in trees]
 
     def _from_texts(self, sequences: Seq[Sequence]) -> list[Tree | None]:
-        """From texts alone; None: the model is asked. Those that have a policy are decided together."""
+        """Return trees from texts alone; None: ask the model. Sequences with a policy are decided together."""
         deciding = [(s, s.policy, s.shape) for s in sequences if s.policy and s.shape]
         if self.model:
             for sequence, policy, _ in deciding:
@@ -83,26 +89,26 @@ class LookupDrafter:
             policy.fill()
 
     def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
-        """The model drafts ahead where it was asked."""
+        """See `Drafter.ahead`; the model drafts ahead where it was asked."""
         return self.model.ahead(sequences) if self.model else nullcontext()
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
-        """The model keeps its rows; the text is its own state, and becomes habit."""
+        """See `Drafter.commit`; habits learn the accepted tokens, and the model keeps its rows if it drafted."""
         self.habits.learn(sequence.tokens, len(path), sequence.params.cache_salt)
         if self.model and sequence.slot not in self._repeating:
             self.model.commit(sequence, path)
 
     def keep(self, slot: int, source: int, rows: int) -> None:
-        """The model keeps what it has."""
+        """See `Drafter.keep`; only the model has rows."""
         if self.model:
             self.model.keep(slot, source, rows)
 
     def release(self, slot: int) -> None:
-        """Forget a slot."""
+        """See `Drafter.release`."""
         if self.model:
             self.model.release(slot)
 
     def close(self) -> None:
-        """Free the draft."""
+        """Free the draft model."""
         if self.model:
             self.model.close()

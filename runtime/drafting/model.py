@@ -1,4 +1,4 @@
-"""Drafters: whatever proposes a round's trees."""
+"""Drafters, which propose a round's trees: their protocols, and the one that runs a draft model."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from specbuild.runtime.speculation.tree_growth import Growth, best_tokens, likel
 
 DrafterName = Literal["model", "ngram"]
 Share = Callable[[Seq[tuple[SequencePolicy, Seq[float]]]], None]
-PATIENCE = 4  # tokens outside top-p the draft passes over before it stops looking for children
+PATIENCE = 4  # tokens outside top-p that the draft skips before it stops looking for children
 ONE = TreeSpec.parse("chain:1")
 
 
 class KeepsRows(Protocol):
-    """Whoever drafts with a cache of its own, slot by slot as the target's."""
+    """The holder of a draft's cache, which has the same slots as the target's."""
 
     @property
     def executor(self) -> Executor | None:
-        """The model that drafts; None where none does."""
+        """The executor of the draft model; None if no model drafts."""
         ...
 
     def keep(self, slot: int, source: int, rows: int) -> None:
-        """A slot's new sequence begins with the first `rows` tokens of what is, or was last, in slot `source`."""
+        """Set up a slot whose new sequence begins with the first `rows` tokens of slot `source`'s last text."""
         ...
 
     def release(self, slot: int) -> None:
-        """The sequence in this slot has ended."""
+        """Note that a slot's sequence has ended."""
         ...
 
 
@@ -49,25 +49,25 @@ class Drafter(KeepsRows, Protocol):
     """Proposes trees, and is told which path of each was accepted."""
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
-        """A tree per sequence, its root the sequence's last token; may be the root alone."""
+        """Return a tree per sequence, its root the sequence's last token; it may be the root alone."""
         ...
 
     def ahead(self, sequences: Seq[Sequence]) -> AbstractContextManager[None]:
-        """While inside, what the next round's trees might be; `sequences` were just proposed to."""
+        """Draft possible trees of the next round while inside; `sequences` were just proposed to."""
         ...
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
-        """`path`: the accepted nodes of the tree just proposed, the root first."""
+        """Note the accepted nodes of the tree just proposed; `path`: the nodes, the root first."""
         ...
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free what the drafter holds."""
         ...
 
 
 @dataclass(slots=True)
 class Text:
-    """What is drafted for: a sequence's tokens, or those of a guess how it goes on."""
+    """A text to draft for: a sequence's tokens, or a guess at how they go on."""
 
     slot: int
     tokens: list[int]
@@ -76,14 +76,12 @@ class Text:
 
 
 class ModelDrafter:
-    """A small language model, run level by level: only new nodes, keys and values in place.
+    """Drafts with a small language model, level by level: a step runs only new nodes, keys and values stay in place.
 
-    Its cache may be behind by the last accepted leaf, the bonus token and whatever was emitted while it was not
-    asked; it catches up before it drafts.
-
-    With `overlap` it drafts on while the target verifies, on a thread of its own, as if each tree's likeliest leaf came
-    true and the draft's own choice after it. Where that is what happens the next tree is there already. Else the
-    rows it shares with the text are kept, and the draft catches up with the others.
+    Its cache may lack the last accepted leaf, the bonus token and what was emitted while it was not asked; it catches
+    up before it drafts. With `overlap` it drafts on, in a thread of its own, while the target verifies, as if each
+    tree's likeliest leaf came true and the draft's own choice after it. If that happens, the next tree is ready.
+    Otherwise the rows that the guess shares with the text are kept, and the draft catches up with the rest.
     """
 
     def __init__(
@@ -94,29 +92,34 @@ class ModelDrafter:
         tokens: NDArray[np.int64] | None = None,
         cached: list[int] | None = None,
     ) -> None:
-        """`chunk`: nodes of a step at most. `tokens`: of each column of the logits; None: its number.
+        """Make a drafter over a loaded draft model.
 
-        cached: by slot, tokens whose rows are in the cache, of somebody else who drafts with the same model.
+        Args:
+            executor: Executor of the draft.
+            chunk: Maximum nodes of a text in a step.
+            overlap: Whether it goes on drafting while the target verifies.
+            tokens: Token id of each column of the logits; None: the column's number.
+            cached: By slot, tokens whose rows are cached, shared with another drafter of the same model; None: its own.
         """
         self.executor, self._chunk, self._tokens = executor, chunk, tokens
-        self.guessed = self.hit = 0  # rounds that were drafted ahead, and those that came to be
+        self.guessed = self.hit = 0  # rounds drafted ahead, and those of them that came true
         self.cached = cached or [0] * executor.batch_size  # per slot: tokens whose rows are committed
         self._growth: dict[int, Growth] = {}
         self._guesses: dict[int, Text] = {}
         self._thread = ThreadPoolExecutor(1, "specbuild-draft") if overlap else None
-        self.share: Share | None = None  # says how many nodes of each tree are verified; None: each policy does
-        self.live: LiveTimings | None = None  # is told what steps take; not of those beside the target's
+        self.share: Share | None = None  # decides how many nodes of each tree are verified; None: each policy does
+        self.live: LiveTimings | None = None  # is told what steps take, unless they overlap the target's
 
     def again(self, overlap: bool = False) -> Self:
-        """Another one of the same model, that knows of no text yet."""
+        """Return another drafter of the same model, which has seen no text yet."""
         return type(self)(self.executor, self._chunk, overlap, self._tokens)
 
     def growth(self, slot: int) -> Growth:
-        """How a slot's tree grew that was just proposed."""
+        """Return how the tree just proposed for a slot grew."""
         return self._growth[slot]
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
-        """Grow all sequences' trees together, a step of the draft a level."""
+        """Grow all sequences' trees together, one draft step for each level."""
         texts = [self._text(s, s.shape) for s in sequences if s.shape]
         self._grow([text for text in texts if not text.growth.depth])
         for text, sequence in zip(texts, (s for s in sequences if s.shape), strict=True):
@@ -136,7 +139,7 @@ class ModelDrafter:
         return Text(sequence.slot, sequence.tokens, sequence.sampler, growth)
 
     def _grow(self, growing: list[Text]) -> None:
-        """All levels of all texts' trees."""
+        """Grow all levels of all texts' trees."""
         logits = self._catch_up(growing) if growing else []
         while growing:
             for text, rows in zip(growing, logits, strict=True):
@@ -147,7 +150,7 @@ class ModelDrafter:
                     logits = self._step([self._level(text) for text in growing])
 
     def _catch_up(self, texts: Seq[Text]) -> list[NDArray[np.float32]]:
-        """Run what each text's cache is behind, its last token included; the logits after it."""
+        """Run what each text's cache lacks, its last token included, and return the logits after it."""
         while True:
             behind = [text for text in texts if self._behind(text) > self._chunk]
             if not behind:
@@ -163,21 +166,21 @@ class ModelDrafter:
         return logits
 
     def _behind(self, text: Text) -> int:
-        """Rows that a text's cache lacks."""
+        """Return how many rows a text's cache lacks."""
         return len(text.tokens) - self.cached[text.slot]
 
     def _last(self, text: Text) -> StepInput:
-        """The last chunk, after which the first level is known."""
+        """Return the last chunk, whose logits give the first level."""
         return self._chain(text, 1)
 
     def _chain(self, text: Text, logits: int) -> StepInput:
         start = self.cached[text.slot]
-        stop = min(len(text.tokens) - (not logits), start + self._chunk)  # the last token is for the last step
+        stop = min(len(text.tokens) - (not logits), start + self._chunk)  # the last token is left for the last step
         self.cached[text.slot] = stop
         return StepInput(text.slot, start, start, text.tokens[start:stop], range(start, stop), None, logits)
 
     def _level(self, text: Text) -> StepInput:
-        """The step input that runs a growth's frontier."""
+        """Return the step input that runs a growth's frontier."""
         growth, committed = text.growth, self.cached[text.slot]
         nodes, start = growth.frontier, committed + growth.run
         visible = growth.place()
@@ -186,10 +189,7 @@ class ModelDrafter:
         return StepInput(text.slot, start, committed, tokens, positions, visible, len(nodes))
 
     def _children(self, text: Text, logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The frontier's best children by the target's own processors and noise, and how likely each seems.
-
-        Under noise, the scores' softmax is a guess at how likely the target chooses the same.
-        """
+        """Return the frontier's best children by the target's own processors and noise, and their log likelihoods."""
         tokens, likely = self._best(text, logits)
         return tokens, text.growth.policy.log_chances(likely) if text.growth.policy else likely
 
@@ -210,11 +210,11 @@ class ModelDrafter:
             ranked = text.sampler.drafted(row, position, path, PATIENCE, branch)
             for j, (token, score) in enumerate(islice(ranked, branch)):
                 tokens[i, j], scores[i, j] = token, score
-        return tokens, likelihoods(scores)
+        return tokens, likelihoods(scores)  # under noise, a guess at how likely the target chooses the same
 
     @contextmanager
     def ahead(self, sequences: Seq[Sequence]) -> Iterator[None]:
-        """See `Drafter.ahead`. Its time is the target's."""
+        """See `Drafter.ahead`; the seconds are not counted, since the target runs meanwhile."""
         if self._thread is None:
             yield
             return
@@ -226,7 +226,7 @@ class ModelDrafter:
             self.executor.seconds = seconds
 
     def _guess(self, sequences: Seq[Sequence]) -> None:
-        """Draft what would follow the likeliest leaf of each tree, and the draft's own choice after that."""
+        """Draft what would follow the likeliest leaf of each tree and the draft's own choice after that."""
         guesses, drafted = list[Text](), {s.slot: s for s in sequences if s.slot in self._growth}
         for slot, sequence in drafted.items():
             growth = self._growth[slot]
@@ -248,7 +248,7 @@ class ModelDrafter:
         self.guessed += len(guesses)
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
-        """Keep the rows of the accepted nodes that were run; the root's is in place. See `Drafter.commit`."""
+        """See `Drafter.commit`; keeps the rows of accepted nodes that were run. The root's row is in place."""
         slot = sequence.slot
         growth, guess = self._growth.pop(slot), self._guesses.get(slot)
         if guess is None:
@@ -256,44 +256,44 @@ class ModelDrafter:
             self._move(slot, [growth.rows[kept[node]] for node in path[1:] if node < len(kept)])
             return
         before = guess.growth.before
-        same = len(guess.tokens) - len(before)  # what is guessed comes after that
+        same = len(guess.tokens) - len(before)  # tokens before the guess
         emitted = sequence.tokens[same:]
         for one, other in zip(before, emitted, strict=False):
             if one != other:
                 break
             same += 1
         self.cached[slot] = min(same, self.cached[slot])
-        ready = guess.growth.run if before == emitted else 0  # rows of the tree that is there already
+        ready = guess.growth.run if before == emitted else 0  # rows of the next tree, which is ready
         self.executor.commit(slot, (), self.cached[slot] + ready)
 
     def _move(self, slot: int, rows: Seq[int]) -> None:
-        """Move rows, counted from the committed ones, up to these; −1 where there is none."""
+        """Commit rows by moving them behind the committed ones, from which they are counted; −1: no row."""
         start = self.cached[slot]
         moved = [start + row for row in rows if row >= 0]
         self.executor.commit(slot, moved, start)
         self.cached[slot] = start + len(moved)
 
     def keep(self, slot: int, source: int, rows: int) -> None:
-        """Keep what the cache has of these rows; see `Drafter.keep`."""
+        """See `Drafter.keep`; keeps as many of the rows as the cache has."""
         self._guesses.pop(slot, None)
         self.cached[slot] = min(rows, self.cached[source])
         share_rows(self.executor, slot, source, self.cached[slot])
 
     def release(self, slot: int) -> None:
-        """Forget a slot's tree."""
+        """See `Drafter.release`; forgets the slot's tree."""
         self._growth.pop(slot, None)
         self._guesses.pop(slot, None)
         self.executor.commit(slot, (), self.cached[slot])
 
     def close(self) -> None:
-        """Free the draft."""
+        """Free the draft model."""
         if self._thread:
             self._thread.shutdown()
         self.executor.close()
 
 
 def spread(logits: NDArray[np.float32], tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.float32]:
-    """Logits `[n, columns]` by token, `[n, V]`: −inf where no column is the token's."""
+    """Return logits `[n, columns]` by token, `[n, V]`; −inf for tokens without a column."""
     full = np.full((len(logits), vocab_size), -np.inf, dtype=np.float32)
     full[:, tokens] = logits
     return full

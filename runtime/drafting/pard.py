@@ -1,4 +1,4 @@
-"""PARD (arXiv 2504.18583): a draft model that says several tokens in one pass, after masks for those between."""
+"""PARD (arXiv 2504.18583): a draft model that predicts several tokens in one pass, with masks for those in between."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .model import ModelDrafter, Text
 
 
 class PardDrafter(ModelDrafter):
-    """A tree of any depth costs one step: mask j stands for the token j after the root, and tells what follows it.
+    """Grows a tree of any depth in one step: mask j stands for token j after the root, and predicts what follows it.
 
     A level's candidates are the same below every node of the level above. The masks' rows are not kept.
     """
 
     def __init__(self, executor: Executor, chunk: int, mask: int, tokens: NDArray[np.int64] | None = None) -> None:
-        """`mask`: the token that stands for one not known yet."""
+        """`mask`: id of the token that stands for one not known yet."""
         super().__init__(executor, chunk, tokens=tokens)
         self._mask = mask
 
     def again(self, overlap: bool = False) -> Self:
-        """See `ModelDrafter.again`. There is no next pass to draft ahead."""
+        """See `ModelDrafter.again`; never overlaps, as there is no next pass to draft ahead."""
         return type(self)(self.executor, self._chunk, self._mask, self._tokens)
 
     def _grow(self, growing: list[Text]) -> None:
-        """All levels of all texts' trees, from one step."""
+        """Grow all levels of all texts' trees from one step."""
         for text, rows in zip(growing, self._catch_up(growing) if growing else [], strict=True):
             growth = text.growth
             while not growth.done:
@@ -51,5 +51,5 @@ class PardDrafter(ModelDrafter):
 
 
 def masks(levels: int) -> int:
-    """How many masks stand for the tokens of so many levels."""
+    """Return how many masks stand for the tokens of `levels` levels."""
     return levels - 1

@@ -1,1 +1,1 @@
-"""Queue, scheduler, handles, and the engines that a service embeds."""
+"""The queue, the scheduler, request handles, and the engines that a service embeds."""

@@ -1,4 +1,4 @@
-"""The one place that knows every part: it puts a bundle's models, whoever drafts and the policy around a loop."""
+"""Composition of an engine's parts: the only module that combines models, drafter, policy, loop and tokenizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("specbuild")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine is made of; `policy` is None where the bundle was never tuned."""
+    """The parts of an engine; `policy` is None if the bundle was never tuned."""
 
     tokenizer: Tokenizer
     loop: Loop
@@ -42,9 +42,18 @@ class Parts:
 
 
 def compose(bundle: Bundle, options: LoadOptions) -> Parts:
-    """Load a bundle's models; raises BundleError, OptionError and ExecutionError.
+    """Load a bundle's models and put them together.
 
-    Every file's hash is right before any library is given one of them.
+    Every file's hash is checked before any library is given one of the files.
+
+    Args:
+        bundle: The bundle to load.
+        options: How to load it; checked against the bundle first.
+
+    Raises:
+        BundleError: A file is damaged, or a tree in the bundle does not fit it.
+        OptionError: An option does not suit the bundle, or memory does not suffice.
+        ExecutionError: A model cannot be loaded here, for example without a GPU.
     """
     options.check(bundle)
     manifest = bundle.manifest
@@ -58,7 +67,7 @@ def compose(bundle: Bundle, options: LoadOptions) -> Parts:
 
 
 def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | None]:
-    """A loop over a bundle's models on this CPU, and its policy where it was tuned."""
+    """Return a loop over a bundle's models on this CPU, and its policy if the bundle was tuned."""
     from specbuild.runtime.backends.cpu.load import PROMPT_CHUNK, keep_to_class, load_model
 
     manifest, threads, model = bundle.manifest, options.threads or cores(), None
@@ -89,7 +98,7 @@ def cpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[HostLoop, Policy | N
 
 
 def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy | None]:
-    """A loop over a bundle's models on the first GPU, and its policy; on any error nothing stays there."""
+    """Return a loop over a bundle's models on the first GPU, and its policy; on an error all GPU memory is freed."""
     from specbuild.runtime.backends.gpu.exactness import find
     from specbuild.runtime.backends.gpu.load import Placement, loaded
     from specbuild.runtime.backends.kernels.cubins import find_kernels
@@ -119,12 +128,12 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
 
 
 def _drafts(bundle: Bundle, options: LoadOptions) -> bool:
-    """Whether a model drafts."""
+    """Return whether a draft model is loaded."""
     return options.drafter != "ngram" and "draft" in bundle.manifest.models
 
 
 def tokenizer_of(bundle: Bundle, chat_template: str | None) -> Tokenizer:
-    """With another chat template than the bundle's where one is given; raises OptionError where that is none."""
+    """Return the bundle's tokenizer, with `chat_template` if given; raise OptionError if that is no valid template."""
     manifest = bundle.manifest
     template = bundle.read(manifest.chat_template, TEMPLATE_BYTES) if manifest.chat_template else None
     try:
@@ -142,7 +151,7 @@ def tokenizer_of(bundle: Bundle, chat_template: str | None) -> Tokenizer:
 
 
 def _check_tree(bundle: Bundle, tree: str, name: str) -> None:
-    """Raises BundleError for a tree that is none, or that the bundle cannot verify."""
+    """Raise BundleError if `tree`, read from the file `name`, does not parse or the bundle cannot verify it."""
     try:
         TreeSpec.parse(tree).check(bundle.manifest.buckets[-1])
     except OptionError as error:
@@ -150,9 +159,9 @@ def _check_tree(bundle: Bundle, tree: str, name: str) -> None:
 
 
 def _policy(bundle: Bundle, options: LoadOptions, target: Executor, free: int = 0) -> Policy | None:
-    """By the bundle's timing table; None where it was never tuned. Warns of a table that is of another machine.
+    """Return the policy for the bundle's timing table, or None if the bundle was never tuned.
 
-    `free`: see `Policy`.
+    Warn if the table was measured on another machine or with another thread count. `free`: see `Policy`.
     """
     if FILE not in bundle.manifest.files:
         if options.limits.min_expected_speedup > 1:

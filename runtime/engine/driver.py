@@ -1,4 +1,4 @@
-"""The worker's side of a scheduler: rounds while there is work, and an end for every request whatever goes wrong."""
+"""The worker's side of the scheduler: it runs rounds while there is work, and ends every request whatever fails."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .health import Pulse
 from .observer import Observer
 from .worker import Worker
 
-_LONG = 3600.0  # seconds that a wait takes at most: clocks of threads end somewhere
-_LOOK = 1.0  # seconds between two looks at a worker that is stuck
+_LONG = 3600.0  # maximum seconds of one wait: thread clocks have an upper limit
+_LOOK = 1.0  # maximum seconds between two checks of a stuck worker
 _log = logging.getLogger("specbuild")
 
 
 def by_priority(handle: Handle) -> int:
-    """Lower goes first."""
+    """Return the sort key of a request: its priority, where lower goes first."""
     return handle.sequence.params.priority
 
 
 class Driver:
-    """See `Scheduler`, which is the callers' side of it, and `Driven`.
+    """The worker's side of the scheduler (see `Driven`); its subclass `Scheduler` is the callers' side.
 
-    The lock is never held while a model runs, while a text is made, or while anybody is woken.
+    The lock is never held while a model runs, while text is decoded, or while a waiting caller is woken.
     """
 
     def __init__(
@@ -46,22 +46,22 @@ class Driver:
         self.closed = self.draining = False
         self.free, self.active = list(range(slots)), list[Handle]()
         self.waiting, self.overflow = deque[Handle](), deque[Handle]()
-        self._promised = dict[int, Sequence]()  # by identity: what windows will submit
+        self._promised = dict[int, Sequence]()  # by id(): sequences that windows will submit
         self._loop, self._observer, self._pulse = loop, observer, Pulse(clock)
         self._lock = threading.RLock()
-        self._quiet = threading.Condition(self._lock)  # exclusive sections wait for nothing being active
-        self._woken = deque[Handle]()  # who is to be woken when the lock is free again
-        self._exclusive = 0  # sections open or wanted: nothing is started meanwhile
-        self._entered = 0  # the thread that has the models for itself
+        self._quiet = threading.Condition(self._lock)  # what `drain`, `exclusive` and `_free` wait on
+        self._woken = deque[Handle]()  # handles whose listeners are woken once the lock is free
+        self._exclusive = 0  # exclusive sections open or wanted: no request starts meanwhile
+        self._entered = 0  # ident of the thread inside an exclusive section; 0: none
         self._idle, self._freed, self._warned = True, False, False
-        self._unattended = False  # nobody waits for the end: the worker ends what a caller would
-        self._finished = False  # whether nothing was left when it was closed
-        self._failure: BaseException | None = None  # what ended the worker
-        self._patience: float | None = None  # seconds until the first deadline of what waits, where nothing runs
+        self._unattended = False  # no caller waits for the end, so the worker closes everything
+        self._finished = False  # whether no request was left when it was closed
+        self._failure: BaseException | None = None  # the error that ended the worker
+        self._patience: float | None = None  # while idle: seconds until the first deadline in the queue
         self._worker: Worker | None = None
 
     def work(self) -> float | None:
-        """See `Driven.work`; a bug here ends the worker, and nobody waits for ever."""
+        """See `Driven.work`; an error here is a bug: it ends the worker and every request, so no caller hangs."""
         try:
             with self._pulse.work():
                 while handles := self._next():
@@ -81,7 +81,7 @@ class Driver:
         return True
 
     def watch(self) -> float:
-        """See `Driven.watch`; ends what was cancelled or is past its deadline where the worker does not come to it."""
+        """See `Driven.watch`. If the worker is stuck, end requests that are cancelled or past their deadlines."""
         timeout = self.stall_timeout
         if timeout is None or self._worker is None or not self._pulse.stuck(timeout):
             self._warned = False
@@ -95,7 +95,7 @@ class Driver:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The lock; who is to be woken is woken when it is free again."""
+        """Hold the lock; afterwards wake the listeners collected meanwhile."""
         try:
             with self._lock:
                 yield
@@ -103,29 +103,29 @@ class Driver:
             self._wake()
 
     def _wake(self) -> None:
-        with suppress(IndexError):  # nobody is left
+        with suppress(IndexError):  # the deque is empty
             while True:
                 self._woken.popleft().wake()
 
     def _notify(self) -> None:
-        """The worker has something to do."""
+        """Wake the worker if it is idle."""
         if self._idle and self._worker:
             self._idle = False
             self._worker.wake()
 
     def _at_rest(self) -> bool:
-        """Nothing runs, waits or is promised."""
+        """Return whether no request runs, waits or is promised, and no exclusive section is open or wanted."""
         return not (self.active or self.waiting or self.overflow or self._promised or self._exclusive)
 
     def _now(self) -> float:
-        """The clock's time; no end of a request may fail by it."""
+        """Return the clock's time, or the last known one if the clock fails: a request must end all the same."""
         try:
             return self.clock()
         except BaseException:
             return self._pulse.since
 
     def _next(self) -> list[Handle]:
-        """Who takes part in the next round; nobody: there is nothing to do for now."""
+        """Return the requests of the next round; an empty list if there is nothing to do for now."""
         while True:
             with self._locked():
                 if self._unattended and not self.closed:
@@ -145,11 +145,11 @@ class Driver:
             self._retire(ending)
 
     def _round(self, handles: list[Handle]) -> None:
-        """One round; a step that fails is the result of all who were in it."""
+        """Run one round; an error in the step becomes the result of every request in it."""
         with self._pulse.round():
             try:
                 self._loop.round([handle.sequence for handle in handles])
-            except BaseException as error:  # a tokenizer's panic is no Exception
+            except BaseException as error:  # a tokenizer's panic is not an Exception
                 for handle in handles:
                     if not handle.sequence.finish_reason:
                         handle.sequence.fail(error)
@@ -163,7 +163,7 @@ class Driver:
         self._retire([handle for handle in handles if handle.sequence.finish_reason])
 
     def _retire(self, handles: list[Handle]) -> None:
-        """Active requests have ended, or must: make their texts, free their slots, end them."""
+        """End active requests that have finished or must stop: complete their texts and free their slots."""
         for handle in handles:
             handle.complete()
         with self._locked():
@@ -178,7 +178,7 @@ class Driver:
         self._woken.append(handle)
 
     def _make_way(self) -> None:
-        """Cancel background requests where there is anything else to do."""
+        """Cancel background requests if there is any other work, a drain or an exclusive section."""
         handles = (*self.active, *self.waiting, *self.overflow)
         background = [handle for handle in handles if handle.sequence.params.background]
         others = len(background) < len(handles) or not all(s.params.background for s in self._promised.values())
@@ -187,7 +187,7 @@ class Driver:
                 handle.cancelled = True
 
     def _sweep(self) -> None:
-        """End what waits and was cancelled, or is past its deadline."""
+        """End waiting requests that are cancelled or past their deadlines."""
         self._make_way()
         now = self.clock()
         for queue in (self.waiting, self.overflow):
@@ -196,7 +196,7 @@ class Driver:
                 self._end(handle, "cancelled" if handle.cancelled else "deadline")
 
     def _admit(self) -> None:
-        """Whoever stands in line enters the queue as far as there is room; whoever waits gets a free slot, in turn."""
+        """Move requests from the overflow into the queue while it has room, and in turn from there into free slots."""
         while True:
             while self.overflow and len(self.waiting) < self.max_waiting:
                 handle = self.overflow.popleft()
@@ -223,7 +223,7 @@ class Driver:
             self.active.append(handle)
 
     def _shut(self) -> None:
-        """Close, with the lock: what waits ends now, what runs before the next round."""
+        """Close while holding the lock: waiting requests end now, active ones before the next round."""
         if not self.closed:
             self.closed, self._finished = True, self._at_rest()
         for handle in (*self.waiting, *self.overflow, *self.active):
@@ -233,8 +233,8 @@ class Driver:
         self._quiet.notify_all()
 
     def _cut(self) -> None:
-        """End what the worker, which is stuck, should have ended, without a look at what it works on."""
-        if not self._lock.acquire(timeout=_LOOK):  # it is stuck with the lock
+        """End requests that the stuck worker should have ended, without touching the sequences that it works on."""
+        if not self._lock.acquire(timeout=_LOOK):  # the worker is stuck while holding the lock
             return
         try:
             now = self._now()
@@ -247,7 +247,7 @@ class Driver:
             self._wake()
 
     def _await_end(self, worker: Worker) -> None:
-        """Wait for the worker's end, but not for a round that is stuck."""
+        """Wait until the worker ends; give up if it is stuck in a round."""
         while not worker.join(min(look(self.stall_timeout), _LOOK)):
             if self._pulse.stuck(self.stall_timeout):
                 self._cut()
@@ -256,7 +256,7 @@ class Driver:
                 return
 
     def _free(self) -> None:
-        """Free the models, once nobody has them for himself."""
+        """Free the models once no exclusive section is open."""
         with self._locked():
             self._quiet.wait_for(lambda: not self._entered)
             freed, self._freed = self._freed, True
@@ -264,11 +264,11 @@ class Driver:
         if not freed:
             try:
                 self._loop.close()
-            except BaseException:  # nobody can do anything about it
+            except BaseException:  # no caller can do anything about it
                 _log.exception("the models could not be freed")
 
     def _fail(self, error: BaseException) -> None:
-        """The worker ends by a bug: everybody has a result, and nobody waits."""
+        """End every request with the bug that ends the worker, so that no caller waits forever."""
         with self._lock:
             self.closed, self._failure = True, error
             handles = [*self.active, *self.waiting, *self.overflow]
@@ -285,5 +285,5 @@ class Driver:
 
 
 def look(stall_timeout: float | None) -> float:
-    """Seconds between two looks at a worker."""
+    """Return the seconds between two checks of the worker."""
     return _LONG if stall_timeout is None else min(stall_timeout / 4, _LONG)

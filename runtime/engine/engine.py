@@ -1,4 +1,4 @@
-"""The engine: load a bundle, generate or stream."""
+"""`Engine`: a bundle loaded to generate or stream text."""
 
 from __future__ import annotations
 
@@ -49,10 +49,16 @@ DEFAULTS = LoadOptions()
 
 
 class Engine:
-    """A loaded bundle, to be used from any number of threads; a context manager, or `close()` it.
+    """A loaded bundle that serves any number of threads; use it as a context manager, or `close()` it.
 
-    One that is dropped without that is closed, with a ResourceWarning. It belongs to the process that loaded it: in a
-    forked child it raises EngineClosedError.
+    An engine dropped without that closes itself with a ResourceWarning. Requests raise PromptError or OptionError if
+    they cannot run, and EngineClosedError once the engine closes or drains, or in a child process forked after loading.
+
+    Example:
+        from specbuild import Engine, SamplingParams
+
+        with Engine.load("pycode.bundle", batch_size=2) as engine:
+            print(engine.generate("def main(", SamplingParams(max_new_tokens=64))[0].text)
     """
 
     def __init__(
@@ -66,7 +72,7 @@ class Engine:
         policy: Policy | None = None,
         name: str = "an engine",
     ) -> None:
-        """Of the options those count that say how requests are served: max_waiting, on_finish and stall_timeout."""
+        """Serve a loop. Of `options` only max_waiting, max_model_len, on_finish and stall_timeout are used."""
         self.name, self.manifest, self.tokenizer, self.batch_size = name, manifest, tokenizer, batch_size
         self._loop = loop
         self._validator = Validator(manifest, tokenizer, loop.check, policy, loop.bound, options.max_model_len)
@@ -79,10 +85,12 @@ class Engine:
     def load(
         cls, path: str | os.PathLike[str], options: LoadOptions = DEFAULTS, **given: Unpack[LoadKeywords]
     ) -> Engine:
-        """Load a bundle, checking its files' hashes.
+        """Load a bundle, checking its hashes. Raises BundleError, OptionError, and ExecutionError without its GPU.
 
-        The keywords are the fields of `LoadOptions`, and go before those of `options`. Raises BundleError, OptionError,
-        and ExecutionError where there is no GPU to run on.
+        Args:
+            path: The bundle's folder.
+            options: How to load the bundle and serve requests.
+            **given: Fields of `LoadOptions`; they override those of `options`.
         """
         bundle, options = Bundle.open(path), replace(options, **given)
         parts = compose(bundle, options)
@@ -90,25 +98,29 @@ class Engine:
         return cls(*made, policy=parts.policy, name=str(bundle.folder))
 
     def generate(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> list[Result]:
-        """Decode every prompt; results in the prompts' order, the n samples of one after another.
+        """Decode every prompt; return results in the prompts' order, the n samples of a prompt one after another.
 
-        A prompt is a text, a list of token ids, a Chat or its messages; one alone is a list of one. What is wrong with
-        a prompt is raised before anything runs (PromptError, OptionError), or with errors="return" becomes its result;
-        what goes wrong while running is always in the result. Raises EngineClosedError.
+        Args:
+            prompts: A text, a list of token ids, a Chat or its messages; or a list of such prompts.
+            params: Sampling parameters for all prompts, or a list with one for each; None: the defaults.
+            errors: "raise" PromptError or OptionError before anything runs, or "return" them as the results of their
+                prompts. Errors while a request runs are always in its result.
         """
         with closing(self._chunks(*self.requests(prompts, params, errors), each_round=False)) as chunks:
             results = {(chunk.index, chunk.sample): chunk.result for chunk in chunks if chunk.result}
         return [results[key] for key in sorted(results)]
 
     def stream(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> Iterator[Chunk]:
-        """As `generate`, a chunk at a time as the text grows; closing the iterator cancels what is left."""
+        """Yield the output of `generate` in chunks as the texts grow; closing the iterator cancels the rest."""
         return self._chunks(*self.requests(prompts, params, errors), each_round=True)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, wait: bool = True) -> Handle:
-        """Queue one sample of one prompt, and return at once unless the queue is full.
+        """Queue one sample of one prompt and return its handle at once, or once there is room in a full queue.
 
-        Then it waits for room, or with wait=False raises QueueFullError. Raises PromptError, OptionError and
-        EngineClosedError.
+        Args:
+            prompt: A text, a list of token ids, a Chat or its messages.
+            params: Sampling parameters with n=1; None: the defaults.
+            wait: Whether to wait for room; False raises QueueFullError instead.
         """
         self.scheduler.check_open()
         (one,), entered = params_list(params, 1), threading.Event()
@@ -125,19 +137,16 @@ class Engine:
         return handle
 
     def logits(self, token_ids: Seq[int]) -> NDArray[np.float32]:
-        """The target's logits after a text, `float32[V]`: for measuring, not for decoding.
-
-        Waits for the requests that run, and holds the waiting ones. Raises PromptError and EngineClosedError.
-        """
+        """Return the target's logits after a text, `float32[V]`, for measuring; see `text_logits`."""
         last: NDArray[np.float32] = self.text_logits(token_ids, 1)[0]
         return last
 
     def text_logits(
         self, token_ids: Seq[int], count: int | None = None, nodes: int | None = None
     ) -> NDArray[np.float32]:
-        """As `logits`, after each of the last `count` tokens, all by default: `float32[count, V]`.
+        """Return the target's logits after each of the last `count` tokens (None: all), `float32[count, V]`.
 
-        nodes: how many tokens a step computes at most.
+        Waits for active requests and holds waiting ones. `nodes`: maximum tokens per step; None: as in prefill.
         """
         tokens = self._validator.check(list(token_ids))
         with self.scheduler.exclusive() as loop:
@@ -145,37 +154,38 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a text at most, prompt and output."""
+        """Maximum tokens of a text, prompt and output together."""
         return self._validator.max_model_len
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt that `generate` takes; raises PromptError."""
+        """Return the token ids of a prompt as `generate` takes it; raise PromptError if it cannot be used."""
         return self._validator.check(self._validator.encode(prompt))
 
     def constraint(self, outputs: StructuredOutputs) -> Constraint:
-        """What a structured output is compiled into, ahead of the requests that have it; keep it until they have begun.
-
-        Takes as long as it takes, within limits, in the caller's thread; raises OptionError.
-        """
+        """Compile a structured output in this thread, or raise OptionError; keep it until its requests have started."""
         return self._validator.constraint(outputs)
 
     def decode(self, token_ids: Seq[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens."""
+        """Return the text of token ids; `skip_special_tokens` leaves special tokens out."""
         return self.tokenizer.decode(token_ids, skip_special_tokens)
 
     def receipt(self, prompt_token_ids: Seq[int], params: SamplingParams, result: Result) -> Receipt:
-        """What a result of this engine was made from and by, so that it can be decoded again.
+        """Return a record of what a result of this engine was made from and by, so that it can be decoded again.
 
-        `params`: as they were given. Raises OptionError for parameters with a constraint, for a result of a prompt of
-        another length, and for one that was refused before it ran.
+        Args:
+            prompt_token_ids: The prompt's token ids; OptionError if the result is of a prompt of another length.
+            params: The parameters as they were given; OptionError if they have a constraint.
+            result: One sample's result; OptionError if it was refused before it ran.
         """
         return Receipt.of(self._origin, prompt_token_ids, params, result)
 
     def replay(self, receipt: Receipt, prompt: Prompt, *, any_class: bool = False) -> Replay:
-        """Decode a receipt's text again, by plain decoding and by the bundle's speculation, and compare.
+        """Decode a receipt's text again, plainly and with the bundle's speculation, and compare; raise what fails.
 
-        Raises BundleError for another bundle, PromptError for another prompt, and OptionError for another exactness
-        class, which `any_class` tries all the same; EngineClosedError, and what goes wrong while it is decoded.
+        Args:
+            receipt: The receipt; BundleError if it is of another bundle.
+            prompt: The prompt that the receipt was made for; PromptError if it is another one.
+            any_class: Whether to try a receipt of another exactness class; False raises OptionError for it.
         """
         receipt.check_origin(self._origin, any_class)
         return replay(self.submit, self._origin, receipt, self.encode(prompt))
@@ -187,12 +197,12 @@ class Engine:
         return Origin(self.manifest.digest, here)
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
-        """What `generate` and `stream` would run, and the chunks of what cannot; see `Validator.requests`."""
+        """Return sequences for `generate` to run, and chunks for prompts that cannot run: see `Validator.requests`."""
         self.scheduler.check_open()
         return self._validator.requests(prompts, params, errors)
 
     def window(self, sequences: Seq[Sequence], wake: Callable[[], None], each_round: bool) -> Window:
-        """A window over sequences: as many submitted as keep every slot busy."""
+        """Return a `Window` over sequences that keeps as many submitted as keep every slot busy."""
         return Window(self.scheduler, sequences, 2 * self.batch_size, wake, each_round)
 
     def _chunks(
@@ -212,20 +222,17 @@ class Engine:
 
     @property
     def stats(self) -> RunStats:
-        """Where the time of all rounds from loading until now went; it never changes, so ask again for later ones."""
+        """Where the time of all rounds since loading went: a snapshot, so ask again for later rounds."""
         return self._loop.stats
 
     @property
     def correction(self) -> float:
-        """What steps of the target take now over what the timing table says; 1 where there is no table."""
+        """Ratio of the target's recent step times to those of the timing table; 1 without a table."""
         return self._live.correction if self._live else 1.0
 
     @property
     def limits(self) -> Limits:
-        """What rounds may draft; any thread may set others from the next round on, and no text depends on them.
-
-        No request is refused for them. Raises OptionError for more nodes than it was loaded with (None: as many).
-        """
+        """Limits on drafting, to be set at any time; OptionError for more nodes than at loading: see `Limits`."""
         return self._loop.planner.now
 
     @limits.setter
@@ -238,25 +245,22 @@ class Engine:
 
     @property
     def notes(self) -> list[str]:
-        """What runs otherwise than it should: steps that could not be captured in a CUDA graph, and why."""
+        """What does not run as it should: steps that could not be captured in a CUDA graph, and why."""
         return self._loop.notes
 
     @property
     def exact(self) -> bool:
-        """Whether one seed gives one text in every bit, whatever is drafted, what else runs and what ran before.
-
-        Else a choice may be turned by rounding where its gap is below `manifest.exactness_bound`.
-        """
+        """Whether a seed always gives one text; if not, rounding may turn gaps below `manifest.exactness_bound`."""
         return self._loop.exactness is not None
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of both caches."""
+        """Bytes of the KV caches of target and draft."""
         return self._loop.cache_bytes
 
     @property
     def cached_texts(self) -> list[tuple[str | None, list[int]]]:
-        """The `cache_salt` and the tokens of each text that a slot's cache holds."""
+        """The `cache_salt` and the token ids of each text in a slot's cache."""
         return self._loop.cached_texts()
 
     @property
@@ -265,14 +269,14 @@ class Engine:
         return self.scheduler.usage(self.batch_size * self.manifest.max_seq_len)
 
     def health(self) -> Health:
-        """Whether the engine makes rounds, and what it waits for; answers while a round hangs."""
+        """Return whether the engine makes rounds and what it waits for; answers even while a round hangs."""
         return self.scheduler.health()
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Take no more requests, finish those there are, then close; whether all of them finished.
+        """Take no more requests, finish those under way, then close; return whether all of them finished.
 
-        Whatever a `generate` or `stream` has begun is finished too, so a stream that nobody reads is waited for. From
-        now on requests raise EngineClosedError. After `timeout` seconds, for ever without, what is left is cancelled.
+        Every prompt of a `generate` or `stream` under way is finished too, so a stream that nobody reads is waited for.
+        After `timeout` seconds (None: never) what is left is cancelled.
         """
         return self.scheduler.drain(timeout)
 
@@ -282,7 +286,7 @@ class Engine:
         self._validator.grammars.close()
 
     def __del__(self) -> None:
-        scheduler = getattr(self, "scheduler", None)  # the making of it may have failed
+        scheduler = getattr(self, "scheduler", None)  # absent if `__init__` failed
         if scheduler and scheduler.drop():
             told = f"{self.name} was dropped without close(), and its requests cancelled: use `with`, or close it"
             warnings.warn(told, ResourceWarning, stacklevel=2, source=self)

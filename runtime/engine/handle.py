@@ -1,4 +1,4 @@
-"""The handle of a submitted request: its caller's end of it."""
+"""`Handle`: what a caller holds of a submitted request."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger("specbuild")
 
 
 class Handle:
-    """Wait for `result()`, iterate over chunks, or `cancel()`; from any thread.
+    """A submitted request: wait for its `result()`, iterate over its chunks, or `cancel()` it, from any thread.
 
-    The worker publishes how much of the sequence may be read, and readers take it from there, so nothing is queued
+    The worker publishes how far the sequence may be read, and a reader takes what is new from there. Nothing is queued
     between them: a slow reader gets longer chunks.
     """
 
@@ -28,28 +28,39 @@ class Handle:
         cancel: Callable[[Handle], None],
         tell: Callable[[Result], None] | None = None,
     ) -> None:
-        """`cancel` passes a cancellation on; `tell` is given the result, by whoever ends the request."""
+        """Make the handle of a sequence that is about to be queued.
+
+        Args:
+            sequence: The sequence.
+            cancel: Called by `Handle.cancel` with this handle.
+            tell: Called with the result, on the thread that ends the request; None: nothing is called.
+        """
         self.sequence, self._tell = sequence, tell
-        self.queued = False  # False while the caller still waits for room in the queue
-        self.cancelled = False  # asked for; the result says what came of it
+        self.queued = False  # False while the request still waits for room in the queue
+        self.cancelled = False  # whether cancellation was asked for; the result says how the request ended
         self._cancel, self._home = cancel, Home()
         self._ended = threading.Event()
         self._result: Result | None = None
-        self._published = 0, ""  # what may be read: tokens, and their text
-        self._taken = 0, 0  # what was: tokens, and characters
+        self._published = 0, ""  # what may be read: number of tokens, and their text
+        self._taken = 0, 0  # what has been read: number of tokens and of characters
         self._wake: Callable[[], None] | None = None
         self._each_round = False
-        self._whole: str | None = None  # the text when it is complete
+        self._whole: str | None = None  # the complete text, once it is made
 
     @property
     def done(self) -> bool:
-        """Whether there is a result."""
+        """Whether the request has its result."""
         return self._ended.is_set()
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the result; what went wrong is in it, not raised.
+        """Wait for the result and return it; the request's own error is in the result, not raised.
 
-        Raises TimeoutError after `timeout` seconds, and EngineClosedError in a forked child, where it would not come.
+        Args:
+            timeout: Seconds to wait; None: without limit.
+
+        Raises:
+            TimeoutError: There was no result within `timeout`; the request goes on.
+            EngineClosedError: The process is a forked child, where the result would never come.
         """
         if not self.done:
             self._home.check()
@@ -58,14 +69,15 @@ class Handle:
         return self._result
 
     def cancel(self) -> None:
-        """End the request: one that waits never starts, one that runs frees its slot before the next round begins.
+        """End the request; its result has the tokens so far.
 
-        Does nothing to one that has ended. The result has the tokens so far.
+        A waiting request never starts; a running one frees its slot before the next round begins. Nothing happens to a
+        request that has ended.
         """
         self._cancel(self)
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Chunks as they come, for one reader; the last has the result. Leaving early does not cancel the request."""
+        """Yield chunks as they come, the last with the result; for one reader, who may leave without cancelling."""
         changed = threading.Event()
         self.listen(changed.set, each_round=True)
         while True:
@@ -80,22 +92,25 @@ class Handle:
             changed.wait()
 
     def listen(self, wake: Callable[[], None], each_round: bool) -> None:
-        """Have `wake` called when the request is queued and when it ends, and after each of its rounds if asked.
+        """Have a function called when the request enters the queue and when it ends.
 
-        It is called on any thread, the worker's included, and no lock is held. What it raises is logged.
+        Args:
+            wake: The function. It may be called on any thread, the worker's included, while no lock is held; what it
+                raises is logged.
+            each_round: Whether to call it after each of the request's rounds too.
         """
         self._wake, self._each_round = wake, each_round
 
     def wake(self) -> None:
-        """Call whoever listens; never raises."""
+        """Call the listener, if there is one; never raises."""
         try:
             if self._wake:
                 self._wake()
-        except BaseException:  # whatever it is: the worker and the other requests go on
+        except BaseException:  # whatever it raises, the worker and the other requests go on
             _log.exception("what listens to a request raised, and the engine goes on")
 
     def take(self) -> Chunk | None:
-        """What is new since the last call; None where nothing is. With the result once there is one."""
+        """Return what is new since the last call, with the result once there is one; None if nothing is new."""
         (start, shown), sequence, result = self._taken, self.sequence, self._result
         stop, text = (len(result.token_ids), result.text) if result else self._published
         if stop == start and not result:
@@ -106,21 +121,25 @@ class Handle:
         return Chunk(sequence.index, sequence.sample, text[shown:], *new)
 
     def publish(self) -> None:
-        """For the worker: a round has ended."""
+        """Publish what may be read after a round; the worker calls it."""
         self._published = len(self.sequence.output), self._text()
         if self._each_round:
             self.wake()
 
     def complete(self) -> None:
-        """For the worker: make the whole text, however long that takes."""
+        """Make the whole text, however long that takes; the worker calls it."""
         if self._whole is None:
             self._whole = self._text(whole=True) if self.sequence.output else ""
 
     def end(self, reason: str, now: float, cut: bool = False) -> None:
-        """For the scheduler: make the result, whatever is wrong with it; again does nothing. Never raises.
+        """Make the result, whatever fails; never raises, and does nothing when called again.
 
-        `now`: on the scheduler's clock. cut: the worker is still at it, so the result is as far as it was published.
-        Whoever listens is to be woken then.
+        The scheduler calls it, and must call `wake` afterwards.
+
+        Args:
+            reason: The finish reason, unless the sequence already has one.
+            now: Time in seconds on the scheduler's clock.
+            cut: Whether the worker may still be working on the sequence; the result then has only what was published.
         """
         if self.done:
             return
@@ -155,9 +174,10 @@ class Handle:
         return Result(text, sequence.output[:count], reason, metrics, logprobs, drafted=sequence.drafted[:count])
 
     def _text(self, whole: bool = False) -> str:
-        """What may be read, nothing held back where it is the whole; as far as it was published if no more can be made.
+        """Return the text that may be read; with `whole`, hold nothing back.
 
-        A tokenizer that panics raises what is no Exception. That too is the request's error, and nobody else's.
+        If the tokenizer fails, the request fails and the text is as published before. A tokenizer's panic is not an
+        Exception; it too must fail only this request.
         """
         try:
             if whole:

@@ -1,4 +1,4 @@
-"""How an engine is: how much is in it, and whether its worker makes rounds."""
+"""The state of an engine: how many requests and tokens it holds, and whether its worker makes rounds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ Wait = Literal["request", "round", "exclusive section"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How much is in an engine now, counted at one moment.
+    """How many requests and tokens an engine holds, counted at one moment.
 
-    `waiting`: requests without a slot; those whose callers stand in line for the queue are among them, and those that a
-    `generate` or `stream` under way has yet to submit are not: these are `to_come`. `cache_tokens`: tokens that the
-    target's cache has of the texts that run. `reusable_tokens`: those kept in free slots for prompts that begin the
-    same. `cache_capacity_tokens`: what all slots hold together; of paged caches all pages, whose tokens count for each
-    text that shares them. `dropped_results`: those that `on_finish` was never given.
+    Attributes:
+        waiting: Requests without a slot, including those whose callers wait for room in the queue.
+        to_come: Requests that a `generate` or `stream` under way has yet to submit.
+        running: Requests with a slot.
+        slots: Number of slots.
+        max_waiting: Maximum requests in the queue.
+        cache_tokens: Tokens of running texts in the target's KV cache.
+        reusable_tokens: Tokens kept in free slots, for prompts that begin the same.
+        cache_capacity_tokens: Tokens that all slots hold together; with paged caches, that all pages hold. A page that
+            several texts share counts once here, but its tokens count for each of them in `cache_tokens`.
+        dropped_results: Results that `on_finish` never received.
     """
 
     waiting: int
@@ -35,14 +41,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What an engine's worker does.
+    """What an engine's worker is doing.
 
-    `state`: "idle" (there is nothing to do), "running", "exclusive" (a caller has the models for itself, as `logits`
-    does), "draining", "stuck" (a round takes longer than `LoadOptions.stall_timeout`), "closed" (or about to be, or in
-    a forked child), "failed" (the worker ended by a bug of ours). `error` says which bug, or that this is a child.
-    `rounds`: those that have ended. `seconds_since_round`: since the last round ended, or since the first of what runs
-    got its slot if that was later; None where nothing runs. `waiting_for`: what the worker waits for, None where for
-    nothing.
+    Attributes:
+        state: "idle" (nothing to do), "running", "exclusive" (a caller uses the models alone, as `logits` does),
+            "draining", "stuck" (a round takes longer than `LoadOptions.stall_timeout`), "closed" (also: closing, or in
+            a forked child) or "failed" (a bug in specbuild ended the worker).
+        rounds: Rounds that have ended.
+        seconds_since_round: Seconds since the last round ended, or since a request got a slot after none had one, if
+            that was later; None if nothing runs.
+        waiting_for: What the worker waits for; None: nothing.
+        error: The bug that ended the worker, or that this process is a forked child; None otherwise.
     """
 
     state: State
@@ -53,19 +62,19 @@ class Health:
 
 
 class Pulse:
-    """The worker's rounds as they come and go; read from any thread, without a lock. `clock`: seconds."""
+    """Tracks the worker's rounds; readable from any thread without a lock. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.rounds, self.in_round, self.working = 0, False, False
         self._clock, self.since = clock, clock()
 
     def begin(self) -> None:
-        """Something runs again, after nothing did."""
+        """Note that a request runs again after none did."""
         self.since = self._clock()
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """What the worker does between two waits for something to do: rounds, their texts, and results."""
+        """Mark the worker as working, from one wait for work to the next."""
         self.since, self.working = self._clock(), True
         try:
             yield
@@ -73,12 +82,12 @@ class Pulse:
             self.working = False
 
     def stuck(self, timeout: float | None) -> bool:
-        """Whether the worker has worked for longer than `timeout` seconds without the end of a round."""
+        """Return whether the worker has worked for more than `timeout` seconds without finishing a round."""
         return timeout is not None and self.working and self.seconds > timeout
 
     @contextmanager
     def round(self) -> Iterator[None]:
-        """A round, however it ends."""
+        """Count a round, however it ends."""
         self.in_round = True
         try:
             yield
@@ -88,7 +97,7 @@ class Pulse:
 
     @property
     def seconds(self) -> float:
-        """Since the last round ended, or something began to run."""
+        """Seconds since the last round ended, or since something began to run."""
         return max(self._clock() - self.since, 0.0)
 
 
@@ -101,10 +110,16 @@ def health_of(
     active: bool,
     stall_timeout: float | None = None,
 ) -> Health:
-    """What is the matter with a worker; the first state that holds is told.
+    """Return a worker's `Health`, with the first state that holds in the order of `states`.
 
-    `failure`: what ended it; a text, why it is closed. `exclusive`: a section has the models. `active`: some request
-    has a slot.
+    Args:
+        pulse: The worker's rounds.
+        failure: The error that ended the worker, or a text that says why it is closed.
+        closed: Whether the scheduler is closed.
+        draining: Whether it drains.
+        exclusive: Whether an exclusive section is open.
+        active: Whether some request has a slot.
+        stall_timeout: Seconds after which a round counts as stuck; None: never.
     """
     states: dict[State, bool] = {
         "failed": isinstance(failure, BaseException),

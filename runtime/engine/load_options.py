@@ -1,4 +1,4 @@
-"""How a bundle is loaded."""
+"""`LoadOptions`: how a bundle is loaded and how its requests are served."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from specbuild.runtime.requests.result import Result
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
 
 MAX_WAITING = 256
-STALL_TIMEOUT = 60.0  # seconds: many times what a round takes, a long chunk of a prompt included
-MAX_THREADS = 64  # or as many as there are cores
+STALL_TIMEOUT = 60.0  # seconds: many times the length of a round, even one with a long prefill chunk
+MAX_THREADS = 64  # or the number of cores, if that is more
 _KINDS: tuple[tuple[str, type, str], ...] = (
     ("resident", bool, "true or false"),
     ("prefix_caching", bool, "true or false"),
@@ -32,32 +32,32 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Validated when made, and by `check` against a bundle; raises OptionError.
+    """How a bundle is loaded; validated on construction, and against a bundle by `check`; raises OptionError.
 
     drafter: "model", "ngram" (lookup in the text), or None for both: lookup where the text repeats itself, else the
     model.
-    batch_size: how many sequences share a step, at most what the bundle was built for.
-    max_waiting: requests in the queue at most.
-    prefix_caching: a prompt that begins as a text in a cache does is read from there on.
-    live_timings: the timing table's seconds are corrected by what rounds take (docs/internals/policy.md).
-    limits: what rounds may draft, whatever requests ask for.
+    batch_size: number of slots, so of sequences that share a step; at most what the bundle was built for.
+    max_waiting: maximum requests in the queue.
+    prefix_caching: reuse cached rows for a prompt that begins like a cached text, and prefill only the rest.
+    live_timings: correct the timing table's seconds by how long rounds take (docs/internals/policy.md).
+    limits: limits on drafting, whatever requests ask for.
     on_finish: called with each request's result, on a thread of its own; what it raises is logged, and a slow one
-    delays nobody.
-    stall_timeout: seconds after which a round counts as stuck: `Engine.health` says so, a warning is logged, requests
-    that are cancelled or past their deadlines end without it, and `close` waits for it no longer. None: never.
+    delays no request.
+    stall_timeout: seconds after which a round counts as stuck, None for never. Then `Engine.health` says so, a warning
+    is logged, requests that are cancelled or past their deadlines end without it, and `close` stops waiting for it.
 
-    max_model_len: tokens of a text at most, prompt and output; what the bundle was built for by default.
-    chat_template: a template's text, in place of the bundle's.
+    max_model_len: maximum tokens of a text, prompt and output together; by default what the bundle was built for.
+    chat_template: text of a chat template that replaces the bundle's.
 
     Some are for bundles of some backends alone:
 
-    threads: of the target, all cores by default.
-    draft_threads: of the draft, one by default.
-    max_num_batched_tokens: of a step at most, at least two for each sequence; no text depends on it.
-    overlap: a draft of kind "model" drafts on while the target verifies; None: where tuning found that it pays.
-    resident: rounds follow each other on the GPU without the host (docs/internals/device-loop.md).
-    gpu_weights_percent: 0 … 1 of the target's weights are on the GPU, where its engine streams the others.
-    kv_cache_tokens: tokens of all texts together, batch_size times the longest by default; of paged caches alone.
+    threads: CPU threads of the target, by default one per core.
+    draft_threads: CPU threads of the draft, by default one.
+    max_num_batched_tokens: maximum tokens of a step, at least two for each sequence; no text depends on it.
+    overlap: whether a draft of kind "model" drafts on while the target verifies; None leaves it to what tuning found.
+    resident: run rounds one after another on the GPU without the host between them (docs/internals/device-loop.md).
+    gpu_weights_percent: share of the target's weights kept on the GPU, 0 … 1; its engine streams the others.
+    kv_cache_tokens: tokens that all texts have together in paged caches, by default batch_size times the longest text.
     """
 
     drafter: DrafterName | None = None
@@ -114,7 +114,7 @@ class LoadOptions:
             raise OptionError(f"on_finish must be a function of a result, not {shown(self.on_finish)}")
 
     def check(self, bundle: Bundle) -> None:
-        """Raise OptionError for what this bundle, or its backend, cannot do."""
+        """Raise OptionError for an option that this bundle or its backend does not support."""
         manifest, backend = bundle.manifest, bundle.manifest.descriptor
         for each in fields(self):
             able = [name for name, other in BACKENDS.items() if each.name in other.load_options]
@@ -147,7 +147,7 @@ class LoadOptions:
 
 
 class LoadKeywords(TypedDict, total=False):
-    """The fields of `LoadOptions`, for `load` to take one by one."""
+    """The fields of `LoadOptions` as keyword arguments of `load`."""
 
     drafter: DrafterName | None
     batch_size: int

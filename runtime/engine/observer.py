@@ -1,4 +1,4 @@
-"""An observer of results, on a thread of its own: whatever it does, no request notices."""
+"""`Observer`: passes results to a callback on a thread of its own, so that the callback cannot disturb requests."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Callable
 
 from specbuild.runtime.requests.result import Result
 
-MAX_RESULTS = 1024  # that wait for an observer: what comes beyond is dropped and counted
-LINGER = 1.0  # seconds that the thread waits for another result
-PATIENCE = 1.0  # seconds that closing waits for an observer
+MAX_RESULTS = 1024  # maximum results waiting for the callback: further ones are dropped and counted
+LINGER = 1.0  # seconds that the thread waits for another result before it ends
+PATIENCE = 1.0  # seconds that `close` waits for the callback
 _log = logging.getLogger("specbuild")
 
 
 class Observer:
     """Calls `call` with one result after another, in the order in which requests ended.
 
-    What it raises is logged and forgotten. Where it is slower than requests end, results are dropped: `dropped` counts
-    them. The thread begins with a result and ends soon after the last, so that it keeps nothing that `call` knows.
+    What `call` raises is logged. If it is slower than requests end, results are dropped and counted in `dropped`. The
+    thread starts with a result and ends soon after the last one, so that it does not keep `call` and what it
+    references alive.
     """
 
     def __init__(self, call: Callable[[Result], object], max_results: int = MAX_RESULTS) -> None:
@@ -38,13 +39,13 @@ class Observer:
             self._changed.notify()
 
     def close(self, patience: float = PATIENCE) -> None:
-        """Take no more, wait up to `patience` seconds until all are told, drop the rest. Again does little."""
+        """Take no more results, wait up to `patience` seconds until all are passed on, and drop the rest."""
         with self._changed:
             self._closed = True
             self._changed.notify()
             thread = self._thread
         if thread is None or thread is threading.current_thread():
-            return  # an observer that closes its engine is told what is left when it returns
+            return  # the callback closes its engine: it gets the remaining results once it returns
         thread.join(patience)
         with self._changed:
             self.dropped += len(self._results)
@@ -55,7 +56,7 @@ class Observer:
             thread = threading.Thread(target=self._run, name="specbuild-observer", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the system has no thread to give: the next result tries again
+            except RuntimeError:  # no thread could be started: the next result tries again
                 return False
             self._thread = thread
         return True
@@ -70,5 +71,5 @@ class Observer:
                 result = self._results.popleft()
             try:
                 self._call(result)
-            except BaseException:  # even what would end a thread: the next result is told all the same
+            except BaseException:  # even SystemExit: the next result is passed on all the same
                 _log.exception("on_finish raised, and the engine goes on")

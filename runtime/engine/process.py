@@ -1,4 +1,4 @@
-"""Processes: an engine belongs to the one that loaded it, for neither threads nor models live on in a forked child."""
+"""Fork safety: an engine belongs to the process that loaded it; its threads and models do not survive a fork."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _LOOPS = weakref.WeakSet[Loop]()
 
 
 class Home:
-    """The process that made this object; takes no lock, so a fork in the middle of anything does no harm."""
+    """The process that made this object; it takes no lock, so that a fork at any moment does no harm."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     @property
     def left(self) -> bool:
-        """Whether this is a forked child of that process."""
+        """Whether the caller is in a forked child of that process."""
         return os.getpid() != self._pid
 
     def check(self) -> None:
-        """Raises EngineClosedError in a forked child."""
+        """Raise EngineClosedError in a forked child."""
         if self.left:
             raise EngineClosedError(FORKED)
 
 
 def keep_in_children(loop: Loop) -> None:
-    """Have forked children never free this loop: a model's end waits for threads that they do not have."""
+    """Keep forked children from freeing this loop: freeing a model waits for threads that they do not have."""
     _LOOPS.add(loop)
 
 
@@ -42,8 +42,8 @@ def _keep() -> None:
     for loop in loops:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(loop))
     if loops:
-        # ONNX Runtime's exit handler waits for such threads too: the last one registered runs first, and is `_exit`,
-        # once Python has ended as always and C's streams are flushed.
+        # ONNX Runtime's exit handler waits for such threads too. Exit handlers run in reverse order of registration:
+        # after Python has ended as usual, C's streams are flushed, then `_exit` keeps earlier handlers from running.
         with suppress(AttributeError):  # a C library without `on_exit`
             libc = ctypes.CDLL(None)
             libc.on_exit(libc._exit, None)

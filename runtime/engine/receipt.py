@@ -1,4 +1,4 @@
-"""Receipts: what a text was made from and by, with hashes of its tokens, so that anybody can decode it again."""
+"""Receipts: what a text was made from and by, with hashes of its tokens, so that others can decode it again."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from specbuild.runtime.sampling.structured import StructuredOutputs
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Rows = Annotated[int, Meta(ge=1, le=1 << 24)]
-_APART = frozenset({"seed"})  # a sample's own, which the receipt has beside the parameters
+_APART = frozenset({"seed"})  # differs by sample, so the receipt has it beside the parameters
 _SAME_TEXT = frozenset({"n", "logprobs", "deadline", "priority", "background", "session", "cache_salt", "speculation"})
-_UNWRITTEN = frozenset({"constraint"})  # which is a program
+_UNWRITTEN = frozenset({"constraint"})  # a program, which JSON cannot say
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptClass:
-    """An engine's exactness class, and the sha256 of a text's logits in it; see `ExactnessClass`."""
+    """An engine's exactness class, with the sha256 of a text's logits in it; see `ExactnessClass`."""
 
     rows: Rows
     sequence_rows: Rows
@@ -35,7 +35,7 @@ class ReceiptClass:
 
 
 class Origin(NamedTuple):
-    """What an engine's receipts have in common: the bundle's digest, and the class, None where it has none."""
+    """What all receipts of an engine share: the bundle's digest, and the exactness class or None."""
 
     bundle: str
     exactness: ReceiptClass | None
@@ -43,17 +43,22 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one sample of one prompt was made from and by; validated when made, raises OptionError.
+    """What one sample of one prompt was made from and by; validated on construction, which raises OptionError.
 
-    specbuild_version: of the runtime that decoded it.
-    bundle: the digest of its manifest.
-    exactness: the class of the engine's steps, None where it had none, and a near-tie may fall otherwise.
-    seed: the sample's own.
-    parameters: those of `SamplingParams` that a text depends on, whole numbers without a fraction.
-    parameters_sha256, prompt_sha256, output_sha256: of these parameters, of the prompt's token ids and of the output's;
-    each of JSON in UTF-8, with sorted keys and without spaces.
-    num_output_tokens: how many they are.
-    finish_reason: the result's. "deadline", "cancelled" and "error" cut a text off: then its first tokens are proven.
+    Each hash is the sha256, in hexadecimal, of JSON in UTF-8 with sorted keys and without spaces.
+
+    Attributes:
+        specbuild_version: Version of the runtime that decoded the sample.
+        bundle: Digest of the bundle's manifest.
+        exactness: Exactness class of the engine's steps; None if it had none, so that a near-tie may fall otherwise.
+        seed: The sample's own seed.
+        parameters: The fields of `SamplingParams` that a text depends on, whole numbers written without a fraction.
+        parameters_sha256: Hash of `parameters`.
+        prompt_sha256: Hash of the prompt's token ids.
+        output_sha256: Hash of the output's token ids.
+        num_output_tokens: Number of output tokens.
+        finish_reason: The result's. "deadline", "cancelled" and "error" cut a text off: a replay then proves its first
+            tokens only.
     """
 
     specbuild_version: Text
@@ -79,7 +84,7 @@ class Receipt:
 
     @classmethod
     def of(cls, origin: Origin, prompt: Sequence[int], params: SamplingParams, result: Result) -> Receipt:
-        """The receipt of a result; see `Engine.receipt`."""
+        """Return the receipt of a result; raises OptionError: see `Engine.receipt`."""
         metrics = result.metrics
         if metrics is None:
             raise OptionError("a request that was refused before it ran has no receipt")
@@ -102,28 +107,28 @@ class Receipt:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the receipt as JSON data."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, body: Any) -> Receipt:
-        """A receipt from JSON's values; raises OptionError for what is none, or was changed."""
+        """Return the receipt in JSON data; raise OptionError if it is not a receipt or was changed."""
         try:
             return checked(body, cls)
         except (ValueError, TypeError, RecursionError) as error:
             raise OptionError(f"this is no receipt ({str(error)[:300]}): give what a result's receipt says") from None
 
     def params(self, speculation: str = "off") -> SamplingParams:
-        """The parameters of a request that decodes the sample again; raises OptionError."""
+        """Return the parameters of a request that decodes the sample again; raise OptionError if they are invalid."""
         return SamplingParams(**self.parameters, seed=self.seed, speculation=speculation)
 
     @property
     def whole(self) -> bool:
-        """Whether the text ended by itself, so that its end is proven too."""
+        """Whether the text ended by itself, so that a replay proves its end too."""
         return self.finish_reason in ("stop", "length")
 
     def check_origin(self, origin: Origin, any_class: bool = False) -> None:
-        """Raise BundleError for another bundle, and OptionError for another class unless any may be tried."""
+        """Raise BundleError for another bundle and, unless `any_class`, OptionError for another class or none."""
         if origin.bundle != self.bundle:
             raise BundleError(
                 f"the receipt is of another bundle, {self.bundle[:12]}…, and this is {origin.bundle[:12]}…: "
@@ -143,18 +148,19 @@ class Receipt:
             )
 
     def has_prompt(self, tokens: Sequence[int]) -> bool:
-        """Whether these are the prompt's token ids."""
+        """Return whether these are the prompt's token ids."""
         return sha256(tokens) == self.prompt_sha256
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
-        """Raise PromptError for another prompt."""
+        """Raise PromptError if these are not the prompt's token ids."""
         if not self.has_prompt(tokens):
             raise PromptError("the receipt is of another prompt, its token ids differ: give the one it was made from")
 
     def agrees(self, result: Result) -> bool:
-        """Whether a result has the receipt's tokens, and ends where the receipt's does if that ended by itself.
+        """Return whether a result begins with the receipt's tokens and, if the receipt is `whole`, ends there too.
 
-        A "length" that an engine of shorter texts came to earlier than this one is its first tokens.
+        A receipt that ends with "length" before its max_new_tokens comes from an engine with a smaller max_model_len;
+        a longer result agrees with it.
         """
         count = self.num_output_tokens
         if sha256(result.token_ids[:count]) != self.output_sha256 or len(result.token_ids) < count:
@@ -165,12 +171,12 @@ class Receipt:
 
 
 def sha256(value: Any) -> str:
-    """The sha256 of a value's JSON with sorted keys and without spaces, in hexadecimal; raises OptionError."""
+    """Return the sha256, in hexadecimal, of a value's JSON with sorted keys and no spaces; raises OptionError."""
     return hashlib.sha256(_json(value)).hexdigest()
 
 
 def keyed_sha256(key: bytes, value: Any) -> str:
-    """The HMAC-SHA256 of the same JSON: nobody who lacks the key can guess a short value from it."""
+    """Return the HMAC-SHA256 of the same JSON: without the key, even a short value cannot be guessed from it."""
     return hmac.new(key, _json(value), "sha256").hexdigest()
 
 
@@ -183,14 +189,14 @@ def _json(value: Any) -> bytes:
 
 
 def _parameters(params: SamplingParams) -> dict[str, Any]:
-    """The parameters that a sample's text depends on, but for its seed."""
+    """Return the parameters that a sample's text depends on, except the seed."""
     left_out = _APART | _SAME_TEXT | _UNWRITTEN
     told = {each.name: _plain(getattr(params, each.name)) for each in fields(params) if each.name not in left_out}
     return {name: value for name, value in told.items() if name != "structured_outputs" or value is not None}
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, numbers alike however they were written: 1.0 is 1."""
+    """Return a value as JSON data, in which equal numbers are written alike: 1.0 becomes 1."""
     if isinstance(value, StructuredOutputs):
         return value.to_dict()
     if isinstance(value, Mapping):
@@ -208,6 +214,6 @@ def _told(found: ReceiptClass | None) -> str:
 
 @cache
 def _version() -> str:
-    from importlib.metadata import version  # slow to import, and needed by receipts alone
+    from importlib.metadata import version  # slow to import, and only receipts need it
 
     return version("specbuild-trt")

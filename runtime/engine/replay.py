@@ -1,4 +1,4 @@
-"""Replays: a receipt's text is decoded again, in two ways, and compared with it."""
+"""Replays: a receipt's text is decoded again in two ways and compared with the receipt."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from .receipt import Origin, Receipt
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of a receipt's text when it was decoded again.
+    """The outcome of decoding a receipt's text again.
 
-    plain, speculative: the results of plain decoding and of the bundle's own speculation, up to a round past the
-    receipt's last token. same_class: whether this engine has the receipt's exactness class.
+    Attributes:
+        receipt: The receipt.
+        plain: The result of plain decoding, cancelled at most one round past the receipt's last token.
+        speculative: The result of the bundle's own speculation, cancelled likewise.
+        same_class: Whether this engine has the receipt's exactness class.
     """
 
     receipt: Receipt
@@ -29,11 +32,11 @@ class Replay:
 
     @property
     def proven(self) -> bool:
-        """Whether both ways give the receipt's tokens."""
+        """Whether both results have the receipt's tokens; see `Receipt.agrees`."""
         return self.receipt.agrees(self.plain) and self.receipt.agrees(self.speculative)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `specbuild replay --json` prints it; `whole`: whether the text's end is proven, too."""
+        """Return what `specbuild replay --json` prints; `whole` says whether the text's end is proven too."""
         return {
             "proven": self.proven,
             "plain": self.receipt.agrees(self.plain),
@@ -47,7 +50,20 @@ class Replay:
 def replay(
     submit: Callable[[Sequence[int], SamplingParams], Handle], origin: Origin, receipt: Receipt, prompt: Sequence[int]
 ) -> Replay:
-    """Decode a receipt's text again from its prompt's token ids; see `Engine.replay`, which has checked the origin."""
+    """Decode a receipt's text again; see `Engine.replay`, which checks the origin first.
+
+    Args:
+        submit: Queues a request for a prompt's token ids, as `Engine.submit` does.
+        origin: The engine's bundle and exactness class.
+        receipt: The receipt.
+        prompt: The prompt's token ids.
+
+    Raises:
+        PromptError: The receipt is of another prompt.
+        EngineClosedError: The engine was closed meanwhile.
+        OptionError: This engine ends texts before the receipt's last token.
+        SpecbuildError: Decoding failed.
+    """
     receipt.check_prompt(prompt)
     plain, speculative = (
         _decoded(submit(prompt, receipt.params(speculation)), receipt.num_output_tokens)
@@ -57,7 +73,7 @@ def replay(
 
 
 def _decoded(handle: Handle, count: int) -> Result:
-    """The result of a request that is cancelled once it has more than `count` tokens; raises what kept it from them."""
+    """Return the result of a request, cancelled once it passes `count` tokens; raise if it has fewer."""
     emitted = 0
     try:
         for chunk in handle:

@@ -1,4 +1,4 @@
-"""The scheduler: a bounded queue and the free slots, for any number of callers and one worker."""
+"""`Scheduler`: a bounded queue and slots, for any number of calling threads and one worker."""
 
 from __future__ import annotations
 
@@ -22,11 +22,18 @@ from .worker import Worker
 
 
 class Scheduler(Driver):
-    """Takes sequences from any thread; every one of them gets a result.
+    """Takes sequences from any thread and gives every one of them a result.
 
-    In `waiting` are at most `max_waiting`, by priority, then first come, first served. A caller who waits for room
-    stands in `overflow` with one sequence. `clock`: seconds, for deadlines and metrics. `observer` is told every
-    result. `stall_timeout`: see `LoadOptions`.
+    The queue `waiting` holds at most `max_waiting` requests, by priority, then first come, first served. A caller who
+    waits for room in it has one request in `overflow`. The worker starts with the first request.
+
+    Args:
+        loop: Decodes the sequences; closed with the scheduler.
+        slots: Number of the loop's slots.
+        max_waiting: Maximum requests in the queue.
+        clock: Returns seconds, for deadlines and metrics.
+        observer: Receives every result; None: nothing does.
+        stall_timeout: See `LoadOptions`.
     """
 
     def __init__(
@@ -41,7 +48,7 @@ class Scheduler(Driver):
         super().__init__(loop, slots, max_waiting, clock, observer, stall_timeout)
         self._home = Home()
         keep_in_children(loop)
-        # A daemon thread must not die inside a model; the registry must not keep what nobody else has.
+        # At exit a daemon thread must not die inside a model. The weak reference lets an unused scheduler be freed.
         weakref.finalize(self, _close_at_exit, weakref.ref(self))
 
     def submit(
@@ -51,10 +58,19 @@ class Scheduler(Driver):
         each_round: bool = False,
         wait: bool = True,
     ) -> Handle:
-        """Queue a sequence, or stand in line for room; never blocks. `wake`, `each_round`: see `Handle.listen`.
+        """Queue a sequence, or put it in the overflow if the queue is full; never blocks.
 
-        Raises QueueFullError where there is no room and `wait` is False, and EngineClosedError for what was not
-        promised to a draining one. On a closed scheduler the result is "cancelled", or the error that ended it.
+        On a closed scheduler the request ends at once, as "cancelled" or with the error that ended the worker.
+
+        Args:
+            sequence: The sequence.
+            wake: See `Handle.listen`.
+            each_round: See `Handle.listen`.
+            wait: Whether it may wait in the overflow.
+
+        Raises:
+            QueueFullError: The queue is full and `wait` is False.
+            EngineClosedError: The scheduler drains and the sequence was not promised, or this is a forked child.
         """
         self._home.check()
         handle = Handle(sequence, self._cancel, self._observer.tell if self._observer else None)
@@ -82,9 +98,9 @@ class Scheduler(Driver):
         return handle
 
     def promise(self, sequences: Iterable[Sequence]) -> None:
-        """Sequences that will be submitted bit by bit, and count as submitted now.
+        """Announce sequences that will be submitted a few at a time; they count as submitted now.
 
-        A drain waits until they are, or are withdrawn. Raises EngineClosedError where one has begun.
+        A drain waits until they are submitted or withdrawn. Raise EngineClosedError if a drain has begun.
         """
         self._home.check()
         with self._locked():
@@ -96,7 +112,7 @@ class Scheduler(Driver):
                 self._promised[id(each)] = each
 
     def withdraw(self, sequences: Iterable[Sequence]) -> None:
-        """Sequences that were promised and will not be submitted."""
+        """Forget promised sequences that will not be submitted."""
         if self._home.left:
             return
         with self._locked():
@@ -105,7 +121,7 @@ class Scheduler(Driver):
             self._quiet.notify_all()
 
     def check_open(self) -> None:
-        """Raises EngineClosedError where nothing new is taken."""
+        """Raise EngineClosedError if no new requests are taken."""
         self._home.check()
         if self._failure:
             raise EngineClosedError(
@@ -118,7 +134,7 @@ class Scheduler(Driver):
 
     @contextmanager
     def exclusive(self) -> Iterator[Loop]:
-        """The loop for oneself: waits until nothing is active and holds what waits; raises EngineClosedError."""
+        """Wait until nothing is active, then lend the loop and hold waiting requests; raises EngineClosedError."""
         self._home.check()
         with self._locked():
             self.check_open()
@@ -142,9 +158,9 @@ class Scheduler(Driver):
                     self.close()
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Take nothing new, finish what was submitted or promised, then close; whether all of it finished.
+        """Take nothing new, finish what was submitted or promised, then close; return whether all of it finished.
 
-        After `timeout` seconds, for ever without, what is left is cancelled, as by `close` meanwhile.
+        After `timeout` seconds (None: never), or when another thread calls `close`, what is left is cancelled.
         """
         self._home.check()
         with self._locked():
@@ -155,11 +171,11 @@ class Scheduler(Driver):
         return self._finished
 
     def close(self) -> None:
-        """Cancel everything, wait for the round under way, end the worker, free the models; again does nothing.
+        """Cancel everything, wait for the round under way, end the worker and free the models; idempotent.
 
-        It does not wait for its own caller: on the worker, or where that has the lock or the models, the worker ends
-        the rest. A round that is stuck is left to itself, and every request has its result. In a forked child nothing
-        is there to be closed.
+        It returns at once if the caller is the worker, holds the lock or is in an exclusive section; the worker then
+        closes the rest. It does not wait for a stuck round, but every request has its result. In a forked child it does
+        nothing.
         """
         if self._home.left:
             return
@@ -179,9 +195,9 @@ class Scheduler(Driver):
             self._observer.close()
 
     def drop(self) -> bool:
-        """Close without anybody who waits for it, from a finalizer: on any thread, with any lock held.
+        """Close without waiting, as a finalizer must: on any thread, with any lock held.
 
-        Returns whether there was something to be closed.
+        Return whether the scheduler was still open.
         """
         if self.closed or self._home.left:
             return False
@@ -195,11 +211,11 @@ class Scheduler(Driver):
         return True
 
     def __del__(self) -> None:
-        if "_home" in self.__dict__:  # else the making of it failed
+        if "_home" in self.__dict__:  # absent if `__init__` failed
             self.drop()
 
     def usage(self, cache_tokens: int) -> Usage:
-        """How much is in the queue, the slots and the caches; `cache_tokens`: what the slots hold of longest texts."""
+        """Return how full queue, slots and caches are; `cache_tokens`: all slots' capacity for the longest texts."""
         self._home.check()
         with self._locked():
             kept = (0,) * self.slots if self._freed else self._loop.cached_tokens()
@@ -216,7 +232,7 @@ class Scheduler(Driver):
             )
 
     def health(self) -> Health:
-        """What the worker does; takes no lock, so a worker that is stuck holds nobody up who asks."""
+        """Return what the worker does; takes no lock, so that a stuck worker does not block the caller."""
         forked = self._home.left
         return health_of(
             self._pulse,
@@ -232,7 +248,7 @@ class Scheduler(Driver):
         handle.cancelled = True
         if self._home.left:
             return
-        if self._lock._is_owned():  # type: ignore[attr-defined]  # a finalizer amid other work: the worker sees to it
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # in a finalizer: the worker does the rest
             self._notify()
             return
         with self._locked():

@@ -1,4 +1,4 @@
-"""A window over many sequences of one caller: a few of them at a time go through the scheduler."""
+"""`Window`: submits the many sequences of one caller a few at a time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from .scheduler import Scheduler
 class Window:
     """Keeps up to `size` sequences submitted, so that no slot is idle and other callers still get their turn.
 
-    By what requests measure all of them are submitted when the window is made, and a drain lets all of them finish.
-    `wake` is called when `chunks` has something to do; for every round if `each_round`, else when a sequence ends.
+    Metrics count all sequences as submitted when the window is made, and a drain lets all of them finish.
     """
 
     def __init__(
@@ -28,29 +27,40 @@ class Window:
         wake: Callable[[], None],
         each_round: bool,
     ) -> None:
-        """Raises EngineClosedError where the scheduler drains."""
+        """Promise the sequences to the scheduler.
+
+        Args:
+            scheduler: The scheduler.
+            sequences: Sequences to submit, in order.
+            size: Maximum number submitted at a time.
+            wake: Called, on any thread, when `chunks` has something to do.
+            each_round: Whether to call `wake` after each round of a sequence, or only when one is queued or ends.
+
+        Raises:
+            EngineClosedError: The scheduler drains.
+        """
         scheduler.promise(sequences)
         self._scheduler, self._size, self._wake, self._each_round = scheduler, size, wake, each_round
         self._left, self._running = deque(sequences), list[Handle]()
 
     @property
     def pending(self) -> bool:
-        """Whether some sequence has not had its last chunk."""
+        """Whether the last chunk of some sequence is still to come."""
         return bool(self._left or self._running)
 
     def fill(self, wait: bool = True) -> None:
-        """Submit what the window has room for, one at a time in the overflow of the queue.
+        """Submit sequences while the window has room and none of them waits in the queue's overflow.
 
-        `wait`: see `Scheduler.submit`; raises QueueFullError.
+        `wait`: see `Scheduler.submit`; False raises QueueFullError if there is no room for the first one.
         """
         while self._left and len(self._running) < self._size and all(handle.queued for handle in self._running):
             handle = self._scheduler.submit(self._left[0], self._wake, self._each_round, wait)
             self._left.popleft()
             self._running.append(handle)
-            wait = True  # what was let in is served to its end
+            wait = True  # once one is queued, the others wait for room
 
     def chunks(self) -> Iterator[Chunk]:
-        """Whatever is new, without waiting; what ended makes room for the next."""
+        """Yield new chunks without waiting; then submit as many sequences as have ended."""
         for handle in list(self._running):
             chunk = handle.take()
             if chunk and chunk.result:
@@ -60,7 +70,7 @@ class Window:
         self.fill()
 
     def cancel(self) -> None:
-        """Cancel what runs, and forget the rest."""
+        """Cancel the submitted sequences and withdraw the rest."""
         self._scheduler.withdraw(self._left)
         self._left.clear()
         for handle in self._running:

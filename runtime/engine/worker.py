@@ -1,6 +1,6 @@
-"""The worker: the one thread that drives a scheduler's loop, and the watchdog beside it.
+"""`Worker`: the thread that drives a scheduler's loop, and a watchdog thread that checks on it.
 
-While there is nothing to do neither of them holds the scheduler, so that one which nobody else has is freed.
+While there is nothing to do, neither thread keeps a reference to the scheduler, so that an unused one is freed.
 """
 
 from __future__ import annotations
@@ -12,30 +12,38 @@ import weakref
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-_FRAMES = 3  # of the worker's stack that are told where it is stuck
+_FRAMES = 3  # innermost stack frames reported when the worker is stuck
 
 
 class Driven(Protocol):
-    """What a worker drives; it wakes its worker with itself when nobody has it any more."""
+    """What a worker drives. When its last owner drops it, its finalizer passes it to `Worker.wake` to be finished."""
 
     def work(self) -> float | None:
-        """Do what there is to do; seconds until there may be more by itself, None: for ever. Never raises."""
+        """Do all work there is; return the seconds after which to call again unasked, None: never. Never raises."""
         ...
 
     def finish(self) -> bool:
-        """Whether all is over; then everything is freed. Never raises."""
+        """Return whether the worker should end; if so, free everything first. Never raises."""
         ...
 
     def watch(self) -> float:
-        """Look whether the worker makes progress; seconds until the next look."""
+        """Check whether the worker makes progress; return the seconds until the next check."""
         ...
 
 
 class Worker:
-    """Two daemon threads; `interval`: seconds until the watchdog first looks, None: there is none."""
+    """The worker thread and its watchdog, both daemon threads."""
 
     def __init__(self, driven: Driven, interval: float | None) -> None:
-        """Starts them; raises RuntimeError where the system has no thread to give."""
+        """Start the threads.
+
+        Args:
+            driven: What to drive; only a weak reference is kept.
+            interval: Seconds until the watchdog's first check; None: no watchdog.
+
+        Raises:
+            RuntimeError: The system cannot start another thread.
+        """
         self._calls, self._ended = SimpleQueue[Driven | None](), threading.Event()
         ref = weakref.ref(driven)
         self._thread = threading.Thread(
@@ -53,19 +61,19 @@ class Worker:
             raise
 
     def wake(self, driven: Driven | None = None) -> None:
-        """There may be something to do. Takes no lock, so a finalizer may call it wherever it runs.
+        """Tell the worker that there may be work; takes no lock, so that a finalizer may call it anywhere.
 
-        `driven`: what is driven, to live until it is done.
+        `driven`: what is driven, if it must be kept alive until the work is done.
         """
         self._calls.put(driven)
 
     @property
     def here(self) -> bool:
-        """Whether the caller is one of these threads."""
+        """Whether the caller runs on one of these threads."""
         return threading.current_thread() in (self._thread, self._watchdog)
 
     def join(self, timeout: float) -> bool:
-        """Wait until both have ended; whether they have."""
+        """Wait up to `timeout` seconds for both threads to end; return whether the worker has ended."""
         if self._ended.wait(timeout):
             self._thread.join()
             if self._watchdog:
@@ -73,7 +81,7 @@ class Worker:
         return self._ended.is_set()
 
     def doing(self) -> str:
-        """Where the worker is now: the innermost functions, on one line."""
+        """Return where the worker is now: its innermost functions, on one line."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         stack = traceback.extract_stack(frame)[-_FRAMES:] if frame else []
         return " > ".join(f"{each.name} ({each.filename}:{each.lineno})" for each in stack) or "nothing"

@@ -1,1 +1,1 @@
-"""A request as data: prompts, chat templates, tokens, validation, sequences, results, metrics."""
+"""Requests as data: prompts, chat templates, tokenization, validation, sequences, results and metrics."""

@@ -1,4 +1,4 @@
-"""The bytes behind a token's name, in the two ways that tokenizers write bytes which are no whole character."""
+"""The bytes that a token's name stands for, in the two notations that tokenizers have for partial characters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's byte-level alphabet: a printable character for each byte."""
+    """Return GPT-2's byte-level alphabet: the byte that each of 256 printable characters stands for."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -18,7 +18,7 @@ _BYTES = _alphabet()
 
 
 def bytes_of(name: str) -> bytes | None:
-    """The bytes that a token's name stands for; None where it stands for something else."""
+    """Return the bytes that a token's name stands for, in either notation; None if it is in neither."""
     if found := _FALLBACK.fullmatch(name):
         return bytes([int(found[1], 16)])
     if name and all(character in _BYTES for character in name):

@@ -1,7 +1,7 @@
-"""Chats: messages, tools and template variables, and the template that makes a text of them.
+"""Chats (messages, tools and template variables) and the chat templates that render them as text.
 
-Renders as transformers' `apply_chat_template` does; a template comes with a checkpoint and is not trusted, so it runs
-in jinja2's sandbox with a budget of work, and sees plain JSON data alone.
+Rendering matches transformers' `apply_chat_template`. A template comes with a checkpoint and is not trusted, so it runs
+in jinja2's sandbox with a budget of work, and sees plain JSON data only.
 """
 
 from __future__ import annotations
@@ -17,28 +17,34 @@ from specbuild.runtime.errors import PromptError, shown
 if TYPE_CHECKING:
     import jinja2
 
-MAX_TEMPLATE = 2**16  # characters of a template; the longest in use have 50,000
-MAX_WEIGHT = 2**23  # characters of a chat, each value besides counted as 32
+MAX_TEMPLATE = 2**16  # maximum characters of a template; the longest in use have 50,000
+MAX_WEIGHT = 2**23  # maximum weight of a chat: its characters, plus 32 per value
 MAX_MESSAGES = 2**16
-MAX_DEPTH = 64  # lists in lists
-MAX_SAID = 300  # characters that a template's refusal may have
+MAX_DEPTH = 64  # maximum nesting of lists and objects
+MAX_SAID = 300  # maximum characters of a template's own error message
 _VALUE = 32
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, the standard one first
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same field, in order of precedence
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A prompt made of messages, which it copies; validated when made, raises PromptError.
+    """A prompt made of messages; validated on construction, which raises PromptError.
 
-    `tools`: JSON schemas of functions. `variables`: whatever else the template reads, such as `enable_thinking`.
+    Attributes:
+        messages: Messages, at least one: objects with "role", a text, and usually "content", a text or a list of parts
+            {"type": "text", "text": "…"}. Copied, like `tools` and `variables`, as plain JSON data.
+        tools: JSON schemas of the functions that the model may call; None: no tools.
+        add_generation_prompt: Whether the rendered text ends with the beginning of the assistant's turn.
+        variables: Further variables that the template reads, such as `enable_thinking`.
+        weight: Number of characters, plus 32 for each value and key; computed, and bounded by MAX_WEIGHT.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
-    add_generation_prompt: bool = True  # end with the beginning of the assistant's turn
+    add_generation_prompt: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
-    weight: int = field(default=0, init=False, repr=False, compare=False)  # characters and values
+    weight: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         copier = _Copier()
@@ -65,7 +71,7 @@ def _objects(value: Any) -> bool:
 
 
 def _check_parts(content: Any) -> None:
-    """Raise PromptError for content in parts that are not all texts."""
+    """Raise PromptError if a list of content parts has any part that is not text."""
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
@@ -77,13 +83,13 @@ def _check_parts(content: Any) -> None:
 
 
 class _Copier:
-    """Copies data of JSON's kinds into plain dicts, lists, texts and numbers, and adds up what they weigh."""
+    """Copies JSON-like data into plain dicts, lists, texts and numbers, and adds up its weight."""
 
     def __init__(self) -> None:
         self.weight, self._name = 0, ""
 
     def copied(self, name: str, value: Any) -> Any:
-        """A copy; raises PromptError where the data is too much or not JSON's, or an object of the caller's fails."""
+        """Return a copy; raise PromptError if the data is too large or not JSON-like, or an object in it raises."""
         self._name = name
         if isinstance(value, list | tuple) and len(value) > MAX_MESSAGES:
             raise PromptError(f"{name} has {len(value):,} items: give {MAX_MESSAGES:,} at most")
@@ -91,7 +97,7 @@ class _Copier:
             return self._copy(value, MAX_DEPTH)
         except PromptError:
             raise
-        except Exception as error:  # of a mapping or list of the caller's own
+        except Exception as error:  # raised by the caller's own mapping or list type
             raise PromptError(f"{name} cannot be read as JSON data ({_line(error)})") from None
 
     def _copy(self, value: Any, depth: int) -> Any:
@@ -103,7 +109,7 @@ class _Copier:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
-            return str.__str__(value)  # a subclass may print something else
+            return str.__str__(value)  # a subclass may override __str__
         if isinstance(value, int) and value.bit_length() <= 1024:
             return int.__index__(value)
         if isinstance(value, float) and math.isfinite(value):
@@ -124,15 +130,15 @@ class _Copier:
 
 
 class _Compiled(NamedTuple):
-    """A template, and what it was seen to read."""
+    """A compiled template, and what it reads."""
 
     template: jinja2.Template
     reads_tools: bool
-    reads_parts: bool  # goes through the parts of a message's content itself
+    reads_parts: bool  # whether it iterates over the parts of a message's content itself
 
 
 class ChatTemplate:
-    """A checkpoint's chat template, compiled when it is first used."""
+    """A checkpoint's chat template, compiled on first use; `special` maps names to special tokens' texts."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         self._source, self._special = source, special
@@ -140,7 +146,7 @@ class ChatTemplate:
         self._lock = threading.Lock()
 
     def check(self) -> _Compiled:
-        """What the template compiles to; raises PromptError where it is none."""
+        """Return the compiled template; raise PromptError if it is invalid."""
         with self._lock:
             self._compiled = self._compiled or _compile(self._source)
         if isinstance(self._compiled, PromptError):
@@ -148,7 +154,7 @@ class ChatTemplate:
         return self._compiled
 
     def render(self, chat: Chat) -> str:
-        """The text of a chat; raises PromptError where the template is none, or refuses the messages."""
+        """Return the text of a chat; raise PromptError if the template is invalid or refuses the messages."""
         template, reads_tools, reads_parts = self.check()
         if chat.tools and not reads_tools:
             raise PromptError("the model's chat template does not read tools: leave them out, or use another model")
@@ -165,19 +171,19 @@ class ChatTemplate:
                 return template.render(**dict(self._special) | dict(chat.variables) | given)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a template is a program, and fails like one
+        except BaseException as error:  # a template is a program and may fail in any way
             raise PromptError(f"the chat template refuses these messages: {_line(error)}") from None
 
 
 def _line(error: BaseException) -> str:
     try:
         return " ".join(str(error)[: 4 * MAX_SAID].split())[:MAX_SAID] or type(error).__name__
-    except Exception:  # an error of the caller's that cannot say what it is
+    except Exception:  # the `__str__` of the caller's error fails
         return type(error).__name__
 
 
 def _compile(source: str) -> _Compiled | PromptError:
-    """A template ready to render, or what every chat is told instead."""
+    """Return a compiled template, or the error that every chat gets."""
     if len(source) > MAX_TEMPLATE:
         problem = f"has {len(source):,} characters, more than {MAX_TEMPLATE:,}"
     else:
@@ -202,7 +208,7 @@ def _compile(source: str) -> _Compiled | PromptError:
 
 
 def _reads_parts(tree: jinja2.nodes.Template) -> bool:
-    """Whether a template has a loop over what it calls content."""
+    """Return whether a template has a loop over something named `content`."""
     from jinja2 import nodes
 
     for loop in tree.find_all(nodes.For):
@@ -217,7 +223,7 @@ def _reads_parts(tree: jinja2.nodes.Template) -> bool:
 
 
 def _message(message: dict[str, Any], reads_parts: bool) -> dict[str, Any]:
-    """A message with its reasoning under the names that templates read, its parts joined unless the template does."""
+    """Return a message with its reasoning under the names that templates read; join its parts unless `reads_parts`."""
     if isinstance(message.get("content"), list) and not reads_parts:
         message["content"] = "".join(part["text"] for part in message["content"])
     found = next((message[name] for name in _REASONING if message.get(name) is not None), None)

@@ -1,4 +1,4 @@
-"""The incremental detokenizer: tokens to text as an output grows."""
+"""`Detokenizer`: turns token ids into text incrementally, as an output grows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from .stop_strings import automaton
 from .tokenizer import Tokenizer
 
-_CONTEXT = 8  # prompt tokens that tell the decoder whether the first new one begins a word
+_CONTEXT = 8  # prompt tokens that show the decoder whether the first new token begins a word
 
 
 class Detokenizer:
-    """The text of a growing output, complete characters only, watched for stop strings.
+    """The text of a growing output, in complete characters, cut before the first stop string.
 
-    `text` is final as far as it goes: what may still become a stop string, or is half a character, is held back. Where
-    there is no stop string to watch for, tokens are decoded when the text is asked for, several at once.
+    `text` never changes except by growing: text that may still become a stop string, and partial characters, are held
+    back. Without stop strings, tokens are decoded only when `text` is read, several at once.
     """
 
     def __init__(
@@ -25,31 +25,39 @@ class Detokenizer:
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
-        """`min_tokens`: a stop string counts that is complete after more tokens, wherever it begins."""
+        """Make the detokenizer of one output.
+
+        Args:
+            tokenizer: Decodes the tokens.
+            prompt: The prompt's token ids, of which the last few are context for the first output token.
+            stop: Stop strings.
+            min_tokens: A stop string counts only if it is complete after more than so many tokens, wherever it begins.
+            skip_special_tokens: Whether to leave special tokens out of the text.
+        """
         self._tokenizer, self._unwatched = tokenizer, min_tokens
         self._how = {} if skip_special_tokens else {"skip_special_tokens": False}
         self._automaton, self._state = automaton(tuple(stop)) if stop else None, 0
         self.stop_reason: str | None = None  # the stop string that ended the text
         self._ids = list(prompt[-_CONTEXT:])
-        self._start, self._read = 0, len(self._ids)  # the text of _ids[_start:_read] is out already
-        self._whole = ""  # everything decoded
-        self._text = ""  # what is final of it
+        self._start, self._read = 0, len(self._ids)  # the text of _ids[_start:_read] is decoded already
+        self._whole = ""  # all text decoded so far
+        self._text = ""  # its final part
 
     def push(self, token: int) -> bool:
-        """Take one token; True where a stop string is complete, the text then ends before it."""
+        """Take one token; return whether a stop string is now complete. The text then ends before it."""
         self._ids.append(token)
         self._unwatched -= 1
         return self._automaton is not None and self._decode()
 
     @property
     def text(self) -> str:
-        """What is final."""
+        """The text so far that will not change."""
         if not self._automaton:
             self._decode()
         return self._text
 
     def _decode(self) -> bool:
-        """Decode up to the last token that ends a character; True where a stop string is complete."""
+        """Decode up to the last token that completes a character; return whether a stop string is complete."""
         before = self._decoded(self._start, self._read) if self._read < len(self._ids) else ""
         for end in range(len(self._ids), self._read, -1):
             after = self._decoded(self._start, end)
@@ -62,7 +70,7 @@ class Detokenizer:
         return self._tokenizer.decode(self._ids[start:end], **self._how)
 
     def finish(self) -> None:
-        """The output has ended: nothing is held back any longer."""
+        """End the output: release the text that was held back."""
         if self.stop_reason:
             return
         before = self._decoded(self._start, self._read)

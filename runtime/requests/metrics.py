@@ -1,4 +1,4 @@
-"""What is measured of a request and of a run, under vLLM's names; times in seconds."""
+"""Metrics of requests and of an engine's rounds, under vLLM's names; times in seconds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from typing import Any
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counts of the rounds that drafted.
+    """Counts over the rounds of a request that drafted.
 
-    `num_unsettled_steps`: those that ended before a choice which rounding might have turned. `num_recomputed_tokens`:
-    accepted in a side branch, so computed once more in the next round.
+    Attributes:
+        num_spec_steps: Rounds that drafted.
+        num_draft_tokens: Drafted tokens.
+        num_accepted_draft_tokens: Drafted tokens that were accepted.
+        num_unsettled_steps: Rounds that stopped before a choice that rounding might have turned.
+        num_recomputed_tokens: Tokens accepted in a side branch, and so computed once more in the next round.
+        acceptance_histogram: By k, the number of rounds that accepted k drafted tokens.
+        depth_histogram: By d, the number of rounds whose tree had d levels below the root, where that is known.
+        decisions: With "auto" in a tuned bundle: the number of rounds by what the policy decided.
+        promised: The sum over those rounds of the speedup over plain decoding that the timing table promised.
     """
 
     num_spec_steps: int = 0
@@ -20,13 +28,13 @@ class SpeculationStats:
     num_accepted_draft_tokens: int = 0
     num_unsettled_steps: int = 0
     num_recomputed_tokens: int = 0
-    acceptance_histogram: list[int] = field(default_factory=list)  # [k]: rounds that accepted k drafted tokens
-    depth_histogram: list[int] = field(default_factory=list)  # [d]: rounds whose tree had d levels, where that is known
-    decisions: dict[str, int] = field(default_factory=dict)  # of `auto` in a tuned bundle: rounds by what was decided
-    promised: float = 0.0  # the sum of what these rounds promised over plain decoding, by the timing table
+    acceptance_histogram: list[int] = field(default_factory=list)
+    depth_histogram: list[int] = field(default_factory=list)
+    decisions: dict[str, int] = field(default_factory=dict)
+    promised: float = 0.0
 
     def record(self, drafted: int, accepted: int, depth: int | None = None) -> None:
-        """Count one round; `depth`: levels of its tree below the root."""
+        """Count one round, by its drafted and accepted tokens and its tree's `depth` in levels below the root."""
         self.num_spec_steps += 1
         self.num_draft_tokens += drafted
         self.num_accepted_draft_tokens += accepted
@@ -35,7 +43,7 @@ class SpeculationStats:
             _count(self.depth_histogram, depth)
 
     def decide(self, kind: str, promised: float = 1.0) -> None:
-        """Count what the policy decided for a round, and what that promised over plain decoding."""
+        """Count what the policy decided for a round, and the speedup over plain decoding that it promised."""
         self.decisions[kind] = self.decisions.get(kind, 0) + 1
         self.promised += promised
 
@@ -58,16 +66,16 @@ class SpeculationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens emitted a round, the bonus token included; 1 where nothing was drafted."""
+        """Mean tokens emitted per round that drafted, the bonus token included; 1 if nothing was drafted."""
         return 1 + self.num_accepted_draft_tokens / max(self.num_spec_steps, 1)
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted over drafted tokens; 0 where nothing was drafted."""
+        """Accepted tokens divided by drafted tokens; 0 if nothing was drafted."""
         return self.num_accepted_draft_tokens / max(self.num_draft_tokens, 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """vLLM's `speculative_decoding` object."""
+        """Return vLLM's `speculative_decoding` object."""
         rates = "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"
         counts = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
         settled = ("num_unsettled_steps", "num_recomputed_tokens")
@@ -81,22 +89,34 @@ def _count(histogram: list[int], value: int, times: int = 1) -> None:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """One request: what it has, and when what became of it, in seconds on the engine's clock.
+    """Counts and times of one request.
 
-    `submitted`: its caller handed it over. `started`: it got its slot. `first_token`: the first token could be read.
-    `finished`: it had its result. Each is None where it never came to that, and means something in this process alone,
-    so JSON has the times between them instead. `background`: as it was asked for.
+    `submitted`, `started`, `first_token` and `finished` are seconds on the engine's clock, None if the request never
+    came that far. They mean something in this process only, so JSON has the times between them instead.
 
-    `busy_time`: its share of the seconds of the rounds that it took part in, by its rows in each of them, so that those
-    of all requests add up to `RunStats.total`. `plain_time`: what they would have been by plain decoding, as far as a
-    round drafted by the timing table, corrected by what rounds take; NaN where one drafted and there is no table.
+    Attributes:
+        num_prompt_tokens: Tokens of the prompt.
+        seed: The sample's own seed.
+        speculation: "auto" if a policy chooses each round's tree, else the tree that every round drafts, or "off".
+        num_output_tokens: Tokens of the output.
+        num_cached_tokens: Tokens of the prompt whose rows were in a cache already.
+        submitted: When the caller handed the request over.
+        started: When it got its slot.
+        first_token: When the first token could be read.
+        finished: When it had its result.
+        background: Whether it was a background request.
+        busy_time: Its share of the seconds of its rounds, by its rows in each of them, so that the shares of all
+            requests add up to `RunStats.total`.
+        plain_time: Seconds that plain decoding would have taken instead of `busy_time`. Rounds that drafted count by
+            the timing table, corrected by how long rounds take; NaN if one drafted and there is no table.
+        speculative_decoding: Counts over the rounds that drafted.
     """
 
     num_prompt_tokens: int
     seed: int
     speculation: str
     num_output_tokens: int = 0
-    num_cached_tokens: int = 0  # of the prompt: read from a cache that had them
+    num_cached_tokens: int = 0
     submitted: float | None = None
     started: float | None = None
     first_token: float | None = None
@@ -108,12 +128,12 @@ class RequestMetrics:
 
     @property
     def queue_time(self) -> float:
-        """Seconds from submission to the slot, or to the end where it never got one."""
+        """Seconds from submission to the slot, or to the end if it never got one."""
         return _between(self.submitted, self.finished if self.started is None else self.started)
 
     @property
     def ttft(self) -> float:
-        """Seconds from submission to the first token; 0 where there is none."""
+        """Seconds from submission to the first token; 0 if there is none."""
         return _between(self.submitted, self.first_token)
 
     @property
@@ -123,12 +143,12 @@ class RequestMetrics:
 
     @property
     def tpot(self) -> float:
-        """Mean seconds of an output token after the first; 0 where there is none."""
+        """Mean seconds per output token after the first; 0 if there is none."""
         later = self.num_output_tokens - 1
         return _between(self.first_token, self.finished) / later if later > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The `metrics` object of a result; `ttft` is None where there is no token, `tpot` where there is no second."""
+        """Return a result's `metrics` object; `ttft` is None without a first token, `tpot` without a second one."""
         times = "queue_time", "ttft", "tpot", "e2el"
         counts = "num_prompt_tokens", "num_output_tokens", "num_cached_tokens"
         told = {name: getattr(self, name) for name in (*times, *counts, "seed", "speculation")}
@@ -140,17 +160,25 @@ class RequestMetrics:
 
 
 def _between(start: float | None, end: float | None) -> float:
-    """Seconds between two times; 0 where one of them never came."""
+    """Return the seconds between two times; 0 if one of them is None."""
     return 0.0 if start is None or end is None else end - start
 
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """Where an engine's time went from when it was loaded until now: the models, and the loop around them.
+    """Where an engine's time went from loading until now: a snapshot of counts, and of seconds.
 
-    It never changes: a later one is another.
-    `accept`, `commit`: of rounds that decode; 0 on a device, which does both by itself. A prompt's chunks have neither.
-    `told`, `timed`: of what the timing table has seconds of, these and the clock's; 0 where there is none.
+    Attributes:
+        rounds: Rounds.
+        emitted: Emitted tokens.
+        total: Seconds of all rounds.
+        draft: Seconds in the draft model.
+        verify: Seconds in the target.
+        accept: Seconds of walking trees and emitting tokens; prefill chunks do not count. 0 on a device, which does
+            it by itself.
+        commit: Seconds of committing accepted rows in the caches; as `accept`.
+        told: Seconds that the timing table has for the steps and rounds it covers; 0 without a table.
+        timed: Seconds that these took by the clock; 0 without a table.
     """
 
     rounds: int = 0
@@ -165,35 +193,35 @@ class RunStats:
 
     @classmethod
     def sum(cls, parts: Iterable[RunStats]) -> RunStats:
-        """Of all parts together; of none, nothing."""
+        """Return the sum of several statistics; all zeros for none."""
         return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
     def since(self, before: RunStats) -> RunStats:
-        """What was added to a copy that was made before."""
+        """Return what was added since an earlier snapshot."""
         return RunStats(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
     @property
     def loop(self) -> float:
-        """The loop's own time: all but model execution."""
+        """The loop's own seconds: all but model execution."""
         return self.total - self.draft - self.verify
 
     @property
     def loop_share(self) -> float:
-        """The loop's own time as a share of all."""
+        """The loop's own time as a share of the total; 0 before the first round."""
         return self.loop / self.total if self.total else 0.0
 
     @property
     def correction(self) -> float:
-        """What steps and rounds took, over what the timing table says; 1 where there is none."""
+        """Time that steps and rounds took, divided by the timing table's; 1 without a table."""
         return self.timed / self.told if self.told else 1.0
 
     @property
     def host(self) -> float:
-        """What is left of the loop's time without accepting and committing."""
+        """The loop's own seconds without accepting and committing."""
         return self.loop - self.accept - self.commit
 
     def to_dict(self) -> dict[str, Any]:
-        """Counts, seconds and the loop's own share."""
+        """Return counts, seconds, the loop's own share and the correction as JSON data."""
         seconds = {
             f"{part}_s": getattr(self, part) for part in ("total", "draft", "verify", "accept", "commit", "host")
         }
@@ -203,7 +231,7 @@ class RunStats:
 
 @dataclass(slots=True)
 class Tally:
-    """A loop's own `RunStats`, to be added to."""
+    """A loop's running totals, with the fields of `RunStats`."""
 
     rounds: int = 0
     emitted: int = 0
@@ -216,5 +244,5 @@ class Tally:
     timed: float = 0.0
 
     def snapshot(self) -> RunStats:
-        """What it is now."""
+        """Return the totals so far."""
         return RunStats(*astuple(self))

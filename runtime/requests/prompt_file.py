@@ -1,6 +1,6 @@
 """Prompt files: JSON lines with `prompt`, Spec-Bench's `turns`, or a chat's `messages`, plus sampling fields.
 
-Beside `messages` may stand `tools` and `chat_template_kwargs`, the template's further variables.
+A line with `messages` may also have `tools`, and `chat_template_kwargs` with further variables for the template.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from specbuild.runtime.sampling.parameters import SamplingParams, renamed
 from .chat import Chat
 from .tokenizer import Prompt
 
-MAX_LINE = 2**24  # bytes
-_BESIDE = {  # fields that only one of the sources has
+MAX_LINE = 2**24  # maximum bytes of a line
+_BESIDE = {  # further fields that each kind of prompt may have
     "prompt": frozenset[str](),
     "turns": frozenset({"question_id", "category", "reference"}),
     "messages": frozenset({"tools", "chat_template_kwargs"}),
@@ -30,22 +30,38 @@ _BESIDE = {  # fields that only one of the sources has
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt, its parameters, the turns of which it is the first, its category, and `where` it was."""
+    """A request read from a prompt file.
+
+    Attributes:
+        prompt: The prompt; the first turn of a line with turns.
+        params: Its sampling parameters.
+        turns: All turns of a line with turns.
+        category: The line's `category`.
+        where: Where the line is, as FILE:LINE.
+    """
 
     prompt: Prompt
     params: SamplingParams
     turns: tuple[str, ...] = ()
     category: str | None = None
-    where: str = field(default="", compare=False)  # FILE:LINE
+    where: str = field(default="", compare=False)
 
     @property
     def later_turns(self) -> int:
-        """How many turns come after the prompt."""
+        """Number of turns after the prompt."""
         return len(self.turns[1:])
 
 
 def read(path: str, defaults: dict[str, Any]) -> list[Request]:
-    """The requests of a file, `-` for standard input; a line's fields override `defaults`. Raises PromptError."""
+    """Return the requests of a prompt file.
+
+    Args:
+        path: The file; `-` is standard input.
+        defaults: Sampling parameters, which a line's fields override.
+
+    Raises:
+        PromptError: The file cannot be read, has no prompts, or a line in it is invalid.
+    """
     requests, number = list[Request](), 0
     try:
         with _opened(path) as file:
@@ -55,7 +71,7 @@ def read(path: str, defaults: dict[str, Any]) -> list[Request]:
                     requests.append(replace(_request(line, defaults), where=f"{path}:{number}"))
     except InputError as error:
         raise PromptError(f"{path}:{number}: {error}" if number else str(error)) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in its name
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the file's name
         reason = getattr(error, "strerror", None) or error
         raise PromptError(f"{path} cannot be read ({reason}): give a file of JSON lines") from None
     if not requests:

@@ -1,4 +1,4 @@
-"""What comes out of a request: chunks as the text grows, and the result."""
+"""What a request returns: chunks as the text grows, and the result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from .metrics import RequestMetrics
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one sample of one prompt. `token_ids` hold the end-of-sequence token, `text` does not.
+    """The result of one sample of one prompt.
 
-    finish_reason: "stop" (end of sequence or a stop string), "length", "cancelled", "deadline", or "error", with what
-    was emitted until then; `error` is set for the last alone. `logprobs`: one per token, where they were asked for.
-    stop_reason, as vLLM's: the stop string, or the one of `stop_token_ids`, that ended it; None where something else
-    did, an end of sequence included. `metrics`: None for a request that was refused before it ran. `drafted`: one per
-    token, whether a drafter had proposed it; the others are the target's alone. It is not part of the JSON.
+    Attributes:
+        text: The output's text, without the end-of-sequence token.
+        token_ids: The output's token ids, with the end-of-sequence token. If the output was cut off, text and token
+            ids are what was emitted until then.
+        finish_reason: "stop" (end of sequence, a stop string or a stop token), "length", "cancelled", "deadline" or
+            "error".
+        metrics: Counts and times; None for a request that was refused before it ran.
+        logprobs: Log-probabilities, one entry per token, if asked for.
+        error: The error, if `finish_reason` is "error".
+        stop_reason: As in vLLM, the stop string or the one of `stop_token_ids` that ended the output; None if
+            something else did, an end of sequence included.
+        drafted: Whether a drafter had proposed the token, one entry per token; the others are the target's alone. The
+            JSON does not have it.
     """
 
     text: str
@@ -32,7 +40,7 @@ class Result:
     drafted: list[bool] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `specbuild generate --json` prints it; `logprobs` and `error` only where there are any."""
+        """Return what `specbuild generate --json` prints; `logprobs` and `error` only if they are set."""
         body: dict[str, Any] = {
             "text": self.text,
             "token_ids": self.token_ids,
@@ -49,14 +57,22 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What was added to one sample's output since its last chunk; the last one of all carries the result.
+    """What was added to one sample's output since its last chunk; a sample's last chunk has its result.
 
-    A reader who is slower than the model gets fewer, longer chunks: nothing piles up.
+    A reader slower than the model gets fewer, longer chunks: nothing piles up.
+
+    Attributes:
+        index: Which prompt, from 0.
+        sample: Which of the prompt's n samples, from 0.
+        text: New text, in complete characters.
+        token_ids: New token ids.
+        logprobs: Log-probabilities of the new tokens, if asked for.
+        result: The result, in the last chunk; else None.
     """
 
-    index: int  # which prompt
-    sample: int  # which of its n samples
-    text: str  # complete characters only
+    index: int
+    sample: int
+    text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
     result: Result | None

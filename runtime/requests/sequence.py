@@ -1,4 +1,4 @@
-"""One sequence in flight: its tokens, its slot, its parameters, and what is measured of it."""
+"""`Sequence`: one sequence in flight, with its tokens, slot, parameters and metrics."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from .metrics import RequestMetrics
 
 @dataclass(slots=True)
 class Sequence:
-    """A request while it runs. `tokens` is prompt and output; the last one is the next round's root."""
+    """One sample of a request while it runs. `tokens` is prompt and output; its last one is the next round's root."""
 
-    index: int  # which prompt
+    index: int  # which prompt, from 0
     tokens: list[int]
     params: SamplingParams
     sampler: Sampler
     tree: TreeSpec | None  # None: plain decoding
     detokenizer: Detokenizer
     metrics: RequestMetrics
-    limit: int  # most tokens in all, prompt included
-    policy: SequencePolicy | None = None  # what chooses each round's tree; None: the same tree always
-    sample: int = 0  # which of the prompt's samples
-    deadline: float = math.inf  # when to end it, on the scheduler's clock
-    slot: int = -1
-    cached: int = 0  # tokens whose rows the target has committed
+    limit: int  # maximum tokens, prompt and output together
+    policy: SequencePolicy | None = None  # chooses each round's tree; None: always the same tree
+    sample: int = 0  # which of the prompt's samples, from 0
+    deadline: float = math.inf  # when to end it, in seconds on the scheduler's clock
+    slot: int = -1  # -1: none yet
+    cached: int = 0  # tokens whose rows are committed in the target's cache
     output: list[int] = field(default_factory=list)
-    drafted: list[bool] = field(default_factory=list)  # of the output: whether a drafter had proposed the token
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the output, where asked for
+    drafted: list[bool] = field(default_factory=list)  # one per output token: whether a drafter had proposed it
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one per output token, if asked for
     finish_reason: str | None = None
-    stop_reason: str | int | None = None  # the stop string or token id that ended it; None: something else did
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended it; None: something else did
     error: SpecbuildError | None = None
-    shape: TreeSpec | None = field(init=False)  # the tree, no larger than the round's limits
-    room: int = 1 << 16  # nodes that its part of a step has room for
+    shape: TreeSpec | None = field(init=False)  # the tree within the round's limits; None: no draft
+    room: int = 1 << 16  # maximum draft nodes in its part of a step
     _ids: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,37 +53,40 @@ class Sequence:
 
     @property
     def history(self) -> NDArray[np.int64]:
-        """`tokens` as an array; not a copy."""
+        """`tokens` as `int64[len(tokens)]`; a view, not a copy."""
         return self._ids[: len(self.tokens)]
 
     @property
     def pending(self) -> int:
-        """Tokens the next step reads, or the next ones of a long prompt: the last one, and those whose rows are not in.
+        """Number of tokens that are not in the target's cache yet, the last one included.
 
-        Once the prompt is in, more than one where a side branch was accepted (see `HostLoop.accept`).
+        After prefill it is 1, or more if a side branch was accepted (see `HostLoop.accept`).
         """
         return len(self.tokens) - self.cached
 
     @property
     def decodes(self) -> bool:
-        """Whether the prompt is in, but for the token whose logits are wanted."""
+        """Whether prefill is done: only the last prompt token, whose logits are wanted, may still be missing."""
         return self.pending == 1 or bool(self.output)
 
     @property
     def drafts(self) -> bool:
-        """Whether the next round should draft: not while the prompt is read, not for the last token."""
+        """Whether the next round should draft: not during prefill, and not if only one more token fits."""
         return self.tree is not None and self.decodes and len(self.tokens) + 1 < self.limit
 
     def submit(self, now: float) -> None:
-        """Its caller hands it over, from when its deadline counts; `now`: on the scheduler's clock."""
+        """Note when the caller handed it over and start its deadline; `now`: seconds on the scheduler's clock."""
         self.metrics.submitted = now
         if self.params.deadline is not None:
             self.deadline = now + self.params.deadline
 
     def limit_tree(self, limits: Limits, batch: int, max_nodes: int = 1 << 16) -> None:
-        """Set the round's `shape`, beside `batch − 1` others that draft; None where nothing may be drafted.
+        """Set `shape`, the tree of this round; None if nothing may be drafted.
 
-        `max_nodes`: of its part of a step, what is read again included.
+        Args:
+            limits: The operator's limits.
+            batch: Number of sequences that draft in the round, this one included.
+            max_nodes: Maximum nodes of its part of a step, root and recomputed tokens included.
         """
         self.room = max_nodes - self.pending
         if self.policy:
@@ -91,12 +94,12 @@ class Sequence:
         self.shape = self.tree and self.tree.within(limits.max_nodes(batch, min(self.room, self.tree.nodes)))
 
     def emit(self, token: int, eos: frozenset[int], begins: bool = True) -> None:
-        """Append a token; set `finish_reason` where the text ends with it.
+        """Append a token; set `finish_reason` if it ends the text.
 
         Args:
             token: The target's choice.
-            eos: Tokens that end a text.
-            begins: Whether it is its round's first token. Each later one shows that the token before it had been drafted.
+            eos: The model's end-of-sequence token ids.
+            begins: Whether it is its round's first token. Each later one shows that the token before it was drafted.
         """
         if not begins:
             self.drafted[-1] = True
@@ -108,7 +111,7 @@ class Sequence:
         ended = token in eos and not self.params.ignore_eos
         if not ended and token in self.params.stop_token_ids:
             ended, self.stop_reason = True, token
-        if ended:  # its token is no text
+        if ended:  # its token is not part of the text
             self.finish_reason = "stop"
         elif self.detokenizer.push(token):
             self.finish_reason, self.stop_reason = "stop", self.detokenizer.stop_reason
@@ -116,7 +119,7 @@ class Sequence:
             self.finish_reason = "length"
 
     def fail(self, error: BaseException) -> None:
-        """End the sequence with an error; what was not raised on purpose becomes an ExecutionError."""
+        """End the sequence with an error; any other than a SpecbuildError is wrapped in an ExecutionError."""
         if not isinstance(error, SpecbuildError):
             cause = error
             error = ExecutionError(f"decoding failed, {type(cause).__name__}: {message_of(cause)}")

@@ -1,4 +1,4 @@
-"""Stop strings, all of them matched at once: the automaton of Aho and Corasick (1975)."""
+"""Matching of all stop strings at once, by the automaton of Aho and Corasick (1975)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import NamedTuple
 
 
 class Match(NamedTuple):
-    """Where a stop string begins, relative to the piece that completes it (before it: negative), and its length."""
+    """Where a stop string begins, relative to the piece that completes it (negative: before it), and its length."""
 
     start: int
     length: int
 
 
 class StopStrings:
-    """Reads a text piece by piece. A state is the longest end of the text that some stop string begins with.
+    """The automaton of some stop strings, which reads a text piece by piece.
 
-    A character costs the same however many stop strings there are. Nothing changes after it is made, so any number of
-    texts may have the same.
+    A state stands for the longest suffix of the text that is a prefix of some stop string. The cost per character does
+    not depend on the number of stop strings. An automaton never changes, so any number of texts may share it.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        self.depth = [0]  # of a state: how many characters it is
-        self._complete = [0]  # the length of the longest stop string that a state ends with; 0 for none
+        self.depth = [0]  # by state: the length of its suffix
+        self._complete = [0]  # by state: the length of the longest stop string that it ends with; 0: none
         for text in stop:
             state = 0
             for character in text:
@@ -36,7 +36,7 @@ class StopStrings:
                     self._complete.append(0)
                 state = self._next[state][character]
             self._complete[state] = len(text)
-        self._shorter = [0] * len(self._next)  # the longest proper end of a state that is a state too
+        self._shorter = [0] * len(self._next)  # by state: its longest proper suffix that is a state too
         self._link()
 
     def _link(self) -> None:
@@ -54,7 +54,16 @@ class StopStrings:
         return self._next[state].get(character, 0)
 
     def read(self, state: int, piece: str) -> tuple[int, Match | None]:
-        """The state after a piece, and the stop string ending in it that begins first, the shortest if several."""
+        """Read a piece of text.
+
+        Args:
+            state: The state before the piece; 0 at the beginning of a text.
+            piece: The piece.
+
+        Returns:
+            The state after the piece, and the stop string that ends in it: the one that begins first and, of those,
+            the shortest; None if none ends in it.
+        """
         found: Match | None = None
         for end, character in enumerate(piece, 1):
             state = self._step(state, character)
@@ -66,5 +75,5 @@ class StopStrings:
 
 @functools.lru_cache(maxsize=64)
 def automaton(stop: tuple[str, ...]) -> StopStrings:
-    """The automaton of some stop strings, made once for all requests that have the same."""
+    """Return the automaton of some stop strings, cached for requests with the same ones."""
     return StopStrings(stop)

@@ -1,7 +1,7 @@
-"""What rendering a chat template may cost: one budget of work, charged before an operation or as it goes.
+"""The budget of work for rendering a chat template, charged before each operation or during it.
 
-A unit of work is about a character copied, so a budget bounds time and memory alike, and the same template over the
-same messages always ends in the same way. Nothing here imports jinja2.
+A unit of work is about one character copied, so that the budget bounds both time and memory, and the same template with
+the same messages always ends in the same way. Nothing here imports jinja2.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextvars import ContextVar
 from itertools import chain
 from typing import Any
 
-WORK = 2**24  # units for a chat of no size
-WORK_PER_UNIT = 16  # and for each unit of the chat's own weight
-NODE, VALUE = 8, 16  # units of a node of the template that is evaluated, and of a value besides its characters
-MAX_DEPTH = 100  # lists in lists
-MAX_BITS = 4096  # of a number
+WORK = 2**24  # units for a chat of weight 0
+WORK_PER_UNIT = 16  # further units for each unit of the chat's weight
+NODE, VALUE = 8, 16  # units per evaluated node of the template, and per value besides its characters
+MAX_DEPTH = 100  # maximum nesting of lists
+MAX_BITS = 4096  # maximum bits of a number
 _PLACES = re.compile(r"%(?:%|(?:\([^()]{0,64}\))?[-#0 +]{0,8}\d{0,3}(?:\.\d{0,3})?[a-zA-Z])")
 _PADS = frozenset({"center", "ljust", "rjust", "zfill"})
 _SPLITS = frozenset({"split", "rsplit", "splitlines"})
@@ -26,7 +26,7 @@ _LINEAR = (
     "isnumeric isprintable isspace istitle isupper lower lstrip partition removeprefix removesuffix rfind rindex "
     "rpartition rstrip startswith strip swapcase title upper"
 )
-_METHODS: dict[type, frozenset[str]] = {  # that a template may call, of each kind of value
+_METHODS: dict[type, frozenset[str]] = {  # methods that a template may call, by type of value
     str: frozenset(_LINEAR.split()) | _PADS | _SPLITS | {"join", "replace"},
     dict: frozenset({"copy", "get", "items", "keys", "values"}),
     list: frozenset({"copy", "count", "index"}),
@@ -36,7 +36,7 @@ _CONTAINERS: tuple[type[Any], ...] = (list, tuple, set, frozenset, type({}.keys(
 
 
 class OverBudgetError(Exception):
-    """A template asked for more than its budget, or for what has no bound."""
+    """A template exceeded its budget, or did something whose cost has no bound."""
 
 
 class _Budget:
@@ -51,7 +51,7 @@ _budget: ContextVar[_Budget] = ContextVar("budget")
 
 @contextmanager
 def budget(weight: int) -> Iterator[None]:
-    """The budget of one rendering, in this thread: of a chat of this weight."""
+    """Set the budget of one rendering in this thread; `weight`: see `Chat.weight`."""
     token = _budget.set(_Budget(WORK + WORK_PER_UNIT * weight))
     try:
         yield
@@ -60,7 +60,7 @@ def budget(weight: int) -> Iterator[None]:
 
 
 def charge(work: int) -> None:
-    """Take units from the budget; raises OverBudgetError, and LookupError where nothing is rendered."""
+    """Take units from the budget; raise OverBudgetError if it is used up, LookupError outside of a rendering."""
     now = _budget.get()
     now.left -= work
     if now.left < 0:
@@ -68,7 +68,7 @@ def charge(work: int) -> None:
 
 
 def weigh(value: Any) -> int:
-    """The units of a whole value, each of its parts as often as it is printed; raises OverBudgetError."""
+    """Return the units of a whole value, counting shared parts each time they occur; raises OverBudgetError."""
     if isinstance(value, str):
         return VALUE + len(value)
     weight, left, parts = 0, _budget.get().left, [iter((value,))]
@@ -99,7 +99,7 @@ def weigh(value: Any) -> int:
 
 
 def charge_operator(operator: str, left: Any, right: Any) -> None:
-    """Charge for a binary operator before it is applied."""
+    """Charge for a binary operator before it is applied; raises OverBudgetError."""
     if isinstance(left, str) and operator == "%":
         charge_printf(left, right)
         return
@@ -118,7 +118,7 @@ def charge_operator(operator: str, left: Any, right: Any) -> None:
 
 
 def _flat(value: Any) -> int:
-    """The units of a copy: of a tuple all that is in it, since its hash reads that."""
+    """Return the units of a shallow copy; for a tuple of everything in it, because its hash reads all."""
     if isinstance(value, str):
         return len(value)
     return NODE * len(value) if isinstance(value, list) else weigh(value) if isinstance(value, tuple) else 0
@@ -140,7 +140,7 @@ def charge_format(value: Any, spec: str) -> None:
 
 
 def charge_pad(text: Any, width: Any = 80, *_: Any, **__: Any) -> None:
-    """Charge for a text that is filled up to a width."""
+    """Charge for padding a text to a width."""
     charge(weigh(text) + (max(0, width) if isinstance(width, int) else 0))
 
 
@@ -156,7 +156,7 @@ def charge_join(separator: Any, items: Any) -> None:
 
 
 def charge_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
-    """Charge for a call of a value's own method; raises OverBudgetError for one that no template needs."""
+    """Charge for calling a value's own method; raise OverBudgetError for a method that no template needs."""
     kind = next((kind for kind in _METHODS if isinstance(owner, kind)), None)
     if kind is None or name not in _METHODS[kind]:
         raise OverBudgetError(f"it calls {type(owner).__name__}.{name}, which chat templates may not")

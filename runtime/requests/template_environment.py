@@ -1,7 +1,7 @@
-"""The environment of chat templates: transformers' whitespace rules, tags, filters and globals, with a budget.
+"""The jinja2 environment of chat templates: transformers' whitespace rules, tags, filters and globals, with a budget.
 
-jinja2's sandbox keeps a template from the program. What it does with its own values is charged to a budget
-(`template_budget.py`): each round of a loop, each call, operator, filter and output, by what they may cost at most.
+jinja2's sandbox keeps a template away from the program. What the template does with its own values is charged to a
+budget (`template_budget.py`): each loop iteration, call, operator, filter and output, by its maximum cost.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from markupsafe import Markup
 from .template_budget import NODE, VALUE, OverBudgetError, charge, charge_format, charge_method, charge_operator, weigh
 from .template_filters import charged, tojson
 
-MAX_NODES = 2**14  # of a template's syntax tree
-MAX_DATE_FORMAT = 256  # characters
-_UNBOUNDED = ("pprint", "striptags", "urlize", "wordwrap")  # filters that chat templates do without
+MAX_NODES = 2**14  # maximum nodes of a template's syntax tree
+MAX_DATE_FORMAT = 256  # maximum characters of a date format
+_UNBOUNDED = ("pprint", "striptags", "urlize", "wordwrap")  # filters of unbounded cost that chat templates do not need
 _COMPARING = ("in eq == equalto ne != gt > greaterthan ge >= lt < lessthan le <= lower upper divisibleby").split()
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it is the text."""
+    """`{% generation %}`, which marks the assistant's text for training; here it only renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -42,7 +42,7 @@ class _Generation(Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Refuses the names that lead out of the sandbox."""
+    """jinja2's namespace, without attribute names that lead out of the sandbox."""
 
     def __init__(*args: Any, **values: Any) -> None:
         self, *rest = args
@@ -60,7 +60,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 class _Formatter(SandboxedFormatter):
-    """Charges for each field."""
+    """jinja2's sandboxed formatter, which charges for each field."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         charge_format(value, format_spec)
@@ -72,7 +72,7 @@ class _Formatter(SandboxedFormatter):
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, in which every operation whose cost is not fixed is charged for."""
+    """jinja2's sandbox, which charges for every operation whose cost is not constant."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
@@ -82,7 +82,7 @@ class Environment(ImmutableSandboxedEnvironment):
         return self.binop_table[operator](left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Charge for a call, of a value's own methods only those that templates need, then make it."""
+        """Charge for a call, then make it; of a value's own methods only those that templates need are allowed."""
         if isinstance(__obj, BuiltinMethodType | MethodType) and type(__obj.__self__).__module__ != "jinja2.runtime":
             owner, name = __obj.__self__, __obj.__name__
             if name == "join":
@@ -98,7 +98,7 @@ class Environment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """A `str.format` that charges for each field, for a text's own."""
+        """Return a replacement for a text's `str.format` that charges for each field; None for other values."""
         if super().wrap_str_format(value) is None:
             return None
         text, mapped = value.__self__, value.__name__ == "format_map"
@@ -112,7 +112,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 def environment() -> Environment:
-    """transformers' environment: its whitespace rules, loop controls, filters, globals and `{% generation %}`."""
+    """Return transformers' environment: its whitespace rules, loop controls, filters, globals, `{% generation %}`."""
     made = Environment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -133,7 +133,7 @@ def environment() -> Environment:
 
 
 def parsed(made: Environment, source: str) -> nodes.Template:
-    """The syntax tree of a template; raises OverBudgetError for one that would take seconds to compile."""
+    """Return a template's syntax tree; raise OverBudgetError if it is so large that compiling would take seconds."""
     tree = made.parse(source)
     if sum(1 for _ in tree.find_all(nodes.Node)) > MAX_NODES:
         raise OverBudgetError(f"it has more than {MAX_NODES:,} parts")
@@ -141,7 +141,7 @@ def parsed(made: Environment, source: str) -> nodes.Template:
 
 
 def compiled(made: Environment, tree: nodes.Template) -> jinja2.Template:
-    """The template of a syntax tree, which is changed to charge for what it does."""
+    """Return the template of a syntax tree, after changing the tree to charge for what it does."""
     repeated: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)))
     for node in repeated:
         work = nodes.Const(_work(node.body))
@@ -165,7 +165,7 @@ def _through(name: str, node: nodes.Expr) -> nodes.Filter:
 
 
 class _Charging(NodeTransformer):
-    """Puts charges around what jinja2 lets run unseen: comparisons, `~`, slices, and new lists."""
+    """Adds charges to what jinja2 offers no hook for: comparisons, `~`, slices, and list, tuple and dict literals."""
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -201,7 +201,7 @@ class _Charging(NodeTransformer):
 
 
 def _tick(work: Any) -> bool:
-    charge(max(VALUE, work) if isinstance(work, int) else VALUE)  # a template may name it in `map`
+    charge(max(VALUE, work) if isinstance(work, int) else VALUE)  # a template may call it through `map`
     return True
 
 
@@ -220,7 +220,7 @@ def _searched(value: Any) -> Any:
     return value
 
 
-@jinja2.pass_context  # so that jinja2 prints nothing when it compiles
+@jinja2.pass_context  # keeps jinja2 from calling it at compile time, outside of a budget
 def _printed(_: Any, value: Any) -> Any:
     charge(weigh(value))
     return value

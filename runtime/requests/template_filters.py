@@ -1,4 +1,4 @@
-"""The filters and tests of chat templates, charged to the rendering's budget before and after they run."""
+"""Filters and tests of chat templates that charge the rendering's budget before and after they run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .template_budget import (
     weigh,
 )
 
-MAX_INDENT = 16  # of `tojson`, and characters of its separators
-_CHEAP = frozenset({"attr", "count", "d", "default", "first", "length"})  # read little of a value, however large
+MAX_INDENT = 16  # maximum indentation of `tojson`, and characters of its separators
+_CHEAP = frozenset({"attr", "count", "d", "default", "first", "length"})  # read little of a value of any size
 _SORTING = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
 
 
 def tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """As transformers' filter of this name, in pieces; raises OverBudgetError."""
+    """Return a value as JSON, like transformers' filter of this name; raises OverBudgetError."""
     for given in (indent, *(separators or ())):
         if (len(given) if isinstance(given, str) else given or 0) > MAX_INDENT:
             raise OverBudgetError(f"it indents or separates JSON by more than {MAX_INDENT}")
@@ -44,7 +44,7 @@ def tojson(
 
 
 def charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that charges for its arguments before and for its result after."""
+    """Return a filter or test that charges for its arguments before it runs and for its result afterwards."""
     if name in _CHEAP:
         return _uncompiled(function)
     skipped = int(hasattr(function, "jinja_pass_arg"))
@@ -72,7 +72,7 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _taken(items: Iterator[Any]) -> list[Any]:
-    """All items at once: a lazy one would do its work where nobody charges for it."""
+    """Return all items as a list: a lazy iterator would do its work later, uncharged."""
     taken = []
     for item in items:
         charge(VALUE)

@@ -1,4 +1,4 @@
-"""Text to tokens and back: the bundle's tokenizer and its chat template."""
+"""`Tokenizer`: text to token ids and back, with the bundle's tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .byte_tokens import bytes_of
 from .chat import Chat, ChatTemplate
 
 Prompt = str | Sequence[int] | Sequence[dict[str, Any]] | Chat
-_PIECE = 2**14  # characters of a long text that are counted at a time
-_USUAL = 4  # characters a token, beyond which a text is counted before it is tokenized
-_MARGIN = 1.5  # how many times too many its pieces' tokens must be: each cut may make a few more
-_SHRINKING = 4  # characters that a normalizer may make one of
-_MAX_CHARACTERS = 2**20  # of a text that a tokenizer may still make few tokens of, by leaving out most of it
+_PIECE = 2**14  # characters per piece when the tokens of a long text are counted
+_USUAL = 4  # a text with more characters per allowed token is counted before it is tokenized
+_MARGIN = 1.5  # refuse a text whose pieces have so many times too many tokens: each cut may add a few
+_SHRINKING = 4  # maximum characters that a normalizer may turn into one
+_MAX_CHARACTERS = 2**20  # longer texts are refused by length, if the longest tokens could not hold them
 
 
 def _call(kind: type[SpecbuildError], what: str, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """What a call of the library gives, or our error: a panic of its Rust, say over a pattern, is no Exception."""
+    """Call the library; raise `kind` for any error, a panic of its Rust code included, which is not an Exception."""
     try:
         return call(*given, **options)
     except (KeyboardInterrupt, SystemExit):
@@ -33,7 +33,7 @@ def _call(kind: type[SpecbuildError], what: str, call: Callable[..., Any], *give
 
 
 def too_long(what: str, limit: int) -> PromptError:
-    """The error of a prompt that does not fit."""
+    """Return the error for a prompt that has `what` (its size) and does not fit into `limit` tokens."""
     return PromptError(
         f"the prompt has {what}, this model takes {limit} with at least one of output: "
         "shorten it, or build with a larger --max-seq-len"
@@ -54,10 +54,10 @@ def _leading(text: str, character: str) -> int:
 
 
 def check_merges(content: bytes) -> None:
-    """Raise ValueError for a tokenizer.json whose merges would end the process: no one can catch that.
+    """Raise ValueError for a tokenizer.json whose merges would make `tokenizers` abort the process.
 
-    Of each merge's second part `tokenizers` cuts off as many bytes as the model's prefix of continued words has. In the
-    middle of a character it panics, and panics again while it says so.
+    From the second part of each merge, `tokenizers` cuts off as many bytes as the model's continuing_subword_prefix
+    has. If that is in the middle of a character it panics, and panics again while reporting it, which cannot be caught.
     """
     model = msgspec.json.decode(content, type=_File).model
     if not (prefix := model.continuing_subword_prefix):
@@ -73,15 +73,24 @@ def _content(file: Path | bytes) -> bytes:
 
 
 class Tokenizer:
-    """A `tokenizers` model and, where the checkpoint has one, its chat template."""
+    """A `tokenizers` model and, if the checkpoint has one, its chat template."""
 
     def __init__(self, tokenizer: Path | bytes, chat_template: Path | bytes | None, special: dict[str, str]) -> None:
-        """`tokenizer`, `chat_template`: files, or what was read of them. Raises BundleError."""
+        """Make a tokenizer.
+
+        Args:
+            tokenizer: A tokenizer.json, as a file or its content.
+            chat_template: A chat template, as a file or its content; None: the model has none.
+            special: Texts of special tokens by the names that templates use, such as "bos_token".
+
+        Raises:
+            BundleError: The content is not a tokenizer, or the template is not UTF-8.
+        """
         what = "tokenizer.json is not a tokenizer"
         content = _content(tokenizer)
         _call(BundleError, what, check_merges, content)
         self._tokenizer = _call(BundleError, what, tokenizers.Tokenizer.from_buffer, content)
-        self._tokenizer.no_truncation()  # which transformers does not do either unless asked
+        self._tokenizer.no_truncation()  # transformers does not truncate by default either
         self._tokenizer.no_padding()
         self._template: ChatTemplate | None = None
         if chat_template is not None:
@@ -89,9 +98,14 @@ class Tokenizer:
             self._template = ChatTemplate(template, special)
 
     def encode(self, prompt: Prompt, limit: int | None = None) -> list[int]:
-        """Token ids of a text, of a chat or its messages (by the chat template), or ids as they are.
+        """Return the token ids of a prompt.
 
-        Raises PromptError. `limit`: a prompt that has as many tokens may be refused before all of it is tokenized.
+        Args:
+            prompt: A text; a Chat or its messages, which the chat template renders; or token ids, returned as they are.
+            limit: A prompt of so many tokens or more may be refused before all of it is tokenized; None: no limit.
+
+        Raises:
+            PromptError: The prompt is of another type, cannot be tokenized or rendered, or is too long.
         """
         if isinstance(prompt, str):
             return self._encode(prompt, True, limit)
@@ -117,9 +131,9 @@ class Tokenizer:
         return ids
 
     def _refuse_too_long(self, text: str, limit: int) -> None:
-        """Raise PromptError for a text that has too many tokens, if that is certain from its length or first pieces.
+        """Raise PromptError if a text certainly has too many tokens, by its length or the tokens of its first pieces.
 
-        The pieces' tokens are only counted: where one ends, the whole text's may be others.
+        Tokens of pieces are counted only, never used: at the ends of a piece they may differ from the whole text's.
         """
         error = too_long(f"more than {limit} tokens in its {len(text)} characters", limit)
         if len(text) > _MAX_CHARACTERS:
@@ -146,41 +160,41 @@ class Tokenizer:
         return self._template is not None
 
     def chat_text(self, chat: Chat) -> str:
-        """The text the chat template makes of a chat."""
+        """Return a chat rendered by the chat template; raise PromptError if there is no template or it fails."""
         if self._template is None:
             raise PromptError("the prompt has messages, but this model has no chat template: give it as text")
         return self._template.render(chat)
 
     def check_template(self) -> None:
-        """Raise PromptError where the chat template is none."""
+        """Raise PromptError if there is a chat template and it is invalid."""
         if self._template:
             self._template.check()
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens, special ones left out unless told otherwise."""
+        """Return the text of token ids, by default without special tokens; raises ExecutionError."""
         what = "the bundle's tokenizer cannot make a text of these tokens"
         return str(
             _call(ExecutionError, what, self._tokenizer.decode, list(ids), skip_special_tokens=skip_special_tokens)
         )
 
     def token_id(self, name: str) -> int | None:
-        """The number of the token of this name; None where there is none."""
+        """Return the id of the token with this name; None if there is none."""
         found: int | None = self._tokenizer.token_to_id(name)
         return found
 
     def to_json(self) -> str:
-        """The tokenizer.json that it was made from, as the library writes it."""
+        """Return the tokenizer.json that this was made from, as the library writes it; raises ExecutionError."""
         return str(_call(ExecutionError, "the bundle's tokenizer cannot be written", self._tokenizer.to_str))
 
     def token_text(self, token: int) -> str:
-        """One token's text, with the spaces that it begins by; U+FFFD where it is part of a character."""
+        """Return one token's text with its leading spaces; U+FFFD stands for a partial character."""
         piece = self._tokenizer.id_to_token(token) or ""
         text = self.decode([token], skip_special_tokens=False)
-        cut = _leading(piece, "\u2581") - _leading(text, " ")  # spaces that a decoder takes off a text's beginning
+        cut = _leading(piece, "\u2581") - _leading(text, " ")  # leading spaces that the decoder strips
         return " " * cut + text
 
     def token_bytes(self, token: int) -> bytes:
-        """One token's bytes in UTF-8, of part of a character too where its name tells them."""
+        """Return one token's UTF-8 bytes; those of a partial character too, if the token's name shows them."""
         text = self.token_text(token)
         if "\ufffd" not in text:
             return text.encode()
@@ -188,5 +202,5 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens the tokenizer knows, added ones included."""
+        """Number of tokens that the tokenizer knows, added tokens included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))

@@ -1,4 +1,4 @@
-"""Validation: prompts and parameters become sequences, or what is wrong with them is said."""
+"""Validation: turns prompts and parameters into sequences, or says what is wrong with them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .result import Chunk, Result
 from .sequence import Sequence
 from .tokenizer import Prompt, Tokenizer, too_long
 
-WIDEST_BOUND = 0.5  # logits that side branches may be off: where it is more, most of their choices are left open
+WIDEST_BOUND = 0.5  # logits: if those of side branches may be off by more, most choices there stay unsettled
 Prompts = Prompt | Seq[Prompt]
 Params = SamplingParams | Seq[SamplingParams] | None
 Errors = Literal["raise", "return"]
 
 
 class Validator:
-    """Everything that can be wrong with a request before it runs is found here; safe to use from several threads."""
+    """Finds everything that can be wrong with a request before it runs; safe to use from several threads."""
 
     def __init__(
         self,
@@ -42,19 +42,35 @@ class Validator:
         bound: float = 0.0,
         max_model_len: int | None = None,
     ) -> None:
-        """`fits`: raises OptionError for a sequence that the caches have no room for, whatever else runs.
+        """Make the validator of an engine.
 
-        `policy`: what chooses the trees of requests that ask for none, the bundle's default tree without it. `bound`:
-        see `Loop`. `max_model_len`: see `LoadOptions`.
+        Args:
+            manifest: The bundle's manifest.
+            tokenizer: The bundle's tokenizer.
+            fits: Raises OptionError for a sequence that can never run: see `Loop.check`.
+            policy: Chooses the trees of requests with speculation "auto"; None: they get the bundle's default tree.
+            bound: See `Loop`.
+            max_model_len: See `LoadOptions`.
         """
         self.max_model_len = max_model_len or manifest.max_seq_len
         self._manifest, self._tokenizer, self._bound = manifest, tokenizer, bound
         self._fits, self._policy, self.grammars = fits, policy, Grammars(self._vocabulary)
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
-        """A sequence per sample, prompt by prompt; and the last chunks of prompts that cannot run.
+        """Make the sequences of several prompts.
 
-        Raises PromptError and OptionError for the first such prompt where `errors` is "raise".
+        Args:
+            prompts: A prompt, or a list of prompts; see `Engine.generate`.
+            params: Sampling parameters for all prompts, or a list with one for each; None: the defaults.
+            errors: "raise" the first error, or "return" errors as results.
+
+        Returns:
+            A sequence per sample, prompt by prompt; and, for each sample that cannot run, a chunk with its result.
+
+        Raises:
+            PromptError: A prompt cannot be used, and `errors` is "raise".
+            OptionError: Parameters cannot be used and `errors` is "raise"; or `errors` or the number of parameters is
+                wrong.
         """
         if errors not in ("raise", "return"):
             raise OptionError(f'errors must be "raise" or "return", not {shown(errors)}')
@@ -72,7 +88,7 @@ class Validator:
         return sequences, refused
 
     def samples(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> list[Sequence]:
-        """The n sequences of one prompt; raises PromptError and OptionError."""
+        """Return the n sequences of one prompt, the `index`-th of a call; raises PromptError and OptionError."""
         tokens = self.check(self.encode(prompt))
         params = self._with_min_tokens(self._structured(params))
         tree = self._tree(params.speculation)
@@ -100,15 +116,15 @@ class Validator:
         return sequences
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt, which may be refused before all of it is read; raises PromptError."""
+        """Return a prompt's token ids; a long prompt may be refused before all is tokenized. Raises PromptError."""
         return self._tokenizer.encode(prompt, self.max_model_len)
 
     def constraint(self, outputs: StructuredOutputs) -> Constraint:
-        """What texts are held to; it is compiled once, as long as somebody has it. Raises OptionError."""
+        """Return the compiled constraint of a structured output, shared while anyone holds it; raises OptionError."""
         return self.grammars.constraint(outputs, self._tokenizer.token_id)
 
     def _structured(self, params: SamplingParams) -> SamplingParams:
-        """A structured output is a constraint."""
+        """Return the parameters with a structured output replaced by its constraint."""
         outputs = params.structured_outputs
         if outputs is None:
             return params
@@ -123,7 +139,7 @@ class Validator:
         return Vocabulary(self._tokenizer.to_json(), size, ends)
 
     def _with_min_tokens(self, params: SamplingParams) -> SamplingParams:
-        """A least length is a constraint."""
+        """Return the parameters with `min_tokens` added as a constraint."""
         if not params.min_tokens:
             return params
         ends = [*params.stop_token_ids, *([] if params.ignore_eos else self._manifest.eos_token_ids)]
@@ -133,7 +149,7 @@ class Validator:
         return "auto" if self._policy and speculation == "auto" else str(tree or "off")
 
     def check(self, tokens: list[int]) -> list[int]:
-        """The tokens of a prompt that fits the bundle; raises PromptError."""
+        """Return a prompt's token ids unchanged; raise PromptError if they are empty, too many or out of vocabulary."""
         vocab_size, longest = self._manifest.models["target"].vocab_size, self.max_model_len
         if not tokens:
             raise PromptError("the prompt is empty: give at least one token")
@@ -158,16 +174,22 @@ class Validator:
 
 
 def auto_tree(manifest: Manifest, widest: str, bound: float) -> TreeSpec:
-    """What `auto` grows at most: a chain where few choices of side branches could be settled. Raises OptionError.
+    """Return the largest tree that "auto" grows: a chain if few choices in side branches could be settled.
 
-    `bound`: see `Loop`.
+    Args:
+        manifest: The bundle's manifest.
+        widest: The tree that "auto" may grow otherwise.
+        bound: See `Loop`.
+
+    Raises:
+        OptionError: `widest` is not a tree, or the bundle cannot verify it.
     """
     tree = TreeSpec.parse(widest).check(manifest.buckets[-1])
     return tree.trunk if bound > WIDEST_BOUND else tree
 
 
 def _prompt_list(prompts: Any) -> list[Prompt]:
-    """A list of prompts, from that or from a single one."""
+    """Return a list of prompts, given a list or a single prompt."""
     if isinstance(prompts, str) or not isinstance(prompts, list | tuple):
         return [prompts]
     kinds = set(map(type, prompts))
@@ -176,7 +198,7 @@ def _prompt_list(prompts: Any) -> list[Prompt]:
 
 
 def params_list(params: Params, count: int) -> list[SamplingParams]:
-    """Parameters for each of `count` prompts; raises OptionError."""
+    """Return parameters for each of `count` prompts; raise OptionError if they are neither one nor `count`."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams) for each in params):

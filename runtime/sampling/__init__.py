@@ -1,1 +1,1 @@
-"""Parameters, logit processors, the one choice and log-probabilities: pure."""
+"""Sampling: parameters, logit processors, the choice of a token, constraints and log-probabilities."""

@@ -1,7 +1,7 @@
-"""Constraints: which tokens a text may go on with, as bitmasks that the sampler applies before its cut-offs.
+"""Constraints: which tokens may continue a text, as bitmasks that the sampler applies before its cut-offs.
 
-A bitmask is `uint32[ceil(V / 32)]`: token t is legal where bit t % 32 of word t // 32 is set. Bits past the vocabulary
-are ignored.
+A bitmask is `uint32[ceil(V / 32)]`: token t is legal if bit t % 32 of word t // 32 is set. Bits past the vocabulary are
+ignored.
 """
 
 from __future__ import annotations
@@ -19,53 +19,68 @@ Bitmask = NDArray[np.uint32]
 
 
 class Matcher(Protocol):
-    """How far one text has come in its constraint; used by one thread at a time."""
+    """The state of one text in its constraint; used by one thread at a time."""
 
     def mask(self, path: Sequence[int]) -> Bitmask | None:
-        """The legal tokens after what was emitted and `path`, whose tokens are legal one after another; None: all.
+        """Return the tokens that are legal after the emitted tokens and a path.
 
-        What it raises becomes its request's error. The array is the caller's to read until the next call.
+        What it raises becomes the error of its request.
+
+        Args:
+            path: Drafted token ids, each legal after the ones before it.
+
+        Returns:
+            A bitmask `uint32[ceil(V / 32)]`, which the caller may read until the next call; None: all are legal.
         """
         ...
 
     def emit(self, token: int) -> None:
-        """Take note of an emitted token, which was legal."""
+        """Record an emitted token, which was legal."""
         ...
 
 
 @runtime_checkable
 class Foreseeing(Matcher, Protocol):
-    """A matcher that knows what has to come; what it says is drafted, so it may be wrong and no text differs."""
+    """A matcher that knows which tokens must come next. They are only drafted, so a wrong answer changes no text."""
 
     def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
-        """`guess`, after `path`, as far as it is legal, then what has no alternative: at most `count` tokens."""
+        """Return tokens to draft after a path.
+
+        Args:
+            path: Drafted token ids, each legal after the ones before it.
+            guess: Token ids that may come next.
+            count: Maximum tokens to return.
+
+        Returns:
+            The legal beginning of `guess`, then tokens that have no legal alternative.
+        """
         ...
 
 
 @runtime_checkable
 class Constraint(Protocol):
-    """What the texts of a request may be; never changed, so any number of requests may have the same."""
+    """What the texts of a request may be; immutable, so that any number of requests may share one."""
 
     def matcher(self, vocab_size: int) -> Matcher:
-        """A matcher for a text of which nothing was emitted yet."""
+        """Return a matcher for a text at its beginning; `vocab_size` is the V of its bitmasks."""
         ...
 
 
 def pack(tokens: Iterable[int], vocab_size: int) -> Bitmask:
-    """The bitmask in which these tokens are legal and no others."""
+    """Return the bitmask `uint32[ceil(V / 32)]` in which only these tokens are legal."""
     legal = np.zeros(32 * words(vocab_size), dtype=np.bool_)
     legal[np.fromiter(tokens, dtype=np.int64)] = True
     return np.packbits(legal, bitorder="little").view(np.uint32)
 
 
 def unpack(mask: Bitmask, vocab_size: int) -> NDArray[np.bool_]:
-    """Which tokens are legal, `bool[V]`."""
+    """Return which tokens of a bitmask are legal, `bool[V]`."""
     bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), count=vocab_size, bitorder="little")
     return bits.view(np.bool_)
 
 
 def only(mask: Bitmask, vocab_size: int) -> int | None:
-    """The only legal token, where there is but one."""
+    """Return the only legal token of a bitmask; None if there is none or several."""
     places = np.flatnonzero(mask)
     word = int(mask[places[0]]) if len(places) == 1 else 0
     token = 32 * int(places[0]) + word.bit_length() - 1 if word and not word & (word - 1) else vocab_size
@@ -73,12 +88,12 @@ def only(mask: Bitmask, vocab_size: int) -> int | None:
 
 
 def words(vocab_size: int) -> int:
-    """Words of a bitmask."""
+    """Return the number of words in a bitmask, ceil(V / 32)."""
     return -(-vocab_size // 32)
 
 
 def ask(matcher: Matcher, path: Sequence[int], vocab_size: int) -> Bitmask | None:
-    """What a matcher says is legal; raises ExecutionError for what is no bitmask of this vocabulary."""
+    """Return a matcher's bitmask; raise ExecutionError if it is not a bitmask for this vocabulary."""
     mask = matcher.mask(path)
     if mask is not None and not isinstance(mask, np.ndarray):
         raise ExecutionError(f"the constraint's mask is {shown(mask)}, not uint32[{words(vocab_size)}], a bit a token")
@@ -90,9 +105,15 @@ def ask(matcher: Matcher, path: Sequence[int], vocab_size: int) -> Bitmask | Non
 
 
 def tree_masks(matcher: Matcher, tree: Tree, vocab_size: int, out: NDArray[np.uint32]) -> None:
-    """Write what is legal after each node of a tree, `out uint32[≥ nodes, words]`, its rows all ones by now.
+    """Write the bitmask after each node of a tree.
 
-    Nothing is asked of a node that is illegal itself, or below such a node: nobody will choose from there.
+    Illegal nodes and nodes below them are skipped, because the target never chooses from there.
+
+    Args:
+        matcher: The text's matcher.
+        tree: The drafted tree.
+        vocab_size: Size V of the vocabulary.
+        out: The bitmasks, `uint32[≥ nodes, ceil(V / 32)]`, all ones on entry; a row per node is written.
     """
     legal = [True] * len(tree)
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p: which tokens of a node may be chosen at all."""
+"""The cut-offs top-k, top-p and min-p: which tokens of a node may be chosen at all."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from .row import Logits, Row, Tokens
 
 
 class CutOffs:
-    """Top-k, then top-p, then min-p over one node's logits, each on what the one before left.
+    """Top-k, then top-p, then min-p over one node's logits, each applied to what the one before left.
 
-    Top-k and min-p are one threshold. Top-p is asked token by token, which needs no sort: the mass above a token is
-    summed when somebody looks at it, and few are looked at. Tokens of equal logits stay or go together.
+    Top-k and min-p are one threshold. Top-p is tested token by token, without a sort: the probability mass above a
+    token is summed only when it is tested, and few tokens are. Tokens of equal logits stay or go together.
 
-    left: the tokens that top-k and min-p leave, ascending; None: all. threshold: the least logit among them.
+    Attributes:
+        left: The tokens that top-k and min-p leave, ascending; None: all.
+        threshold: The lowest logit that top-k and min-p allow; −∞ if they cut nothing.
+        cuts_mass: Whether top-p is on.
     """
 
     def __init__(self, row: Row, top_k: int, top_p: float, min_p: float) -> None:
         self._row, self._top_k, self._top_p = row, top_k, top_p
         self.cuts_mass = top_p < 1
         self._floor = row.most + math.log(min_p) if min_p > 0 else -math.inf
-        self._kth = -math.inf  # the k-th largest logit
-        self._among: Tokens | None = None  # what top-k leaves
+        self._kth = -math.inf  # the k-th largest logit; −∞: top-k cuts nothing
+        self._among: Tokens | None = None  # the tokens that top-k leaves; None: all
         if 0 < top_k < row.raw.size:
             self._among = row.head(top_k)
             values = row.of(self._among)
-            if values.size >= top_k:  # else fewer have a score at all
+            if values.size >= top_k:  # else fewer than k are finite
                 self._kth = float(np.partition(values, -top_k)[-top_k])
                 self._among = self._among[values >= self._kth]
         self.threshold, self.left = max(self._kth, self._floor), self._among
@@ -40,9 +43,9 @@ class CutOffs:
             self._total = float(self._weights.sum(dtype=np.float64))
 
     def narrow(self, few: int) -> None:
-        """Leave no token that top-p leaves out, where all that it leaves in are among the `few` likeliest."""
+        """Apply top-p to `left`, if all tokens that top-p leaves are among the `few` likeliest; else do nothing."""
         if self._top_p >= 1 or self.left is not None or self._top_p * self._total > few:
-            return  # a token has a mass of 1 at most
+            return  # `few` tokens cannot hold that mass: no weight is above 1
         likely = self._row.head(few)
         values = self._row.of(likely)
         ranked = np.argsort(-values)
@@ -52,17 +55,25 @@ class CutOffs:
             self.left = likely[values >= values[ranked[np.count_nonzero(inside) - 1]]]
 
     def in_top_p(self, value: float) -> bool:
-        """Whether top-p leaves tokens of this logit in that top-k did."""
+        """Return whether top-p leaves tokens with this logit, given that top-k does."""
         return self._top_p >= 1 or self._mass_above(value) < self._top_p
 
     def surely(self, token: int, moved: float) -> bool | None:
-        """Whether a token is left in, wherever each two logits lie up to `moved` farther apart; None: it depends."""
+        """Return whether a token stays if the gap between any two logits changes by up to a bound.
+
+        Args:
+            token: The token id.
+            moved: The bound, in processed logits.
+
+        Returns:
+            True if it always stays, False if it never does, None if it depends on the change.
+        """
         if self._leaves(token, moved):
             return True
         return None if self._leaves(token, -moved) else False
 
     def _leaves(self, token: int, moved: float) -> bool:
-        """Whether every cut-off leaves a token in whose rivals all gain as much on it, or with `moved` < 0 all lose."""
+        """Return whether every cut-off leaves a token if all others gain `moved` on it, or lose if `moved` < 0."""
         value = self._row.value(token) - moved
         if value < self._floor:
             return False
@@ -78,7 +89,7 @@ class CutOffs:
         return mass < self._top_p * (mass + self._total - found)
 
     def slacks(self, token: int) -> list[float]:
-        """Per cut-off that is on, how far inside it a token is, in logits, for top-p in mass; negative outside."""
+        """Return how far inside each active cut-off a token is, negative if outside; in logits, top-p in mass."""
         value, slacks = self._row.value(token), []
         if self._kth > -math.inf:
             slacks.append(value - (self._next if value >= self._kth else self._kth))
@@ -90,14 +101,14 @@ class CutOffs:
 
     @property
     def _next(self) -> float:
-        """The largest logit that top-k leaves out, or the last one's equal."""
+        """The (k + 1)-th largest logit: the largest that top-k leaves out, unless it ties with the k-th."""
         return float(np.partition(self._row.all(), -self._top_k - 1)[-self._top_k - 1])
 
     def _top_p_slack(self, value: float) -> float:
-        """The less of two moves: of the mass above across top-p, or of the token across its neighbour at the cut."""
+        """Return the smaller distance to the cut: of the mass above to top-p, or of the logit to its neighbour."""
         ranked = np.sort(self._values)[::-1]
         weights = np.exp((ranked - ranked[0]).astype(np.float64))
-        before = (np.cumsum(weights) - weights)[np.searchsorted(-ranked, -ranked)]  # equals share what is above them
+        before = (np.cumsum(weights) - weights)[np.searchsorted(-ranked, -ranked)]  # alike for equals
         lowest = float(ranked[before < self._top_p * weights.sum()][-1])
         out, mass = ranked[ranked < lowest], self._top_p - self._mass_above(value)
         if value >= lowest:
@@ -105,7 +116,7 @@ class CutOffs:
         return max(mass, value - lowest)
 
     def _weigh(self, values: Logits) -> Logits:
-        """Probabilities over the likeliest token's."""
+        """Return probabilities relative to the likeliest token's."""
         weights: Logits = np.exp(values - np.float32(self._row.most))
         return weights
 

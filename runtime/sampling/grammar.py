@@ -1,4 +1,4 @@
-"""Constraints by llguidance: a grammar's mask at any node of a tree, and the tokens that it forces."""
+"""Constraints by llguidance: a grammar's bitmask at any node of a tree, and the tokens that it forces."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from .grammar_compiler import Compiler, Vocabulary
 from .grammar_process import compiled, tokenizer_of
 from .structured import StructuredOutputs
 
-CACHE_BYTES = 64 << 20  # of compiled grammars that nobody uses
-_LEAST = 1 << 16  # that one counts for
+CACHE_BYTES = 64 << 20  # maximum bytes of compiled grammars kept for reuse
+_LEAST = 1 << 16  # minimum bytes that a kept grammar counts for
 
 
 class Grammar:
-    """A compiled structured output; see `Constraint`. A text has a copy of its matcher, which shares what is large."""
+    """A compiled structured output; see `Constraint`. The matchers of its texts share their large parts."""
 
     __slots__ = ("__weakref__", "_ends", "_matcher", "_vocab_size")
 
     def __init__(self, matcher: Any, vocab_size: int, ends: Sequence[int]) -> None:
-        """`matcher`: of llguidance, of which nothing was consumed; `vocab_size`: of its masks; `ends`: of texts."""
+        """Wrap a compiled grammar.
+
+        Args:
+            matcher: A matcher of llguidance that has consumed nothing.
+            vocab_size: Vocabulary size of its masks.
+            ends: Ids of the tokens that end a text.
+        """
         self._matcher, self._vocab_size, self._ends = matcher, vocab_size, tuple(ends)
 
     def matcher(self, vocab_size: int) -> GrammarMatcher:
@@ -37,14 +43,14 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """See `Matcher`. A node's mask is kept until the text has passed it: the draft asks for it, and then the target."""
+    """See `Matcher`. A node's mask is kept until the text has passed it, because draft and target both ask for it."""
 
     def __init__(self, state: Any, masked: int, vocab_size: int, ends: Sequence[int]) -> None:
         self._state, self._words, self._masked, self._ends = state, words(vocab_size), masked, ends
         self._end = pack((token for token in ends if token < vocab_size), vocab_size)
         self._masks = dict[tuple[int, ...], Bitmask]()
         self._first, self._emitted = state.deep_copy(), list[int]()
-        self.reason = ""  # why nothing is legal somewhere
+        self.reason = ""  # why no token is legal at some node
 
     def mask(self, path: Sequence[int]) -> Bitmask:
         """See `Matcher.mask`."""
@@ -64,7 +70,7 @@ class GrammarMatcher:
         self._masks = {path[1:]: mask for path, mask in self._masks.items() if path[:1] == (token,)}
 
     def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
-        """See `Foreseeing`; the end, the first of several, is told alone: behind others it is drafted for nothing."""
+        """See `Foreseeing`. A token that ends the text is returned only alone: after others it gains nothing."""
         consumed = self._consume(path)
         if consumed < len(path):
             self._back(consumed)
@@ -82,7 +88,7 @@ class GrammarMatcher:
         return found or [self._ends[0]] * (stopped and count > 0)
 
     def _consume(self, path: Sequence[int]) -> int:
-        """How many tokens of a path were consumed: all, or what came before the end; raises ExecutionError."""
+        """Consume a path up to its end or the text's; return the number of tokens consumed, or raise ExecutionError."""
         consumed: int = self._state.try_consume_tokens(list(path)) if path else 0
         if consumed < len(path) and not self._state.is_stopped():
             self._back(consumed)
@@ -92,12 +98,12 @@ class GrammarMatcher:
     def _bits(self) -> Bitmask:
         row = np.zeros(words(self._masked), dtype=np.uint32)
         self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._state.is_error():  # a limit, or no token can write what has to come: nothing is legal here
+        if self._state.is_error():  # a limit is reached, or no token can continue: nothing is legal here
             self.reason = one_line(ValueError(self._state.get_error()))
         return row[: self._words] if not self._state.is_error() else np.zeros_like(row[: self._words])
 
     def _back(self, tokens: int) -> None:
-        """Take back the last tokens; an error would stay for ever, so then the text is read again."""
+        """Roll back the last tokens. After an error, which no rollback clears, replay the emitted tokens."""
         if not self._state.is_error():
             self._state.rollback(tokens)
             return
@@ -106,7 +112,7 @@ class GrammarMatcher:
 
 
 class Free:
-    """Constrains nothing before a token, and ends no text; after it `inner` holds. See `Constraint`."""
+    """Allows anything but the text's end before `token`, and `inner` after it; see `Constraint`."""
 
     def __init__(self, token: int, ends: Sequence[int], inner: Grammar) -> None:
         self._token, self._ends, self._inner = token, ends, inner
@@ -118,7 +124,7 @@ class Free:
 
 
 class FreeMatcher:
-    """See `Matcher`."""
+    """The matcher of `Free`; see `Matcher`."""
 
     def __init__(self, token: int, barred: set[int], inner: GrammarMatcher, vocab_size: int) -> None:
         self._token, self._barred, self._inner, self._begun = token, barred, inner, False
@@ -146,16 +152,21 @@ class FreeMatcher:
         return free[:begun] + self._inner.follow((), free[begun:], count - begun)
 
     def _after(self, path: Sequence[int]) -> Sequence[int] | None:
-        """What of a path comes after the token; None: it has not come."""
+        """Return the part of a path after the token; None if the token has not come."""
         if self._begun:
             return path
         return path[list(path).index(self._token) + 1 :] if self._token in path else None
 
 
 class Grammars:
-    """A bundle's compiled structured outputs, bounded by bytes; safe to use from several threads.
+    """A cache of a bundle's compiled structured outputs, bounded in bytes; safe to use from several threads.
 
-    What is in use is never compiled again. llguidance is imported with the first one.
+    A grammar in use is never compiled again. llguidance is imported with the first grammar.
+
+    Args:
+        vocabulary: Returns the model's vocabulary; called once, when first needed.
+        compiler: Checks that grammars compile within limits; None: a new one.
+        cache_bytes: Maximum bytes of the grammars kept for reuse.
     """
 
     def __init__(
@@ -168,7 +179,16 @@ class Grammars:
         self._used = weakref.WeakValueDictionary[str, Grammar]()
 
     def constraint(self, outputs: StructuredOutputs, ids: Callable[[str], int | None]) -> Grammar | Free:
-        """What texts are held to; raises OptionError and ExecutionError. `ids`: a special token's number."""
+        """Return the constraint of a structured output, compiled unless it is cached.
+
+        Args:
+            outputs: The structured output.
+            ids: Returns the id of a special token's text, or None.
+
+        Raises:
+            OptionError: llguidance is not installed, or the output cannot be compiled within the limits.
+            ExecutionError: The process that compiles did not start.
+        """
         _check_installed()
         vocabulary, grammar = self._vocabulary(), self._compiled(outputs)
         if outputs.after is None:

@@ -1,4 +1,4 @@
-"""Compiles structured outputs in a process that is killed where one takes too long or too much memory."""
+"""Compiles structured outputs in a process that is killed if one takes too long or too much memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from specbuild.runtime.errors import ExecutionError, OptionError, one_line
 
 from .structured import StructuredOutputs
 
-SECONDS = 5.0  # that a grammar may take
-STARTING = 60.0  # that the process may take to read a tokenizer
-BYTES = 512 << 20  # of memory that a grammar may take
-NICE = 10  # of the process: models go first
+SECONDS = 5.0  # maximum for a grammar
+STARTING = 60.0  # maximum seconds for the process to start and read a tokenizer
+BYTES = 512 << 20  # maximum memory for a grammar
+NICE = 10  # niceness of the process: models go first
 _CHILD = Path(__file__).with_name("grammar_process.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What llguidance is told: a tokenizer.json, the size of the vocabulary, the tokens that end a text."""
+    """What llguidance needs: a tokenizer.json's text, the vocabulary size, and ids of the tokens that end a text."""
 
     tokenizer: str
     vocab_size: int
@@ -36,9 +36,14 @@ class Vocabulary:
 
 
 class Compiler:
-    """Says whether a structured output can be compiled within the limits; safe to use from several threads, one by one.
+    """Checks that structured outputs compile within limits, one at a time; safe to use from several threads.
 
-    The process is started by the first one, again after it was killed, and ends with `close`.
+    Its process starts with the first check, starts again after it was killed, and ends with `close`.
+
+    Args:
+        vocabulary: Returns the model's vocabulary, when the process starts.
+        seconds: Maximum seconds for a grammar.
+        memory: Maximum bytes of memory for a grammar.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], seconds: float = SECONDS, memory: int = BYTES) -> None:
@@ -48,7 +53,18 @@ class Compiler:
         self._end: Callable[[], object] = lambda: None
 
     def check(self, outputs: StructuredOutputs) -> tuple[str, int]:
-        """The grammar in llguidance's words, and the bytes that it takes; raises OptionError and ExecutionError."""
+        """Compile a structured output in the process.
+
+        Args:
+            outputs: The structured output.
+
+        Returns:
+            The grammar as llguidance reads it, and the bytes that it takes when compiled.
+
+        Raises:
+            OptionError: It cannot be compiled, or not within the limits.
+            ExecutionError: The process did not start.
+        """
         with self._lock:
             process = self._process or self._start()
             answer = self._ask(process, json.dumps(outputs.to_dict()), self._seconds)
@@ -82,7 +98,7 @@ class Compiler:
         return process
 
     def _ask(self, process: subprocess.Popen[bytes], line: str, seconds: float) -> Any:
-        """The answer; None, and no process is left, where it has none after so many seconds."""
+        """Return the answer to a line; if none comes within `seconds`, end the process and return None."""
         answer = None
         try:
             answer = _exchange(process, line.encode() + b"\n", time.monotonic() + seconds)
@@ -93,14 +109,14 @@ class Compiler:
         return answer
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, if it runs."""
         with self._lock:
             self._end()
             self._process = None
 
 
 def _exchange(process: subprocess.Popen[bytes], data: bytes, until: float) -> Any:
-    """Write a line and read one; None where the process has ended, or not answered in time."""
+    """Write a line and read one; return None if the process ended or did not answer in time."""
     assert process.stdin
     assert process.stdout
     reading, writing, found = process.stdout.fileno(), process.stdin.fileno(), bytearray()
@@ -136,5 +152,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _told(error: str) -> str:
-    """The message of llguidance, with what to do where a keyword is unknown to it."""
+    """Return llguidance's message, with what to do if it does not know a keyword."""
     return f"{error}: leave it out" if error.startswith(("Unimplemented keys", "Unknown format")) else error

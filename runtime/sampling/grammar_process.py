@@ -1,7 +1,7 @@
-"""A process that compiles grammars, so that one that takes too long or too much memory ends nothing else.
+"""The program of the process that compiles grammars: one that takes too long or too much memory ends only this process.
 
-It imports nothing of specbuild's: it is run by its path. Standard input has a line of JSON with the tokenizer and the
-limits, then a line for each structured output; standard output has a line of JSON for each.
+It is run by its path and imports nothing from specbuild. Standard input is a line of JSON with the tokenizer and the
+limits, then a line per structured output; standard output answers each with a line of JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-FUEL = {  # of one matcher: about 100 MB, and 10 ms a mask; no schema in messages
+FUEL = {  # limits of one matcher: about 100 MB, and 10 ms per mask; messages quote no schema
     "max_lexer_states": 50_000,
     "step_max_items": 200_000,
     "verbose_errors": False,
@@ -22,7 +22,7 @@ FUEL = {  # of one matcher: about 100 MB, and 10 ms a mask; no schema in message
 
 
 def grammar_of(outputs: dict[str, Any]) -> str:
-    """What llguidance compiles for the fields of a `StructuredOutputs`; raises ValueError."""
+    """Return the grammar, as llguidance reads it, for the fields of a `StructuredOutputs`; raises ValueError."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -40,7 +40,7 @@ def grammar_of(outputs: dict[str, Any]) -> str:
 
 
 def _tags(tag: dict[str, Any], options: Any) -> str:
-    """Free text in which a trigger, by the first that fits, begins a structure."""
+    """Return a grammar of free text in which triggers begin structures, by the first trigger that fits."""
     rules, names = list[str](), list[str]()
     for number, each in enumerate(tag["structures"]):
         trigger = next(one for one in tag["triggers"] if each["begin"].startswith(one))
@@ -57,7 +57,7 @@ def _tags(tag: dict[str, Any], options: Any) -> str:
 
 
 def compiled(tokenizer: Any, grammar: str) -> Any:
-    """A matcher of a grammar; raises ValueError for one that cannot be compiled, or that allows nothing."""
+    """Return a matcher of a grammar; raise ValueError if it cannot be compiled or allows no text."""
     from llguidance import LLMatcher, LLParserLimits
 
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**FUEL))
@@ -71,7 +71,7 @@ def compiled(tokenizer: Any, grammar: str) -> Any:
 
 
 def tokenizer_of(text: str, vocab_size: int, ends: list[int]) -> Any:
-    """llguidance's tokenizer from a tokenizer.json; raises ValueError and what else it may."""
+    """Return llguidance's tokenizer for a tokenizer.json's text; raises ValueError or other errors of llguidance."""
     from llguidance import LLTokenizer
 
     return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
@@ -85,17 +85,17 @@ def _answer(tokenizer: Any, line: str) -> dict[str, Any]:
         return {"grammar": grammar, "bytes": max(_memory(1) - before, 0) * bool(matcher)}
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of Rust's is no Exception
+    except BaseException as error:  # a Rust panic is not an Exception
         return {"error": str(error) or type(error).__name__}
 
 
 def _memory(field: int) -> int:
-    """Bytes of this process: 0 its addresses, 1 those in memory."""
+    """Return bytes of this process, by field of /proc/self/statm: 0 is address space, 1 is resident memory."""
     return int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()
 
 
 def main(read: Callable[[], str] = sys.stdin.readline, write: Callable[[str], object] = sys.stdout.write) -> None:
-    """Answer until standard input ends."""
+    """Answer lines until `read` returns none; `read` and `write` are standard input's and output's."""
     given = json.loads(read())
     sys.path[:] = given["path"]
     tokenizer = tokenizer_of(given["tokenizer"], given["vocab_size"], given["ends"])
@@ -105,7 +105,7 @@ def main(read: Callable[[], str] = sys.stdin.readline, write: Callable[[str], ob
     write("{}\n")
     sys.stdout.flush()
     while line := read():
-        signal.alarm(given["seconds"])  # where nobody is left to kill it
+        signal.alarm(given["seconds"])  # ends this process if its parent is gone and cannot kill it
         write(json.dumps(_answer(tokenizer, line)) + "\n")
         sys.stdout.flush()
         signal.alarm(0)

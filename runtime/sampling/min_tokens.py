@@ -1,4 +1,4 @@
-"""A least number of output tokens, as a constraint: until then no token that would end the text is legal."""
+"""A minimum number of output tokens, as a constraint: until then no token that ends the text is legal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .constraint import Bitmask, Constraint, Foreseeing, Matcher, ask, words
 
 
 class MinTokens:
-    """Makes `ends` illegal before `count` output tokens, beside what `inner` makes illegal; see `Constraint`."""
+    """Makes the tokens `ends` illegal before `count` output tokens, in addition to `inner`; see `Constraint`."""
 
     def __init__(self, count: int, ends: Iterable[int], inner: Constraint | None = None) -> None:
         self._count, self._ends, self._inner = count, tuple(ends), inner
@@ -45,7 +45,7 @@ class _Matcher:
 
 class _Foreseeing(_Matcher):
     def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
-        """See `Foreseeing`; what follows ends before a token that may not come yet."""
+        """See `Foreseeing`; the returned tokens end before the first one that is not legal yet."""
         assert isinstance(self._inner, Foreseeing)
         found = self._inner.follow(path, guess, count)
         for place, token in enumerate(found[: max(self._left - len(path), 0)]):

@@ -1,4 +1,4 @@
-"""Sampling parameters, and what they may be."""
+"""`SamplingParams`: how a request is decoded, and the ranges of its parameters."""
 
 from __future__ import annotations
 
@@ -14,38 +14,66 @@ from specbuild.runtime.speculation.tree import TreeSpec
 from .constraint import Constraint
 from .structured import StructuredOutputs
 
-MAX_SAMPLES = 1024  # of one prompt
-MAX_LOGPROBS = 20  # tokens reported besides the emitted one, as in OpenAI's API
-MAX_LABEL = 256  # characters of a session's name, or of a salt
-MAX_STOPS = 64  # stop strings, and as many token ids
-MAX_STOP_CHARACTERS = 4096  # of all stop strings together
-MAX_TREE = 32  # characters of a tree's name
+MAX_SAMPLES = 1024  # maximum samples of one prompt
+MAX_LOGPROBS = 20  # maximum tokens reported besides the emitted one, as in OpenAI's API
+MAX_LABEL = 256  # maximum characters of a session's name or of a salt
+MAX_STOPS = 64  # maximum stop strings, and as many stop token ids
+MAX_STOP_CHARACTERS = 4096  # maximum characters of all stop strings together
+MAX_TREE = 32  # maximum characters of a tree's name
 _INT32 = 2**31 - 1
 
 
 class _Default(int):
-    """A default that is told from the same number given by a caller."""
+    """A default value that can be told apart from the same number given by a caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request is decoded; validated when made, raises OptionError.
+    """How one request is decoded; validated on construction, which raises OptionError.
 
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; the penalties are Hugging Face's
-    (repetition_penalty: prompt and output, divided or multiplied) and OpenAI's (frequency and presence: output only,
-    subtracted); logit_bias maps token ids to what is added. seed None draws fresh entropy, which the result reports.
-    stop: at most 64 strings of together 4,096 characters; the text ends before the first. stop_token_ids: at most 64
-    tokens that end the text beside the model's own, whatever ignore_eos says, and are not part of it.
-    speculation is "auto" (the bundle's default tree), "off", or a tree. n: samples of the prompt; sample i is what
-    `seed + i` (mod 2⁶⁴) alone gives. logprobs: None, or how many of the best tokens (0…20) to report besides the
-    emitted one. deadline: seconds from submission after which the request ends with what it has. session: a name, of at
-    most 256 characters; requests of one session share what "auto" learns of their drafts in a tuned bundle. min_tokens:
-    so many tokens come before any that ends the text, and before a stop string counts. skip_special_tokens: the text
-    leaves special tokens out. priority: of what waits for a slot, lower goes first; among equals, who came first.
-    background: it runs while the engine has nothing else to do, and ends as "cancelled", with the tokens so far, when
-    it has. cache_salt: at most 256 characters; requests of one salt share cached prompts with no others. constraint:
-    what the texts may be; a token that it does not allow has no score, before the cut-offs. structured_outputs: the
-    same as data, say a JSON schema; may be given by its fields. max_tokens: another name for max_new_tokens.
+    Example:
+        from specbuild import Engine, SamplingParams
+
+        params = SamplingParams(max_new_tokens=64, temperature=0.8, top_p=0.95, seed=7, n=2, stop="class ")
+        with Engine.load("pycode.bundle") as engine:
+            for result in engine.generate("def main(", params):
+                print(result.text, result.finish_reason)
+
+    Attributes:
+        max_new_tokens: Maximum output tokens, at least 1.
+        temperature: 0 for greedy decoding, or 0.01 to 100.
+        top_k: Keep the k likeliest tokens; 0 is off.
+        top_p: Keep the likeliest tokens until their probabilities add up to this, above 0 to 1; 1 is off.
+        min_p: Keep tokens with at least this share of the likeliest token's probability, 0 to 1; 0 is off.
+        repetition_penalty: Hugging Face's, 0.01 to 100, for tokens of prompt and output: positive logits are divided
+            by it, negative ones multiplied; 1 is off.
+        frequency_penalty: OpenAI's, −100 to 100: subtracted from a token's logit for each time it is in the output.
+        presence_penalty: OpenAI's, −100 to 100: subtracted from a token's logit once if it is in the output.
+        logit_bias: What to add to the logits of token ids, −1e6 to 1e6.
+        seed: Seed of the first sample, 0 to 2⁶⁴ − 1; None draws fresh entropy, which the result reports. On an engine
+            with `Engine.exact`, one seed gives one text in every bit, whatever is drafted, what else runs and what ran
+            before.
+        stop: At most 64 stop strings of together at most 4,096 characters; the text ends before the first.
+        stop_token_ids: At most 64 token ids that end the text besides the model's own, whatever `ignore_eos` says, and
+            are not part of it.
+        ignore_eos: Whether to go on after the model's end-of-sequence tokens.
+        min_tokens: Minimum output tokens before any token may end the text and before a stop string counts.
+        skip_special_tokens: Whether the text leaves special tokens out.
+        speculation: "auto" (in a tuned bundle what the policy decides for each round, else the bundle's default tree),
+            "off", or a tree such as "chain:4".
+        n: Samples of the prompt, 1 to 1,024; sample i is what `seed + i` (mod 2⁶⁴) alone gives.
+        logprobs: How many of the best tokens, 0 to 20, to report besides the emitted one; None reports nothing.
+        deadline: Seconds from submission after which the request ends with what it has; None: never.
+        session: A name of at most 256 characters; in a tuned bundle, the requests of a session share what "auto" learns
+            about their drafts.
+        priority: Of the requests that wait for a slot, lower ones go first; among equals, the earlier.
+        background: Whether to run only while the engine has nothing else to do. Otherwise the request ends as
+            "cancelled", with the tokens so far.
+        cache_salt: At most 256 characters; requests share cached prompts only with requests of the same salt.
+        constraint: What the texts may be. Tokens that it does not allow are excluded before the cut-offs apply.
+        structured_outputs: The same as data, such as a JSON schema: `StructuredOutputs`, or a mapping of its fields.
+        max_tokens: Another name for `max_new_tokens`, for the constructor only.
+        OF_CHECKPOINTS: Names of the parameters whose defaults a checkpoint may set.
     """
 
     max_new_tokens: int = _Default(128)
@@ -74,7 +102,7 @@ class SamplingParams:
     constraint: Constraint | None = None
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
     max_tokens: InitVar[int | None] = None
-    OF_CHECKPOINTS: ClassVar = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # that may set defaults
+    OF_CHECKPOINTS: ClassVar = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
     def __post_init__(self, max_tokens: int | None) -> None:
         if max_tokens is not None:
@@ -131,12 +159,12 @@ class SamplingParams:
 
     @classmethod
     def names(cls) -> frozenset[str]:
-        """The names of all parameters."""
+        """Return the names of all parameters, `max_tokens` included."""
         return frozenset({"max_tokens", *(f.name for f in fields(cls))})
 
 
 def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with `max_tokens` under its own name; raises OptionError where both names are given."""
+    """Return parameters with `max_tokens` renamed to `max_new_tokens`; raise OptionError if both are given."""
     if "max_tokens" not in given:
         return dict(given)
     if "max_new_tokens" in given:
@@ -145,7 +173,7 @@ def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> int | float | None:
-    """A number of Python's or NumPy's as an int or a float that no subclass has changed; None for all else."""
+    """Return a Python or NumPy number as a plain int or float, whatever subclass it is; None for anything else."""
     kind = type(value)
     if issubclass(kind, int) and kind is not bool:
         return int.__int__(value)

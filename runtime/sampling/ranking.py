@@ -1,4 +1,4 @@
-"""The ranking of a node's tokens by their scores, of which no more is computed than is asked for."""
+"""The ranking of a node's tokens by score, computed only as far as it is read."""
 
 from __future__ import annotations
 
@@ -11,17 +11,26 @@ from .cut_offs import CutOffs
 from .noise import Noise
 from .row import Logits, Row, Tokens
 
-SMALL = 8192  # vocabulary whose noise is computed once a position: a few comparisons a node would cost more
-FEW = 512  # tokens that are ranked at once
-DENSE = 8  # of so many tokens one: fewer are cheaper to gather than all to compare
-_ROUNDED = 2.0**-20  # of a score: more than its sum and its noise are rounded by
+SMALL = 8192  # vocabulary up to which all noise is computed once per position: comparing per node would cost more
+FEW = 512  # up to so many tokens are scored without comparing their noise first
+DENSE = 8  # compare all noise if over one in so many tokens is likely; fewer are cheaper to gather
+_ROUNDED = 2.0**-20  # relative to a score: more than the rounding of its noise and its sum
 
 
 def contenders(row: Row, noise: Noise | None, least: float, left: Tokens | None = None) -> tuple[Tokens, Logits]:
-    """All tokens whose score, processed logit plus noise, is at least so much, ascending, and their scores `float32`.
+    """Return all tokens with at least a given score, processed logit plus noise.
 
-    Of all tokens, or of those `left`. Nobody reaches it whose logit does not with the largest noise, nor whose noise
-    does not with the largest logit: both are comparisons, and few tokens are left for the logarithms.
+    A token is ruled out if its logit misses the score even with the largest noise, or its noise misses it even with the
+    largest logit. Both tests are comparisons, and leave few tokens whose noise needs logarithms.
+
+    Args:
+        row: The node's logits.
+        noise: The position's noise; None: none.
+        least: The lowest score to return.
+        left: The tokens to look at, ascending; None: all.
+
+    Returns:
+        The tokens, ascending, and their scores `float32`.
     """
     tokens = left
     if noise is None:
@@ -46,15 +55,20 @@ def contenders(row: Row, noise: Noise | None, least: float, left: Tokens | None 
 def ranking(
     row: Row, noise: Noise | None, cut_offs: CutOffs | None, misses: int | None = None, count: int = 1
 ) -> Iterator[tuple[int, float]]:
-    """Tokens and scores, best first, the lowest id among equals; none that a cut-off excludes, or without a score.
+    """Yield tokens and scores, best first, the lowest id first among equals; none that is excluded or scores −∞.
 
-    misses: ends after so many excluded by top-p. count: tokens that are looked for; more are found too, more slowly.
+    Args:
+        row: The node's logits.
+        noise: The position's noise; None: none.
+        cut_offs: The cut-offs; None: none.
+        misses: End after more than so many tokens that top-p excludes; None: never.
+        count: How many tokens the caller expects to read; more are found too, but more slowly.
     """
     found = _ranked(row, noise, cut_offs, count + (misses or 0))
     if cut_offs is None or not cut_offs.cuts_mass:
         yield from found
         return
-    out = -math.inf  # a logit that top-p leaves out, so all that are less as well
+    out = -math.inf  # top-p excludes this logit and all lower ones
     for token, score in found:
         value = row.value(token)
         if value <= out:
@@ -70,7 +84,7 @@ def ranking(
 
 
 def _ranked(row: Row, noise: Noise | None, cut_offs: CutOffs | None, count: int) -> Iterator[tuple[int, float]]:
-    """As `ranking`, before top-p."""
+    """Yield as `ranking` does, before top-p."""
     left = cut_offs.left if cut_offs else None
     if row.raw.size <= SMALL:
         yield from _one_by_one(row, noise, left)
@@ -89,7 +103,7 @@ def _ranked(row: Row, noise: Noise | None, cut_offs: CutOffs | None, count: int)
 
 
 def _one_by_one(row: Row, noise: Noise | None, left: Tokens | None) -> Iterator[tuple[int, float]]:
-    """As `_ranked`, from every token's score."""
+    """Yield as `_ranked` does, from the scores of all tokens."""
     if left is not None:
         scores = row.of(left) if noise is None else row.of(left) + noise.all()[left]
     else:
@@ -100,9 +114,10 @@ def _one_by_one(row: Row, noise: Noise | None, left: Tokens | None) -> Iterator[
 
 
 def _steps(row: Row, noise: Noise | None, cut_offs: CutOffs | None, count: int) -> Iterator[float]:
-    """Falling scores, the last −∞; `count` tokens that top-k and min-p leave reach the first, if so many are left.
+    """Yield falling score thresholds, the last −∞.
 
-    One that top-p leaves too reaches the last but one: the likeliest.
+    The first is one that `count` tokens reach which top-k and min-p leave, if there are so many. With `count` 1, the
+    likeliest token, which top-p leaves too, reaches the last one above −∞.
     """
     left = cut_offs.left if cut_offs else None
     if noise is None:
@@ -121,7 +136,7 @@ def _steps(row: Row, noise: Noise | None, cut_offs: CutOffs | None, count: int) 
 
 
 def _first(row: Row, noise: Noise, cut_offs: CutOffs | None, count: int) -> float:
-    """A score that `count` tokens reach, of the likeliest or of those with most noise; −∞ where these are too few."""
+    """Return a score that `count` of the likeliest or of the noisiest tokens reach; −∞ if they are too few."""
     found = -math.inf
     for tokens in (row.head(count), noise.leaders(count)):
         values = row.of(tokens)
@@ -131,10 +146,10 @@ def _first(row: Row, noise: Noise, cut_offs: CutOffs | None, count: int) -> floa
 
 
 def _last(scores: Logits, count: int) -> float:
-    """The `count`-th best; −∞ where there are fewer."""
+    """Return the `count`-th best score; −∞ if there are fewer."""
     return float(np.partition(scores, -count)[-count]) if scores.size >= count else -math.inf
 
 
 def _slack(score: float) -> float:
-    """More than a score, or what it is compared with, is rounded by."""
+    """Return a bound on the rounding error of a score and of what it is compared with."""
     return _ROUNDED * (abs(score) + 64)

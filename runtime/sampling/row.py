@@ -1,4 +1,4 @@
-"""A node's logits as its choice sees them: divided by the temperature where somebody looks, and not before."""
+"""A node's logits as its choice sees them: divided by the temperature, but only where they are read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
 Tokens = NDArray[np.intp]
-BLOCKS, LEAST_BLOCKS = 8, 512  # of the row, for each of the likeliest that are looked for, and at least
-_ROUNDED = 2.0**-21  # of a threshold: more than dividing and rounding it to float32 may move it
+BLOCKS, LEAST_BLOCKS = 8, 512  # blocks of a row per token that `head` looks for, and their minimum
+_ROUNDED = 2.0**-21  # relative to a threshold: more than division and rounding to float32 may move it
 _TINY, _HUGE = 1e-36, 3.4e38
 
 
 class Row:
-    """Processed logits of one node: `raw float32[V]`, to be divided by the temperature; neither copied nor changed.
+    """The processed logits of one node.
 
-    best: the likeliest token, the lowest among equals. most: its processed logit; not finite where no token may be
-    chosen or the model gave what is no number.
+    Attributes:
+        raw: Logits `float32[V]`, to be divided by the temperature; neither copied nor changed.
+        best: The likeliest token, the lowest id among equals.
+        most: Its processed logit; not finite if no token may be chosen or the model gave NaN or infinity.
     """
 
     __slots__ = ("_temperature", "best", "most", "raw")
@@ -27,28 +29,28 @@ class Row:
         self.most = self.value(self.best)
 
     def value(self, token: int) -> float:
-        """A token's processed logit."""
+        """Return a token's processed logit."""
         return float(self.raw[token] / self._temperature)
 
     def of(self, tokens: Tokens) -> Logits:
-        """The processed logits of these tokens."""
+        """Return the processed logits of some tokens, `float32[n]`."""
         values: Logits = self.raw[tokens]
         return values if self._temperature == 1 else values / self._temperature
 
     def all(self) -> Logits:
-        """Every token's; a copy where the temperature is not 1."""
+        """Return the processed logits of all tokens, `float32[V]`; a copy unless the temperature is 1."""
         return self.raw if self._temperature == 1 else self.raw / self._temperature
 
     def reaching(self, least: float) -> NDArray[np.bool_]:
-        """Whose processed logit may be at least so much, `bool[V]`; whoever is left out has less, or −∞."""
+        """Return `bool[V]`: which processed logits may be at least `least`; those left out are lower, or −∞."""
         least *= float(self._temperature)
         return self.raw >= np.float32(min(max(least - abs(least) * _ROUNDED - _TINY, -_HUGE), _HUGE))
 
     def head(self, count: int) -> Tokens:
-        """The `count` likeliest tokens, their equals, and perhaps some more that come next; ascending.
+        """Return the `count` likeliest tokens, their equals, and perhaps some of the next likeliest; ascending.
 
-        Each of the `count` likeliest blocks has a token that is as likely as the last of these blocks. They are sorted,
-        for a partition of many equals is slow.
+        The row is split into blocks. At least `count` tokens reach the `count`-th largest of the blocks' maxima, one in
+        each of these blocks. The maxima are sorted, because a partition of many equal values is slow.
         """
         blocks = max(BLOCKS * count, LEAST_BLOCKS)
         width = self.raw.size // blocks

@@ -1,8 +1,8 @@
-"""Logit processors, and the one choice that target and draft share.
+"""Logit processors, and the rule by which both target and draft choose a token.
 
-The choice at absolute position t is `argmax_x(f(logits)_x + g(seed, t, x))`: f are the request's processors, which see
-the node's own path; g is Gumbel noise, the same for every node at t, in target and draft, and zero at temperature 0.
-An argmax over logits plus Gumbel noise is an exact sample of their softmax (Gumbel 1954; Maddison et al. 2014).
+The choice at absolute position t is `argmax_x(f(logits)_x + g(seed, t, x))`. f are the request's processors, which see
+the node's own path; g is Gumbel noise, the same for every node at t in target and draft, and zero at temperature 0. An
+argmax over logits plus Gumbel noise is an exact sample of their softmax (Gumbel 1954; Maddison et al. 2014).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .parameters import SamplingParams as SamplingParams
 from .ranking import SMALL, contenders, ranking
 from .row import Logits, Row
 
-RIVALS = 64  # of a choice that are looked at one by one
-MOST_ALONE = 128  # tokens of which top-p may leave some, so that no others' noise is needed
+RIVALS = 64  # maximum rivals of a choice that `settles` looks at one by one
+MOST_ALONE = 128  # if top-p leaves only tokens among so many likeliest, no others need noise
 
 
 def _matcher(constraint: Constraint, vocab_size: int) -> Matcher:
-    """A constraint's matcher; raises OptionError where it makes none."""
+    """Return a constraint's matcher for a new text; raise OptionError if it makes no usable one."""
     try:
         matcher = constraint.matcher(vocab_size)
         usable = callable(getattr(matcher, "mask", None)) and callable(getattr(matcher, "emit", None))
@@ -42,12 +42,22 @@ def _matcher(constraint: Constraint, vocab_size: int) -> Matcher:
 
 
 def fresh_seed() -> int:
-    """53 bits of entropy: a seed that survives JSON in every language."""
+    """Return a random seed of 53 bits, which JSON numbers represent exactly in every language."""
     return secrets.randbits(53)
 
 
 class Sampler:
-    """f and g of one request: turns a node's logits into scores, and scores into the choice."""
+    """Turns a node's logits into scores, by one sample's processors f and noise g, and scores into the choice.
+
+    Args:
+        params: The sampling parameters.
+        seed: The sample's own seed.
+        prompt: The prompt's token ids.
+        vocab_size: Size V of the vocabulary.
+
+    Raises:
+        OptionError: A logit_bias is outside of the vocabulary, or the constraint cannot be used.
+    """
 
     def __init__(self, params: SamplingParams, seed: int, prompt: Sequence[int], vocab_size: int) -> None:
         self.params, self.seed, self.vocab_size = params, seed, vocab_size
@@ -60,8 +70,8 @@ class Sampler:
         self._counts = p.frequency_penalty != 0 or p.presence_penalty != 0
         self.matcher = _matcher(p.constraint, vocab_size) if p.constraint is not None else None
         self._foreseeing = self.matcher if isinstance(self.matcher, Foreseeing) else None
-        self.foresees = self._foreseeing is not None  # whether the constraint says what has to come
-        self._raised: BaseException | None = None  # by the constraint, while somebody drafted
+        self.foresees = self._foreseeing is not None  # whether the constraint knows which tokens must come next
+        self._raised: BaseException | None = None  # raised by the constraint during drafting
         self._plain = not (self._repeats or self._counts or self._bias.size or self.matcher is not None)
         self._cuts = p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
         self._seen = np.zeros(vocab_size if self._repeats else 0, dtype=np.bool_)
@@ -72,11 +82,11 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """True where the scores are the logits themselves."""
+        """Whether the scores are the logits themselves."""
         return self._plain and self.params.temperature == 0
 
     def emit(self, token: int, position: int) -> None:
-        """Take note of an emitted token, and forget the noise of positions before `position`."""
+        """Record a token emitted at `position`, and forget the noise of earlier positions."""
         if self._repeats:
             self._seen[token] = True
         if self._counts:
@@ -87,7 +97,7 @@ class Sampler:
             del self._noise[past]
 
     def noise(self, position: int) -> Noise:
-        """g at one position, kept until the text has passed it: target, draft and all nodes there have the same."""
+        """Return g at one position, cached until the text has passed it: target, draft and all nodes there share it."""
         if position not in self._noise:
             self._noise[position] = Noise(self.seed, position, self.vocab_size)
         return self._noise[position]
@@ -95,14 +105,20 @@ class Sampler:
     def ranked(
         self, logits: Logits, position: int, path: Sequence[int], misses: int | None = None, count: int = 1
     ) -> Iterator[tuple[int, float]]:
-        """Tokens and their scores f(logits) + g, best first, the lowest id among equals; no token a cut-off excludes.
+        """Yield tokens and their scores f(logits) + g, best first; none that a cut-off excludes.
 
-        `path`: the drafted tokens from below the root down to the node. Ends early after `misses` excluded ones.
-        `count`: how many are looked for; others are found too, more slowly.
+        Among equal scores, the lowest id comes first.
+
+        Args:
+            logits: The node's logits, `float32[V]`.
+            position: Absolute position of the node, in tokens.
+            path: The drafted tokens from below the root down to the node.
+            misses: End after more than so many tokens that top-p excludes; None: never.
+            count: How many tokens the caller expects to read; more are found too, but more slowly.
         """
         row = self._row(logits, path)
         if not math.isfinite(row.most):
-            return  # no token may be chosen, or the model gave what is no number
+            return  # no token may be chosen, or the model gave NaN or infinity
         noise = self.noise(position) if self.params.temperature > 0 else None
         cut_offs = self._cut_offs(row) if self._cuts else None
         if cut_offs and noise and misses is None and noise.few:
@@ -110,9 +126,17 @@ class Sampler:
         yield from ranking(row, noise, cut_offs, misses, count)
 
     def scores(self, logits: Logits, position: int) -> Logits | None:
-        """f(logits) + g of nodes at one position, `float32[nodes, V]`; None where they have to be looked at one by one.
+        """Return f(logits) + g of several nodes at one position, or None if each node needs `ranked`.
 
-        That is where f sees the path or cuts off, where the vocabulary is large, or a row has no finite best.
+        That is so if f depends on the path or cuts off, at temperature 0, if the vocabulary is large, or if the best
+        score of a row is not finite.
+
+        Args:
+            logits: The nodes' logits, `float32[nodes, V]`.
+            position: Absolute position of the nodes, in tokens.
+
+        Returns:
+            The scores, `float32[nodes, V]`, or None.
         """
         if not self._plain or self._cuts or self.params.temperature == 0 or logits.shape[1] > SMALL:
             return None
@@ -122,7 +146,7 @@ class Sampler:
     def drafted(
         self, logits: Logits, position: int, path: Sequence[int], misses: int, count: int = 1
     ) -> Iterator[tuple[int, float]]:
-        """As `ranked`, for a draft. What the constraint raises ends it; the next choice raises it again."""
+        """Yield as `ranked` does, for a draft. An error of the constraint ends it; the next choice raises the error."""
         try:
             yield from self.ranked(logits, position, path, misses, count)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -131,7 +155,7 @@ class Sampler:
             self._raised = error
 
     def follow(self, path: Sequence[int], guess: Sequence[int], count: int) -> list[int]:
-        """See `Foreseeing`. What the constraint raises ends it; the next choice raises it again."""
+        """See `Foreseeing.follow`. If the constraint raises, return []; the next choice raises the error."""
         try:
             return self._foreseeing.follow(path, guess, count) if self._foreseeing else list(guess)
         except (KeyboardInterrupt, SystemExit):
@@ -141,20 +165,27 @@ class Sampler:
             return []
 
     def release(self) -> None:
-        """The text has ended: let go of the constraint's matcher and of the noise."""
+        """Free the constraint's matcher and the noise; the text has ended."""
         self.matcher = self._foreseeing = None
         self.foresees = False
         self._noise.clear()
 
     def check(self) -> None:
-        """Raise what the constraint raised while somebody drafted."""
+        """Raise the error that the constraint raised during drafting, if any."""
         if self._raised:
             raise self._raised
 
     def choose(self, logits: Logits, position: int, path: Sequence[int]) -> int:
-        """The choice at a node: the best token of `ranked`; where no token has a finite score, `argmax`'s.
+        """Return the choice at a node: the best token of `ranked`, or the logits' argmax if no score is finite.
 
-        Raises ExecutionError where the constraint leaves no such token, and what the constraint raises.
+        Args:
+            logits: The node's logits, `float32[V]`.
+            position: Absolute position of the node, in tokens.
+            path: The drafted tokens from below the root down to the node.
+
+        Raises:
+            ExecutionError: The constraint leaves no token with a finite score. Errors of the constraint itself are
+                raised too.
         """
         self.check()
         if self.greedy:
@@ -169,20 +200,20 @@ class Sampler:
         return best[0] if best else int(logits.argmax())
 
     def _forced(self, path: Sequence[int]) -> int | None:
-        """The only token that the constraint allows; None where it allows others, or would have to be asked again."""
+        """Return the only token that the constraint allows; None if it allows others, or is not `Foreseeing`."""
         mask = ask(self._foreseeing, path, self.vocab_size) if self._foreseeing else None
         return None if mask is None else only(mask, self.vocab_size)
 
     def processed(self, logits: Logits, path: Sequence[int]) -> Logits:
-        """f before the cut-offs: what the constraint allows, penalties, bias, temperature."""
+        """Return f(logits) before the cut-offs, `float32[V]`: with constraint, penalties, bias and temperature."""
         return self._row(logits, path).all()
 
     def _row(self, logits: Logits, path: Sequence[int]) -> Row:
-        """As `processed`, computed where somebody looks."""
+        """Return what `processed` does, as a `Row` that divides by the temperature where it is read."""
         return Row(logits if self._plain else self.adjusted(logits, path), self.params.temperature)
 
     def adjusted(self, logits: Logits, path: Sequence[int]) -> Logits:
-        """What the constraint allows, penalties and bias, in a copy."""
+        """Return a copy of the logits with constraint, penalties and bias applied."""
         p, out = self.params, logits.copy()
         if self.matcher is not None and (mask := ask(self.matcher, path, len(out))) is not None:
             np.copyto(out, np.float32(-np.inf), where=~unpack(mask, len(out)))
@@ -207,7 +238,14 @@ class Sampler:
         return CutOffs(row, self.params.top_k, self.params.top_p, self.params.min_p)
 
     def settles(self, logits: Logits, position: int, token: int, bound: float) -> bool:
-        """Whether `token`, the choice, stays it wherever each two logits lie up to `bound` farther apart."""
+        """Return whether the choice stays the same if the gap between any two logits changes by up to `bound`.
+
+        Args:
+            logits: Logits `float32[V]` of the last emitted token's node.
+            position: Absolute position of that node, in tokens.
+            token: The choice.
+            bound: Largest change of a gap, in logits.
+        """
         p, row, chosen = self.params, self._row(logits, ()), np.array([token])
         moved = bound * max(p.repetition_penalty, 1 / p.repetition_penalty) / (p.temperature or 1.0)
         noise = self.noise(position) if p.temperature > 0 else None
@@ -223,10 +261,16 @@ class Sampler:
         return few and all(cut_offs.surely(int(rival), moved) is False for rival in rivals)
 
     def margin(self, logits: Logits, position: int, path: Sequence[int], other: int) -> float:
-        """How far the choice was from being `other`: what has to move for a rounding to turn one into the other.
+        """Return how much rounding would have to move for the choice to become another token.
 
-        The gap of their scores where both were left in, or the choice's distance to a cut-off if that is less; else
-        the distance of `other` to the cut-offs that left it out.
+        If the cut-offs leave both tokens, that is the gap of their scores, or the choice's distance to a cut-off if
+        that is smaller; else the distance of `other` to the cut-offs that exclude it.
+
+        Args:
+            logits: The node's logits, `float32[V]`.
+            position: Absolute position of the node, in tokens.
+            path: The drafted tokens from below the root down to the node.
+            other: The other token.
         """
         chosen, processed = self.choose(logits, position, path), self.processed(logits, path)
         if chosen == other:

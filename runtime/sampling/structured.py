@@ -1,4 +1,4 @@
-"""Structured outputs: what a text has to be, as data; `grammar.py` makes a constraint of it."""
+"""`StructuredOutputs`: what a text has to be, as data; `grammar.py` turns it into a constraint."""
 
 from __future__ import annotations
 
@@ -12,20 +12,30 @@ import msgspec
 from specbuild.runtime.errors import OptionError, shown
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-MAX_BYTES = 1 << 18  # of a schema, a regex, a grammar, or all choices, in UTF-8
-MAX_DEPTH = 64  # objects and arrays within each other
+MAX_BYTES = 1 << 18  # maximum bytes in UTF-8 of a schema, a regex, a grammar, or all choices
+MAX_DEPTH = 64  # maximum nesting of objects and arrays
 MAX_CHOICES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """What the text of a request has to be, exactly one of six; validated when made, raises OptionError.
+    """What the text of a request has to be; validated on construction, which raises OptionError.
 
-    json: a JSON schema, as JSON or as its values. regex: in Rust's syntax, which the whole text matches. choice: texts,
-    one of which it is. grammar: Lark as llguidance has it, or GBNF. json_object: any JSON object. structural_tag: free
-    text in which a trigger begins a part of a given schema, as vLLM and xgrammar have it. any_whitespace: JSON may have
-    whitespace between its tokens; without it there is none, and what the schema forces is drafted for nothing. after: a
-    special token, such as the end of a reasoning, before which the text is free. A schema and a tag are kept as JSON.
+    Exactly one of the first six fields must be given. Compiling one may take seconds, within limits of time and memory,
+    in the thread that submits its first request: `Engine.constraint` compiles it ahead.
+
+    Attributes:
+        json: A JSON schema, as JSON text or as data; kept as JSON text.
+        regex: A regular expression in Rust's syntax, which the whole text matches.
+        choice: Texts, one of which the text is.
+        grammar: A grammar, in llguidance's Lark or in GBNF.
+        json_object: Whether the text is any JSON object.
+        structural_tag: Free text in which triggers begin parts of given schemas, as in vLLM and xgrammar; kept as JSON
+            text.
+        any_whitespace: Whether JSON may have whitespace between its tokens. Without it there is none, and what the
+            schema forces is drafted at no cost.
+        after: A special token, such as the end of reasoning, before which the text is free; None: the whole text is
+            constrained.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -62,7 +72,14 @@ class StructuredOutputs:
 
     @classmethod
     def of(cls, value: Any) -> StructuredOutputs:
-        """From itself, or from its fields as JSON has them; raises OptionError."""
+        """Return structured outputs, given as such or as a mapping.
+
+        Args:
+            value: A `StructuredOutputs`, which is returned as it is, or a mapping of its fields.
+
+        Raises:
+            OptionError: `value` is of another type, has an unknown field, or a field is invalid.
+        """
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
@@ -75,7 +92,7 @@ class StructuredOutputs:
         return cls(**value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields but for defaults, as JSON has them; `of` takes them."""
+        """Return the fields that differ from their defaults, as JSON data that `of` accepts."""
         told = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -85,7 +102,7 @@ class StructuredOutputs:
 
     @property
     def key(self) -> str:
-        """Equal for equal ones."""
+        """A text that is the same for equal structured outputs."""
         return json.dumps(self.to_dict(), sort_keys=True)
 
 
@@ -107,12 +124,12 @@ def _check_size(name: str, text: str) -> None:
 
 
 def _object(name: str, value: Any) -> Any:
-    """JSON's values, of a text or as they are."""
+    """Return JSON data, parsed if given as text; raise OptionError if it is invalid, too large or too deep."""
     if isinstance(value, str):
         _check_size(name, value)
         try:
             value = msgspec.json.decode(value)
-        except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors
+        except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
             raise OptionError(f"structured_outputs: {name} is not JSON ({str(error)[:200]})") from None
     if _deeper_than(value, MAX_DEPTH):
         raise OptionError(f"structured_outputs: {name} is nested deeper than {MAX_DEPTH}: flatten it")
@@ -175,7 +192,7 @@ def _tag(value: Any) -> str:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """A value of JSON and all within it."""
+    """Yield JSON data and every value within it."""
     waiting = [value]
     while waiting:
         yield (one := waiting.pop())

@@ -13,10 +13,11 @@ from .tree import Tree
 
 
 def walk(tree: Tree, choose: Callable[[int], int | None]) -> Iterator[tuple[int, int]]:
-    """Yield `(node, token)`: an accepted node, the root first, and the target's choice there.
+    """Yield `(node, token)` for each accepted node, the root first; the token is the target's choice there.
 
-    The walk goes on while a child carries the choice, and `choose` can tell what the choice is; the last token is the
-    bonus token. `choose(node)` is asked only at accepted nodes, and only as far as the caller goes on.
+    The walk goes on while a child carries the choice, and ends where `choose` returns None because it cannot tell; the
+    last token is the bonus token. `choose(node)` is called only at accepted nodes, and only as far as the caller goes
+    on.
     """
     children = tree.children() if len(tree) > 1 else {}
     node: int | None = 0

@@ -1,8 +1,8 @@
 """One decision a round for all its sequences together: nodes go where they are worth most.
 
-Plain decoding emits a token of each; what else a step verifies costs by the sum of its rows, whoever's they are. So the
-candidates of all sequences are ranked by what a row of them is worth, and as many are taken as together promise most
-tokens a second. A draft model's levels are steps that all who draft with it share.
+Plain decoding emits one token of each sequence; what else a step verifies costs by the sum of its rows, no matter whose
+they are. So the candidates of all sequences are ranked by the worth of a row, and as many are taken as together promise
+most tokens a second. The levels of a draft model are steps shared by all sequences that draft with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .timings import Times, longer, seconds_at
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a sequence might draft: tokens that matched, nodes that it has room for, rows that its text needs."""
+    """A sequence's possible draft: tokens that matched, nodes that it has room for, and rows that its text needs."""
 
     policy: SequencePolicy
     matched: int
@@ -30,7 +30,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Tokens that a round should emit, and seconds; of each sequence, nodes that its text or the model brings."""
+    """A round's expected tokens and seconds, and the nodes of each sequence's draft, from its text or the model."""
 
     tokens: float
     seconds: float
@@ -45,19 +45,19 @@ class _Plan:
 
 @dataclass(slots=True)
 class Batch:
-    """A round of several sequences: it decides for all, and shares verified nodes out once the model's trees are grown.
+    """Decides a round of several sequences together, and divides verified nodes once the model's trees are grown.
 
-    rows: of its step, with all that is decided but the model's trees. rate: λ, tokens a second.
+    `rows`: rows of its step as decided, without the model's trees. `rate`: λ, tokens a second.
     """
 
     wishes: Sequence[Wish]
     rows: int = field(init=False)
     rate: float = field(init=False)
     _times: Times = field(init=False)
-    _level: float = field(init=False)  # seconds of a step of the draft, and of one more row of the target
+    _level: float = field(init=False)  # seconds of a draft step; `_row`: of one more row of the target
     _row: float = field(init=False)
-    _texts: list[list[float]] = field(init=False)  # of each sequence: what each token of its continuation is worth
-    _trees: list[list[float]] = field(init=False)  # and what so many levels of the model's tree are, from none on
+    _texts: list[list[float]] = field(init=False)  # by sequence: the worth of each token of its continuation
+    _trees: list[list[float]] = field(init=False)  # by sequence: the worth of the model's tree, by levels from 0
 
     def __post_init__(self) -> None:
         first, count = self.wishes[0].policy, len(self.wishes)
@@ -72,7 +72,7 @@ class Batch:
         self._trees = [[0.0, *accumulate(each)] for each in levels]
 
     def decide(self) -> None:
-        """Set what every sequence does."""
+        """Set what every sequence does in the round."""
         count = len(self.wishes)
         plain = _Plan(float(count), self._seconds(self.rows, drafts=False), (0,) * count)
         best, decided = self._best(plain), list[Option]()
@@ -88,14 +88,14 @@ class Batch:
                 option = Option(self.wishes[number].policy.source[0], nodes, best.tokens, best.seconds)
                 self.rows += nodes
             decided.append(option)
-        left = 0 if best.models else -self.rows % (1 + self.wishes[0].policy.free)  # rows that fill the step up
+        left = 0 if best.models else -self.rows % (1 + self.wishes[0].policy.free)  # padding rows, which cost nothing
         for wish, option in zip(self.wishes, decided, strict=True):
             wish.policy.left = left if option is alone else 0
             wish.policy.settle(option, self.rate, alone, least)
             left -= wish.policy.left
 
     def _best(self, plain: _Plan) -> _Plan:
-        """The best of those plans that promise their margin over plain decoding."""
+        """Return the best of the plans that promise their margin over plain decoding."""
         limits, live = self.wishes[0].policy.limits, self.wishes[0].policy.live
         best, score = plain, plain.rate
         if live.plain_due:
@@ -115,23 +115,23 @@ class Batch:
         return best
 
     def _at_best(self, levels: int, drawn: Sequence[tuple[float, int]], plain: _Plan) -> float:
-        """More than the score of any plan of so many levels: as if what they bring needed no rows."""
+        """Return a bound above the score of any plan of so many levels, as if what they bring needed no rows."""
         brought = sum(max(self._tree(at, levels), text) for at, (text, _) in enumerate(drawn))
         seconds = min(plain.seconds, self._seconds(self.rows)) + self._times.once + levels * self._level
         return (plain.tokens + brought) / seconds - (MARGIN - 1) / plain.seconds
 
     def _tree(self, number: int, levels: int) -> float:
-        """What so many levels of the model's tree are worth to a sequence, or as many as it has room for."""
+        """Return the worth of `levels` levels of the model's tree to a sequence, or of as many as it has room for."""
         tree = self._trees[number]
         return tree[levels if levels < len(tree) else -1]
 
     def _score(self, plan: _Plan, plain: _Plan) -> float:
-        """Tokens a second, less the margin for each sequence that drafts at a cost."""
+        """Return tokens a second, less the margin for each sequence that drafts at a cost."""
         paying = sum(number in plan.models or nodes > 0 for number, nodes in enumerate(plan.nodes))
         return plan.rate - (MARGIN - 1) * paying / plain.seconds
 
     def _from_texts(self, plain: _Plan) -> _Plan:
-        """Continuations of texts alone: the likeliest token comes first."""
+        """Return the best plan of continuations of texts alone; the likeliest token comes first."""
         units = ((-chance, number) for number, chances in enumerate(self._texts) for chance in chances)
         best, tokens, nodes = plain, plain.tokens, list(plain.nodes)
         for rows, (worth, number) in enumerate(sorted(units), self.rows + 1):
@@ -142,9 +142,10 @@ class Batch:
         return best
 
     def _with_model(self, levels: int, texts: _Plan, drawn: Sequence[tuple[float, int]], rate: float) -> _Plan:
-        """The model drafts so many levels for those whom it brings more than their text.
+        """Return the plan in which the model drafts `levels` levels wherever that is worth more than the text's draft.
 
-        drawn: of each sequence what its text is worth in that plan, and how many rows that adds.
+        `drawn`: what each sequence's text is worth in the plan `texts`, and how many rows it adds. `rate`: tokens a
+        second that a row has to be worth.
         """
         times, models, nodes = self._times, list[int](), list(texts.nodes)
         row, rows, tokens = rate * self._row, self.rows, float(len(self.wishes))
@@ -166,7 +167,7 @@ class Batch:
         return _Plan(tokens, seconds, tuple(nodes), frozenset(models), levels)
 
     def share(self, grown: Sequence[tuple[SequencePolicy, Sequence[float]]]) -> None:
-        """Set how many nodes of each tree are verified, by the logarithms of their chances, best first."""
+        """Set how many nodes of each tree are verified; `grown`: policies, and their nodes' log chances, best first."""
         if not grown:
             return
         chances = np.concatenate([np.exp(np.asarray(scores, dtype=np.float64)) for _, scores in grown])
@@ -179,5 +180,5 @@ class Batch:
             policy.allotted = min(count, len(scores))
 
     def _seconds(self, rows: int, drafts: bool = True) -> float:
-        """Of a round beside the draft."""
+        """Return the seconds of a round without its steps of the draft."""
         return self._times.of_round(rows, len(self.wishes), drafts)

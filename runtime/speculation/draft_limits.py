@@ -1,4 +1,4 @@
-"""What an operator lets rounds draft, whatever requests ask for."""
+"""Limits that an operator sets on drafting, whatever requests ask for."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ from typing import Any
 
 from specbuild.runtime.errors import OptionError, shown
 
-Schedule = tuple[tuple[int, int, int], ...]  # batch sizes from, to, and the nodes that a sequence may draft
+Schedule = tuple[tuple[int, int, int], ...]  # (first batch size, last batch size, nodes that a sequence may draft)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Validated when made; raises OptionError.
+    """An operator's limits on drafting; validated on construction, which raises OptionError.
 
-    max_draft_tokens: nodes of a sequence's tree, the root not counted; None: what the bundle verifies. 0 is plain
-    decoding. num_speculative_tokens_per_batch_size: the same by how many sequences draft together, in vLLM's two forms,
-    {"1-4": 8, "5-16": 2} or [[1, 4, 8], [5, 16, 2]], or JSON of either; both ends are included, and a size between two
-    ranges, or past the last, has what the range before it has. min_expected_speedup: over plain decoding, for a round
-    of `auto` to draft at all.
+    Limits given to `Engine.load` also refuse requests that name a larger tree. Any thread may replace them through
+    `Engine.limits`, from the next round on: with at most as many nodes as at loading (None: as many), and without
+    refusing any request. No text depends on limits.
+
+    Attributes:
+        max_draft_tokens: Maximum nodes of a sequence's draft tree, the root not counted; 0 is plain decoding; None
+            allows as many as the bundle verifies.
+        min_expected_speedup: Speedup over plain decoding, 1 to 1000, that a round of a request with speculation "auto"
+            must promise to draft at all; above 1 it needs a tuned bundle.
+        num_speculative_tokens_per_batch_size: Maximum nodes by how many sequences draft together, in one of vLLM's two
+            forms, {"1-4": 8, "5-16": 2} or [[1, 4, 8], [5, 16, 2]], or JSON of either. Both ends are included. A batch
+            size between two ranges, or past the last, takes the value of the range before it. It is stored as triples
+            (first, last, nodes) in ascending order.
     """
 
     max_draft_tokens: int | None = None
@@ -37,14 +45,22 @@ class Limits:
         object.__setattr__(self, "num_speculative_tokens_per_batch_size", schedule)
 
     def max_nodes(self, batch: int, wanted: int) -> int:
-        """How many of `wanted` nodes a sequence may draft beside `batch − 1` others."""
+        """Return how many draft nodes a sequence may have.
+
+        Args:
+            batch: Number of sequences that draft in the round, this one included.
+            wanted: Nodes that the sequence would draft without limits.
+
+        Returns:
+            At most `wanted` nodes, the root not counted.
+        """
         schedule: Schedule = self.num_speculative_tokens_per_batch_size
         reached = [nodes for first, _, nodes in schedule if first <= batch]
         return min([wanted, *reached[-1:], *([] if self.max_draft_tokens is None else [self.max_draft_tokens])])
 
 
 def _schedule(given: Any) -> Schedule:
-    """Both forms as triples, in ascending order."""
+    """Return either form as triples in ascending order; raise OptionError for anything else."""
     form = '{"1-4": 8, "5-16": 2} or [[1, 4, 8], [5, 16, 2]]'
     try:
         if isinstance(given, str):

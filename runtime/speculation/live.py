@@ -1,10 +1,10 @@
-"""What steps and rounds take now: the timing table's seconds, corrected by what they took lately.
+"""Live timings: the timing table's seconds of steps and rounds, corrected by what they took lately.
 
-A table is measured once, on a quiet machine; what decodes is busy, throttled or another. So each step's seconds are
-held against the table's. Of each shape (a number of rows) the median of the last few ratios counts; shapes between two
-that were seen lie between them. Plain decoding is what all is weighed against: what it has moved by since a shape was
-seen, that shape has moved by too, and where other shapes move, plain decoding is measured again. What was long ago is
-forgotten. No token depends on any of it.
+A table is measured once, on a quiet machine; the machine that decodes may be busy, throttled or another. So each step's
+seconds are compared with the table's. For each shape (a number of rows), the median of the last few ratios counts, and
+shapes between two that were seen are interpolated. Plain decoding is the reference: a shape is assumed to have moved by
+what plain decoding has moved since that shape was seen, and if other shapes move, plain decoding is measured again. Old
+measurements are forgotten. No token depends on any of this.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from numpy.typing import NDArray
 
 from .timings import Times, TimingTable, seconds_at
 
-OWN, LAST = 5, 7  # ratios whose median counts: of a shape, and for the metric
-SHRINK = 0.25  # ratios of plain decoding's that a shape's own are mixed with
+OWN, LAST = 5, 7  # number of ratios whose median counts: for a shape, and for the metric
+SHRINK = 0.25  # weight of plain decoding's ratio when it is mixed with a shape's own, in ratios
 FRESH = 128  # rounds after which a shape is forgotten
-MOVED, FAR = 0.03, 0.2  # how far, in logarithms, a correction moves before it is applied: in a while, at once
-PATIENCE = 8  # rounds
-LARGEST = 4.0  # of a ratio's logarithm
-LEFT_WITHIN = 6  # rounds of a shape in which a machine that changed is seen
-ADRIFT, PLAIN_AGE, PLAIN_ROUNDS = 0.1, 512, 3  # when plain decoding is measured again, and for how many rounds
+MOVED, FAR = 0.03, 0.2  # how far (in logarithms) a correction moves before it is applied: after PATIENCE, at once
+PATIENCE = 8  # rounds between applying small changes
+LARGEST = 4.0  # bound of a ratio's logarithm
+LEFT_WITHIN = 6  # rounds of a shape within which a change of the machine is noticed
+ADRIFT, PLAIN_AGE, PLAIN_ROUNDS = 0.1, 512, 3  # drift and age at which plain decoding is measured again; its rounds
 PerRow = NDArray[np.float64]
 Part = Literal["verify", "draft", "own"]
 
 
 @dataclass(slots=True)
 class _Shape:
-    """What steps of one shape took over what the table says, in logarithms."""
+    """How much longer steps of one shape take than the table says, as the logarithm of the ratio."""
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=OWN))
-    at: int = 0  # the round of the last
-    own: float = 0.0
-    then: float = 0.0  # what plain decoding was then
-    told: float = 0.0  # what was applied
-    anchor: float | None = None  # what it took when plain decoding was measured last
+    at: int = 0  # the round in which it was last seen
+    own: float = 0.0  # the estimate
+    then: float = 0.0  # plain decoding's estimate at that time
+    told: float = 0.0  # the estimate that was applied
+    anchor: float | None = None  # the estimate when plain decoding was last measured
 
     def record(self, seen: float, plain: float, now: int) -> float:
-        """One more; how far it has moved since it was applied."""
+        """Add a ratio; return how far the estimate has moved since it was applied."""
         if now - self.at > FRESH or abs(plain - self.then) > ADRIFT:
             self.recent.clear()
         self.recent.append(seen)
@@ -57,7 +57,7 @@ class _Shape:
         return abs(self.own - self.told)
 
     def now(self, plain: float) -> float:
-        """As it was, and moved by what plain decoding has moved since, unless it had moved before."""
+        """Return the estimate plus plain decoding's move since, as far as the estimate had not moved so before."""
         moved, before = plain - self.then, self.own - self.then
         if moved * before > 0:
             moved = math.copysign(max(abs(moved) - abs(before), 0.0), moved)
@@ -65,39 +65,45 @@ class _Shape:
 
     @property
     def adrift(self) -> bool:
-        """Whether it takes another time than after plain decoding was measured last; it was just seen."""
+        """Whether the estimate has moved since plain decoding was last measured; ask right after `record`."""
         if self.anchor is None:
             self.anchor = self.own if len(self.recent) == OWN else None
         return self.anchor is not None and abs(self.own - self.anchor) > ADRIFT
 
 
 class _Factors:
-    """One part's."""
+    """The correction factors of one part of a round, by shape."""
 
     def __init__(self) -> None:
         self.shapes = dict[int, _Shape]()
 
     def of(self, shapes: PerRow, now: int, plain: float) -> PerRow:
-        """The factor of each of some shapes, straight between those that were seen, beyond them that of the nearest."""
+        """Return a factor for each shape: interpolated between seen shapes, beyond them the nearest one's."""
         seen = sorted((shape, one.now(plain)) for shape, one in self.shapes.items() if now - one.at <= FRESH)
         at, took = ([each[part] for each in seen] or [plain] for part in (0, 1))
         found: PerRow = np.exp(np.interp(shapes, np.array(at), np.array(took)))
         return found
 
     def of_kind(self, kind: int, now: int, plain: float) -> float:
-        """The factor of one of a few kinds, of which nothing is between two."""
+        """Return the factor of one of a few kinds, which are never interpolated."""
         one = self.shapes.get(kind)
         return math.exp(one.now(plain) if one and now - one.at <= FRESH else plain)
 
 
 class LiveTimings:
-    """An engine's: the table of its batch size, as its machine is now. The worker alone tells it of rounds.
+    """An engine's table for its batch size, as its machine is now. Only the worker reports rounds to it.
 
     `said`, `took`: seconds of all rounds so far, by the table and by the clock. `likely`: by the corrected table.
     """
 
     def __init__(self, timings: TimingTable, lanes: int | None = None, on: bool = True) -> None:
-        """`lanes`: sequences that every step has room for; None: as many as are asked for. `on`: else the table's."""
+        """Start with a bundle's table, uncorrected.
+
+        Args:
+            timings: The bundle's timing table.
+            lanes: Sequences that every step has room for; None: as many as are asked for.
+            on: Whether the table is corrected.
+        """
         self.timings, self.lanes, self.on = timings, lanes, on
         self.said = self.took = self.likely = 0.0
         self._parts: dict[Part, _Factors] = {"verify": _Factors(), "draft": _Factors(), "own": _Factors()}
@@ -109,11 +115,11 @@ class LiveTimings:
 
     @property
     def correction(self) -> float:
-        """What the target's steps take over what the table says, lately."""
+        """Seconds of the target's recent steps over what the table says."""
         return math.exp(median(self._verified or [0.0]))
 
     def at(self, batch: int, temperature: float = 0.0) -> Times:
-        """The table's times, corrected: of the engine's batch size, or of `batch` sequences where it has none."""
+        """Return the table's corrected times for the engine's batch size, or for `batch` sequences if it has none."""
         if not self.on:
             return self.timings.at(self.lanes or batch, temperature)
         key, made = (self.lanes or batch, temperature > 0), self._made
@@ -123,14 +129,21 @@ class LiveTimings:
         return found[1]
 
     def share(self, times: Times, rows: int, count: int) -> Times:
-        """See `Times.share`."""
+        """See `Times.share`; the last results are kept."""
         made = self._shares.get((rows, count))
         if made is None or made[0] is not times:
             made = self._shares[rows, count] = times, times.share(rows, count)
         return made[1]
 
     def step(self, part: Literal["verify", "draft"], rows: int, seconds: float, count: int = 1) -> None:
-        """Steps of the target or of the draft took so long, with so many rows of all sequences, fillers included."""
+        """Report what steps of the target or of the draft took.
+
+        Args:
+            part: "verify" for the target, "draft" for the draft.
+            rows: Rows of a step, of all sequences and padding.
+            seconds: Seconds of all the steps together.
+            count: How many steps there were.
+        """
         if not self.on:
             return
         times = self.timings.at(self.lanes or 1)
@@ -145,10 +158,14 @@ class LiveTimings:
             self._verified.append(self._seen)
 
     def round(self, seconds: float, sequences: int, drafted: int, sampled: bool, grown: int = 1) -> None:
-        """A round is over, whose loop took so long beside the models: policy, sampler, commits and all.
+        """Report that a round is over in which all sequences decoded.
 
-        drafted: rows that the trees of all its sequences, who decode all of them, added to plain decoding's; grown: for
-        how many of them the draft grew one.
+        Args:
+            seconds: What the loop took beside the models: policy, sampler, commits and all.
+            sequences: How many sequences decoded.
+            drafted: Rows that their trees added to those of plain decoding.
+            sampled: Whether any of them samples.
+            grown: For how many of them the draft grew a tree.
         """
         if not self.on:
             return
@@ -169,29 +186,30 @@ class LiveTimings:
             self._version += 1
 
     def skip(self) -> None:
-        """A round that says nothing of the loop's own time: it read prompts."""
+        """Ignore a round that prefilled, as it says nothing of the loop's own time."""
         self._steps = 0
 
     def rows_within(self, rows: int, times: float) -> int:
-        """How many rows a step may have that takes so many times as long as one of `rows`; as many as were measured.
+        """Return how many rows a step may have to take at most `times` as long as one of `rows`, as far as measured.
 
-        By the table alone: it never falls, and a ratio of two of its steps is less of a machine's than they are.
+        This uses the table alone: it never falls, and a ratio of two of its steps depends less on the machine than they
+        do.
         """
         seconds = self.timings.at(self.lanes or 1).verify_rows
         return int(np.searchsorted(seconds, times * seconds_at(seconds, rows), side="right")) - 1
 
     def plain(self, rows: int, sequences: int, temperature: float) -> float:
-        """Seconds of a round of plain decoding as the machine is now, with so many rows, fillers included."""
+        """Return the seconds of a round of plain decoding on the machine as it is now; `rows` include padding."""
         return self.at(sequences, temperature).of_round(rows, sequences, drafts=False)
 
     @property
     def plain_due(self) -> bool:
-        """Whether plain decoding, which nobody has seen since the machine changed, is to be measured again."""
+        """Whether plain decoding has to be measured again, as the machine may have changed since it was seen."""
         return self.on and self._plain_due > 0
 
     def _note(self, part: Part, shape: int, expected: float, seconds: float) -> _Shape:
         one = self._parts[part].shapes.setdefault(shape, _Shape())
-        if 1e-9 < seconds < 1e9 and expected > 1e-12:  # else it was no clock that said so
+        if 1e-9 < seconds < 1e9 and expected > 1e-12:  # otherwise the clock is wrong
             self.said += expected
             self.took += seconds
             self._seen = min(max(math.log(seconds / expected), -LARGEST), LARGEST)
@@ -200,7 +218,7 @@ class LiveTimings:
         return one
 
     def _apply(self, shape: _Shape, moved: float) -> None:
-        """Small changes wait for each other: a table costs as much as a few tokens' choices."""
+        """Rebuild the table at once for a large change, now and then for small ones: it costs a few tokens' choices."""
         if moved > FAR or (moved > MOVED and self._now - self._applied >= PATIENCE):
             self._version, self._applied, shape.told = self._version + 1, self._now, shape.own
 
@@ -224,7 +242,7 @@ class LiveTimings:
 
 
 def shape_of(rows: int) -> int:
-    """Rows of a step in half octaves."""
+    """Return the shape of a step: its rows in half octaves."""
     return round(2 * math.log2(max(rows, 1)))
 
 

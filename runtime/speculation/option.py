@@ -1,4 +1,4 @@
-"""What a round of a sequence might do, and what that promises."""
+"""Options: what a sequence might do in a round, and what that promises."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ Kind = Literal["plain", "lookup", "habit", "model", "probe", "forced"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Tokens that a round should emit, of all who share it, and its seconds; `nodes`: drafted, of a tree by a guess."""
+    """What a round might do, and the tokens and seconds that it promises.
+
+    `tokens` are of all sequences that share the round; `nodes` are drafted ones, for a tree an estimate.
+    """
 
     kind: Kind
     nodes: int
     tokens: float
     seconds: float
-    levels: int = 0  # of the model's tree
+    levels: int = 0  # levels of the model's tree
 
     @property
     def rate(self) -> float:

@@ -1,10 +1,9 @@
-"""Never slower than plain decoding: what each round drafts, by the tokens a second that it promises.
+"""The policy, meant never to be slower than plain decoding: a round drafts what promises most tokens a second.
 
-A round does what promises most tokens a second: nothing, the text's continuation so far as it pays, or a tree of the
-draft model. That promise, λ, is what a second is worth in tokens. While the tree grows, another level, or a node to
-verify, is worth its while where the tokens that it adds are more than λ times its seconds: the stop rule of CaDDTree
-(arXiv 2606.01813). Seconds are the timing table's, corrected by what rounds take (`live.py`). No token depends on any
-of it.
+It drafts nothing, the text's continuation as far as that pays, or a tree of the draft model. The best promise, λ, is
+what a second is worth in tokens. While the tree grows, another level, or a node to verify, pays if the tokens that it
+adds are more than λ times its seconds: the stop rule of CaDDTree (arXiv 2606.01813). Seconds are the timing table's,
+corrected by what rounds take (`live.py`). No token depends on any of this.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from .timings import Chances, Times, TimingTable, longer
 from .tree import TreeSpec
 from .trust import SURE, Trust
 
-MARGIN = 1.15  # what has to be promised over plain decoding: tables, chances and this policy's own time are inexact
-STEADY = 0.97  # of what the best tree promises, for which a device goes on as before
-HOPE = 1.25  # by how much better than calibrated a draft might do: one that would not pay even so is never tried
-UNLIKELY, SHALLOW = 0.05, 2  # tokens that no continuation is made longer for; levels that are weighed in any case
-LONGEST = 24  # tokens of the text's continuation at most
-READINGS = 16  # rounds by which a draft pays for having read the text
+MARGIN = 1.15  # required promise over plain decoding: tables, chances and this policy's own time are inexact
+STEADY = 0.97  # share of the best tree's promise at which a device keeps the last shape
+HOPE = 1.25  # how much better than calibrated a draft might do; one that would not pay even so is never tried
+UNLIKELY, SHALLOW = 0.05, 2  # chance at which a continuation ends; levels that are weighed in any case
+LONGEST = 24  # maximum tokens of the text's continuation
+READINGS = 16  # rounds over which a draft pays for reading the text
 
 
 @dataclass(slots=True)
 class SequencePolicy:
-    """One sequence's policy: how drafts of its session have fared, and what its next round does."""
+    """One sequence's policy: how its session's drafts have fared, and what its next round does."""
 
     live: LiveTimings
     chances: Chances
@@ -44,30 +43,30 @@ class SequencePolicy:
     drafts: bool  # whether there is a model to draft with
     session: Session
     limits: Limits = NO_LIMITS
-    free: int = 0  # nodes that a step of this sequence alone has room for, whether they are drafted or not
-    owed: int = 0  # tokens of the text that the draft model has not read
+    free: int = 0  # drafted nodes that cost a step of this sequence alone nothing: it is padded
+    owed: int = 0  # tokens of the text that the draft model has not run
     model: Trust = field(init=False)
     now: Option = PLAIN
-    guess: int = -1  # the first token of the text's continuation, where there is one
-    recalled: list[int] = field(default_factory=list)  # a text's continuation by habit, where it does not repeat itself
-    below: list[float] = field(default_factory=list)  # by node of the round's tree: that a child comes true, calibrated
+    guess: int = -1  # the first token of the text's continuation; −1: there is none
+    recalled: list[int] = field(default_factory=list)  # continuation from habits, if the text does not repeat
+    below: list[float] = field(default_factory=list)  # by node of the tree: calibrated chance of a child
     _times: Times = field(init=False)
     _rate: float = 0.0  # λ
-    continued: list[float] = field(default_factory=list)  # each token of the text's continuation, calibrated
-    matched: int = 0  # tokens before it
+    continued: list[float] = field(default_factory=list)  # calibrated chance of each token of the continuation
+    matched: int = 0  # tokens that match before it
     room: int = 0  # nodes that may be drafted
-    left: int = 0  # of those that are free, in this round
-    allotted: int | None = None  # nodes that a batch verifies of the model's tree; None: that is its own affair
-    _others: int = 0
-    _read: float = 0.0  # rounds of plain decoding that a probe's reading takes
-    _levels: tuple[float, list[float]] | None = None  # see `levels`, by the ratio
-    _grown: Option = PLAIN  # what a device has grown last
+    left: int = 0  # free nodes that this sequence may use in this round
+    allotted: int | None = None  # nodes of the model's tree that a batch verifies; None: this policy decides
+    _others: int = 0  # tokens that other sequences emit in the same seconds
+    _read: float = 0.0  # what a probe takes to read the text, in rounds of plain decoding
+    _levels: tuple[float, list[float]] | None = None  # the last result of `levels`, and its ratio
+    _grown: Option = PLAIN  # the last tree that a device grew
 
     def __post_init__(self) -> None:
         self.model = self.session.model
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
-        """What the next round does beside `batch − 1` others; `matched` tokens repeat, `room` may be drafted."""
+        """Decide the next round beside `batch − 1` others; `matched` tokens repeat, `room` nodes may be drafted."""
         times = self.live.at(batch, self.temperature)
         self.weigh(times, batch, matched, room)
         plain = Option("plain", 0, 1.0, times.alone)
@@ -77,14 +76,14 @@ class SequencePolicy:
         return self.settle(best if good else plain, best.rate, plain, least)
 
     def weigh(self, times: Times, batch: int, matched: int, room: int, others: int = 0) -> None:
-        """What a round costs, and what may be drafted; others: tokens that these seconds bring of other sequences."""
+        """Set what a round costs and may draft; `others`: tokens that other sequences emit in those seconds."""
         self._times, self._others, self.allotted, self.left = times, others, None, self.free
         self.room = self.limits.max_nodes(batch, min(room, len(times.verify) - 2))
         self.matched, count = matched, min(self.room, LONGEST if matched else len(self.recalled))
         self.continued = self.chances.continuation(matched, count) if matched else self.chances.recalled(count)
 
     def settle(self, best: Option, rate: float, plain: Option, least: float) -> Option:
-        """The round's decision: an option, a probe, or what is free; rate: λ; least: what a probe has to hope for."""
+        """Decide: `best`, a probe, or free nodes. `rate`: λ; `least`: tokens a second that a probe must hope for."""
         self.now, self._rate = best, rate
         if self.now is plain and not self.live.plain_due and self.session.probing.due():
             if self._tree(HOPE, self.room, plain).rate > least:
@@ -93,7 +92,7 @@ class SequencePolicy:
                 self._read = longer(self._times.draft, 1, self.owed) / plain.seconds
             else:
                 self.session.probing.probed(0)
-        if self.now is plain and self.left and self.continued and self.matched > 1:  # less is no better than habit
+        if self.now is plain and self.left and self.continued and self.matched > 1:  # else no better than habit
             nodes = min(self.left, len(self.continued))
             self.now = Option("lookup", nodes, plain.tokens + self.continued[0], plain.seconds)
         self.below = [*self.continued[: self.now.nodes], 0.0] if self.now.kind in ("lookup", "habit") else [0.0]
@@ -101,25 +100,25 @@ class SequencePolicy:
 
     @property
     def source(self) -> tuple[Kind, Trust]:
-        """What the text's continuation is from, and how far that is believed."""
+        """Where the text's continuation comes from, and the trust in that."""
         return ("habit", self.session.habit) if self.recalled else ("lookup", self.session.lookup)
 
     @property
     def spare(self) -> int:
-        """Nodes that the round's step has room for beside what was decided."""
+        """Free nodes of the round's step beside what was decided."""
         return min(self.left, self.room) if self.now.kind == "plain" else 0
 
     def fill(self) -> None:
-        """A node is drafted there: it costs nothing, promises nothing, and nothing is learnt of it."""
+        """Note that a free node is drafted: it costs nothing, promises nothing, and nothing is learnt from it."""
         self.now, self.below = Option("habit", 1, self.now.tokens, self.now.seconds), [0.0, 0.0]
 
     @property
     def promised(self) -> float:
-        """What the round promises over plain decoding: tokens a second, as a ratio."""
+        """The round's promised tokens a second over those of plain decoding."""
         return 1.0 if self.now is PLAIN else self.now.rate * self._times.alone / (1 + self._others)
 
     def reached(self) -> list[float]:
-        """The chance that each token of the text's continuation comes true, with all before it; so far as is likely."""
+        """Return each continuation token's chance to come true with all before it, while that is not UNLIKELY."""
         found, reached, ratio = list[float](), 1.0, self.source[1].ratio
         for chance in self.continued:
             reached *= min(chance * ratio, SURE)
@@ -129,7 +128,7 @@ class SequencePolicy:
         return found
 
     def _lookup(self, best: Option) -> Option:
-        """The text's continuation at its best length, where it promises more than another option."""
+        """Return the text's continuation at its best length if it promises more than `best`, else `best`."""
         tokens, rate, times = 1.0 + self._others, best.rate, self._times
         for count, reached in enumerate(self.reached(), 1):
             tokens += reached
@@ -139,10 +138,7 @@ class SequencePolicy:
         return best
 
     def _tree(self, ratio: float, room: int, best: Option) -> Option:
-        """The model's tree of as many levels as is best, where that promises more than another option.
-
-        A token's chance is `ratio` times the calibrated one.
-        """
+        """Return the model's best tree, at `ratio` times the calibrated chances, if it promises more than `best`."""
         tokens, rate = 1.0 + self._others, best.rate
         for levels, reached in enumerate(self.levels(ratio, room), 1):
             tokens += reached
@@ -155,7 +151,7 @@ class SequencePolicy:
         return best
 
     def levels(self, ratio: float, room: int) -> list[float]:
-        """Tokens that each further level of the model's tree brings, at `ratio` times the calibrated chance."""
+        """Return tokens that each further level of the model's tree brings, at `ratio` times the calibrated chance."""
         if self._levels is None or self._levels[0] != ratio:
             reach, found = self.chances.reach, list[float]()
             for levels in range(1, len(reach) if self.drafts else 1):
@@ -169,21 +165,21 @@ class SequencePolicy:
         return draft + times.verify.item(nodes + 1) + times.round
 
     def force(self, batch: int, room: int) -> int:
-        """How many nodes may be drafted of what has to come."""
+        """Return how many forced nodes may be drafted."""
         self.weigh(self.live.at(batch, self.temperature), batch, 0, room)
         return self.room
 
     def forced(self, nodes: int) -> None:
-        """So many nodes that have to come are drafted: it is worth it, and nothing is learnt of it."""
+        """Note that so many forced nodes are drafted: that always pays, and nothing is learnt from it."""
         self.resume(Option("forced", nodes, 1.0 + nodes, self._times.verify.item(nodes + 1) + self._times.round))
         self.follow(0, nodes)
 
     def follow(self, kept: int, nodes: int) -> None:
-        """The round's chain of drafted nodes is cut after `kept`, and goes on with what has to come, up to `nodes`."""
+        """Note that the round's drafted chain is cut after `kept` nodes and extended by forced ones up to `nodes`."""
         self.below = [*self.below[:kept], *[0.0] * (nodes - kept + 1)]
 
     def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The logarithms of children's chances, where their parent comes true, by those of their likelihoods."""
+        """Return children's log chances if their parent comes true, by their log likelihoods."""
         return np.minimum(self.chances.log_chances(likelihoods) + self._log_ratio, math.log(SURE))
 
     @property
@@ -191,10 +187,7 @@ class SequencePolicy:
         return math.log(max(self.model.ratio, 1e-3))
 
     def expands(self, scores: Sequence[float]) -> int:
-        """How many nodes, best first by the logarithms of their chances, are worth another level of the draft.
-
-        A node counts where a child of it is worth more than its own verification.
-        """
+        """Return how many nodes (`scores`: log chances, best first) have children worth verifying and a draft step."""
         if self.now.kind == "probe":
             return 0
         times, step = self._times, min(self.chances.step * self.model.ratio, SURE)
@@ -208,7 +201,7 @@ class SequencePolicy:
         return count
 
     def verifies(self, scores: Sequence[float]) -> int:
-        """How many nodes, best first by the logarithms of their chances, are worth verifying."""
+        """Return how many nodes are worth verifying; `scores`: their log chances, best first."""
         if self.now.kind == "probe":
             return min(len(scores), 1)
         if self.allotted is not None:
@@ -217,16 +210,16 @@ class SequencePolicy:
         return int((expected - self._rate * self._times.verify[1 : len(expected) + 1]).argmax())
 
     def promise(self, parents: Sequence[int], scores: Sequence[float]) -> None:
-        """The model's tree, as it will be verified: `parents` and the logarithms of its nodes' chances."""
+        """Note the model's tree as it will be verified: `parents`, and the log chances of its nodes."""
         self.below = [0.0] * len(parents)
         for node in range(1, len(parents)):
             self.below[parents[node]] += math.exp(scores[node] - scores[parents[node]] - self._log_ratio)
 
     def grown(self, shape: TreeSpec, steps: Sequence[int]) -> TreeSpec:
-        """The shape of a tree that a device grows unasked: as deep as is decided, with the nodes that its step has.
+        """Return the shape of a tree that a device grows by itself: as deep as decided, with all nodes of its step.
 
-        steps: how many nodes a step may have, ascending. What was decided for the last round stays where something
-        else promises hardly more, so that rounds can follow each other.
+        `steps`: node counts of a step, ascending. The last shape stays if others promise hardly more, so that rounds
+        can follow each other.
         """
         if self.now.kind == "model":
             last = self._grown
@@ -242,28 +235,28 @@ class SequencePolicy:
         return replace(shape, depth=self.now.levels, nodes=self.now.nodes)
 
     def _promise_levels(self) -> None:
-        """As `promise`, for a tree of which only the levels are known: node d of its path lies d levels deep."""
+        """Like `promise`, for a tree whose levels alone are known: node d of its path lies d levels deep."""
         come = [1.0, *np.diff(self.chances.reach[: self.now.levels + 1]).tolist()]
         self.below = [after / max(before, 1e-9) for before, after in pairwise(come)] + [0.0]
 
     def pass_over(self) -> None:
-        """There is no room to draft: the round is plain decoding, and says nothing of drafts."""
+        """Make the round plain decoding, as there is no room to draft; nothing is learnt about drafts."""
         self.resume(PLAIN)
 
     def resume(self, option: Option) -> None:
-        """A round that was decided before the last `choose` comes to its end."""
+        """Make `option` the decision of the round that ends now, though another may have been chosen since."""
         self.now, self.guess, self.continued, self.below = option, -1, [], [0.0]
         if option.levels:
             self._promise_levels()
 
     def record(self, path: Sequence[int], token: int) -> None:
-        """What came of the round: the accepted nodes, the root first, and the first token that was emitted.
+        """Learn from the round: `path` has the accepted nodes, the root first; `token` is the first emitted one.
 
-        So it is known of the text's continuation whether it comes true, even where it was not drafted. A node whose
-        choice was left to the next round counts as one that did not come true: it was worth no token.
+        So the text's continuation is judged even if it was not drafted. A node whose choice was left to the next round
+        counts as one that did not come true: it was worth no token.
         """
         chances = [min(self.below[node], 1.0) for node in path if self.below[node]]
-        accepted = min(len(path) - 1, len(chances))  # what had to come is no trial
+        accepted = min(len(path) - 1, len(chances))  # a forced token is no trial
         if self.now.kind == "lookup" or (self.now.kind == "habit" and chances):
             self.source[1].record(accepted, chances)
             return
@@ -275,7 +268,7 @@ class SequencePolicy:
 
 
 class Policy:
-    """An engine's: every request that leaves speculation to it gets a `SequencePolicy`."""
+    """An engine's policy: every request that leaves speculation to it gets a `SequencePolicy`."""
 
     def __init__(
         self,
@@ -286,15 +279,21 @@ class Policy:
         free: int = 0,
         live: LiveTimings | None = None,
     ) -> None:
-        """`drafts`: whether there is a model to draft with. `clock`: seconds, by which sessions are forgotten.
-        `free`: drafted nodes that cost nothing, because a lone sequence's step of one node is filled up. `live`: the
-        table as rounds correct it, whoever tells it of them; None: nobody does.
+        """Make an engine's policy.
+
+        Args:
+            timings: The bundle's timing table.
+            drafts: Whether there is a model to draft with.
+            limits: Limits on what rounds may draft.
+            clock: Returns seconds, by which sessions are forgotten.
+            free: Drafted nodes that cost nothing, because a lone sequence's step of one node is padded.
+            live: The table as rounds correct it; None: a new one, which is told nothing.
         """
         self.timings, self.drafts, self.limits, self.free = timings, drafts, limits, free
         self.live = live or LiveTimings(timings)
         self.sessions = Sessions(clock)
 
     def for_request(self, temperature: float, session: str | None = None) -> SequencePolicy:
-        """A sequence's own, from any thread: with what its session has learnt, or what was seen of the model in all."""
+        """Return a sequence's policy, with what its session, or else the engine, has learnt; from any thread."""
         chances, known = self.timings.chances(temperature), self.sessions.of(session, temperature > 0)
         return SequencePolicy(self.live, chances, temperature, self.drafts, known, self.limits, self.free)

@@ -1,6 +1,6 @@
-"""What sequences learn together: all those of an engine, and those whose requests name the same session.
+"""Sessions: what sequences learn together, all those of an engine, and those whose requests name the same session.
 
-Callers' threads begin sequences while the worker records what came of others, so whatever both touch has a lock.
+Callers' threads begin sequences while the worker records the results of others, so what both touch has a lock.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from dataclasses import dataclass, field
 
 from .trust import PRIOR, Trust
 
-SHARED_MEMORY = 0.98  # what is left of a round a round later, where all sequences record
+SHARED_MEMORY = 0.98  # what is left of a round's weight a round later, if all sequences record
 LOOKUP_PRIOR = 8.0
-PROBES = (16, 256)  # rounds until a draft that does not pay is tried again: the first time, and at most
+PROBES = (16, 256)  # rounds until a draft that does not pay is tried again: at first, and at most
 PRICE = 48  # rounds of rest for each round, past the first, that a probe has cost
-MAX_SESSIONS = 1024  # the one that was asked for longest ago is forgotten first
+MAX_SESSIONS = 1024  # the least recently used one is forgotten first
 MAX_AGE = 3600.0  # seconds without a request, after which a session is forgotten
 
 
 @dataclass(slots=True)
 class Probing:
-    """When a draft that does not pay is tried next. The worker alone changes it."""
+    """Schedules the next try of a draft that does not pay. Only the worker changes it."""
 
-    rest: int = 0  # rounds, of all those that would try
+    rest: int = 0  # rounds left before the next try, counting only those that would try
     wait: int = PROBES[0]
 
     def due(self) -> bool:
-        """Whether it is time; counts a round that would try."""
+        """Return whether it is time to try; counts a round that would."""
         self.rest -= 1
         return self.rest < 0
 
     def probed(self, accepted: int, rounds: float = 0.0) -> None:
-        """What came of it: the next round may try again, or none for longer than the last time.
+        """Note a probe's result: after success the next round may try again, after failure none for longer than before.
 
-        rounds: of plain decoding, that the draft took to read the text for it.
+        `rounds`: what the draft took to read the text for the probe, in rounds of plain decoding.
         """
         self.rest = 0 if accepted else self.wait + int(PRICE * max(rounds - 1.0, 0.0))
         self.wait = max(self.wait // 2, PROBES[0]) if accepted else min(2 * self.wait, PROBES[1])
 
 
 class Shared:
-    """What all sequences of an engine share: what came true of the model's drafts, and when it is tried next."""
+    """The state that all sequences of an engine share: the trust in the model's drafts, and when it is tried next."""
 
     def __init__(self) -> None:
         self.probing = Probing()
@@ -55,44 +55,44 @@ class Shared:
             self._model.record(accepted, chances)
 
     def trust(self) -> Trust:
-        """The trust in the model that a sequence or a session begins with, for it alone."""
+        """Return a new trust in the model for one sequence or session to begin with."""
         with self._lock:
             return Trust(PRIOR * min(self._model.ratio, 1.0))
 
 
 @dataclass(slots=True)
 class Session:
-    """What the requests of one session know of their drafts. A request that names no session has one for itself.
+    """The trust that a session's drafts have earned. A request that names no session has a session for itself.
 
-    The trusts are the worker's alone once the first request runs.
+    Only the worker uses the trusts once the first request runs.
     """
 
     shared: Shared
     probing: Probing
     model: Trust = field(init=False)
-    lookup: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))  # it costs little to be believed
+    lookup: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))  # cheap, so believed at first
     habit: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))
 
     def __post_init__(self) -> None:
         self.model = self.shared.trust()
 
     def record(self, accepted: int, chances: Sequence[float]) -> None:
-        """What came of a tree of the model, for the session and for all sequences; see `Trust.record`."""
+        """Record the trials of a tree of the model, for the session and for all sequences; see `Trust.record`."""
         self.model.record(accepted, chances)
         self.shared.record(accepted, chances)
 
 
 @dataclass(slots=True)
 class _Entry:
-    asked: float  # when a request last named it, on the clock
+    asked: float  # when a request last named it, by the clock
     sessions: dict[bool, Session] = field(default_factory=dict)  # by whether tokens are sampled
 
 
 class Sessions:
     """The sessions that requests name, greedy and sampled ones apart; at most `MAX_SESSIONS`, none past `MAX_AGE`.
 
-    A session that is forgotten while a request of it runs stays that request's; the next one begins it anew.
-    `clock`: seconds.
+    A session that is forgotten while a request of it runs stays with that request; the next request begins it anew.
+    `clock`: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,7 +103,7 @@ class Sessions:
         return len(self._entries)
 
     def of(self, name: str | None, sampled: bool) -> Session:
-        """The session of that name, from now on the one asked for last; without a name one of nobody else."""
+        """Return the session of that name, now the most recently used; without a name, a new one that nobody shares."""
         shared = self._shared[sampled]
         if name is None:
             return Session(shared, shared.probing)

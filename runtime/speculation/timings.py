@@ -1,6 +1,6 @@
-"""What the parts of a round take on a machine, and how often drafts come true: what `specbuild tune` measures.
+"""What `specbuild tune` measures: how long the parts of a round take on a machine, and how often drafts come true.
 
-A bundle has it as `timings.json`. Times are seconds; probabilities are of the calibration's texts.
+A bundle has this timing table as `timings.json`. Times are seconds; probabilities are those of the calibration's texts.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from specbuild.runtime.errors import BundleError
 
 FILE = "timings.json"
 SCHEMA = 2
-RECALLED = 0.38, 0.6  # the first token, and each after it: texts of SmolLM2-135M-Instruct, greedy and at 0.8 alike
+RECALLED = 0.38, 0.6  # chance of the first token, and of each after it: SmolLM2-135M-Instruct, greedy and at 0.8 alike
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(slots=True)
 class _Own:
-    """A loop's own times in JSON; those below are a batch size's, how often drafts come true, and the whole table's."""
+    """The loop's own times in JSON; the classes below are a batch size, the chances and the whole table in JSON."""
 
     plain: Seconds
     round: Seconds
@@ -74,31 +74,32 @@ class _Table:
 
 
 def seconds_at(seconds: NDArray[np.float64], rows: int) -> float:
-    """Of a step of so many rows, by `seconds[rows]`; past the last as steep as on average."""
+    """Return the seconds of a step of so many rows, from `seconds[rows]`; past its end in proportion to rows."""
     last = len(seconds) - 1
     return float(seconds[rows]) if rows <= last else float(seconds[last]) * rows / max(last, 1)
 
 
 def longer(seconds: NDArray[np.float64], rows: int, added: int) -> float:
-    """How much longer a step takes that has some more rows."""
+    """Return how much longer a step takes with `added` more rows."""
     return seconds_at(seconds, rows + added) - seconds_at(seconds, rows) if added > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one batch size. `verify[n]`, `draft[n]`: a step of n nodes of each sequence, n from 0, where it is 0.
+    """Times of one batch size, in seconds.
 
-    `verify_rows[r]`, `draft_rows[r]`: of r rows of all its `lanes` together.
+    `verify[n]`, `draft[n]`: a step with n nodes of each sequence, from n = 0, where it is 0. `verify_rows[r]`,
+    `draft_rows[r]`: a step with r rows of all its `lanes` sequences together.
     """
 
     verify: NDArray[np.float64]
-    draft: NDArray[np.float64]  # a bundle without a draft: 0 alone; 0 where all levels are drafted at once
+    draft: NDArray[np.float64]  # [0] without a draft; zeros if all levels are drafted at once
     plain: float  # the loop's own part of a round that drafts nothing
-    round: float  # of one that verifies a tree
-    level: float  # of each level that the draft grows
+    round: float  # the same of a round that verifies a tree
+    level: float  # the same of each level that the draft grows
     verify_rows: NDArray[np.float64]
     draft_rows: NDArray[np.float64]
-    once: float = 0.0  # the one step of a draft that drafts all levels at once
+    once: float = 0.0  # the single step of a draft that drafts all levels at once
     lanes: int = 1
     sampled: bool = False
 
@@ -106,10 +107,14 @@ class Times:
     def of(
         cls, record: Mapping[str, Any], nodes: int, sampled: bool = False, lanes: int = 1, fewer: Times | None = None
     ) -> Times:
-        """From JSON, up to `nodes`: pairs of nodes and seconds, between which cost grows evenly, and never falls.
+        """Read JSON pairs of nodes and seconds, up to `nodes`; between two pairs cost grows evenly, and it never falls.
 
-        sampled: the loop's own times are those of sampled rounds, where the table has them. lanes: the batch size.
-        fewer: the next smaller batch size's, which steps take that have less than a row for each lane.
+        Args:
+            record: The times of one batch size.
+            nodes: Maximum nodes of each sequence in a step.
+            sampled: Whether the loop's own times are those of sampled rounds, if the table has them.
+            lanes: The batch size.
+            fewer: Times of the next smaller batch size, for steps with fewer rows than lanes; None: there is none.
         """
         verify, draft = (_filled(record[name], nodes) for name in ("verify", "draft"))
         own, once = record.get("sampled", record) if sampled else record, float(record.get("once", 0.0))
@@ -123,11 +128,11 @@ class Times:
         return cls(verify, draft, plain, with_tree, level, rows, draft_rows, once, lanes, sampled)
 
     def of_round(self, rows: int, sequences: int, drafts: bool) -> float:
-        """Seconds of a round beside the draft: the target's step of so many rows, and the loop's own time."""
+        """Return the seconds of a round without draft steps: a target step of `rows` rows, and the loop's own time."""
         return seconds_at(self.verify_rows, rows) + (self.round if drafts else self.plain) * sequences / self.lanes
 
     def share(self, rows: int, count: int) -> Times:
-        """One sequence's share, of `count` whose step has so many rows before anything is drafted."""
+        """Return one sequence's share of times of `count` sequences, whose step has `rows` rows before drafts."""
         share, draft = count / self.lanes, self.draft_rows[::count]
         return replace(
             self,
@@ -140,14 +145,14 @@ class Times:
 
     @property
     def node(self) -> float:
-        """Of one more node in a step of the target, on average."""
+        """Average seconds of one more node in a step of the target."""
         last = min(8, len(self.verify) - 1)
         first = min(2, last - 1)
         return float(self.verify[last] - self.verify[first]) / (last - first)
 
     @property
     def alone(self) -> float:
-        """A round of plain decoding."""
+        """Seconds of a round of plain decoding."""
         return float(self.verify[1]) + self.plain
 
 
@@ -155,10 +160,12 @@ class Times:
 class Chances:
     """How often what is drafted comes true, greedy or sampled.
 
-    A drafted child's chance, where its parent was accepted, by the logarithm of its likelihood: `chance[i]` at
-    `likely[i]`, ascending, straight in between. `step`: that any child of the draft is accepted, where its parent was.
-    `reach[d]`: accepted tokens in d levels, on average, from 0. `lookup[n]`: that a token of the text's continuation
-    comes true after n that matched, from 0.
+    Attributes:
+        likely: Log likelihoods of drafted children, ascending.
+        chance: `chance[i]`: chance of a child at `likely[i]` if its parent was accepted; linear in between.
+        step: Chance that any child of the draft is accepted if its parent was.
+        reach: `reach[d]`: accepted tokens in d levels, on average, from 0.
+        lookup: `lookup[n]`: chance of a token of the text's continuation after n that matched, from 0.
     """
 
     likely: NDArray[np.float64]
@@ -169,7 +176,7 @@ class Chances:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Chances:
-        """From JSON; raises ValueError for what are no chances."""
+        """Read JSON; raises ValueError for invalid chances."""
         likely, chance = (np.asarray(record[name], dtype=np.float64) for name in ("likely", "chance"))
         if likely.shape != chance.shape or not ((chance >= 0) & (chance <= 1)).all() or (np.diff(likely) < 0).any():
             raise ValueError("chances must be of 0 to 1, one for each likelihood, which ascend")
@@ -177,16 +184,16 @@ class Chances:
 
     @staticmethod
     def recalled(count: int) -> list[float]:
-        """The chance of each token that habit says, after those before it came true."""
+        """Return the chance of each of `count` tokens from habits, if those before it came true."""
         return [RECALLED[0], *RECALLED[1:] * (count - 1)][:count]
 
     def continuation(self, matched: int, count: int) -> list[float]:
-        """The chance of each token of the text's continuation after those before it: the match grows with each."""
+        """Return the chance of each continuation token, if those before it came true: each lengthens the match."""
         known = self.lookup
         return [*known[matched : matched + count], *known[-1:] * (matched + count - max(len(known), matched))][:count]
 
     def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The logarithms of children's chances, by those of their likelihoods; −inf where there is no child."""
+        """Return the logarithms of children's chances, by their log likelihoods; −inf where there is no child."""
         found: NDArray[np.float64] = np.log(np.interp(likelihoods, self.likely, self.chance))
         return np.where(np.isneginf(likelihoods), -np.inf, found)
 
@@ -196,7 +203,7 @@ class TimingTable:
     """A bundle's timing table."""
 
     machine: Mapping[str, Any]
-    widest: str  # the tree that a round may grow at most
+    widest: str  # the largest tree that a round may grow
     times: Mapping[int, Times]  # by batch size, greedy
     sampled_times: Mapping[int, Times]
     greedy: Chances
@@ -205,7 +212,7 @@ class TimingTable:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], nodes: int) -> TimingTable:
-        """From a bundle's table, up to so many nodes; raises BundleError where it is no such thing."""
+        """Read a bundle's table, up to `nodes` nodes; raises BundleError if it is invalid."""
         schema = record.get("schema") if isinstance(record, Mapping) else None
         if isinstance(schema, int) and schema != SCHEMA:
             raise BundleError(f"{FILE} is of schema {str(schema)[:9]}, this reads {SCHEMA}: tune again")
@@ -223,31 +230,31 @@ class TimingTable:
             raise BundleError(f"{FILE} is not a timing table ({str(error)[:300]}): run specbuild tune") from None
 
     def at(self, batch: int, temperature: float = 0.0) -> Times:
-        """The times of the smallest measured batch size that holds `batch` sequences, else of the largest."""
+        """Return the times of the smallest measured batch size that holds `batch` sequences, else of the largest."""
         times = self.sampled_times if temperature > 0 else self.times
         return next((each for size, each in times.items() if size >= batch), list(times.values())[-1])
 
     def chances(self, temperature: float) -> Chances:
-        """Those of a request's temperature."""
+        """Return the chances for a request's temperature."""
         return self.sampled if temperature > 0 else self.greedy
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What times are true of: a processor, how many threads of it, and the library that computes."""
-    import onnxruntime  # it is there where anybody asks
+    """Return what times are valid for: a processor, how many of its threads, and the library that computes."""
+    import onnxruntime  # whoever calls this has it installed
 
     return {"processor": processor(), "threads": threads, "onnxruntime": onnxruntime.__version__}
 
 
 def processor() -> str:
-    """Its name, where the system tells it."""
+    """Return the processor's name, or what the system says of it."""
     lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
     return next(names, platform.processor() or platform.machine())
 
 
 def _filled(pairs: Sequence[Sequence[float]], nodes: int) -> NDArray[np.float64]:
-    """`float64[nodes + 1]`, monotone, from 0 at no nodes; past the last measured pair as steep as before it."""
+    """Return `float64[nodes + 1]`, monotone, 0 at no nodes; past the last measured pair with the average slope."""
     if not pairs:
         return np.zeros(1)
     sizes, seconds = (np.asarray(each, dtype=np.float64) for each in zip(*pairs, strict=True))
@@ -261,7 +268,7 @@ def _filled(pairs: Sequence[Sequence[float]], nodes: int) -> NDArray[np.float64]
 
 
 def _by_rows(seconds: NDArray[np.float64], lanes: int) -> NDArray[np.float64]:
-    """By rows of all lanes together, of seconds by rows of each of them; `lanes` rows at least."""
+    """Return seconds by rows of all lanes together, from seconds by rows per lane; below `lanes` rows constant."""
     found: NDArray[np.float64] = np.interp(
         np.maximum(np.arange(lanes * (len(seconds) - 1) + 1) / lanes, min(1.0, len(seconds) - 1)),
         np.arange(len(seconds)),

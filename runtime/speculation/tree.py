@@ -1,4 +1,4 @@
-"""Token trees: how they are asked for (`TreeSpec`) and what a round drafts (`Tree`)."""
+"""Token trees: the shape that is asked for (`TreeSpec`), and what a round drafts (`Tree`)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from specbuild.runtime.errors import OptionError
 
-BEST_BRANCH = 4  # children considered of a node, in best:N
-BEST_EXPAND = 8  # nodes expanded a level
-BEST_DEPTH = 8  # levels at most in best:N
+BEST_BRANCH = 4  # children considered of each node, in best:N
+BEST_EXPAND = 8  # nodes expanded in a level of best:N
+BEST_DEPTH = 8  # maximum levels of best:N
 GRAMMAR = "chain:K (K nodes in a row), topk:W,D (D levels of W nodes) or best:N (N nodes, best first)"
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSpec:
-    """What a round may draft; the root is never counted.
+    """The shape of what a round may draft; the root is never counted.
 
-    Level by level, every expanded node proposes its `branch` best children; of a level's candidates the `width` best
-    stay, and the `expand` best of those are expanded in turn, `depth` levels deep; the `nodes` best of all make the
-    tree. `chain:K` is (1, 1, 1, K, K); `topk:W,D` is (W, W, W, D, W·D); `best:N` looks at 4 children of 8 nodes a
-    level and keeps the N best of all levels (the dynamic tree of EAGLE-2, arXiv 2406.16858).
+    Level by level, every expanded node proposes its `branch` best children; the `width` best candidates of a level
+    stay, the `expand` best of those are expanded in turn, `depth` levels deep, and the `nodes` best of all make the
+    tree. In that order `chain:K` is (1, 1, 1, K, K) and `topk:W,D` (W, W, W, D, W·D); `best:N` considers 4 children of
+    each of 8 nodes a level and keeps the N best of all levels (the dynamic tree of EAGLE-2, arXiv 2406.16858).
     """
 
     text: str
@@ -36,7 +36,7 @@ class TreeSpec:
 
     @classmethod
     def parse(cls, text: str) -> TreeSpec:
-        """Read the grammar; raises OptionError."""
+        """Parse a spec of the grammar `GRAMMAR`; raises OptionError."""
         match = (
             re.fullmatch(r"(chain|best):(\d{1,6})|(topk):(\d{1,6}),(\d{1,6})", text) if isinstance(text, str) else None
         )
@@ -54,7 +54,7 @@ class TreeSpec:
         return cls(text, min(nodes, BEST_BRANCH), nodes, min(nodes, BEST_EXPAND), min(nodes, BEST_DEPTH), nodes)
 
     def check(self, largest_bucket: int) -> TreeSpec:
-        """The spec itself where root and nodes fit the largest bucket; raises OptionError otherwise."""
+        """Return the spec if root and nodes fit the largest bucket; raises OptionError otherwise."""
         if self.nodes + 1 > largest_bucket:
             raise OptionError(
                 f"tree {self.text!r} drafts {self.nodes} nodes, this bundle verifies at most {largest_bucket - 1}"
@@ -62,19 +62,19 @@ class TreeSpec:
         return self
 
     def within(self, nodes: int) -> TreeSpec | None:
-        """The same with at most so many nodes; None for none."""
+        """Return the spec with at most `nodes` nodes; None for 0."""
         if nodes >= self.nodes:
             return self
         return replace(self, nodes=nodes, depth=min(self.depth, nodes)) if nodes else None
 
     @property
     def trunk(self) -> TreeSpec:
-        """The chain that is as deep."""
+        """The chain of the same depth."""
         return TreeSpec.parse(f"chain:{self.depth}")
 
     @property
     def fills_with_chain(self) -> bool:
-        """Whether a single chain of `nodes` tokens is of this shape: chain:K and best:N."""
+        """Whether a single chain of `nodes` tokens has this shape: chain:K and best:N."""
         return self.width == 1 or not self.text.startswith("topk")
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class TreeSpec:
 
 @dataclass(slots=True)
 class Tree:
-    """The proposed tokens of one sequence's round; node 0 is the root, parents come before children."""
+    """The proposed tokens of one sequence's round; node 0 is the root, and parents come before children."""
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
@@ -91,7 +91,7 @@ class Tree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> Tree:
-        """A tree without branches: the root and whatever follows it."""
+        """Return a tree without branches: the root and the tokens that follow it."""
         return cls(list(tokens), list(range(-1, len(tokens) - 1)), list(range(len(tokens))))
 
     def add(self, token: int, parent: int) -> int:
@@ -106,20 +106,20 @@ class Tree:
 
     @property
     def is_chain(self) -> bool:
-        """True where node i + 1 is the child of node i, so that causal order is the tree's own order."""
+        """Whether node i + 1 is the child of node i, so that causal order is the tree's own order."""
         return self.depths[-1] == len(self.tokens) - 1
 
     @property
     def trunk(self) -> int:
-        """How many nodes lie before the first side branch, the root included: each the child of the one before."""
+        """How many nodes lie before the first side branch, the root included: each is the child of the one before."""
         return next((node for node, depth in enumerate(self.depths) if depth != node), len(self.depths))
 
     def children(self) -> dict[tuple[int, int], int]:
-        """(parent, token) → node. Siblings never share a token."""
+        """Return a map of (parent, token) to node; siblings never share a token."""
         return {(p, t): n for n, (p, t) in enumerate(zip(self.parents, self.tokens, strict=True))}
 
     def path(self, node: int) -> list[int]:
-        """The tokens of `node` and its ancestors, the root excluded, in order."""
+        """Return the tokens from below the root down to `node`."""
         tokens: list[int] = []
         while node > 0:
             tokens.append(self.tokens[node])
@@ -127,7 +127,7 @@ class Tree:
         return tokens[::-1]
 
     def ancestors(self) -> NDArray[np.bool_]:
-        """`bool[N, N]`: row i is true at i and at every ancestor of i."""
+        """Return `bool[N, N]`: row i is true at i and at every ancestor of i."""
         visible = np.eye(len(self.tokens), dtype=np.bool_)
         for node in range(1, len(self.tokens)):
             visible[node] |= visible[self.parents[node]]

@@ -1,4 +1,4 @@
-"""A tree while the draft model grows it, level by level, from candidates that it ranks."""
+"""The growth of a tree by the draft model, level by level, from ranked candidates."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Growth:
 
     spec: TreeSpec
     pool: Tree
-    before: list[int] = field(default_factory=list)  # tokens between the text and the root, where the root is a guess
+    before: list[int] = field(default_factory=list)  # tokens between the text and the root, if the root is a guess
     scores: list[float] = field(default_factory=lambda: [0.0])
     rows: list[int] = field(default_factory=lambda: [-1])
     frontier: list[int] = field(default_factory=lambda: [0])
     depth: int = 0
     run: int = 0  # nodes that have a row
-    seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: who sees whom
+    seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: which rows each row sees
     kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
-    forced: set[int] = field(default_factory=set)  # nodes in the pool that have to come after their parents
+    forced: set[int] = field(default_factory=set)  # pool nodes whose tokens the constraint forces
     policy: SequencePolicy | None = (
-        None  # says how far it is worth going; the scores are then the logarithms of chances
+        None  # decides how far to grow; the scores are then log chances
     )
 
     def grow(self, tokens: NDArray[np.int64], likely: NDArray[np.float64]) -> None:
@@ -53,7 +53,7 @@ class Growth:
             self.frontier = self.frontier[: self.policy.expands([self.scores[node] for node in self.frontier])]
 
     def best(self, nodes: int | None = None) -> list[int]:
-        """The root and the best `nodes` of the pool; an ancestor never scores below its descendants."""
+        """Return the root and the best `nodes` nodes of the pool; an ancestor never scores below its descendants."""
         count = self.spec.nodes if nodes is None else nodes
         if len(self.pool) <= count + 1:
             return list(range(len(self.pool)))
@@ -61,9 +61,9 @@ class Growth:
         return [0, *sorted(order[:count])]
 
     def prolong(self, follow: Callable[[Sequence[int], Sequence[int], int], list[int]], depth: int) -> None:
-        """Add what has to come after each of the best nodes that has no child; it is as likely as that node.
+        """Add the forced tokens after each of the best nodes that has no child; they are as likely as that node.
 
-        follow: see `Foreseeing`. depth: of the tree, at most.
+        `follow`: see `Foreseeing`. `depth`: maximum depth of the tree.
         """
         inner = {*self.pool.parents}
         for leaf in [node for node in self.best()[1:] if node not in inner]:
@@ -76,16 +76,16 @@ class Growth:
                 self.forced.add(node)
 
     def ranked(self) -> list[float]:
-        """The scores of as many nodes as the tree may have, best first."""
+        """Return the scores of as many nodes as the tree may have, best first."""
         return sorted(self.scores[1:], reverse=True)[: self.spec.nodes]
 
     @property
     def done(self) -> bool:
-        """No further level is wanted."""
+        """Whether no further level is wanted."""
         return self.depth >= self.spec.depth or not self.frontier
 
     def tree(self) -> Tree:
-        """The final tree, its likeliest branch first; remembers where its nodes lie in the pool."""
+        """Return the final tree, its likeliest branch first; this remembers its nodes' places in the pool."""
         policy, tree = self.policy, self.pool
         self.kept = self._trunk_first(self.best(policy.verifies(self.ranked()) if policy else None))
         if self.kept != list(range(len(self.pool))):
@@ -95,11 +95,11 @@ class Growth:
         if policy:
             policy.promise(tree.parents, [self.scores[node] for node in self.kept])
             for at in (place for place, node in enumerate(self.kept) if node in self.forced):
-                policy.below[tree.parents[at]] = 0.0  # what has to come is no trial
+                policy.below[tree.parents[at]] = 0.0  # a forced token is no trial
         return tree
 
     def _trunk_first(self, nodes: list[int]) -> list[int]:
-        """The nodes, parents before children as they are, with the best child of each before all others."""
+        """Return the nodes with the trunk of best children first; parents stay before children."""
         if self.spec.width == 1:
             return nodes
         child, trunk = dict[int, int](), [0]
@@ -112,7 +112,7 @@ class Growth:
         return trunk + [node for node in nodes if node not in trunk]
 
     def likeliest(self) -> list[int]:
-        """The nodes from below the root to the final tree's likeliest leaf."""
+        """Return the nodes from below the root to the final tree's likeliest leaf."""
         inner, path = {self.pool.parents[node] for node in self.kept[1:]}, list[int]()
         node = max((node for node in self.kept if node not in inner), key=lambda n: self.scores[n])
         while node:
@@ -121,7 +121,7 @@ class Growth:
         return path[::-1]
 
     def place(self) -> NDArray[np.bool_] | None:
-        """Give the frontier its rows; returns which rows since the committed ones its nodes see, None for a chain."""
+        """Give the frontier its rows; return which rows after the committed ones its nodes see, or None for a chain."""
         first = self.run
         for node in self.frontier:
             self.rows[node] = self.run
@@ -141,7 +141,7 @@ class Growth:
 
 
 def best_tokens(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Per row the `count` best tokens, best first, and their `likelihoods`; `logits` is overwritten."""
+    """Return the `count` best tokens of each row, best first, and their `likelihoods`; overwrites `logits`."""
     best = logits.argmax(axis=1)
     if count == 1:
         return best[:, None], np.zeros((len(logits), 1))
@@ -157,11 +157,11 @@ def best_tokens(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int
 
 
 def likelihoods(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The logarithms of the children's probabilities, as if there were no others: `scores [n, count]`, best first.
+    """Return the children's log probabilities, as if there were no other tokens: `scores [n, count]`, best first.
 
-    A sum over the whole vocabulary costs more and drafts worse: trees grow too little in depth.
+    A sum over the whole vocabulary costs more and drafts worse: trees then grow too little in depth.
     """
-    relative = scores - np.maximum(scores[:, :1], -_HUGE)  # a row may be −inf alone
+    relative = scores - np.maximum(scores[:, :1], -_HUGE)  # a row may be all −inf
     total = np.exp(relative).sum(axis=1, keepdims=True)
     result: NDArray[np.float64] = relative - np.log(np.maximum(total, 1 / _HUGE))
     return result

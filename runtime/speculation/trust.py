@@ -1,22 +1,22 @@
-"""Trust: how many drafted tokens came true for each that calibration expected to."""
+"""Trust: the number of drafted tokens that came true, over the number that calibration expected."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PRIOR, CAUTION = 3.0, 0.9  # trials that what was known before weighs, and how far nothing known is believed
-MEMORY = 0.95  # what is left of a round a round later
-SURPRISE, LEFT = 0.005, 2.0  # failures in a row less likely than that: all is forgotten but doubt, of so many trials
-DOUBTED = 0.1
-SURE = 0.98  # no token is likelier
+PRIOR, CAUTION = 3.0, 0.9  # weight of the prior in trials, and its ratio if nothing is known
+MEMORY = 0.95  # what is left of a round's weight a round later
+SURPRISE, LEFT = 0.005, 2.0  # failures in a row less likely than SURPRISE leave only doubt, of weight LEFT
+DOUBTED = 0.1  # the ratio of that doubt
+SURE = 0.98  # maximum chance of a token
 
 
 @dataclass(slots=True)
 class Trust:
-    """How many drafted tokens came true for each that was expected to by calibration; what was long ago counts less.
+    """Drafted tokens that came true, over those that calibration expected; old rounds count less.
 
-    A trial is a node of the accepted path that had children; it fails where none of them came true, and ends the path.
+    A trial is a node of the accepted path that had children; it fails if none of them came true, and ends the path.
     """
 
     accepted: float = PRIOR * CAUTION
@@ -31,7 +31,7 @@ class Trust:
         return self.accepted / self.expected
 
     def record(self, accepted: int, chances: Sequence[float]) -> None:
-        """A round's trials: how many succeeded, and by calibration each one's chance."""
+        """Record a round's trials: how many succeeded, and the calibrated chance of each."""
         if not chances:
             return
         self.doubt = 1.0 if accepted else self.doubt * (1 - min(chances[0] * self.ratio, SURE))

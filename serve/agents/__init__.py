@@ -1,1 +1,1 @@
-"""What agents speak beside chats, OpenAI's responses and Anthropic's messages, as translations into chats."""
+"""OpenAI's Responses API and Anthropic's Messages API, translated into chats."""

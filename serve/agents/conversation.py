@@ -1,4 +1,4 @@
-"""A response's request as a chat's: items become messages."""
+"""Translates the request of a response into a chat: items become messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .fields import SAMPLING, FlatChoice, Item, ResponsesRequest, TextFormat
 
 
 def items_of(asked: ResponsesRequest) -> list[Item]:
-    """The input as items."""
+    """Return the input as items."""
     if isinstance(asked.input, str):
         return [Item(type="message", role="user", content=asked.input)]
     return list(asked.input)
 
 
 def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
-    """The chat of a request; `before`: the conversation that it goes on with. Raises ApiError."""
+    """Return the chat of a request; `before`: items of the conversation that it continues. Raises ApiError."""
     fields = {name: value for name in SAMPLING if (value := getattr(asked, name)) is not None}
     messages = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
     fields |= {"messages": messages + messages_of([*before, *items_of(asked)])}
@@ -41,7 +41,7 @@ def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
 
 
 def checked(fields: dict[str, Any]) -> ChatRequest:
-    """A chat of these fields; raises ApiError as the chat's route would."""
+    """Return a chat with these fields; raises ApiError as the chat's route does."""
     try:
         chat = ChatRequest.model_validate(fields)
     except ValidationError as error:
@@ -60,7 +60,7 @@ def _format(given: TextFormat) -> dict[str, Any]:
 
 
 def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Messages of a chat: what the assistant reasons, says and calls in a row is one of them. Raises ApiError."""
+    """Return a chat's messages; consecutive reasoning, text and calls of the assistant become one. Raises ApiError."""
     messages = list[dict[str, Any]]()
     for number, item in enumerate(items):
         told = _message(item, number)
@@ -76,7 +76,7 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def _closed(last: dict[str, Any], told: dict[str, Any]) -> bool:
-    """Whether what an assistant says begins another message."""
+    """Whether an item of the assistant begins a new message instead of joining the last one."""
     reasons = "reasoning_content" in told and bool(last.get("content") or last.get("tool_calls"))
     return reasons or (told["content"] is not None and bool(last.get("content") or last.get("tool_calls")))
 
@@ -103,5 +103,5 @@ def _message(item: Item, number: int) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """A content's text: a string, or parts of one, or None."""
+    """Return a content's text; the content is a string, parts with text, or None."""
     return content if isinstance(content, str) else "".join(part.text for part in content or ())

@@ -1,4 +1,4 @@
-"""What clients send to /v1/responses, by OpenAI's names; sampling parameters beyond OpenAI's have a chat's names."""
+"""Request body of /v1/responses by OpenAI's names; sampling parameters beyond OpenAI's have a chat's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.serve.fields import Body, Label
 
 
 class ChatFields(Body):
-    """What a request says by a chat's own names; the chat holds them to its bounds."""
+    """Fields that the chat has by the same names; the chat checks their bounds."""
 
     model: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
     stream: bool | None = None
@@ -32,11 +32,11 @@ class ChatFields(Body):
     reasoning_end: str | None = None
 
 
-SAMPLING = (*ChatFields.model_fields, "stop", "user", "parallel_tool_calls")  # that a response has by a chat's names
+SAMPLING = (*ChatFields.model_fields, "stop", "user", "parallel_tool_calls")  # fields with the same name in a chat
 
 
 class Part(Body):
-    """A part of an item's content."""
+    """A text part of an item's content."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text"]
     text: str
@@ -45,7 +45,7 @@ class Part(Body):
 
 
 class Item(Body):
-    """A message, a call, a call's result, or a reasoning; which fields it has depends on its type."""
+    """A message, a function call, a call's output, or reasoning; its type determines which other fields it has."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     id: Label | None = None
@@ -61,7 +61,7 @@ class Item(Body):
 
 
 class FlatTool(Body):
-    """A function."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
@@ -71,14 +71,14 @@ class FlatTool(Body):
 
 
 class FlatChoice(Body):
-    """The tool that is to be called."""
+    """The function that the model must call."""
 
     type: Literal["function"]
     name: Label
 
 
 class TextFormat(Body):
-    """See `ResponseFormat`."""
+    """The format of the text: plain text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Label | None = None
@@ -88,7 +88,7 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
-    """What the text is to be."""
+    """Options of the output text."""
 
     format: TextFormat | None = None
 

@@ -1,4 +1,4 @@
-"""A turn's pieces as output items of a response, and the events of their coming."""
+"""Turns the pieces of a turn into output items of a response and their stream events."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _DELTAS = {"message": "output_text", "reasoning": "reasoning_text", "function_ca
 
 
 class Output:
-    """The items of one response, in the order of their coming; `items` has those that have begun."""
+    """The output items of one response, in order; `items` has those that have begun."""
 
     def __init__(self) -> None:
         self.items = list[dict[str, Any]]()
         self._open = False
 
     def add(self, piece: Piece) -> Iterator[Event]:
-        """The events of a piece."""
+        """Yield the events of a piece."""
         kind = _KINDS[piece.kind]
         if self._open and (piece.kind == "call" or self.items[-1]["type"] != kind):
             yield from self.close("completed")
@@ -38,7 +38,7 @@ class Output:
             yield {"type": f"response.{_DELTAS[kind]}.delta", **where, "delta": piece.text, **logprobs}
 
     def close(self, status: str) -> Iterator[Event]:
-        """The events of the last item's end; `status`: completed or incomplete."""
+        """Yield the events that end the open item, if any; `status`: completed or incomplete."""
         if not self._open:
             return
         self._open, item, where = False, self.items[-1], self._where()

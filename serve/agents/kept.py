@@ -1,4 +1,4 @@
-"""Responses under way and responses that were kept, by whose they are."""
+"""Responses in progress and stored responses, by tenant."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from specbuild.serve.errors import ApiError
 from .fields import Item
 from .store import Store
 
-_LONGEST = 1000  # responses of one conversation
+_LONGEST = 1000  # maximum number of responses in a conversation
 
 
 class Running(Protocol):
-    """A response under way."""
+    """A response in progress."""
 
     number: str
     body: dict[str, Any]
 
     def cancel(self) -> None:
-        """End it soon."""
+        """End the response soon."""
         ...
 
 
 class Kept:
-    """For the event loop's thread; what the store does is done in threads."""
+    """Finds responses in progress, and reads and writes the store in threads. For the event loop's thread only."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -39,7 +39,7 @@ class Kept:
 
     @contextmanager
     def running(self, tenant: str | None, response: Running) -> Iterator[None]:
-        """Within it a response is found though it has not ended."""
+        """Let a response be found while the `with` block runs."""
         self._running[tenant, response.number] = response
         try:
             yield
@@ -47,33 +47,33 @@ class Kept:
             del self._running[tenant, response.number]
 
     def behind(self, work: Any) -> None:
-        """Let a coroutine run on though nobody waits for it."""
+        """Run a coroutine in the background."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def put(self, tenant: str | None, number: str, body: Any) -> None:
-        """Keep a response with its input; raises ApiError for one that does not fit."""
+        """Store a response with its input; raises ApiError if it is larger than the store."""
         if not await _in_thread(partial(self.store.put, tenant, number, body)):
             raise ApiError(413, "the response is larger than the store: say store: false")
 
     async def get(self, tenant: str | None, number: str) -> dict[str, Any]:
-        """The response, under way or kept; raises ApiError."""
+        """Return a response, in progress or stored; raises ApiError if there is none."""
         if found := self._running.get((tenant, number)):
             return found.body
         return dict((await self._row(tenant, number))["response"])
 
     async def items(self, tenant: str | None, number: str) -> list[dict[str, Any]]:
-        """A kept response's input; raises ApiError."""
+        """Return a stored response's input; raises ApiError if there is none."""
         return list((await self._row(tenant, number))["input"])
 
     async def delete(self, tenant: str | None, number: str) -> None:
-        """Forget it; raises ApiError."""
+        """Delete a stored response; raises ApiError if there is none."""
         if not await _in_thread(partial(self.store.delete, tenant, number)):
             raise _unknown(number)
 
     async def cancel(self, tenant: str | None, number: str) -> dict[str, Any]:
-        """The response, whose work is ended; raises ApiError for one that has ended already."""
+        """Cancel a response and return it; raises ApiError if there is none or it has ended in another way."""
         found = self._running.get((tenant, number))
         if found is None:
             ended = await self.get(tenant, number)
@@ -86,7 +86,7 @@ class Kept:
         return found.body
 
     async def conversation(self, tenant: str | None, last: str | None) -> list[Item]:
-        """All items up to a response, its output too; raises ApiError where a part of it is not there any more."""
+        """Return all items up to a response's output; raises ApiError if one of its responses is gone or failed."""
         parts, number = list[list[Any]](), last
         while number is not None:
             if len(parts) >= _LONGEST:

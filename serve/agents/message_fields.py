@@ -1,4 +1,4 @@
-"""What clients send to /v1/messages, by Anthropic's names; sampling parameters beyond those have a chat's names."""
+"""Request bodies of /v1/messages by Anthropic's names; sampling parameters beyond those have a chat's names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from specbuild.serve.fields import Body, Label
 
 from .fields import ChatFields
 
-SAMPLING = (*ChatFields.model_fields, "max_tokens")  # that a message has by a chat's names
+SAMPLING = (*ChatFields.model_fields, "max_tokens")  # fields with the same name in a chat
 
 
 class TextBlock(Body):
-    """`cache_control` says what is done anyway: a prompt's beginning is kept."""
+    """A text. `cache_control` is accepted and changes nothing: the beginning of a prompt is cached anyway."""
 
     type: Literal["text"]
     text: str
@@ -24,7 +24,7 @@ class TextBlock(Body):
 
 
 class Block(Body):
-    """A text, a call, a call's result, or reasoning; which fields it has depends on its type."""
+    """A text, a tool call, a call's result, or thinking; its type determines which other fields it has."""
 
     type: Literal["text", "tool_use", "tool_result", "thinking"]
     text: str | None = None
@@ -41,14 +41,14 @@ class Block(Body):
 
 
 class TurnMessage(Body):
-    """What one side said."""
+    """A message of the user or of the assistant."""
 
     role: Literal["user", "assistant"]
     content: str | Annotated[list[Block], Field(min_length=1, max_length=limits.MESSAGES)]
 
 
 class MessageTool(Body):
-    """A function."""
+    """A function that the model may call."""
 
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
@@ -59,7 +59,7 @@ class MessageTool(Body):
 
 
 class MessageChoice(Body):
-    """Whether tools are called, and which."""
+    """Whether the model may or must call tools, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Label | None = None
@@ -67,7 +67,7 @@ class MessageChoice(Body):
 
 
 class Metadata(Body):
-    """Who asks."""
+    """Who sends the request."""
 
     user_id: Label | None = None
 

@@ -21,7 +21,7 @@ _FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": dict[str, Any]} fo
 
 
 def routes(service: Service) -> APIRouter:
-    """What Anthropic's clients call."""
+    """Return the routes that Anthropic's clients call."""
     router = APIRouter(responses=_FAULTS)
 
     @router.post(PATH, responses={200: {"model": dict[str, Any], "content": _STREAM}})

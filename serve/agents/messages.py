@@ -1,4 +1,4 @@
-"""/v1/messages: Anthropic's request as a chat's, and a turn as its message, whole or as the events of its coming."""
+"""/v1/messages: translates Anthropic's request into a chat, and a turn into Anthropic's message, whole or streamed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
-_TYPES = {  # of errors, by status
+_TYPES = {  # error types by status
     **{401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"},
     **{500: "api_error", 503: "overloaded_error"},
 }
 
 
 def chat_of(asked: CountRequest) -> ChatRequest:
-    """The chat of a request; raises ApiError."""
+    """Return the chat of a request; raises ApiError."""
     fields = {name: value for name in SAMPLING if (value := getattr(asked, name, None)) is not None}
     system = [{"role": "system", "content": text_of(asked.system)}] if asked.system else []
     fields["messages"] = system + [told for number, said in enumerate(asked.messages) for told in _told(said, number)]
@@ -58,7 +58,7 @@ def chat_of(asked: CountRequest) -> ChatRequest:
 
 
 def _told(said: TurnMessage, number: int) -> Iterator[dict[str, Any]]:
-    """The chat's messages of one: each result of a call is one of its own."""
+    """Yield the chat's messages for one of Anthropic's; each tool result becomes a message of its own."""
     if isinstance(said.content, str):
         yield {"role": said.role, "content": said.content}
         return
@@ -88,15 +88,15 @@ def _check(block: Block, role: str, where: str) -> None:
 
 
 class Content:
-    """The blocks of one message, in the order of their coming; `blocks` has those that have begun."""
+    """The content blocks of one message, in order; `blocks` has those that have begun."""
 
     def __init__(self) -> None:
         self.blocks = list[dict[str, Any]]()
-        self._arguments: str | None = None  # of the call that is open
+        self._arguments: str | None = None  # JSON text of the open call's arguments
         self._open = False
 
     def add(self, piece: Piece) -> Iterator[Event]:
-        """The events of a piece."""
+        """Yield the events of a piece."""
         kind = _KINDS[piece.kind]
         if self._open and (piece.kind == "call" or self.blocks[-1]["type"] != kind):
             yield from self.close()
@@ -113,7 +113,7 @@ class Content:
         yield {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": told}
 
     def close(self) -> Iterator[Event]:
-        """The event of the last block's end. What of a call's arguments was cut is no JSON, and left out."""
+        """Yield the event that ends the open block, if any. Arguments that were cut off are no JSON and become {}."""
         if not self._open:
             return
         if self._arguments is not None:
@@ -137,7 +137,7 @@ class Content:
 
 
 class MessageFormat(ChatFormat):
-    """`message` objects, and Anthropic's events."""
+    """Formats `message` objects and Anthropic's stream events."""
 
     prefix = "msg"
 
@@ -181,14 +181,14 @@ class MessageFormat(ChatFormat):
             yield from self._content.close()
 
     def _message(self) -> dict[str, Any]:
-        """The message as far as it has come."""
+        """Return the message as far as it has been decoded."""
         return {
             **{"id": self.head["id"], "type": "message", "role": "assistant", "model": self.head["model"]},
             **{"content": self._content.blocks, "stop_reason": None, "stop_sequence": None, "usage": self._used()},
         }
 
     def _ended(self) -> dict[str, Any]:
-        """What a message has at its end."""
+        """Return the fields that a message gets at its end."""
         result = self._result
         assert result is not None
         told: dict[str, Any] = {"stop_reason": "max_tokens", "stop_sequence": None, "usage": self._used()}
@@ -202,7 +202,7 @@ class MessageFormat(ChatFormat):
         return told
 
     def _used(self) -> dict[str, Any]:
-        """Tokens; those of the prompt that a cache had are apart."""
+        """Return the token usage; prompt tokens read from the prefix cache are counted separately."""
         prompt, result = sum(map(len, self.generation.prompts)), self._result
         cached = result.metrics.num_cached_tokens if result and result.metrics else 0
         emitted = len(result.token_ids) if result else 0
@@ -211,7 +211,7 @@ class MessageFormat(ChatFormat):
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """Anthropic's error object."""
+    """Return Anthropic's error object."""
     kind = _TYPES.get(error.status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 

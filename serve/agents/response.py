@@ -1,4 +1,4 @@
-"""/v1/responses: a turn as OpenAI's response object, whole or as the events of its coming."""
+"""/v1/responses: formats a turn as OpenAI's response object, whole or streamed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .kept import Kept
 
 
 class ResponseFormats:
-    """Makes a `ResponseFormat` of a request; see `answer`."""
+    """Builds the `ResponseFormat` of a request, see `Formats`; `made` contains it once it is built."""
 
     prefix, operation = "resp", "chat"
 
@@ -32,13 +32,13 @@ class ResponseFormats:
         self._asked, self._kept, self.made = asked, kept, list[ResponseFormat]()
 
     def __call__(self, generation: Generation, *given: Any) -> ResponseFormat:
-        """The format of a generation."""
+        """Return the format of a generation."""
         self.made.append(ResponseFormat(self._asked, self._kept, generation, *given))
         return self.made[0]
 
 
 class ResponseFormat(ChatFormat):
-    """`response` objects, and OpenAI's events; kept once they have ended, unless `store` is false."""
+    """Formats `response` objects and OpenAI's stream events; stores the response at its end unless `store` is false."""
 
     def __init__(self, asked: ResponsesRequest, kept: Kept, generation: Generation, *given: Any) -> None:
         super().__init__(generation, *given)
@@ -47,7 +47,7 @@ class ResponseFormat(ChatFormat):
         self.body = self._begun_body()
 
     def cancel(self) -> None:
-        """End what runs; the response is then kept as cancelled."""
+        """Stop decoding; the response is then stored as cancelled."""
         self._stop.set()
 
     async def response(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class ResponseFormat(ChatFormat):
                 yield f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(numbered) + b"\n\n"
 
     async def _told(self) -> AsyncGenerator[Event, None]:
-        """All events without their numbers; what goes wrong before the first is raised."""
+        """Yield all events without their numbers; raise an error that occurs before the first event."""
         begun, ended = False, "cancelled"
         with self._kept.running(self.generation.tenant, self):
             try:
@@ -99,7 +99,7 @@ class ResponseFormat(ChatFormat):
         yield {"type": f"response.{ended if ended != 'cancelled' else 'incomplete'}", "response": self.body}
 
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
-        """The generation's, until it is cancelled."""
+        """Yield the generation's chunks until it ends or is cancelled."""
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             async with aclosing(self.generation.chunks(self.tokenize)) as chunks:
@@ -153,7 +153,7 @@ class ResponseFormat(ChatFormat):
         self.body = {**self.body, **told}
 
     def _used(self) -> dict[str, Any] | None:
-        """Tokens; None before there were any."""
+        """Return the token usage; None before there is a result."""
         generation, result = self.generation, self.generation.results.get(0)
         if not result:
             return None

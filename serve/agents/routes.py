@@ -20,7 +20,7 @@ _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
 def routes(service: Service, kept: Kept, faults: dict[int | str, dict[str, Any]]) -> APIRouter:
-    """`faults`: what the schema says of errors."""
+    """Return the routes of /v1/responses; `faults`: the error responses of the schema."""
     router = APIRouter(responses=faults)
 
     @router.post("/v1/responses", responses={200: {"model": dict[str, Any], "content": _STREAM}})

@@ -1,6 +1,6 @@
-"""Responses that are kept: a bounded table of SQLite, in memory or in a file.
+"""Stored responses: a bounded SQLite table, in memory or in a file.
 
-A row is one transaction, so a server that is killed loses the row that was being written at most.
+Each row is one transaction, so a killed server loses at most the row that it was writing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 from specbuild.runtime.errors import OptionError, OutputError
 
-RESPONSES, BYTES = 10_000, 256 << 20  # kept at most, of all keys together
-_KIND = 0x53504252  # SQLite's application id of our files
+RESPONSES, BYTES = 10_000, 256 << 20  # maximum stored, over all API keys
+_KIND = 0x53504252  # SQLite's application id of these files
 _TABLE = """
 CREATE TABLE IF NOT EXISTS responses (
     number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, id TEXT NOT NULL, size INTEGER NOT NULL,
@@ -25,10 +25,19 @@ CREATE TABLE IF NOT EXISTS responses (
 
 
 class Store:
-    """Keeps the newest responses; each is read and deleted by the tenant alone that it was made for. Thread-safe."""
+    """Keeps the newest responses; only the tenant that a response was made for can read or delete it. Thread-safe."""
 
     def __init__(self, path: Path | None = None, most: int = RESPONSES, most_bytes: int = BYTES) -> None:
-        """`path`: None keeps them in memory. Raises OptionError for a file of something else."""
+        """Open the store.
+
+        Args:
+            path: The SQLite file; None keeps the responses in memory.
+            most: Maximum number of responses.
+            most_bytes: Maximum bytes of all responses.
+
+        Raises:
+            OptionError: If the file cannot be opened or is a database of something else.
+        """
         self._most, self._most_bytes, self._lock = most, most_bytes, threading.Lock()
         try:
             if path is not None:
@@ -49,7 +58,7 @@ class Store:
         return int(self._base.execute(query).fetchone()[0])
 
     def put(self, tenant: str | None, number: str, body: Any) -> bool:
-        """Keep a response and drop the oldest where there are too many; whether it fits. Raises OutputError."""
+        """Store a response and drop the oldest beyond the limits; return whether it fits. Raises OutputError."""
         content = msgspec.json.encode(body)
         if len(content) > self._most_bytes:
             return False
@@ -68,19 +77,19 @@ class Store:
         return True
 
     def get(self, tenant: str | None, number: str) -> Any:
-        """What was put; None where there is nothing, or another tenant's."""
+        """Return a stored response; None if there is none or it is another tenant's."""
         with self._lock:
             query = "SELECT body FROM responses WHERE tenant = ? AND id = ?"
             row = self._base.execute(query, (tenant or "", number)).fetchone()
         return msgspec.json.decode(row[0]) if row else None
 
     def delete(self, tenant: str | None, number: str) -> bool:
-        """Whether there was one."""
+        """Delete a response; return whether there was one."""
         with self._lock, self._base:
             where = "DELETE FROM responses WHERE tenant = ? AND id = ?"
             return self._base.execute(where, (tenant or "", number)).rowcount > 0
 
     def close(self) -> None:
-        """Write everything; nothing can be read any more."""
+        """Write everything and close; nothing can be read afterwards."""
         with self._lock:
             self._base.close()

@@ -1,1 +1,1 @@
-"""What clouds' and text-generation-inference's clients send: thin routes over chats and completions."""
+"""Routes for clients of cloud platforms and text-generation-inference: thin layers over chats and completions."""

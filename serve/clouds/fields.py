@@ -1,4 +1,4 @@
-"""The bodies of text-generation-inference's routes, and of Vertex AI's predictions."""
+"""Request bodies of text-generation-inference's routes and of Vertex AI's predictions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Stops = Annotated[list[str], Field(max_length=64)]
 
 
 class Grammar(Body):
-    """What a text must be: JSON of a schema, the same with a name, or a match of a regular expression."""
+    """A constraint on the text: JSON that follows a schema, optionally named, or a match of a regular expression."""
 
     type: Literal["json", "json_schema", "regex"]
     value: str | dict[str, Any]
 
 
 class Parameters(Body):
-    """How a text is made; of the last five only what changes nothing is taken."""
+    """How a text is generated. `best_of` and the fields after it are accepted only with values that change nothing."""
 
     max_new_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     do_sample: bool | None = None
@@ -44,7 +44,7 @@ class Parameters(Body):
 
 
 class GenerateRequest(Body):
-    """The body of /generate, /generate_stream and / by POST, which alone reads `stream`."""
+    """The body of /generate, of /generate_stream, and of POST /, which is the only one that reads `stream`."""
 
     inputs: str
     parameters: Parameters | None = None
@@ -52,7 +52,7 @@ class GenerateRequest(Body):
 
 
 class Continuation(CompletionRequest):
-    """A completion as text-generation-inference answers it. `truncate`: the last tokens of the prompt that count."""
+    """A completion in text-generation-inference's form. `truncate`: how many of the prompt's last tokens are used."""
 
     details: bool = False
     return_full_text: bool = False
@@ -60,7 +60,7 @@ class Continuation(CompletionRequest):
 
 
 class PredictRequest(Body):
-    """Vertex AI's: `parameters` are of every instance that has none of them."""
+    """The body of Vertex AI's predictions. `parameters` apply to every instance that does not give its own."""
 
     instances: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=limits.PROMPTS)]
     parameters: dict[str, Any] | None = None

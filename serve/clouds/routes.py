@@ -1,4 +1,4 @@
-"""SageMaker's, Vertex AI's and text-generation-inference's routes."""
+"""The routes of SageMaker, Vertex AI and text-generation-inference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS: dict[str, type[Body]] = {"inputs": GenerateRequest, "messages": ChatRequ
 
 
 def routes(service: Service, predict: str | None = None) -> APIRouter:
-    """All of them; `predict`: Vertex AI's own, where it asks for one."""
+    """Return all of them; `predict`: Vertex AI's prediction route, if it asks for one."""
     router = APIRouter(responses=_FAULTS)
 
     @router.post("/generate", responses=_REPLY)
@@ -58,7 +58,7 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
 
     @router.post(predict or "/predict", responses=_ANY)
     async def make_predictions(request: Request, body: dict[str, Any]) -> Response:
-        if "instances" not in body:  # a raw prediction
+        if "instances" not in body:  # Vertex AI's raw prediction: a request as it is
             return await _any(service, request, body)
         asked = _read(PredictRequest, body)
         service.check(asked)
@@ -73,13 +73,13 @@ async def _generated(service: Service, request: Request, body: GenerateRequest, 
 
 
 async def _either(service: Service, request: Request, body: GenerateRequest) -> Response:
-    """Streamed if asked; a whole answer is a list of one."""
+    """Answer with a stream if asked, else with a list of one answer."""
     reply = await _generated(service, request, body, bool(body.stream))
     return reply if body.stream else Response(b"[" + bytes(reply.body) + b"]", media_type="application/json")
 
 
 async def _any(service: Service, request: Request, given: dict[str, Any]) -> Response:
-    """A body of whichever kind: `inputs`, `messages` or `prompt`. Raises ApiError."""
+    """Answer a body with `inputs`, `messages` or `prompt`, which tells its kind. Raises ApiError."""
     kind = next((kind for name, kind in _KINDS.items() if name in given), None)
     if kind is None:
         raise ApiError(400, "give inputs, messages or prompt: a text, a chat, or a completion's")
@@ -93,14 +93,17 @@ async def _any(service: Service, request: Request, given: dict[str, Any]) -> Res
 
 
 async def _predictions(service: Service, request: Request, asked: PredictRequest) -> list[Any]:
-    """Of all instances at once, the texts of `inputs`, the responses of chats and completions; raises ApiError."""
+    """Answer all instances at once: with the texts of `inputs`, with the responses of chats and completions.
+
+    Raises ApiError.
+    """
     bodies = [_instance(each, asked.parameters or {}) for each in asked.instances]
     if any(body.get("stream") for body in bodies):
         raise ApiError(400, "predictions are not streamed: leave stream out", param="instances")
     leaving = asyncio.ensure_future(request.receive())
 
     async def receive() -> Message:
-        return await asyncio.shield(leaving)  # one client, whichever instance it is that waits
+        return await asyncio.shield(leaving)  # all instances wait for the same client
 
     def one(number: int) -> Request:
         state = request.scope["state"]
@@ -121,7 +124,7 @@ async def _predictions(service: Service, request: Request, asked: PredictRequest
 
 
 def _instance(given: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-    """An instance as a request; `@requestFormat` says what its fields say too."""
+    """Return an instance as a request; `@requestFormat` is left out, since the fields tell the format too."""
     fields = {name: value for name, value in given.items() if name != "@requestFormat"}
     if "inputs" in fields:
         return {"parameters": parameters, **fields} if parameters else fields

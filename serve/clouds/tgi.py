@@ -1,4 +1,4 @@
-"""text-generation-inference's requests as completions, and its texts, whole or token by token."""
+"""Translates text-generation-inference's requests into completions, and formats its texts, whole or token by token."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specbuild.serve.logprobs import LOWEST
 from .fields import Continuation, GenerateRequest, Grammar, Parameters
 
 PATHS = ("/generate", "/generate_stream", "/")
-MAX_NEW_TOKENS = 100  # its default
+MAX_NEW_TOKENS = 100  # text-generation-inference's default
 _SAME = ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed", "stop", "truncate")
-_KINDS = {401: "authentication", 404: "not_found", 429: "overloaded", 503: "unhealthy"}  # of errors, by status
+_KINDS = {401: "authentication", 404: "not_found", 429: "overloaded", 503: "unhealthy"}  # error types by status
 
 
 def completion_of(asked: GenerateRequest, stream: bool) -> Continuation:
-    """The completion of a request; raises ApiError. Greedy unless something about it asks for sampling."""
+    """Return the completion of a request, which is greedy unless it asks for sampling; raises ApiError."""
     own = asked.parameters or Parameters()
     samples = own.do_sample or own.temperature not in (None, 1.0) or own.top_k or own.top_p
     fields = {name: value for name in _SAME if (value := getattr(own, name)) is not None}
@@ -47,7 +47,7 @@ def _structure(grammar: Grammar) -> dict[str, Any]:
 
 
 class TgiFormat(CompletionFormat):
-    """`generated_text` with its details, or an event for each token."""
+    """Formats `generated_text` with its details, or an event for each token."""
 
     prefix = "tgi"
 
@@ -62,7 +62,7 @@ class TgiFormat(CompletionFormat):
         return self.generation.body
 
     def tokenize(self, engine: Engine) -> list[list[int]]:
-        """See `Format.tokenize`; no more of the prompt than `truncate` has."""
+        """See `Format.tokenize`; keeps the last `truncate` tokens of the prompt."""
         return [tokens[-(self._asked.truncate or 0) :] for tokens in super().tokenize(engine)]
 
     async def response(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class TgiFormat(CompletionFormat):
         return told | ({"details": self._details() | {"prefill": [], "tokens": tokens}} if details else {})
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """See `Format.events`. Each token waits for the next one: the last has the whole text."""
+        """See `Format.events`. Each token's event waits for the next token, since the last event has the whole text."""
         held: dict[str, Any] | None = None
         count = 0
         try:
@@ -102,7 +102,7 @@ class TgiFormat(CompletionFormat):
         self._result = chunk.result or self._result
 
     def _tokens(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
-        """The tokens of a chunk; together they have its text, whatever each is by itself."""
+        """Yield a chunk's tokens; their texts add up to the chunk's text, even where a token's own text differs."""
         tokenizer, left = self.generation.engine.tokenizer, chunk.text
         logprobs: Sequence[TokenLogprobs | None] = chunk.logprobs or [None] * len(chunk.token_ids)
         for place, (token, each) in enumerate(zip(chunk.token_ids, logprobs, strict=True), 1):
@@ -125,6 +125,6 @@ class TgiFormat(CompletionFormat):
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """Its error object."""
+    """Return text-generation-inference's error object."""
     kind = _KINDS.get(error.status, "validation" if error.status < 500 else "generation")
     return {"error": error.message, "error_type": kind}

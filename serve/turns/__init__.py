@@ -1,1 +1,1 @@
-"""What a model says in its turn, read from its text as it comes: reasoning, content and calls of tools."""
+"""Parsers that read a model's turn from its text as it arrives: reasoning, content and tool calls."""

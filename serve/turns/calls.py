@@ -1,4 +1,4 @@
-"""What parsers of calls share: an object that is a call, and lists of them."""
+"""What parsers of calls share: an object that is a call, and lists of such objects."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from .pieces import Parser, Piece, Step, held
 
 
 class CallParser(Parser):
-    """Reads calls that are JSON objects; `keys`: what their arguments may be called."""
+    """Reads calls that are JSON objects; `keys`: the names that their arguments may have."""
 
     keys: tuple[str, ...] = ("arguments",)
 
     def __init__(self) -> None:
-        self._call, self._gap = CallText(self.keys), ""  # `_gap`: what stood before the call, content if it is none
+        self._call, self._gap = CallText(self.keys), ""  # `_gap`: text before the call, content if it is none
         super().__init__()
 
     def _expect(self, gap: str, step: Step) -> bool:
-        """Wait for what is no whitespace and begin a call there; `step` reads it. Whether there is more to do."""
+        """Wait for the first non-space and begin a call there, read by `step`; return whether there is more to do."""
         found = self._rest.lstrip()
         if not found:
             return False
@@ -25,7 +25,7 @@ class CallParser(Parser):
         return True
 
     def _read(self) -> State:
-        """Go on with the call; what breaks before it has begun is content."""
+        """Continue the call; an object that breaks before it is certainly a call is content."""
         before = self._call.begun
         self._take(self._call.feed(self._rest))
         if self._call.begun:
@@ -40,7 +40,7 @@ class CallParser(Parser):
         return state
 
     def _give_up(self) -> None:
-        """Nothing of this is a call."""
+        """Emit the call's text as content, unless it is certainly a call."""
         if not self._call.begun:
             self._say(self._gap + self._call.raw)
             self._gap = ""
@@ -48,16 +48,16 @@ class CallParser(Parser):
 
 
 class MarkedParser(CallParser):
-    """Reads content, in which a marker begins calls; whitespace between calls, and behind them, is nothing."""
+    """Reads content in which a marker begins calls; whitespace between calls and after them is dropped."""
 
     marker: str
 
     def __init__(self) -> None:
-        self._behind = False  # directly behind a call
+        self._behind = False  # whether a call has just ended
         super().__init__()
 
     def _opened(self) -> bool:
-        """The step behind a marker."""
+        """The step after a marker."""
         raise NotImplementedError
 
     def _begin(self) -> bool:
@@ -86,7 +86,7 @@ class MarkedParser(CallParser):
 
 
 class ListParser(CallParser):
-    """Reads a list of calls, which is all that there is: what `tool_choice: "required"` holds a text to."""
+    """Reads a text that is a list of calls, to which `tool_choice: "required"` constrains it."""
 
     def _begin(self) -> bool:
         if not self._rest:
@@ -97,7 +97,7 @@ class ListParser(CallParser):
         return self._first_item("")
 
     def _first_item(self, gap: str) -> bool:
-        """A step at a bracket; `gap` stood before it."""
+        """A step that begins a list at its bracket; `gap`: the text before it."""
         self._take(1)
         self._gap, self._step = f"{gap}[", self._item
         return True
@@ -126,7 +126,7 @@ class ListParser(CallParser):
         return True
 
     def _listed(self, behind: bool) -> bool:
-        """The list has ended."""
+        """Leave the list, which has ended; here the rest is content."""
         self._step = self._say_all
         return True
 
@@ -138,7 +138,7 @@ class ListParser(CallParser):
 
 
 class NamedParser(Parser):
-    """All there is are the arguments of one tool: what a named `tool_choice` holds a text to."""
+    """Reads a text that is the arguments of one tool, to which a named `tool_choice` constrains it."""
 
     def __init__(self, name: str) -> None:
         self._name = name

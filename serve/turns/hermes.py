@@ -1,4 +1,4 @@
-"""Calls as Hermes' and Qwen's templates write them: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+"""Calls in the form of Hermes' and Qwen's templates: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Hermes(MarkedParser):
-    """What is no call stays content, its tags too; a call whose last tag is missing is one."""
+    """Reads tagged calls. Text that is no call stays content, with its tags; a call may lack its closing tag."""
 
     marker = OPEN
 

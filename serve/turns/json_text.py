@@ -1,4 +1,4 @@
-"""JSON that comes in parts: where an object ends, and what its own members are."""
+"""JSON that arrives in parts: finds where an object ends, and its direct members."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _DEPTH = 256
 
 
 class ObjectText:
-    """Reads one JSON object, character by character, and stops behind it or before what breaks it."""
+    """Reads one JSON object, character by character; stops behind it, or before a character that breaks it."""
 
     def __init__(self) -> None:
         self.state: State = "open"
-        self.part = ""  # what the last character is of: "key" or "value" of one of its own members, or neither
-        self._stack, self._wants = list[str](), "{"  # what comes next: a mode's name
-        self._left, self._text = "", ""  # of a literal or an escape; of a number
+        self.part = ""  # the last character's role: "key" or "value" of one of the object's own members, or ""
+        self._stack, self._wants = list[str](), "{"  # name of the mode that reads the next character
+        self._left, self._text = "", ""  # the rest of a literal or an escape; the number so far
         self._is_key = False
 
     def feed(self, text: str, start: int = 0) -> int:
-        """Read from a place on; where it stopped, the text's end while the object is open."""
+        """Read a text from `start` on; return where reading stopped, which is the end while the object is open."""
         for place in range(start, len(text)):
             if self.state != "open" or not self.push(text[place]):
                 return place
         return len(text)
 
     def push(self, character: str) -> bool:
-        """Whether the character belongs to the object."""
+        """Read a character; return whether it belongs to the object."""
         depth, wants, key = len(self._stack), self._wants, self._is_key
         right = bool(getattr(self, _MODES[wants])(character))
         self.part = ""
@@ -130,7 +130,7 @@ _MODES = {
 
 
 def _part(wants: str, key: bool, character: str) -> str:
-    """Of a character between an object's own braces, in none that is nested."""
+    """Return the role of a character between an object's own braces and not inside a nested value."""
     if wants in ("string", "escape", "hex"):
         return "key" if key else "value"
     if wants in ("key", "key or }"):
@@ -141,34 +141,34 @@ def _part(wants: str, key: bool, character: str) -> str:
 
 
 class CallText:
-    """Reads an object that is a call, such as `{"name": "f", "arguments": {…}}`, its members in any order.
+    """Reads an object that is a call, such as `{"name": "f", "arguments": {…}}`, with its members in any order.
 
-    `name`: None until it is known. `raw`: all that was read until the call has begun.
+    `name`: None until it is known. `raw`: everything that was read before the call began.
     """
 
     def __init__(self, keys: tuple[str, ...] = ("arguments",)) -> None:
-        """`keys`: what the arguments, an object, may be called."""
+        """`keys`: the names that the arguments, which are an object, may have."""
         self._keys, self._object = keys, ObjectText()
-        self._key, self._value = "", ""  # of the member that is read
+        self._key, self._value = "", ""  # of the current member
         self._arguments, self._told, self._has = "", 0, False
-        self.state: State = "open"  # broken too where a whole object is no call
+        self.state: State = "open"  # also broken if a whole object is no call
         self.name: str | None = None
         self.raw = ""
 
     @property
     def begun(self) -> bool:
-        """Whether its name and the beginning of its arguments are there: it is a call for certain."""
+        """Whether its name and the beginning of its arguments are known, so that it is a call for certain."""
         return self.name is not None and bool(self._arguments)
 
     def feed(self, text: str) -> int:
-        """How many characters were read; see `ObjectText.feed`."""
+        """Read a text; return how many characters were read. See `ObjectText.feed`."""
         for place, character in enumerate(text):
             if self.state != "open" or not self._push(character):
                 return place
         return len(text)
 
     def arguments(self) -> str:
-        """What was read of the arguments since this was last asked."""
+        """Return the part of the arguments that was read since the last call of this method."""
         told, self._told = self._arguments[self._told :], len(self._arguments)
         return told
 
@@ -188,7 +188,7 @@ class CallText:
         return right
 
     def _hear(self, character: str) -> bool:
-        """A character of a member's value; whether it may be one."""
+        """Read a character of a member's value; return whether it is allowed there."""
         first, self._value = not self._value, self._value + character
         if first:
             self._has = not self._arguments and json.loads(self._key) in self._keys
@@ -208,6 +208,6 @@ class CallText:
 
 
 def _text(value: str) -> str | None:
-    """The name that JSON is of; None for what is none."""
+    """Return the name in a JSON value; None if it is no name."""
     found = json.loads(value)
     return found if isinstance(found, str) and found and found.isprintable() else None

@@ -1,4 +1,4 @@
-"""Calls as Llama 3's templates write them: a text of `{"name": …, "parameters": {…}}`, several with `;` between."""
+"""Calls in the form of Llama 3's templates: texts of `{"name": …, "parameters": {…}}`, several separated by `;`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TAG = "<|python_tag|>"
 
 
 class Llama3(CallParser):
-    """A text is calls, or content, by how it begins."""
+    """Reads a text that is either calls or content, depending on how it begins."""
 
     keys = ("parameters", "arguments")
 

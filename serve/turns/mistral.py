@@ -1,4 +1,4 @@
-"""Calls as Mistral's templates write them: `[TOOL_CALLS][{…}, …]`, and of late `[TOOL_CALLS]name[ARGS]{…}`."""
+"""Calls in the forms of Mistral's templates: `[TOOL_CALLS][{…}, …]`, or recently `[TOOL_CALLS]name[ARGS]{…}`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .pieces import Piece
 
 OPEN = "[TOOL_CALLS]"
 _HEAD = re.compile(r"\s*([\w.-]{1,64})(\[CALL_ID\]\w{1,64})?(\[ARGS\])?\s*")
-_LONGEST = 256  # characters of a head
+_LONGEST = 256  # maximum characters of a call's head, before its arguments
 
 
 class Mistral(MarkedParser, ListParser):
-    """Both forms; what is neither stays content."""
+    """Reads both forms; text in neither form stays content."""
 
     marker = OPEN
 

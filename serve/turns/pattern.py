@@ -1,4 +1,4 @@
-"""Calls by one regular expression, for models whose form nothing else here reads."""
+"""Calls that match a regular expression, for models whose form no other parser reads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _LONGEST = 1024  # characters of an expression
 
 
 class Pattern(Parser):
-    """A text in which each match is a call.
+    """Reads a text in which each match of an expression is a call.
 
-    Content is said as it comes up to the literal that the expression begins with. From there on all is held until the
-    end, for only then are matches certain; what none has, and what has no JSON object for arguments, is content.
+    Content is passed on as it arrives, up to the literal that the expression begins with. From there on everything is
+    held until the end, because only then are matches certain. Text outside of matches is content, and so is a match
+    whose arguments are not a JSON object.
     """
 
     def __init__(self, expression: re.Pattern[str]) -> None:
@@ -45,7 +46,7 @@ class Pattern(Parser):
 
 
 def expression(given: str) -> re.Pattern[str]:
-    """A regular expression that finds calls; raises OptionError."""
+    """Compile a regular expression that finds calls; raises OptionError."""
     if len(given) > _LONGEST:
         raise OptionError(f"the expression of calls has {len(given):,} characters, more than {_LONGEST:,}")
     try:
@@ -62,7 +63,7 @@ def expression(given: str) -> re.Pattern[str]:
 
 
 def literal(given: str) -> str:
-    """The characters with which each match of an expression begins, as far as that is plain."""
+    """Return the literal characters that every match of an expression begins with, as far as they are evident."""
     found, place = "", 0
     while place < len(given) and given[place] not in _SPECIAL:
         escaped = given[place] == "\\"
@@ -76,7 +77,7 @@ def literal(given: str) -> str:
 
 
 def _alternatives(given: str) -> bool:
-    """Whether the whole expression is one of several: a bar outside all groups and sets, or flags that change it."""
+    """Whether the expression has alternatives (a bar outside all groups and sets), or begins with an extension."""
     depth, place, inside = 0, 0, False
     while place < len(given):
         character = given[place]

@@ -1,4 +1,4 @@
-"""Pieces of a turn, and the turn that they make together."""
+"""Pieces of a turn, the turn that they form, and the base class of parsers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Step = Callable[[], bool]
 
 
 class Piece(NamedTuple):
-    """A part of a turn's text. A `call` begins one of the tool that `text` names; `number`: which call it is of."""
+    """A part of a turn's text. A `call` begins a call of the tool that `text` names; `number`: which call it is of."""
 
     kind: Kind
     text: str
@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """A call of a tool; `arguments`: JSON as the model wrote it, cut where its text is."""
+    """A tool call; `arguments`: JSON as the model wrote it, incomplete if its text was cut off."""
 
     name: str
     arguments: str = ""
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(slots=True)
 class Turn:
-    """What pieces make together."""
+    """What the pieces of a turn form together."""
 
     reasoning: str = ""
     content: str = ""
@@ -37,14 +37,14 @@ class Turn:
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> Turn:
-        """The turn of all its pieces."""
+        """Return the turn of these pieces."""
         turn = cls()
         for piece in pieces:
             turn.add(piece)
         return turn
 
     def add(self, piece: Piece) -> None:
-        """The next piece."""
+        """Add the next piece."""
         if piece.kind == "reasoning":
             self.reasoning += piece.text
         elif piece.kind == "content":
@@ -56,9 +56,9 @@ class Turn:
 
 
 class Parser(ABC):
-    """Reads a text as it comes; the pieces, put together, are the same however the text was cut.
+    """Reads a text as it arrives. The pieces, put together, are the same however the text was cut.
 
-    A subclass's steps read `_rest`, take from it what is certain, and say whether there may be more to do.
+    A subclass's steps read `_rest`, take from it what is certain, and return whether there may be more to do.
     """
 
     def __init__(self) -> None:
@@ -67,21 +67,21 @@ class Parser(ABC):
 
     @abstractmethod
     def _begin(self) -> bool:
-        """The first step."""
+        """The first step; returns whether there may be more to do."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Say what was held back, at the text's end."""
+        """Emit the text that was held back, at its end."""
 
     def feed(self, text: str) -> list[Piece]:
-        """What more of the text makes certain."""
+        """Return the pieces that more of the text makes certain."""
         self._rest += text
         while self._step():
             pass
         return self._told()
 
     def end(self) -> list[Piece]:
-        """What is certain because no more comes."""
+        """Return the pieces that are certain because the text has ended."""
         self._finish()
         return self._told()
 
@@ -98,13 +98,13 @@ class Parser(ABC):
             self._pieces.append(Piece("content", text))
 
     def _say_all(self) -> bool:
-        """A step: whatever comes is content."""
+        """A step that emits everything as content."""
         self._say(self._take(len(self._rest)))
         return False
 
 
 def held(text: str, markers: Sequence[str]) -> int:
-    """How many of a text's last characters may be the beginning of a marker."""
+    """Return how many of a text's last characters may be the beginning of a marker."""
     longest = max(map(len, markers), default=1) - 1
     sizes = range(min(longest, len(text)), 0, -1)
     return next((size for size in sizes if any(each.startswith(text[-size:]) for each in markers)), 0)

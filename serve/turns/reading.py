@@ -1,4 +1,4 @@
-"""How a server reads turns: the parsers of calls and reasoning by their names, and a reader of one turn."""
+"""How a server reads turns: the parsers of calls and reasoning by name, and a reader of one turn."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .reasoning import Reasoning
 
 _EXPRESSION = "regex:"
 _PARSERS: dict[str, type[Parser]] = {"hermes": hermes.Hermes, "llama3_json": llama3.Llama3, "mistral": mistral.Mistral}
-_MARKERS = {"mistral": (mistral.OPEN, "[ARGS]", "[CALL_ID]")}  # that a tokenizer may hold for special
+_MARKERS = {"mistral": (mistral.OPEN, "[ARGS]", "[CALL_ID]")}  # markers that a tokenizer may treat as special tokens
 
 
 class Plain(Parser):
-    """Content alone."""
+    """Reads a text that is content only."""
 
     def _begin(self) -> bool:
         return self._say_all()
@@ -28,7 +28,17 @@ class Plain(Parser):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How turns are read; raises OptionError. See `ServeOptions` for what the fields are."""
+    """How turns are read; validated on construction.
+
+    Args:
+        tool_call_parser: Form of the calls that a model makes on its own: "hermes", "llama3_json", "mistral" or
+            "regex:EXPRESSION".
+        auto_tool_choice: Whether a model may call tools on its own.
+        reasoning_parser: A model family or "START,END", see `Reasoning.of`; None: reasoning is not told from content.
+
+    Raises:
+        OptionError: If a parser is unknown or its expression is wrong.
+    """
 
     tool_call_parser: str = "hermes"
     auto_tool_choice: bool = True
@@ -48,28 +58,28 @@ class Reading:
 
     @property
     def constrains(self) -> bool:
-        """Whether a strict tool's calls can be held to its schema where the model calls of its own accord."""
+        """Whether calls that the model makes on its own can be held to a strict tool's schema."""
         return self.tool_call_parser in ("hermes", "llama3_json")
 
     def free(self) -> Parser:
-        """Reads calls that a model makes of its own accord."""
+        """Return a parser of calls that the model makes on its own."""
         return pattern.Pattern(self._expression) if self._expression else _PARSERS[self.tool_call_parser]()
 
     def markers(self, tools: bool) -> tuple[str, ...]:
-        """Tokens that a text has to show, special or not."""
+        """Return the tokens that a text must show even if they are special; `tools`: whether it may have calls."""
         reasoning = (self.reasoning.start, self.reasoning.end) if self.reasoning else ()
         return (*reasoning, *(_MARKERS.get(self.tool_call_parser, ()) if tools else ()))
 
 
 class TurnReader:
-    """Reads one turn as it comes; `turn` is all of it so far."""
+    """Reads one turn as it arrives; `turn` is all of it so far."""
 
     def __init__(self, parser: Parser, several: bool = True) -> None:
-        """`several`: whether there may be more than one call; what comes behind the first is dropped if not."""
+        """`several`: whether there may be more than one call; if not, later calls are dropped."""
         self.turn, self._parser, self._several = Turn(), parser, several
 
     def feed(self, text: str, ended: bool) -> list[Piece]:
-        """The pieces that a text makes certain; `ended`: it is the last."""
+        """Return the pieces that a text makes certain; `ended`: whether it is the last text."""
         pieces = self._parser.feed(text) + (self._parser.end() if ended else [])
         kept = [each for each in pieces if self._several or each.number == 0]
         for piece in kept:

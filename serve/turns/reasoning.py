@@ -1,4 +1,4 @@
-"""A reasoning, told from what a model says by the tokens that begin and end it."""
+"""Tells a model's reasoning from the rest of its text, by the tokens that begin and end it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from specbuild.runtime.errors import OptionError, shown
 
 from .pieces import Kind, Parser, Piece, held
 
-TAIL = 16  # tokens of a prompt's end in which its template may begin or end a reasoning
+TAIL = 16  # last tokens of a prompt, in which its template may begin or end a reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How a model's reasoning begins and ends. `always`: a text is one from its first token, said or not."""
+    """How a model's reasoning begins and ends. `always`: every text begins in a reasoning, with or without `start`."""
 
     start: str
     end: str
@@ -22,7 +22,7 @@ class Reasoning:
 
     @classmethod
     def of(cls, name: str) -> Reasoning:
-        """By a model family's name, or as `START,END`; raises OptionError."""
+        """Return the reasoning of a model family, or of `START,END`; raises OptionError."""
         if name in KNOWN:
             return KNOWN[name]
         start, comma, end = name.partition(",")
@@ -34,7 +34,7 @@ class Reasoning:
         return cls(start, end)
 
     def in_prompt(self, tail: str) -> Literal["begun", "ended", None]:
-        """What the end of a prompt, as text, has done already: templates begin or end the reasoning there."""
+        """Return whether the end of a prompt, given as text, begins or ends the reasoning, as some templates do."""
         said = tail.rstrip()
         return "begun" if said.endswith(self.start) else "ended" if said.endswith(self.end) else None
 
@@ -47,14 +47,21 @@ KNOWN = {
 
 
 class ReasoningParser(Parser):
-    """Reads a reasoning, then what comes behind it by another parser.
+    """Reads a reasoning, and what comes after it with another parser.
 
-    A text that never ends its reasoning is all reasoning; one that neither begins with the start, nor is within a
-    reasoning from its beginning, has none.
+    A text that never ends its reasoning is all reasoning. A text has no reasoning if it neither begins with the start
+    nor is inside a reasoning from its beginning.
     """
 
     def __init__(self, how: Reasoning, inside: bool, after: Parser, shown_as: Kind = "reasoning") -> None:
-        """`inside`: from the text's beginning. `shown_as`: content's beginning keeps the end's token."""
+        """Read a text with `how` as its reasoning.
+
+        Args:
+            how: The tokens that begin and end the reasoning.
+            inside: Whether the text is inside a reasoning from its beginning.
+            after: Reads the text after the reasoning.
+            shown_as: Kind of the reasoning's pieces; as "content" they keep the end's token.
+        """
         self._how, self._inside, self._after, self._kind = how, inside, after, shown_as
         super().__init__()
 

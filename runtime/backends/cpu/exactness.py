@@ -1,4 +1,4 @@
-"""Finds the exactness class of a model on this machine: the cheapest whose steps agree in every bit."""
+"""Find the exactness class of a model on this machine: the cheapest one whose steps agree bitwise."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ _VECTOR_UNITS = ("amx", "avx", "fma", "sse4", "asimd", "sve", "sme", "i8mm", "bf
 
 
 def find(executor: OrtExecutor, first: ExactnessClass | None = None) -> ExactnessClass | None:
-    """The class of an executor, with its digest, which is padded to it from then on; None where no candidate holds.
+    """Find the exactness class of an executor, and keep its steps to it; None if no candidate holds.
 
-    Its slots must be free, and hold nothing that counts afterwards. It takes the time of about 1,000 tokens. `first`:
-    what is tried before the others, in fewer places: the class of another graph of the model.
+    All slots must be free; their contents are overwritten. This takes as long as about 1,000 tokens. The class returned
+    has its digest.
+
+    Args:
+        executor: The executor to test, which pads its steps to the class afterwards.
+        first: Candidate to test before the others, at fewer places: the class of another graph of the model.
     """
     for candidate in ([first] if first else []) + list(CANDIDATES):
         executor.keep_to(candidate)
@@ -32,7 +36,7 @@ def find(executor: OrtExecutor, first: ExactnessClass | None = None) -> Exactnes
 
 
 def machine_of(executor: OrtExecutor) -> dict[str, str | int]:
-    """What the class and the bits depend on: processor, vector units, threads, library."""
+    """Return what the class and the bits depend on: processor, vector units, threads, ONNX Runtime's version."""
     lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
     units = " ".join(sorted(flag for flag in flags if flag.startswith(_VECTOR_UNITS)))

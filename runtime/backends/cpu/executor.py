@@ -1,9 +1,9 @@
-"""ONNX Runtime on a CPU: one session, one cache, everything bound by address.
+"""The CPU executor: one ONNX Runtime session and one KV cache, with every tensor bound by address.
 
-The lowered graph computes all sequences' nodes as one flat list of T nodes; only attention is split into lanes, one
-per cache slot (ONNX Runtime's GroupQueryAttention takes one sequence where there are several new nodes over a past).
-A lane may have more rows than nodes, copies of a node that nobody sees: an exactness class asks for them, and a slot
-without an input, whose lane takes part in every step all the same, has one past its last row.
+The lowered graph computes all sequences' nodes as one flat list of T nodes. Only attention is split into lanes, one per
+cache slot, because ONNX Runtime's GroupQueryAttention takes one sequence if there are several new nodes over a past. A
+lane may have more rows than nodes: the extra ones are copies of a node, and no node sees them. An exactness class needs
+them, and so does a slot without an input: its lane takes part in every step with one row after its last used one.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from specbuild.runtime.speculation.timings import machine
 from .kv_cache import KVCache
 from .tensors import check_tensors
 
-_ERRORS = 3  # ONNX Runtime's log severity: what it says below that is for its developers
-# The build has fused already, and ONNX Runtime's own QuickGelu is slower than what it replaces.
+_ERRORS = 3  # ONNX Runtime's log severity; messages below it are for its developers
+# The build has fused operators already, and ONNX Runtime's own QuickGelu is slower than what it replaces.
 OPTIMIZATION = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
 _MAX_PLANS = 256
-_Shape = tuple[tuple[int, int, int], ...]  # of each lane: rows, those of them that are nodes, wanted logits
+_Shape = tuple[tuple[int, int, int], ...]  # per lane: rows, nodes among them, wanted logits
 
 
 @dataclass(slots=True)
 class _Plan:
-    """What steps of one shape read and write, beside the cache."""
+    """What steps of one shape read and write, besides the cache."""
 
     inputs: list[tuple[str, Any]]  # onnxruntime.OrtValues by name, over the arrays below
     outputs: list[tuple[str, Any]]
     tokens: NDArray[np.int64]
     positions: NDArray[np.int64]
     logits: list[NDArray[np.float32]]  # per lane, `[wanted, V]`
-    fed: NDArray[np.float32]  # hidden states that are read, `[1, T, H]`, and those that are written
-    hidden: NDArray[np.float32]
+    fed: NDArray[np.float32]  # hidden states that the model reads, `[1, T, H]`
+    hidden: NDArray[np.float32]  # hidden states that it writes, `[1, T, H]`
 
 
 class OrtExecutor:
-    """See `Executor`: cache in place, buffers shared by all plans, nothing allocated in a step of a known shape."""
+    """See `Executor`: the cache is updated in place, plans share buffers, steps of known shapes allocate nothing."""
 
     buckets = None
 
     def __init__(self, graph: Path | GraphFile, spec: ModelSpec, batch_size: int, threads: int) -> None:
-        self.exactness: ExactnessClass | None = None  # that steps are padded to
+        self.exactness: ExactnessClass | None = None  # the class that steps are padded to
         self.spec, self.batch_size, self.seconds, self._threads = spec, batch_size, 0.0, threads
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = _ERRORS
         options.graph_optimization_level = OPTIMIZATION
-        options.enable_mem_pattern = False  # it keeps one for every shape that it ever saw
+        options.enable_mem_pattern = False  # it would keep one for every shape ever run
         self._session = open_session(graph, options, ["CPUExecutionProvider"])
         check_tensors(self._session, spec, batch_size)
         rows = spec.max_nodes + MOST_ROWS
@@ -80,7 +80,7 @@ class OrtExecutor:
         self._bound: _Plan | None = None
 
     def keep_to(self, exactness: ExactnessClass | None) -> None:
-        """Pad every step to a class from now on; None: none."""
+        """Pad every step to an exactness class from now on; None: do not pad."""
         self.exactness = exactness
         self._plans.clear()
         self._bound = None
@@ -97,7 +97,7 @@ class OrtExecutor:
             plan.positions[0, first:last] = lane.positions
             if lane.hidden is not None:
                 plan.fed[0, first:last] = lane.hidden
-            if lane.start + len(lane.tokens) > self.spec.max_positions:  # a learned table ends there
+            if lane.start + len(lane.tokens) > self.spec.max_positions:  # a learned position table ends there
                 np.minimum(plan.positions, self.spec.max_positions - 1, out=plan.positions)
             self._last_row[lane.slot, 0] = lane.start + rows - 1
             touched += self._hide(lane)
@@ -119,7 +119,7 @@ class OrtExecutor:
         return [plan.logits[step_input.slot] for step_input in inputs]
 
     def _hide(self, lane: StepInput) -> list[NDArray[np.float32]]:
-        """Set a lane's biases to −inf where a node does not see a row; the regions to clear after the step."""
+        """Set a lane's biases to −inf where a node does not see a row; return the regions to zero after the step."""
         nodes, end, touched = len(lane.tokens), lane.start + len(lane.tokens), []
         for window, bias in self._bias.items():
             if lane.visible is not None:
@@ -134,7 +134,7 @@ class OrtExecutor:
         return touched
 
     def _lanes(self, inputs: Sequence[StepInput]) -> list[StepInput]:
-        """An input per slot, idle ones for the slots that have none."""
+        """Record the rows of the inputs, and return an input for every slot: an idle one for a slot that has none."""
         for step_input in inputs:
             self._rows.write(step_input, self.spec.max_nodes)
         if len(inputs) == self.batch_size == 1:
@@ -145,7 +145,7 @@ class OrtExecutor:
         return lanes
 
     def _shape(self, lanes: Sequence[StepInput], inputs: Sequence[StepInput]) -> _Shape:
-        """What each lane has of a step in the class; the rows past its nodes are seen by none of them."""
+        """Return each lane's rows, nodes and wanted logits in a step of the class; no node sees the extra rows."""
         each = self.exactness.sequence_rows if self.exactness else 1
         counts = [len(lane.tokens) for lane in lanes]
         rows = [max(1, count + -count % each) for count in counts]
@@ -154,7 +154,7 @@ class OrtExecutor:
         return tuple(zip(rows, counts, [lane.logits for lane in lanes], strict=True))
 
     def _bind_cache(self) -> None:
-        """Bind what every step reads and writes in the same place."""
+        """Bind the inputs and outputs that have the same address in every step."""
         for slot in range(self.batch_size):
             self._binding.bind_ortvalue_input(f"last_row.{slot}", _value(self._last_row[slot]))
             for layer in range(self.spec.layers):
@@ -164,7 +164,7 @@ class OrtExecutor:
                     self._binding.bind_ortvalue_output(f"present_{kind}.{layer}.{slot}", rows)
 
     def _bind(self, plan: _Plan) -> None:
-        """Bind what the last step had otherwise."""
+        """Bind a plan's inputs and outputs, unless the last step used the same plan."""
         if plan is self._bound:
             return
         for name, value in plan.inputs:
@@ -174,7 +174,7 @@ class OrtExecutor:
         self._bound = plan
 
     def _plan(self, shape: _Shape) -> _Plan:
-        """Make a step's inputs and outputs once."""
+        """Make the inputs and outputs of a step shape, and keep them for later steps."""
         each, total = self.exactness.rows if self.exactness else 1, 0
         nodes, ends, attention_rows, node_rows = list[int](), list[int](), list[int](), list[int]()
         for rows, count, wanted in shape:
@@ -230,7 +230,7 @@ class OrtExecutor:
         return rows
 
     def erase(self, slot: int) -> None:
-        """See `Executor.erase`: rows past a node's own are never read here."""
+        """See `Executor.erase`: nothing to clear, since rows past a node's own are never read here."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class OrtExecutor:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the cache."""
+        """Size of the cache in bytes, hidden states included."""
         return self._cache.nbytes + self._rows.hidden.nbytes
 
     def close(self) -> None:
@@ -249,5 +249,5 @@ class OrtExecutor:
 
 
 def _value(array: NDArray[Any]) -> Any:
-    """ONNX Runtime's tensor over an array's memory, which it keeps alive."""
+    """Return ONNX Runtime's tensor over an array's memory; the tensor keeps the array alive."""
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)

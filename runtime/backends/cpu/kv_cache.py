@@ -1,4 +1,4 @@
-"""The key/value cache of one model: a slot per sequence, a row per token."""
+"""The KV cache of one model: a slot per sequence, a row per token."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 
 class KVCache:
-    """`float32[2·layers, slots, heads, capacity, head_dim]`; keys of layer i at 2i, values at 2i + 1.
+    """`float32[2·layers, slots, heads, capacity, head_dim]`: keys of layer i at 2i, values at 2i + 1.
 
-    Rows past a sequence's committed length are garbage by definition. Pages are mapped when first written, so an
-    unused slot costs address space only.
+    Rows past a sequence's committed length are garbage. Memory pages are mapped when first written, so an unused slot
+    takes only address space.
     """
 
     def __init__(self, layers: int, slots: int, heads: int, capacity: int, head_dim: int) -> None:
@@ -20,11 +20,11 @@ class KVCache:
         self.layers, self.slots, self.capacity = layers, slots, capacity
 
     def view(self, layer: int, value: bool, slot: int) -> NDArray[np.float32]:
-        """One layer's keys or values of one slot, `[1, heads, capacity, head_dim]`, contiguous, not a copy."""
+        """Return a view of one layer's keys or values in one slot: `[1, heads, capacity, head_dim]`, contiguous."""
         return self.rows[2 * layer + value, slot : slot + 1]
 
     def gather(self, slot: int, rows: Sequence[int], start: int) -> None:
-        """Move `rows` to `start, start + 1, …` in every layer: what commits an accepted path."""
+        """Move `rows` to rows `start, start + 1, …` in every layer, which commits an accepted path."""
         stay = 0
         while stay < len(rows) and rows[stay] == start + stay:
             stay += 1
@@ -33,10 +33,10 @@ class KVCache:
             self.rows[:, slot, :, start + stay : start + len(rows)] = moved.transpose(1, 2, 0, 3)
 
     def copy(self, slot: int, source: int, rows: int) -> None:
-        """Copy the first rows of another slot."""
+        """Copy the first `rows` rows of slot `source` to `slot`."""
         self.rows[:, slot, :, :rows] = self.rows[:, source, :, :rows]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole cache, every slot."""
+        """Size of the whole cache in bytes, all slots included."""
         return self.rows.nbytes

@@ -1,4 +1,4 @@
-"""A bundle's models on a CPU, and the exactness class that its build found there."""
+"""Load a bundle's models on a CPU, and keep the target to the exactness class that the build found there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .executor import OrtExecutor
 
 _log = logging.getLogger(__name__)
 
-PROMPT_CHUNK = 256  # nodes of a prompt in a step where nobody else waits for its end
+PROMPT_CHUNK = 256  # nodes of a prefill chunk when only one sequence runs
 
 
 def load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> OrtExecutor:
-    """The smallest compiled graph that holds `batch_size` sequences; raises BundleError."""
+    """Load a model's smallest graph for at least `batch_size` sequences; raise BundleError if it does not load."""
     graphs = bundle.manifest.models[name].graphs
     compiled = min(int(size) for size in graphs if int(size) >= batch_size)
     spec = spec_of(bundle.manifest, name)
@@ -31,7 +31,10 @@ def load_model(bundle: Bundle, name: str, batch_size: int, threads: int) -> OrtE
 
 
 def keep_to_class(bundle: Bundle, target: OrtExecutor) -> ExactnessClass | None:
-    """Pad the target's steps to the class that the build found on such a machine, else to the one that is found now."""
+    """Keep the target's steps to an exactness class and return it; warn and return None if there is none.
+
+    It is the class that the build found on a machine like this one, else one found now.
+    """
     for record in bundle.manifest.exactness:
         if record.machine == machine_of(target) and (record.digest or not record.rows):
             found = ExactnessClass(record.rows, record.sequence_rows, record.digest) if record.rows else None

@@ -1,4 +1,4 @@
-"""What a graph's inputs and outputs must be, by a bundle's manifest, and what it has instead."""
+"""Check that a graph's inputs and outputs are those that the bundle's manifest requires."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.errors import BundleError
 
-Tensor = tuple[str, tuple[int | None, ...]]  # ONNX Runtime's name of a type, and a shape; None: any size
+Tensor = tuple[str, tuple[int | None, ...]]  # ONNX Runtime's type name, and a shape; None: any size
 
 
 def expected_tensors(spec: ModelSpec, batch_size: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Inputs and outputs by name."""
+    """Return the inputs and the outputs that a graph must have, by name."""
     cache = "tensor(float)", (1, spec.kv_heads, spec.capacity, spec.head_dim)
     hidden = "tensor(float)", (1, None, spec.hidden)
     inputs: dict[str, Tensor] = {
@@ -33,7 +33,7 @@ def expected_tensors(spec: ModelSpec, batch_size: int) -> tuple[dict[str, Tensor
 
 
 def check_tensors(session: Any, spec: ModelSpec, batch_size: int) -> None:
-    """Raises BundleError, by tensor, where a graph is not as the manifest says."""
+    """Raise BundleError for the first tensor of a session's graph that is not as the manifest says."""
     for expected, found in zip(
         expected_tensors(spec, batch_size), (session.get_inputs(), session.get_outputs()), strict=True
     ):

@@ -1,1 +1,1 @@
-"""Devices: memory, streams, graphs, plans, and the executor over them."""
+"""The GPU backends: devices with memory, streams and graphs, compiled models, and the executor over them."""

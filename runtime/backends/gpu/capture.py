@@ -1,7 +1,8 @@
-"""What is enqueued on a stream as a CUDA graph: one that runs once, and one that repeats itself.
+"""CUDA graphs of what is enqueued on a stream: one that runs once, and one that repeats itself.
 
-By the driver's own calls: cuda.core up to 1.2.2 destroys the graph of a failed capture twice, which ends the process.
-Here the end of a capture either gives a graph, destroyed once, or fails and leaves nothing to destroy.
+Captures use the driver's own calls, because cuda.core up to 1.2.2 destroys the graph of a failed capture twice, which
+ends the process. Here the end of a capture either gives a graph, destroyed once, or fails and leaves nothing to
+destroy.
 """
 
 from __future__ import annotations
@@ -15,33 +16,43 @@ from specbuild.runtime.errors import ExecutionError
 
 from .device import Step
 
-Do = Callable[[tuple[Any, ...]], Any]  # the results of a driver's call; raises ExecutionError
+Do = Callable[[tuple[Any, ...]], Any]  # returns the results of a driver's call; raises ExecutionError
 
 
 class _OverlapError(ExecutionError):
-    """A loop was refused whose body has kernels that start before those in front of them have ended."""
+    """The driver refused a loop whose body has kernels that start before the kernels in front of them have ended."""
 
 
 class Capture:
-    """Graphs of what is enqueued on one GPU's streams; a graph goes when nobody holds what launches it."""
+    """Makes graphs of what is enqueued on one GPU's streams; a graph is freed with the function that launches it."""
 
     def __init__(self, driver: Any, do: Do, current: AbstractContextManager[None]) -> None:
-        """`driver`: cuda.bindings' module. `current`: where the GPU's context is the thread's."""
+        """Prepare captures on one GPU.
+
+        Args:
+            driver: The driver module of cuda.bindings.
+            do: Returns the results of a driver's call; raises ExecutionError if it failed.
+            current: Makes the GPU's context the thread's.
+        """
         self._driver, self._do, self._current = driver, do, current
 
     def once(self, stream: int, enqueue: Step) -> Step:
-        """Launches a graph of what `enqueue` enqueues on the stream, and on others that it orders with it.
+        """Return a function that launches a graph of what `enqueue` enqueues on `stream` and streams ordered with it.
 
-        Raises ExecutionError where that cannot be captured.
+        Raises:
+            ExecutionError: If that cannot be captured.
         """
         with self._current, self._captured(stream, enqueue) as graph:
             return self._launching(graph, stream)
 
     def repeated(self, stream: int, body: Callable[[int], None]) -> Step:
-        """Launches a graph that repeats what `body` enqueues until the condition, whose handle it is given, is 0.
+        """Return a function that launches a graph which repeats what `body` enqueues until a condition is 0.
 
-        Where the driver refuses a body in which kernels overlap by programmatic launch, they wait for each other.
-        Raises ExecutionError where the body cannot be captured, or may not be a loop's.
+        `body` is given the condition's handle. If the driver refuses a body in which kernels overlap by programmatic
+        launch, the kernels are made to wait for each other.
+
+        Raises:
+            ExecutionError: If the body cannot be captured, or must not be a loop's.
         """
         with self._current:
             try:
@@ -50,10 +61,10 @@ class Capture:
                 return self._loop(stream, body, overlap=False)
 
     def _loop(self, stream: int, body: Callable[[int], None], overlap: bool) -> Step:
-        """A graph with a conditional node whose body has the captured round as its only child.
+        """Return a function that launches a graph: a conditional node whose body's only child is the captured round.
 
-        Not a capture right into the body: one that fails ends the process in some drivers (NVIDIA/cuda-python issue
-        2918).
+        The round is not captured right into the body, because a failed capture there ends the process in some drivers
+        (NVIDIA/cuda-python issue 2918).
         """
         driver, do = self._driver, self._do
         with self._destroyed(do(driver.cuGraphCreate(0))) as whole:
@@ -65,7 +76,7 @@ class Capture:
                     self._serialise(captured, early)
                 try:
                     inside = self._while(whole, condition, context)
-                    do(driver.cuGraphAddChildGraphNode(inside, None, 0, captured))  # which copies it
+                    do(driver.cuGraphAddChildGraphNode(inside, None, 0, captured))  # the node gets a copy
                     return self._launching(whole, stream)
                 except ExecutionError as error:
                     if overlap and early:
@@ -73,7 +84,7 @@ class Capture:
                     raise
 
     def _while(self, graph: Any, condition: Any, context: Any) -> Any:
-        """The empty body of a new conditional node."""
+        """Add a conditional node to a graph, and return its empty body."""
         driver, params = self._driver, self._driver.CUgraphNodeParams()
         params.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
         params.conditional.handle = condition
@@ -83,14 +94,14 @@ class Capture:
         return params.conditional.phGraph_out[0]
 
     def _early(self, graph: Any) -> list[tuple[Any, Any, Any]]:
-        """The edges over which a kernel may start early: from, to, and what the driver keeps of the edge."""
+        """Return the edges over which a kernel may start early: source, target, and the driver's data of the edge."""
         driver, count = self._driver, self._do(self._driver.cuGraphGetEdges(graph))[-1]
         *edges, _ = self._do(driver.cuGraphGetEdges(graph, count)) if count else ([], [], [], 0)
         early = driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
         return [edge for edge in zip(*edges, strict=True) if edge[2].type == early]
 
     def _serialise(self, graph: Any, early: list[tuple[Any, Any, Any]]) -> None:
-        """Make them edges over which a kernel starts when the one in front of it has ended."""
+        """Replace early edges by edges over which a kernel starts when the one in front of it has ended."""
         driver = self._driver
         for source, to, kept in early:
             self._do(driver.cuGraphRemoveDependencies(graph, [source], [to], [kept], 1))
@@ -98,7 +109,7 @@ class Capture:
 
     @contextmanager
     def _captured(self, stream: int, enqueue: Step) -> Iterator[Any]:
-        """The graph of what is enqueued; an end that fails gives none."""
+        """Yield the graph of what is enqueued; if the end of the capture fails, there is no graph."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._do(self._driver.cuStreamBeginCapture(stream, mode))
         try:
@@ -113,21 +124,21 @@ class Capture:
 
     @contextmanager
     def _destroyed(self, graph: Any) -> Iterator[Any]:
-        """A graph, and its end."""
+        """Yield a graph, and destroy it at the end."""
         try:
             yield graph
         finally:
             self._do(self._driver.cuGraphDestroy(graph))
 
     def _launching(self, graph: Any, stream: int) -> Step:
-        """Launches a graph's executable, which lives on without the graph."""
+        """Return a function that launches a graph's executable, which outlives the graph."""
         executable = self._do(self._driver.cuGraphInstantiate(graph, 0))
 
         def launch() -> None:
             with self._current:
                 self._do(self._driver.cuGraphLaunch(executable, stream))
 
-        def destroy() -> None:  # once what has been launched of it has run
+        def destroy() -> None:  # takes effect once its launches have run
             with self._current:
                 self._driver.cuGraphExecDestroy(executable)
 

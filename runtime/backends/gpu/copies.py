@@ -1,4 +1,4 @@
-"""Copies that are not contiguous, as CUDA's driver takes them."""
+"""Descriptors of non-contiguous copies for the CUDA driver."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from .device import Place, Tensor
 
 
 def row_copy(driver: Any, cache: Tensor, source: Place, to: Place, count: int) -> Any:
-    """A copy of `count` cache rows, of all layers and heads, as the driver takes it.
+    """Return the driver's descriptor of a copy of `count` cache rows in all layers and heads.
 
-    Seen as planes of B · heads lines, S · D numbers long: one plane a layer's keys or values, one line a head.
+    The cache is seen as planes of B · heads lines of S · D numbers: one plane per layer's keys or values, one line per
+    head.
     """
     layers, slots, heads, rows, width = cache.shape
     size = cache.dtype.itemsize
@@ -27,7 +28,7 @@ def row_copy(driver: Any, cache: Tensor, source: Place, to: Place, count: int) -
 
 
 def strided_copy(driver: Any, to: Tensor, source: Tensor) -> Any:
-    """A copy of the rows of `source` to the beginnings of those of `to`, as the driver takes it."""
+    """Return the driver's descriptor of a copy of the rows of `source` to the beginnings of the rows of `to`."""
     copy = driver.CUDA_MEMCPY2D()
     for side, tensor in (("src", source), ("dst", to)):
         setattr(copy, f"{side}MemoryType", driver.CUmemorytype.CU_MEMORYTYPE_DEVICE)

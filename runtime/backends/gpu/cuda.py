@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a `Device`: cuda.core for context and streams, the driver's own calls for memory, copies and graphs.
+"""An NVIDIA GPU as a `Device`: cuda.core for context and streams, driver calls for memory, copies and graphs.
 
 Neither is imported before a `Cuda` is made, and `check_driver` needs neither.
 """
@@ -23,13 +23,13 @@ from .capture import Capture
 from .copies import row_copy, strided_copy
 from .device import Place, Step, Tensor
 
-CUDA = (13, 0)  # of the bindings and of TensorRT's wheels; within a major version older drivers serve newer ones
+CUDA = (13, 0)  # version of bindings and TensorRT; a driver serves newer minor versions of its major version
 _DRIVER = "libcuda.so.1"
 _NO_DEVICE, _BUSY = 100, 600  # CUDA_ERROR_NO_DEVICE, CUDA_ERROR_NOT_READY
 
 
 def check_driver(needs: tuple[int, int] = CUDA) -> None:
-    """Raises ExecutionError without a driver, a GPU, or support of this CUDA version; needs no package."""
+    """Raise ExecutionError without a driver, a GPU, or support of CUDA version `needs`; this needs no package."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
@@ -44,7 +44,14 @@ def check_driver(needs: tuple[int, int] = CUDA) -> None:
 
 
 def driver_fault(needs: tuple[int, int], version: int, status: int, devices: int) -> str | None:
-    """What is wrong with a driver of this version (1000 · major + 10 · minor), by how it starts; None: nothing."""
+    """Return what is wrong with a driver, or None.
+
+    Args:
+        needs: The CUDA version that it must support.
+        version: The CUDA version that it supports, as 1000 · major + 10 · minor.
+        status: The CUDA error of starting it; 0: none.
+        devices: How many GPUs it shows.
+    """
     if status not in (0, _NO_DEVICE):
         return f"the NVIDIA driver does not start (CUDA error {status}): look at nvidia-smi"
     if not devices:
@@ -67,7 +74,7 @@ def _mebibytes(size: int) -> int:
 
 
 class _Current:
-    """In it the GPU is the calling thread's, and what CUDA refuses is an ExecutionError."""
+    """A context manager that makes the GPU the calling thread's, and CUDA's errors ExecutionErrors."""
 
     def __init__(self, core: Any, index: int) -> None:
         self._core, self._index, self._thread = core, index, threading.local()
@@ -89,10 +96,10 @@ class _Current:
 
 
 class Cuda:
-    """See `Device`; any thread may use it, one at a time. `current`: a context for calls of others on this GPU."""
+    """See `Device`; any thread may use it, one at a time. Other code's calls on this GPU need the context `current`."""
 
     def __init__(self, index: int = 0) -> None:
-        """Raises ExecutionError where the driver, the GPU or a package is missing."""
+        """Open a GPU; raise ExecutionError if the driver, the GPU or a package is missing."""
         check_driver()
         try:
             from cuda import core
@@ -110,7 +117,7 @@ class Cuda:
             self.multiprocessors = int(properties.multiprocessor_count)
             kilohertz, bits = int(properties.memory_clock_rate), int(properties.global_memory_bus_width)
             self.driver_version = _version(self._do(driver.cuDriverGetVersion()))
-        self.peak_bandwidth = 2 * kilohertz * 1000 * bits // 8 or None  # bytes a second, None: not known
+        self.peak_bandwidth = 2 * kilohertz * 1000 * bits // 8 or None  # bytes per second; None: not known
         self.uncaptured: list[str] = []
         self.identity: dict[str, Any] = {"processor": self.name, "driver": self.driver_version}
         self._device = device
@@ -120,7 +127,7 @@ class Cuda:
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes."""
+        """Free and total memory in bytes."""
         with self.current:
             free, total = self._do(self._driver.cuMemGetInfo())
         return int(free), int(total)
@@ -136,7 +143,7 @@ class Cuda:
         return tensor
 
     def _allocate(self, size: int) -> int:
-        """The address of at least one byte. Of no pool: what is freed is every process's at once."""
+        """Return the address of at least one byte; not from a pool, so that freed memory is free for every process."""
         with self.current:
             try:
                 return int(self._do(self._driver.cuMemAlloc(max(size, 1))))
@@ -162,7 +169,7 @@ class Cuda:
         return typed.reshape(shape)
 
     def stream(self) -> int:
-        """A new stream that waits for no other."""
+        """Create a stream that waits for no other."""
         with self.current:
             stream = self._device.create_stream()
         handle = int(stream.handle)
@@ -186,7 +193,7 @@ class Cuda:
             self._do(self._driver.cuMemcpyAsync(to, source, size, stream))
 
     def fill(self, to: Tensor, byte: int, stream: int) -> None:
-        """Enqueue writing one byte all over a tensor."""
+        """Enqueue setting every byte of a tensor to `byte`."""
         with self.current:
             self._do(self._driver.cuMemsetD8Async(to.address, byte, to.nbytes, stream))
 
@@ -214,13 +221,13 @@ class Cuda:
         """Poll; see `Device.reached`."""
         with self.current:
             while counter[0] < value and (found := self._driver.cuStreamQuery(stream))[0] == _BUSY:
-                time.sleep(0)  # other threads' turn
+                time.sleep(0)  # let other threads run
             if counter[0] < value:
                 self._do(found)
         return bool(counter[0] >= value)
 
     def graph(self, enqueue: Step, stream: int) -> Step:
-        """Capture; see `Device.graph`. What `enqueue` calls must have run once, so that nothing is allocated in it."""
+        """Capture; see `Device.graph`. What `enqueue` calls must have run once, so that a capture allocates nothing."""
         return self._try(lambda: self._capture.once(stream, enqueue)) or enqueue
 
     def loop(self, body: Callable[[int], None], stream: int) -> Step | None:
@@ -235,7 +242,7 @@ class Cuda:
         return None
 
     def measure_bandwidth(self, size: int = 1 << 28, times: int = 10) -> float:
-        """Bytes a second, read and written, of copies of `size` bytes within the GPU's memory."""
+        """Return bytes per second, read plus written, of copies of `size` bytes within the GPU's memory."""
         both, on = self._allocate(2 * size), self._streams[self._own]
         to, source = (Tensor(both + start, (size,), np.dtype(np.uint8)) for start in (0, size))
         with self.current:
@@ -252,14 +259,14 @@ class Cuda:
                 self._free(both)
 
     def close(self) -> None:
-        """Free everything, once all of it has run or failed; see `Device.close`."""
+        """Free everything once all work has run or failed; see `Device.close`."""
         steps = self._finish, *self._frees, *(stream.close for stream in self._streams.values())
         errors = list[ExecutionError]()
         for step in steps:
             try:
                 with self.current:
                     step()
-            except ExecutionError as error:  # a GPU that failed refuses all that follows
+            except ExecutionError as error:  # a GPU that failed refuses all later calls
                 errors.append(error)
         self._frees, self._streams = [], {}
         if errors:
@@ -269,7 +276,7 @@ class Cuda:
         self._do(self._driver.cuCtxSynchronize())
 
     def _do(self, answer: tuple[Any, ...]) -> Any:
-        """The results of a driver's call, one or several; raises ExecutionError."""
+        """Return the results of a driver's call, one or several; raise ExecutionError if it failed."""
         status, *results = answer
         if status:
             raise ExecutionError(f"CUDA failed: {status.name}")

@@ -1,6 +1,6 @@
-"""The seam between what decodes on a device and the device: memory, streams and graphs, kernels, compiled models.
+"""The interface between decoding and a device: memory, streams and graphs, kernels, compiled models.
 
-Nothing here knows CUDA. `cuda.py` is a GPU; the tests have a device that is this process's own memory, on which the
+Nothing here knows CUDA. `cuda.py` implements a GPU; the tests have a device in this process's own memory, on which the
 same loops run with the kernels compiled for a CPU.
 """
 
@@ -20,14 +20,14 @@ from specbuild.runtime.backends.executor import ModelSpec
 from .pages import Pages
 
 Step = Callable[[], None]
-Place = tuple[int, int]  # a cache's slot, and a row in it
-MAX_NODES = 64  # of a tree, and of a draft's levels together, in plugins/kernels.h
-_ALIGNED = 64  # int32 numbers in 256 bytes, of which TensorRT wants an address to be a multiple
+Place = tuple[int, int]  # a slot of a cache, and a row in it
+MAX_NODES = 64  # in a tree, and in all levels of a draft; as in plugins/kernels.h
+_ALIGNED = 64  # int32 numbers in 256 bytes: TensorRT wants addresses that are multiples
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Memory of a device: where it is, and what it holds; bfloat16 is held as uint16."""
+    """Device memory: its address, shape and dtype; bfloat16 is held as uint16."""
 
     address: int
     shape: tuple[int, ...]
@@ -35,27 +35,27 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Device(Protocol):
-    """Memory and streams. A stream is the driver's, by number; nothing enqueued has run when a call returns."""
+    """Memory and streams. A stream is the driver's handle; when a call returns, what it enqueued need not have run."""
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Tensor:
-        """Memory of the device, zero; freed by `close`. Raises ExecutionError where there is too little."""
+        """Allocate zeroed device memory, freed by `close`; raise ExecutionError if there is too little."""
         ...
 
     def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Memory of the host that the device copies from and to without waiting, zero; freed by `close`."""
+        """Allocate zeroed page-locked host memory, for copies that do not block; freed by `close`."""
         ...
 
     def stream(self) -> int:
-        """A new stream."""
+        """Create a stream."""
         ...
 
     def upload(self, to: Tensor, source: NDArray[Any], stream: int) -> None:
-        """Enqueue a copy of `source`, pinned and left alone until it has run, to the beginning of `to`."""
+        """Enqueue a copy of `source` to the beginning of `to`; `source` is pinned, and unchanged until it has run."""
         ...
 
     def download(self, to: NDArray[Any], source: Tensor, stream: int) -> None:
@@ -63,7 +63,7 @@ class Device(Protocol):
         ...
 
     def fill(self, to: Tensor, byte: int, stream: int) -> None:
-        """Enqueue writing one byte all over a tensor."""
+        """Enqueue setting every byte of a tensor to `byte`."""
         ...
 
     def copy(self, to: Tensor, source: Tensor, stream: int) -> None:
@@ -75,47 +75,47 @@ class Device(Protocol):
         ...
 
     def move_rows(self, cache: Tensor, source: Place, to: Place, count: int, stream: int) -> None:
-        """Enqueue the copy of `count` rows of all layers and heads; cache `[2·layers, slots, heads, rows, D]`.
+        """Enqueue a copy of `count` rows in all layers and heads of a cache `[2·layers, slots, heads, rows, D]`.
 
-        The rows must be others than those they are copied to.
+        The rows must not overlap those that they are copied to.
         """
         ...
 
     def after(self, stream: int, other: int) -> None:
-        """What is enqueued on `stream` from now on waits for what is enqueued on `other` by now."""
+        """Make what is enqueued on `stream` from now on wait for what has been enqueued on `other` so far."""
         ...
 
     def wait(self, stream: int) -> None:
-        """Block until everything enqueued on a stream has run; raises ExecutionError where some of it failed."""
+        """Block until everything enqueued on a stream has run; raise ExecutionError if some of it failed."""
         ...
 
     def graph(self, enqueue: Step, stream: int) -> Step:
-        """What `enqueue` enqueues on a stream as one graph, captured now and not run; the result enqueues it.
+        """Capture what `enqueue` enqueues on a stream as a graph, without running it; return what launches it.
 
-        Where it cannot be captured the result is `enqueue` itself, and `uncaptured` says why.
+        If it cannot be captured, return `enqueue` itself; `uncaptured` says why.
         """
         ...
 
     def loop(self, body: Callable[[int], None], stream: int) -> Step | None:
-        """As `graph`, what `body` enqueues as a loop's body: it runs once, and again until its condition is 0.
+        """Like `graph`, but what `body` enqueues is a loop's body: it runs once, and again until its condition is 0.
 
-        `body` is given the condition's handle, as `specbuild_ring` takes it; it is 1 whenever the loop begins.
-        None where it cannot be captured, and `uncaptured` says why.
+        `body` is given the condition's handle, as `specbuild_ring` takes it; the condition is 1 whenever the loop
+        begins. Return None if it cannot be captured; `uncaptured` says why.
         """
         ...
 
     def reached(self, counter: NDArray[np.uint64], value: int, stream: int) -> bool:
-        """Block until a pinned `counter[0]`, which work on a stream raises, is at least `value`.
+        """Block until a pinned `counter[0]`, which work on a stream raises, is at least `value`, and return True.
 
-        False where all of the stream has run without that; raises ExecutionError where some of it failed.
+        Return False if the whole stream has run without that; raise ExecutionError if some of it failed.
         """
         ...
 
     uncaptured: list[str]  # why graphs could not be captured, one line each
-    identity: dict[str, Any]  # what times are true of: a processor, and what computes on it
+    identity: dict[str, Any]  # the hardware and software that step times are valid for
 
     def close(self) -> None:
-        """Wait for everything, and free it all; raises the first error, once it is done."""
+        """Wait for everything and free it all; then raise the first error, if there was one."""
         ...
 
 
@@ -123,26 +123,35 @@ class Kernels(Protocol):
     """The kernels of plugins/kernels.h: `KernelLibrary`, or `CubinKernels` from a bundle."""
 
     def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
-        """Enqueue a kernel; raises OptionError for what it refuses."""
+        """Enqueue a kernel.
+
+        Args:
+            name: The launcher's name, a key of `LAUNCHERS` in kernels/abi.py.
+            params: The launcher's struct.
+            stream: The stream to enqueue it on.
+
+        Raises:
+            OptionError: If the parameters are refused.
+        """
         ...
 
     def workspace(self, params: Any) -> int:
-        """Bytes of workspace that TreeAttention or a choice needs."""
+        """Return the bytes of workspace that TreeAttention or a token choice needs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TreeInputs:
-    """What TreeAttention takes in place of masks: node i's row is `cache_len + tree_offset + i`."""
+    """TreeAttention's inputs in place of masks: node i's cache row is `cache_len + tree_offset + i`."""
 
-    parents: Tensor  # int32 [B, M], of the whole tree; steps of `prefill` longer than a bucket are chains
+    parents: Tensor  # int32 [B, M], of the whole tree; `prefill` steps longer than a bucket are chains
     cache_len: Tensor  # int32 [B]
-    tree_offset: Tensor  # int32 [B]: nodes that are in the cache already
-    counts: Tensor  # int32 [B]: how many of the N are nodes; what is padding is not written
+    tree_offset: Tensor  # int32 [B]: tree nodes that are in the cache already
+    counts: Tensor  # int32 [B]: how many of the N are nodes; padding is not written
 
 
 class PageTable:
-    """What `pages` says, on a device: for steps of all slots `tensor int32[B, T]`, for those of one each row alone."""
+    """The table of `pages` on a device: `tensor int32[B, T]` for steps of all slots, single rows for steps of one."""
 
     def __init__(self, device: Device, pages: Pages) -> None:
         slots, width = pages.table.shape
@@ -152,40 +161,40 @@ class PageTable:
 
     @property
     def stale(self) -> bool:
-        """Whether the device has an older table."""
+        """Whether the device's table is older than that of `pages`."""
         return self._version != self.pages.version
 
     def update(self, stream: int) -> None:
-        """Copy the table to the device, and wait until it is there; what else runs must not read it."""
-        self._version = self.pages.version  # which may go up, and the table change, while it is copied
+        """Copy the table to the device and wait until it is there; nothing that runs meanwhile may read it."""
+        self._version = self.pages.version  # read first: the table may change during the copy
         self._staged[:] = self.pages.table
         self._device.upload(self.tensor, self._staged, stream)
         self._device.copy_rows(self._rows, self.tensor, stream)
         self._device.wait(stream)
 
     def row(self, slot: int) -> int:
-        """The address of a slot's row, a multiple of 256."""
+        """Return the address of a slot's row, a multiple of 256."""
         return self._rows.address + slot * self._rows.nbytes // self._rows.shape[0]
 
 
 class Model(Protocol):
-    """A compiled graph over B slots, every tensor bound once.
+    """A compiled graph over B slots, every tensor bound once; N is the largest bucket.
 
-    A step of N nodes reads and writes the beginning of each tensor, as if its shape had N in place of the most nodes.
+    A step of n nodes reads and writes the beginning of each tensor, as if its shape had n in place of N.
     """
 
     spec: ModelSpec
     batch_size: int  # B
     buckets: Sequence[int]  # node counts that a step may have, ascending
-    chunk: int  # most nodes of `prefill`, at least the largest bucket
+    chunk: int  # largest node count of `prefill`, at least the largest bucket
     tokens: Tensor  # int32 [B, N]
-    positions: Tensor  # int32 [B, N]; where there is a `tree`, positions and rows are not read, and there are no masks
+    positions: Tensor  # int32 [B, N]; with a `tree`, positions and rows are not read and there are no masks
     rows: Tensor  # int32 [B]: the cache row of each sequence's first node
     masks: dict[int, Tensor]  # bool [B, 1, N, S], by window: which cache rows a node sees; padding must see some
     logits: Tensor  # float32 [B, N, V]
-    hidden: Tensor | None  # float32 [B, N, H]: hidden states that the model writes, for a head
-    hidden_in: Tensor | None  # float32 [B, N, H]: those that a head reads
-    cache: Tensor  # [2·layers, B, kv_heads, S, D]; keys of layer i at 2i, values at 2i + 1. Paged: X for B, rows for S
+    hidden: Tensor | None  # float32 [B, N, H]: hidden states that the model writes, for an EAGLE-3 head
+    hidden_in: Tensor | None  # float32 [B, N, H]: hidden states that a head reads
+    cache: Tensor  # [2·layers, B, kv_heads, S, D]; keys of layer i at 2i, values at 2i + 1. Paged: B pages of S rows
 
     @property
     def capturable(self) -> bool:
@@ -194,34 +203,41 @@ class Model(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Node counts that `prefill` may have, ascending."""
+        """Node counts that `prefill` accepts, ascending."""
         ...
 
     @property
     def pages(self) -> PageTable | None:
-        """Where its cache is paged, X pages of so many rows: who has which."""
+        """The page table, if its cache is paged; else None."""
         ...
 
     @property
     def tree(self) -> TreeInputs | None:
-        """Where its attention is TreeAttention: the inputs that it takes; None: standard operators."""
+        """TreeAttention's inputs, if its attention is TreeAttention; None: standard operators."""
         ...
 
     def enqueue(self, nodes: int, stream: int) -> None:
-        """A step of all slots, `nodes` one of `buckets`; all nodes' logits."""
+        """Enqueue a step of all slots that gives all nodes' logits; `nodes` is one of `buckets`."""
         ...
 
     def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
-        """A step of one slot, `nodes` one of `lengths`; tensors as for B = 1, `logits[0, 0]` those of node `last`."""
+        """Enqueue a step of one slot, with tensors as for B = 1.
+
+        Args:
+            slot: The slot.
+            nodes: The step's node count, one of `lengths`.
+            last: The node whose logits become `logits[0, 0]`.
+            stream: The stream.
+        """
         ...
 
     def close(self) -> None:
-        """Free what is not the device's memory."""
+        """Free everything but the device's memory."""
         ...
 
 
 def slot_parts(cache: Tensor, slot: int = 0) -> list[Tensor]:
-    """Keys and values of each layer in one slot, in the cache's order; `cache [2·layers, slots, heads, rows, D]`."""
+    """Return a slot's keys and values of each layer in the cache's order; `cache [2·layers, slots, heads, rows, D]`."""
     layers, slots, *shape = cache.shape
     size = cache.nbytes // (layers * slots)
     starts = (cache.address + (layer * slots + slot) * size for layer in range(layers))
@@ -229,7 +245,7 @@ def slot_parts(cache: Tensor, slot: int = 0) -> list[Tensor]:
 
 
 def with_room(device: Device, shape: tuple[int, ...], dtype: DTypeLike, nodes: int, chunk: int) -> Tensor:
-    """A tensor of `shape`, `nodes` of each sequence, whose memory suffices for a chunk of one slot as well."""
+    """Allocate a tensor of `shape`, with `nodes` nodes per sequence; its memory also holds a chunk of one slot."""
     lines = -(-max(shape[0] * nodes, chunk) // nodes)
     memory = device.empty((lines, *shape[1:]), dtype)
     return Tensor(memory.address, shape, memory.dtype)
@@ -238,7 +254,7 @@ def with_room(device: Device, shape: tuple[int, ...], dtype: DTypeLike, nodes: i
 def hidden_states(
     device: Device, spec: ModelSpec, batch_size: int, nodes: int, chunk: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """`Model.hidden` and `Model.hidden_in`, as a model has them."""
+    """Allocate `Model.hidden` and `Model.hidden_in`; None for what the model does not have."""
     shape = batch_size, nodes, spec.hidden
     made = with_room(device, shape, np.float32, nodes, chunk) if spec.hidden else None
     return made, with_room(device, shape, np.float32, nodes, chunk) if spec.reads_hidden else None

@@ -1,4 +1,4 @@
-"""Finds out whether the steps of a model on a device agree in every bit, where they have always the same shape."""
+"""Test whether a model's steps on a device agree bitwise when they all have the same shape."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from specbuild.runtime.backends.executor import StepInput
 
 from .executor import StandardExecutor
 
-FEW = 4  # of the places in a text: here the shape does not depend on what a step has
+FEW = 4  # test every 4th start row only: here a step's shape does not depend on what is in it
 _log = logging.getLogger(__name__)
 
 
 def find(executor: StandardExecutor, nodes: int) -> ExactnessClass | None:
-    """The class of steps that hold `nodes` nodes of each sequence, which the executor is kept to from then on.
+    """Find the class of steps that hold `nodes` nodes of each sequence, and keep the executor to it.
 
-    None, and a warning, where not even they agree. Its slots must be free, and hold nothing that counts afterwards.
+    Return None, with a warning, if even these steps do not agree. All slots must be free; their contents are
+    overwritten.
     """
     step = executor.bucket(nodes)
     found = ExactnessClass(executor.batch_size * step, step)
@@ -40,7 +41,7 @@ def find(executor: StandardExecutor, nodes: int) -> ExactnessClass | None:
 
 @contextmanager
 def _texts(executor: StandardExecutor) -> Iterator[list[list[int]]]:
-    """A text for each slot, for which the slots have pages meanwhile."""
+    """Yield a sequence for each slot; meanwhile the slots have pages for them."""
     table, slots = executor.model.pages, range(executor.batch_size)
     if table is None:
         yield texts(executor)
@@ -58,19 +59,19 @@ def _texts(executor: StandardExecutor) -> Iterator[list[list[int]]]:
 
 
 def _read_alike(executor: StandardExecutor, text: list[int]) -> bool:
-    """Whether a text's last logits are the same, read at once and in pieces."""
+    """Return whether a sequence's last logits are the same when it is prefilled at once and in pieces."""
     pieces = (len(text), 7, executor.model.buckets[-1] + 3)
     return len({_last(executor, text, min(size, executor.model.chunk)).tobytes() for size in pieces}) == 1
 
 
 def _digest(executor: StandardExecutor, text: list[int], step: int) -> str:
-    """The sha256 of logits, in hexadecimal: after a text that is read, and in a few steps of `step` nodes."""
+    """Return the hexadecimal sha256 of the logits after a prefilled sequence, and of a few steps of `step` nodes."""
     read_at_once = _last(executor, text, executor.model.chunk)
     return hashlib.sha256(read_at_once.tobytes() + read(executor, 0, text[: FEW * step], step).tobytes()).hexdigest()
 
 
 def _last(executor: StandardExecutor, text: list[int], size: int) -> NDArray[np.float32]:
-    """The logits after a text that is read in pieces of `size` tokens."""
+    """Return the logits after a sequence that is prefilled in pieces of `size` tokens."""
     for start in range(0, len(text), size):
         piece = text[start : start + size]
         given = StepInput(0, start, start, piece, range(start, start + len(piece)), None, 1)

@@ -1,11 +1,11 @@
-"""The executor over a model in standard operators or with TreeAttention, wherever its device is: batches are padded.
+"""The GPU executor: it pads batches for a model with standard operators or TreeAttention, on any `Device`.
 
-A step computes the smallest bucket that holds its largest input, for all slots: one without any computes padding
-into the rows past its last one. A chunk of a prompt longer than any bucket is a step of its slot alone, padded to
-one of the few lengths that the model has.
+A step runs the smallest bucket that holds its largest input, for all slots; a slot without an input computes padding in
+the rows after its last used one. A prefill chunk longer than any bucket is a step of its slot alone, padded to one of
+the few lengths that the model has.
 
-Kept to an exactness class, a step has always the same shape: the class's nodes of every slot, and where texts are read
-a length that follows from the place of its tokens, wherever reading began.
+If the executor is kept to an exactness class, decode steps always have one shape: the class's nodes in every slot. A
+prefill step's length depends only on the rows of its tokens, wherever the prefill began.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .pieces import pieces
 
 
 class StandardExecutor:
-    """See `Executor`: pinned staging is made once; only the logits' grows, to the most rows ever wanted in a step."""
+    """See `Executor`. Pinned staging is allocated once; only that of logits grows, to the maximum rows ever wanted."""
 
     def __init__(self, device: Device, model: Model, stream: int) -> None:
-        """`stream`: where the model runs. Whoever made the device closes it."""
+        """Run `model` on `stream`; the caller closes `device`."""
         self.device, self.model, self.stream = device, model, stream
         self.spec, self.batch_size, self.seconds = model.spec, model.batch_size, 0.0
         self.identity, self.buckets = device.identity, model.buckets
@@ -38,7 +38,7 @@ class StandardExecutor:
         nodes = max(self.batch_size * model.buckets[-1], model.chunk)
         self._tokens, self._positions = device.pinned((nodes,), np.int32), device.pinned((nodes,), np.int32)
         self._write_rows = device.pinned((self.batch_size,), np.int32)
-        self._lengths = device.pinned((3, self.batch_size), np.int32)  # TreeAttention's cache_len, counts and offset 0
+        self._lengths = device.pinned((3, self.batch_size), np.int32)  # TreeAttention's cache_len, counts, tree_offset
         if model.tree:
             self._parents = device.pinned(model.tree.parents.shape, np.int32)
         states = nodes, self.spec.hidden
@@ -49,13 +49,16 @@ class StandardExecutor:
         self._logits = device.pinned((self.batch_size, self.spec.vocab_size), np.float32)
 
     def keep_to(self, exactness: ExactnessClass | None) -> None:
-        """From now on steps have the class's one shape, or none in particular. Raises ExecutionError."""
+        """Give all decode steps the class's one shape from now on; None: the smallest bucket that fits.
+
+        Raises ExecutionError if no bucket holds the class's nodes.
+        """
         self.exactness, self.buckets = None, self.model.buckets
         if exactness:
             self.exactness, self.buckets = exactness, (self.bucket(exactness.sequence_rows),)
 
     def bucket(self, nodes: int) -> int:
-        """The smallest bucket of at least so many nodes; raises ExecutionError."""
+        """Return the smallest bucket of at least `nodes` nodes; raise ExecutionError if there is none."""
         for bucket in self.buckets:
             if bucket >= nodes:
                 return bucket
@@ -63,11 +66,11 @@ class StandardExecutor:
 
     @property
     def max_rows(self) -> int:
-        """Nodes of a draft's levels together."""
+        """Maximum number of nodes in all levels of a draft together."""
         return self.model.tree.parents.shape[1] if self.model.tree else MAX_NODES
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
-        """Run one step; see `Executor.step`. An input longer than any bucket gets one row of logits at most."""
+        """Run one step; see `Executor.step`. An input longer than any bucket gets at most one row of logits."""
         for step_input in inputs:
             self._check(step_input)
         logits = np.split(self._reserve(sum(s.logits for s in inputs)), np.cumsum([s.logits for s in inputs]))
@@ -90,11 +93,11 @@ class StandardExecutor:
         return logits[: len(inputs)]
 
     def _reads(self, step_input: StepInput) -> bool:
-        """Whether an input is a chunk of a text, in steps of its own."""
+        """Return whether an input is a prefill chunk, which is run in steps of its own."""
         return len(step_input.tokens) > self.buckets[-1] or (self.exactness is not None and step_input.logits < 2)
 
     def fetch(self, rows: Sequence[int]) -> NDArray[np.float32]:
-        """Rows of the last step's logits `[B · nodes, V]`, the caller's until the next step."""
+        """Return some rows of the last step's logits `[B · nodes, V]`, valid until the next step."""
         found = self._reserve(len(rows))[: len(rows)]
         for at, row in enumerate(rows):
             self._download(found[at : at + 1], row)
@@ -102,9 +105,10 @@ class StandardExecutor:
         return found
 
     def keep(self, kept: Sequence[tuple[int, int, Sequence[int]]]) -> None:
-        """Wait, and keep what the last step made of some of its nodes.
+        """Wait for the last step, and keep the hidden states of some of its nodes.
 
-        kept: slot, first row of its cache, and the nodes' numbers among `[B · nodes]`.
+        Args:
+            kept: For each sequence: slot, first cache row to keep them for, node indices in `[B · nodes]`.
         """
         if self._made is None or self.model.hidden is None:
             return self.wait()
@@ -118,7 +122,10 @@ class StandardExecutor:
             self._rows.hidden[slot, first : first + len(nodes)] = self._made[list(nodes)]
 
     def repeatable(self, nodes: int) -> Step:
-        """Enqueues a step that has run before, of the inputs that are there: a graph where the model may be in one."""
+        """Return a function that enqueues a step of `nodes` nodes on the current inputs, as a graph if possible.
+
+        The step must have run before.
+        """
 
         def step() -> None:
             self.model.enqueue(nodes, self.stream)
@@ -126,7 +133,7 @@ class StandardExecutor:
         return self.device.graph(step, self.stream) if self.model.capturable else step
 
     def wait(self) -> None:
-        """Block until all that is enqueued on the stream has run; raises ExecutionError."""
+        """Block until everything enqueued on the stream has run; raise ExecutionError if some of it failed."""
         started = time.perf_counter()
         try:
             self.device.wait(self.stream)
@@ -134,14 +141,14 @@ class StandardExecutor:
             self.seconds += time.perf_counter() - started
 
     def _check(self, step_input: StepInput) -> None:
-        """Raise ExecutionError for an input that does not fit or is not this model's, and note where it ends."""
+        """Record an input's rows; raise ExecutionError if it does not fit the model."""
         self._rows.write(step_input, self.model.chunk if step_input.logits < 2 else self.buckets[-1])
         beyond = step_input.start + len(step_input.tokens) - step_input.committed
         if self.model.tree and beyond > self.max_rows and step_input.logits > 1:
             raise ExecutionError(f"the tree has more than {self.max_rows} nodes: ask for a smaller one")
 
     def _stage(self, inputs: dict[int, StepInput], batch: int, nodes: int) -> None:
-        """Enqueue the uploads of a step's inputs `[batch, nodes]`; `inputs` by their place in the batch."""
+        """Enqueue the uploads of a step's inputs `[batch, nodes]`; the keys of `inputs` are indices in the batch."""
         tokens = _part(self._tokens, batch, nodes)
         tokens.fill(0)
         for at, step_input in inputs.items():
@@ -159,19 +166,19 @@ class StandardExecutor:
             self._stage_masks(inputs, batch, nodes)
 
     def _stage_trees(self, tree: TreeInputs, inputs: dict[int, StepInput], batch: int) -> None:
-        """The trees' part of `_stage`; a slot without an input has no nodes, and nothing is written."""
+        """Upload the trees of `_stage`; a slot without an input has no nodes, and nothing is written to it."""
         self._lengths.fill(0)
         for at, step_input in inputs.items():
             count, before = len(step_input.tokens), step_input.start - step_input.committed
             self._lengths[:, at] = step_input.committed, count, before
-            if before + count <= self.max_rows:  # what is longer is a prompt's chain, whose step reads no parents
+            if before + count <= self.max_rows:  # a longer one is a prefill chain, whose step reads no parents
                 self._parents[at, before : before + count] = _parents(step_input)
         for to, source in zip((tree.cache_len, tree.counts, tree.tree_offset), self._lengths, strict=True):
             self.device.upload(to, source[:batch], self.stream)
         self.device.upload(tree.parents, self._parents[:batch], self.stream)
 
     def _stage_masks(self, inputs: dict[int, StepInput], batch: int, nodes: int) -> None:
-        """The masks' part of `_stage`, their positions and rows."""
+        """Upload the masks of `_stage`, with the positions and first rows."""
         shape = batch, nodes, self.spec.capacity
         positions = _part(self._positions, batch, nodes)
         masks = {window: _part(array, *shape) for window, array in self._masks.items()}
@@ -180,7 +187,7 @@ class StandardExecutor:
         for slot in range(batch):
             self._write_rows[slot] = min(self._rows.ends[slot], self.spec.capacity - nodes)
             for mask in masks.values():
-                mask[slot, :, 0] = True  # padding sees something
+                mask[slot, :, 0] = True  # padding sees row 0
         for at, step_input in inputs.items():
             count = len(step_input.tokens)
             self._write_rows[at] = step_input.start
@@ -193,7 +200,7 @@ class StandardExecutor:
             self.device.upload(self.model.masks[window], mask, self.stream)
 
     def _show(self, step_input: StepInput, window: int, mask: NDArray[np.bool_]) -> None:
-        """Set which rows an input's nodes see, `mask [n, S]`."""
+        """Set which cache rows an input's nodes see, in `mask bool[n, S]`."""
         count, end = mask.shape[0], step_input.start + mask.shape[0]
         mask[:, : step_input.committed] = True
         if step_input.visible is None:
@@ -213,25 +220,25 @@ class StandardExecutor:
         return self._logits
 
     def _download(self, to: NDArray[np.float32], row: int) -> None:
-        """Enqueue the copy of logits from a row `[batch · nodes]` on."""
+        """Enqueue the copy of logits `[batch · nodes, V]` from `row` on."""
         if len(to):
             address = self.model.logits.address + row * to.strides[0]
             self.device.download(to, Tensor(address, to.shape, to.dtype), self.stream)
 
     def rows(self, slot: int) -> int:
-        """Rows that a slot has at the moment."""
+        """Return the number of cache rows that a slot has at the moment."""
         table = self.model.pages
         return len(table.pages.of[slot]) * table.pages.rows if table else self.spec.capacity
 
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
-        """Move cache rows; see `Executor.commit`. Without rows it only notes where the slot's rows end."""
+        """Move cache rows; see `Executor.commit`. Without rows, only record where the slot's rows end."""
         for to, row in enumerate(rows, start):
             if row != to:
                 self.device.move_rows(self.model.cache, (slot, row), (slot, to), 1, self.stream)
         self._rows.commit(slot, rows, start)
 
     def copy(self, slot: int, source: int, rows: int) -> None:
-        """Copy cache rows; see `Executor.copy`. Slots with pages have them together."""
+        """Copy cache rows; see `Executor.copy`. Slots of paged caches share pages, so only hidden states are copied."""
         self._rows.copy(slot, source, rows)
         if self.model.pages is None:
             self.device.move_rows(self.model.cache, (source, 0), (slot, 0), rows, self.stream)
@@ -243,14 +250,14 @@ class StandardExecutor:
         return rows
 
     def erase(self, slot: int) -> None:
-        """Make a slot's cache zero, or a page: a row that is no number would spoil what sees the others, by 0 · NaN."""
+        """Zero a slot's cache, or a page: a NaN row would spoil even nodes that do not see it, as 0 · NaN is NaN."""
         for part in slot_parts(self.model.cache, slot):
             self.device.fill(part, 0, self.stream)
         self.wait()
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the cache."""
+        """Size of the cache in bytes."""
         return self.model.cache.nbytes
 
     def close(self) -> None:
@@ -259,14 +266,14 @@ class StandardExecutor:
 
 
 def _parents(step_input: StepInput) -> NDArray[np.int64]:
-    """Each node's parent, by its number in the tree that begins at the row `committed`; −1: what is committed."""
+    """Return each node's parent, as its index in the tree that begins at row `committed`; −1: a committed row."""
     count, before = len(step_input.tokens), step_input.start - step_input.committed
     if step_input.visible is None:
         return np.arange(before - 1, before + count - 1)
-    above = step_input.visible & np.tri(count, before + count, before - 1, dtype=np.bool_)  # itself it sees, too
+    above = step_input.visible & np.tri(count, before + count, before - 1, dtype=np.bool_)  # a node also sees itself
     return np.where(above.any(1), before + count - 1 - above[:, ::-1].argmax(1), -1)
 
 
 def _part(array: NDArray[Any], *shape: int) -> NDArray[Any]:
-    """The beginning of a flat array."""
+    """Return the beginning of a flat array, reshaped."""
     return array[: int(np.prod(shape))].reshape(shape)

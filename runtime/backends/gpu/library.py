@@ -1,4 +1,4 @@
-"""Where the compiled libraries are, if this installation has them: the kernels', and TensorRT's plugin."""
+"""Find the compiled libraries of this installation, if it has them: the kernels and the TensorRT plugin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LIBRARY, PLUGIN = "libspecbuild_kernels.so", "libspecbuild_plugin.so"
 
 
 def find_library(name: str = LIBRARY) -> Path | None:
-    """What `SPECBUILD_CUDA=1 pip install .` compiled, editable or not; None without it."""
+    """Return the path of a library that `SPECBUILD_CUDA=1 pip install .` compiled, editable or not; None without it."""
     try:
         path = Path(str(distribution("specbuild-trt").locate_file(f"specbuild/runtime/lib/{name}")))
     except PackageNotFoundError:

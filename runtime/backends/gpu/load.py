@@ -1,4 +1,4 @@
-"""A bundle's models on a GPU: files, TensorRT, driver and memory checked, then engines or graphs loaded."""
+"""Load a bundle's models on a GPU: check TensorRT, driver and memory, then load engines or graphs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .plan import Plan, PlanFile, check_architecture, check_version, flavour
 from .runtime_cache import cache_path
 from .tensorrt import TrtModel
 
-FindKernels = Callable[[Bundle, str], Kernels]  # those of a bundle for a compute capability
-PROMPT_CHUNK = 512  # nodes of a prompt in a step, where no engine's profile says how many
+FindKernels = Callable[[Bundle, str], Kernels]  # a bundle's kernels for a compute capability
+PROMPT_CHUNK = 512  # nodes of a prefill chunk, where no engine's profile says how many
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What goes to the GPU: models by name, for so many sequences.
+    """Which models go to the GPU, for how many sequences.
 
-    weights: the part of the target's that is there, where its engine streams them; None: all. kv_cache_tokens: of all
-    texts together, in paged caches; None: as many as the slots' rows.
+    `weights`: the share of the target's weights to keep there, if its engine streams them; None: all.
+    `kv_cache_tokens`: of all sequences together, in paged caches; None: as many as the slots have rows.
     """
 
     names: Sequence[str]
@@ -44,7 +44,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The models of a bundle on one device, and the kernels that decode with them."""
+    """A bundle's models on one device, and the kernels that decode with them."""
 
     target: StandardExecutor
     draft: StandardExecutor | None
@@ -53,10 +53,16 @@ class Loaded:
 
 @contextmanager
 def loaded(bundle: Bundle, placement: Placement, find_kernels: FindKernels) -> Iterator[Loaded]:
-    """The models on the first GPU; on any error, those inside the `with` included, nothing stays there.
+    """Load the models on the first GPU; on any error, those in the body of the `with` included, free it again.
 
-    Raises BundleError, OptionError and ExecutionError, each for the first thing that is wrong: a file, its TensorRT,
-    the driver, the GPU it is for, the memory, the kernels, the plan.
+    Args:
+        bundle: The bundle.
+        placement: Which of its models to load, and for how many sequences.
+        find_kernels: Returns a bundle's kernels for a compute capability.
+
+    Raises:
+        BundleError, OptionError, ExecutionError: For the first thing that is wrong, in this order: the installed
+            TensorRT, the driver, the GPU's architecture, the memory, the kernels, the plans or graphs.
     """
     manifest = bundle.manifest
     backend = manifest.descriptor
@@ -79,7 +85,7 @@ def loaded(bundle: Bundle, placement: Placement, find_kernels: FindKernels) -> I
 
 
 def _executors(bundle: Bundle, placement: Placement, device: Cuda) -> list[StandardExecutor]:
-    """Each model on a stream of its own."""
+    """Make an executor for each model, each on a stream of its own."""
     specs = [spec_of(bundle.manifest, name) for name in placement.names]
     made = _engines if bundle.manifest.descriptor.compiles else _graphs
     return [StandardExecutor(device, model, stream) for model, stream in made(bundle, placement, specs, device)]
@@ -90,7 +96,7 @@ def _files(bundle: Bundle, specs: Sequence[ModelSpec]) -> list[str]:
 
 
 def _engines(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda) -> list[tuple[Model, int]]:
-    """Engines share their scratch memory, for their steps never overlap."""
+    """Load engines; they share scratch memory, because their steps never overlap."""
     manifest, batch_size = bundle.manifest, placement.batch_size
     count, rows = memory_plan.pages(manifest, batch_size, placement.kv_cache_tokens), memory_plan.block_size(manifest)
     pages = PageTable(device, Pages(batch_size, specs[0].capacity, rows, count)) if rows else None
@@ -111,7 +117,7 @@ def _engines(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], d
 
 
 def _graphs(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda) -> list[tuple[Model, int]]:
-    from .onnxruntime_cuda import OrtModel  # which takes a while to import
+    from .onnxruntime_cuda import OrtModel  # slow to import
 
     manifest, batch_size = bundle.manifest, placement.batch_size
     chunk = min(PROMPT_CHUNK, manifest.max_seq_len)
@@ -125,7 +131,7 @@ def _graphs(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], de
 
 
 class _Current:
-    """Kernels launched in the device's context, whichever thread asks."""
+    """Kernels that are launched in the device's context, from any thread."""
 
     def __init__(self, kernels: Kernels, device: Cuda) -> None:
         self._kernels, self._device = kernels, device

@@ -1,7 +1,8 @@
 """A model of ONNX Runtime over the standard lowering: on a GPU by its CUDA provider, in tests on a CPU.
 
-One session; everything is bound by address, once a bucket, and the cache is updated in place. The provider replays a
-CUDA graph of its own for each bucket, where it can; it keeps them by thread. A prompt's steps are in none.
+There is one session. Every tensor is bound by address, once per bucket, and the cache is updated in place. If it can,
+the provider captures a CUDA graph of its own for each bucket and replays it; it keeps the graphs per thread. Prefill
+steps are in no graph.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from .tensors import TensorInfo, check_tensors
 Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
 _NO_GRAPH = -1  # `gpu_graph_id` of a run that is neither captured nor replayed
-_RUNS = 3  # of a step, until it is what it will be: one allocates and chooses kernels, one captures, one replays
-_CACHES: dict[str, tuple[Any, Any]] = {  # by TensorRT's name: what its memory is, and what ONNX Runtime calls it
+_RUNS = 3  # runs until a step is steady: allocate and choose kernels, capture, replay
+_CACHES: dict[str, tuple[Any, Any]] = {  # by TensorRT's type name: the dtype of the memory, and ONNX Runtime's type
     "FLOAT": (np.float32, np.float32),
     "HALF": (np.float16, np.float16),
     "BF16": (np.uint16, 16),  # onnx.TensorProto.BFLOAT16
@@ -33,7 +34,7 @@ _TYPES = {"float": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT
 
 
 class OrtModel:
-    """See `Model`; it runs on `stream`, the one that it was made with or, where graphs failed on that, a new one."""
+    """See `Model`; it runs on `stream`: the one it was made with or, if graphs failed on that, a new one."""
 
     tree = pages = None
     capturable = False  # ONNX Runtime may call the host, and free memory, between its kernels
@@ -49,12 +50,27 @@ class OrtModel:
         provider: Provider,
         stream: int,
     ) -> None:
-        """Raises BundleError where the graph does not load, or ONNX Runtime has no such provider."""
+        """Load the graph, allocate the tensors, and run every bucket's step.
+
+        Args:
+            graph: The graph, or the path of one that this program wrote itself.
+            spec: The model.
+            device: The device of `provider`.
+            batch_size: The number of slots.
+            buckets: The node counts of steps of all slots, ascending.
+            chunk: Maximum number of nodes in a prefill step.
+            provider: ONNX Runtime's execution provider.
+            stream: The stream to run on.
+
+        Raises:
+            BundleError: If the graph does not load, or ONNX Runtime has no such provider.
+            ExecutionError: If the device's memory is too small, or a step fails.
+        """
         self.spec, self.batch_size, self.chunk = spec, batch_size, chunk
         self.buckets: Sequence[int] = tuple(buckets)
         self.lengths = range(1, chunk + 1)
         self._provider, self._device, self.stream = provider, device, stream
-        self.replays = provider == "cuda"  # whether steps are the provider's own graphs; one may turn it off
+        self.replays = provider == "cuda"  # whether the provider replays graphs of its own; off after one fails
         self._session = self._open(graph)
         memory, self._cache_type = _CACHES[check_tensors(spec, _tensors(self._session))]
         largest, size = self.buckets[-1], (batch_size, self.buckets[-1])
@@ -66,7 +82,7 @@ class OrtModel:
         self.hidden, self.hidden_in = hidden_states(device, spec, *size, chunk)
         shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
         self.cache = device.empty(shape, memory)
-        self._wanted = device.empty((max(largest, chunk),), np.int32)  # 0, 1, 2, …: which nodes' logits
+        self._wanted = device.empty((max(largest, chunk),), np.int32)  # 0, 1, 2, …: nodes whose logits are wanted
         numbers = device.pinned(self._wanted.shape, np.int32)
         numbers[:] = np.arange(len(numbers))
         device.upload(self._wanted, numbers, self.stream)
@@ -80,7 +96,7 @@ class OrtModel:
             self._prepare()
 
     def _open(self, graph: Path | GraphFile) -> Any:
-        """A session with graphs of its own, or where it is refused one without."""
+        """Open a session whose provider captures graphs, or one without graphs if that is refused."""
         try:
             return _session(graph, self._provider, self.stream, self.replays)
         except SpecbuildError as error:
@@ -88,14 +104,14 @@ class OrtModel:
             return self._open(graph)
 
     def _give_up_graphs(self, error: SpecbuildError) -> None:
-        """Go on without graphs, on a new stream, for a failed capture may have spoilt this one; or raise the error."""
+        """Turn graphs off, on a new stream as a failed capture may spoil this one; if they are off, raise the error."""
         if not self.replays:
             raise error
         self._device.uncaptured.append(f"ONNX Runtime replays no graphs: {one_line(error)}")
         self.replays, self.stream = False, self._device.stream()
 
     def _prepare(self) -> None:
-        """Bind every step and run it some times. All nodes see all rows, so none is NaN."""
+        """Bind every step and run it several times. All nodes see all rows, so that none gives NaN."""
         self._steps = {nodes: self._bind(self.batch_size, nodes, 0, 0, nodes) for nodes in self.buckets}
         for mask in self.masks.values():
             self._device.fill(mask, 1, self.stream)
@@ -107,11 +123,11 @@ class OrtModel:
         self._device.wait(self.stream)
 
     def enqueue(self, nodes: int, stream: int) -> None:
-        """See `Model.enqueue`; raises ExecutionError."""
+        """See `Model.enqueue`; raises ExecutionError if ONNX Runtime fails."""
         self._enqueue(self._steps[nodes], stream, nodes if self.replays else _NO_GRAPH)
 
     def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
-        """See `Model.prefill`; raises ExecutionError."""
+        """See `Model.prefill`; raises ExecutionError if ONNX Runtime fails."""
         self._enqueue(self._bind(1, nodes, slot, last, 1), stream, _NO_GRAPH)
 
     def _enqueue(self, binding: Any, stream: int, graph_id: int) -> None:
@@ -123,7 +139,7 @@ class OrtModel:
             raise ExecutionError(f"ONNX Runtime failed in a step: {one_line(error)}") from error
 
     def _bind(self, batch: int, nodes: int, slot: int, first: int, wanted: int) -> Any:
-        """A step of `batch` slots from `slot` on, with logits of the nodes from `first` on."""
+        """Return the binding of a step of `batch` slots from `slot` on, with `wanted` nodes' logits from `first` on."""
         binding, spec = self._session.io_binding(), self.spec
 
         def bind(name: str, kind: Any, shape: tuple[int, ...], address: int, output: bool = False) -> None:
@@ -155,7 +171,7 @@ class OrtModel:
 
 
 def _tensors(session: Any) -> dict[str, TensorInfo]:
-    """A session's inputs and outputs as an engine's are told, every present an alias of its past."""
+    """Return a session's inputs and outputs in an engine's form, with every `present_*` as an alias of its `past_*`."""
     found = dict[str, TensorInfo]()
     for each in (*session.get_inputs(), *session.get_outputs()):
         dtype = each.type.removeprefix("tensor(").removesuffix(")")
@@ -166,7 +182,7 @@ def _tensors(session: Any) -> dict[str, TensorInfo]:
 
 
 def _run_options(graph_id: int) -> Any:
-    """How a step runs: the host does not wait for it, and the provider captures and replays it by this number."""
+    """Return a step's options: the host does not wait, and the provider captures and replays it by `graph_id`."""
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     options.add_run_config_entry("gpu_graph_id", str(graph_id))
@@ -174,7 +190,7 @@ def _run_options(graph_id: int) -> Any:
 
 
 def _session(graph: Path | GraphFile, provider: Provider, stream: int, replays: bool) -> Any:
-    """A session all on one provider; of CUDA's in whole float32, never rounded to TF32, on our stream."""
+    """Open a session with one provider only; CUDA's computes in full float32, never in TF32, on our stream."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # on a GPU the host computes next to nothing
     options.log_severity_level = _ERRORS
@@ -184,8 +200,8 @@ def _session(graph: Path | GraphFile, provider: Provider, stream: int, replays: 
             raise BundleError(f"ONNX Runtime {onnxruntime.__version__} has no CUDA here: pip install onnxruntime-gpu")
         cuda = {"user_compute_stream": str(stream), "use_tf32": "0", "enable_cuda_graph": str(int(replays))}
         wanted = [("CUDAExecutionProvider", cuda)]
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")  # the CPU's may not be listed, then
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")  # the CPU's must not be listed then
     session = open_session(graph, options, wanted)
-    if provider == "cuda" and "CUDAExecutionProvider" not in session.get_providers():  # it falls back in silence
+    if provider == "cuda" and "CUDAExecutionProvider" not in session.get_providers():  # it falls back silently
         raise BundleError("ONNX Runtime found no GPU it can use: pip install onnxruntime-gpu for this driver's CUDA")
     return session

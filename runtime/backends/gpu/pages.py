@@ -1,8 +1,9 @@
-"""Which pages of the key/value caches are whose: a list of pages for each slot, and for each page how many have it.
+"""Allocation of the KV caches' pages: a list of pages for each slot, and the number of slots that have each page.
 
-A slot's row r is row `r % rows` of its page `r // rows`, in the caches of both models, which have one table. Slots have
-whole pages of a common prefix together, of committed rows alone, so every page is written by one slot. What a text
-leaves behind stays its slot's until others need the pages; those go first that have been idle for longest.
+A slot's row r is row `r % rows` of its page `r // rows`, in the caches of both models, which share one table. Slots
+share whole pages of a common prefix that hold only committed rows, so at most one slot writes a page. When a sequence
+ends, its rows stay in its slot until other sequences need the pages; the slot that has been idle for longest loses its
+pages first.
 """
 
 from __future__ import annotations
@@ -11,34 +12,41 @@ import numpy as np
 
 
 class Pages:
-    """`count` pages of `rows` rows, 1 … `count`; page 0 is nobody's, and where a slot has no page of its own.
+    """`count` pages of `rows` rows, numbered 1 to `count`; page 0 has no owner, and stands where a slot has no page.
 
-    `table int32[slots, capacity / rows]` is what the kernels read; `version` goes up whenever it changes. Not to be
-    used from two threads at once.
+    `table int32[slots, capacity / rows]` is what the kernels read; `version` increases whenever it changes. Not
+    thread-safe.
     """
 
     def __init__(self, slots: int, capacity: int, rows: int, count: int) -> None:
         self.rows, self.count, self.version = rows, count, 0
         self.table = np.zeros((slots, capacity // rows), dtype=np.int32)
-        self.of: list[list[int]] = [[] for _ in range(slots)]  # each slot's pages, in the order of their rows
-        self._slots = [0] * (count + 1)  # how many have a page
+        self.of: list[list[int]] = [[] for _ in range(slots)]  # each slot's pages, in row order
+        self._slots = [0] * (count + 1)  # how many slots have each page
         self._free = list(range(count, 0, -1))
-        self._idle = dict.fromkeys(range(slots))  # slots that nobody decodes in, idle for longest first
-        self._spoiled = set[int]()
+        self._idle = dict.fromkeys(range(slots))  # slots without a running sequence, idle for longest first
+        self._spoiled = set[int]()  # pages that may hold NaN
 
     def needed(self, rows: int) -> int:
-        """Pages that so many rows of a text lie in, as many as a slot can have at most."""
+        """Return the number of pages that `rows` rows of a sequence need, at most as many as a slot can have."""
         return min(-(-rows // self.rows), self.table.shape[1])
 
     def usable(self, slot: int, source: int, rows: int) -> int:
-        """Of the first `rows` rows of `source` those that a slot can go on from: whole pages, but for its own rows."""
+        """Return how many of the first `rows` rows of slot `source` a sequence in `slot` can keep.
+
+        These are whole pages; but all `rows` if `source` is `slot` itself and no other slot shares the last page.
+        """
         part = self.of[source][rows // self.rows :][:1] if slot == source and rows % self.rows else []
         return rows if part and self._slots[part[0]] == 1 else rows - rows % self.rows
 
     def take(self, slot: int, source: int, rows: int, max_rows: int) -> bool:
-        """A text of up to `max_rows` rows gets an idle slot, and keeps the first `rows` of `source`, as `usable` says.
+        """Give an idle slot pages for a new sequence; return False, changing nothing, if running ones leave too few.
 
-        False where those that are decoded leave too few pages; then nothing is changed.
+        Args:
+            slot: The idle slot.
+            source: The slot whose first rows the sequence keeps; may be `slot`.
+            rows: How many rows it keeps, as `usable` says.
+            max_rows: Maximum number of rows of the sequence.
         """
         kept = self.of[source][: self.needed(rows)]
         busy = {page for other, pages in enumerate(self.of) if other not in self._idle for page in pages} | {*kept}
@@ -61,19 +69,25 @@ class Pages:
         return True
 
     def release(self, slot: int, rows: int, spoiled: bool = False) -> None:
-        """A text has ended, of which `rows` rows stay. Spoiled: what it wrote may be no numbers."""
+        """Mark a slot idle when its sequence has ended.
+
+        Args:
+            slot: The slot.
+            rows: How many of its first rows stay; pages that hold only later rows become free.
+            spoiled: Whether the pages that become free may hold NaN.
+        """
         freed = self._cut(slot, self.needed(rows))
         self._spoiled.update(freed if spoiled else ())
         self._idle[slot] = None
 
     def spoiled(self, slot: int) -> list[int]:
-        """Pages that a slot got and must erase, told once: others' rows in them may be no numbers."""
+        """Return the slot's pages that may hold NaN, for the caller to erase, and forget that they do."""
         found = [page for page in self.of[slot] if page in self._spoiled]
         self._spoiled.difference_update(found)
         return found
 
     def _cut(self, slot: int, count: int) -> list[int]:
-        """Leave a slot its first `count` pages; those of the others that nobody has any more."""
+        """Take all but the first `count` pages from a slot; return those of them that no slot has any more."""
         cut, self.of[slot] = self.of[slot][count:], self.of[slot][:count]
         for page in cut:
             self._slots[page] -= 1

@@ -1,4 +1,4 @@
-"""The steps in which a chunk of a text is read, one slot at a time, each of one of the lengths that a model has."""
+"""Split a prefill chunk into steps of one slot, each of one of the lengths that a model has."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from .device import Model
 
 
 def pieces(step_input: StepInput, model: Model, by_row: bool) -> Iterator[tuple[StepInput, int]]:
-    """A chunk's pieces with the nodes of their steps: one, or several where the rows of one step do not fit.
+    """Yield a chunk's pieces with the node counts of their steps; several if the rows of one step do not fit.
 
-    by_row: the row of a token alone says how long its step is, wherever reading began. Raises ExecutionError.
+    Args:
+        step_input: The chunk.
+        model: The model that runs it.
+        by_row: Whether a step's length must depend only on the rows of its tokens, wherever the prefill began.
+
+    Raises:
+        ExecutionError: If the padding of the shortest step does not fit the cache.
     """
     at, count = 0, len(step_input.tokens)
     while at < count:
@@ -38,7 +44,7 @@ def pieces(step_input: StepInput, model: Model, by_row: bool) -> Iterator[tuple[
 
 
 def _shortest(model: Model, start: int, left: int) -> tuple[int, int]:
-    """The nodes of the shortest step for the tokens that are left, and how many of them it reads."""
+    """Return the node count of the shortest step for the tokens that are left, and how many of them it reads."""
     lengths = model.lengths
     nodes = lengths[bisect_left(lengths, left)]
     if model.tree is None and start + nodes > model.spec.capacity:  # TreeAttention writes no padding
@@ -49,9 +55,9 @@ def _shortest(model: Model, start: int, left: int) -> tuple[int, int]:
 
 
 def _by_row(model: Model, start: int, left: int) -> tuple[int, int]:
-    """As `_shortest`: the first rows are read in a short step, the last ones in several, the others in long ones."""
+    """Like `_shortest`, by row: one short step reads the first rows, several the last ones, long steps the others."""
     short, long = model.buckets[-1], model.lengths[-1]
-    last = model.spec.capacity - long + 1  # from where on a long step would not fit
+    last = model.spec.capacity - long + 1  # the first row where a long step would not fit
     if short <= start < last:
         return long, min(long, last - start, left)
     return short, min(short - start if start < short else short, left)

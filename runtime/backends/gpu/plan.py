@@ -1,6 +1,6 @@
-"""A compiled plan of TensorRT or TensorRT-RTX: the checks before it is run, and the engine it becomes.
+"""A compiled plan of TensorRT or TensorRT-RTX: the checks before it runs, and the engine made from it.
 
-TensorRT prints nothing; what it says becomes the reason of an error.
+TensorRT prints nothing; its messages become the reasons in our errors.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .library import PLUGIN, find_library
 from .runtime_cache import RuntimeCache
 from .tensors import TensorInfo
 
-BLOCK_SIZES = (16, 32, 64, 128, 256)  # rows of a page
-PLUGIN_VERSION = "1"  # of TreeAttention, as plugins/trt registers it
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # allowed rows of a cache page
+PLUGIN_VERSION = "1"  # the version of TreeAttention that plugins/trt registers
 _HEADER = 64  # bytes, `Runtime.engine_header_size`
-Profile = Mapping[str, tuple[int, int, int]]  # least, usual, largest "batch", "nodes"; a plugin's "tree", "pages"
+Profile = Mapping[str, tuple[int, int, int]]  # min, opt, max of "batch", "nodes"; of a plugin's "tree", "pages"
 
 
 def flavour(backend: Backend) -> Any:
-    """The Python module of a backend with engines; raises BundleError where it is not installed."""
+    """Import the Python module of a backend that has engines; raise BundleError if it is not installed."""
     try:
         return importlib.import_module(str(backend.package))
     except ImportError as error:
@@ -40,7 +40,7 @@ def flavour(backend: Backend) -> Any:
 
 @functools.cache
 def logger(trt: Any) -> Any:
-    """A flavour's log, one a process: it keeps the first error since `clear`, the cause of what follows."""
+    """Return a flavour's log, one per process; it keeps the first error since `clear`, which causes the later ones."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         first: str | None = None
@@ -60,7 +60,7 @@ def logger(trt: Any) -> Any:
 
 
 def check_version(backend: Backend, record: EngineRecord, installed: str) -> None:
-    """Raises BundleError where a plan is another TensorRT's."""
+    """Raise BundleError if a plan was compiled by a TensorRT version that `installed` cannot run."""
     parts = 1 if record.version_compatible else backend.version_parts
     if record.version.split(".")[:parts] != installed.split(".")[:parts]:
         raise BundleError(
@@ -70,7 +70,7 @@ def check_version(backend: Backend, record: EngineRecord, installed: str) -> Non
 
 
 def check_architecture(backend: Backend, record: EngineRecord, capability: str) -> None:
-    """Raises BundleError where a plan is for other GPUs; capability as "89"."""
+    """Raise BundleError if a plan was compiled for other GPUs; `capability` is such as "89"."""
     built = [name.rstrip("af") for name in record.architectures or backend.architectures]
     newer = record.hardware_compatible == "ampere-plus" and int(capability) >= 80
     if built and capability not in built and not newer:
@@ -79,7 +79,7 @@ def check_architecture(backend: Backend, record: EngineRecord, capability: str) 
 
 
 def check_attention(record: EngineRecord) -> None:
-    """Raises BundleError where a plan's attention is not this specbuild's."""
+    """Raise BundleError if this specbuild does not have a plan's attention, cache type or page size."""
     if (record.attention, record.plugin) not in (("native", None), ("plugin", PLUGIN_VERSION)):
         raise BundleError(
             f"the plan's attention is {record.attention} {record.plugin or ''}".rstrip()
@@ -98,7 +98,7 @@ def check_attention(record: EngineRecord) -> None:
 
 
 def load_plugin(trt: Any) -> None:
-    """TreeAttention in a flavour's registry, from this installation's library; raises ExecutionError without one."""
+    """Register TreeAttention with a flavour, from this installation's library; raise ExecutionError without one."""
     registry, log, name = trt.get_plugin_registry(), logger(trt), ("TreeAttention", PLUGIN_VERSION, "specbuild")
     if registry.get_creator(*name) is not None:
         return
@@ -115,7 +115,7 @@ def load_plugin(trt: Any) -> None:
 
 
 def check_profiles(record: EngineRecord, found: list[Profile]) -> None:
-    """Raises BundleError where a plan's profiles are not those of its record."""
+    """Raise BundleError if a plan's profiles are not those of its record."""
     names = ["batch", "nodes", *(["tree"] if record.attention == "plugin" else [])]
     names += ["pages"] if record.block_size else []
     wanted = [{name: tuple(sizes.get(name, ())) for name in names} for sizes in record.profiles.values()]
@@ -124,23 +124,22 @@ def check_profiles(record: EngineRecord, found: list[Profile]) -> None:
 
 
 class PlanFile(NamedTuple):
-    """A plan's name and its bytes: of a bundle, those that were hashed."""
+    """A plan's name and its bytes; a bundle's are those that were hashed."""
 
     name: str
     data: mmap.mmap | bytes
 
     @classmethod
     def at(cls, path: Path) -> PlanFile:
-        """A file that this program wrote itself."""
+        """Open a file that this program wrote itself."""
         with path.open("rb") as file:
             return cls(path.name, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b"")
 
 
 def deserialise(trt: Any, backend: Backend, file: PlanFile, host_code: bool) -> tuple[Any, Any]:
-    """The runtime and the engine of a plan; raises BundleError with TensorRT's own reason.
+    """Return the runtime and the engine of a plan; raise BundleError with TensorRT's own reason.
 
-    Never without a driver: TensorRT then ends the process; TensorRT-RTX does not. `host_code`: let a version compatible
-    plan bring its own.
+    Without a driver TensorRT (not RTX) ends the process. `host_code`: let a version-compatible plan bring its own code.
     """
     log = logger(trt)
     runtime = trt.Runtime(log)
@@ -157,7 +156,7 @@ def deserialise(trt: Any, backend: Backend, file: PlanFile, host_code: bool) -> 
 
 
 def invalidity(trt: Any, runtime: Any, header: bytes) -> str:
-    """What TensorRT-RTX finds wrong in a plan's header, in its own words; "" where nothing, and for TensorRT."""
+    """Return what TensorRT-RTX finds wrong in a plan's header, in its words; "" if nothing, and always for TensorRT."""
     if not hasattr(runtime, "get_engine_validity"):
         return ""
     flags = runtime.get_engine_validity(header)[1]
@@ -166,9 +165,9 @@ def invalidity(trt: Any, runtime: Any, header: bytes) -> str:
 
 
 def limit_weights(engine: Any, name: str, share: float) -> None:
-    """Leave `share` of an engine's weights on the GPU, the others are streamed from the host in every step.
+    """Keep `share` of an engine's streamable weights on the GPU; every step streams the others from the host.
 
-    Before it has a context. Raises OptionError where the plan was not built for that, ExecutionError where it fails.
+    The engine must have no context yet. Raises OptionError if the plan cannot stream, ExecutionError if this fails.
     """
     if not engine.streamable_weights_size:
         raise OptionError(f"{name} keeps all weights on the GPU: build it with --weight-streaming to leave some out")
@@ -180,7 +179,7 @@ def limit_weights(engine: Any, name: str, share: float) -> None:
 
 
 class Plan:
-    """A deserialised plan, whose weights alone are on the GPU."""
+    """A deserialised plan, which takes GPU memory for its weights only."""
 
     def __init__(
         self,
@@ -191,11 +190,19 @@ class Plan:
         weights: float | None = None,
         cache: Path | None = None,
     ) -> None:
-        """`weights`: the part of them that is on the GPU, None for all that the plan keeps there.
+        """Check and deserialise a plan.
 
-        cache: the file with what TensorRT-RTX compiled for this GPU before; see `RuntimeCache`.
+        Args:
+            file: The plan, or the path of one that this program wrote itself.
+            backend: The backend that runs it.
+            record: The plan's record in the manifest.
+            device: The GPU.
+            weights: The share of the weights to keep on the GPU; None: all that the plan keeps there.
+            cache: The file of what TensorRT-RTX compiled for this GPU before (`RuntimeCache`); None: no file.
 
-        Raises BundleError for a plan that does not fit this TensorRT or this GPU, and as `limit_weights` does.
+        Raises:
+            BundleError: If the plan does not fit this TensorRT or this GPU.
+            OptionError, ExecutionError: See `limit_weights` and `load_plugin`.
         """
         self.trt = flavour(backend)
         check_version(backend, record, self.trt.__version__)
@@ -216,7 +223,7 @@ class Plan:
 
     @property
     def profiles(self) -> list[Profile]:
-        """Its profiles, in order."""
+        """The plan's profiles, in order."""
         engine, found = self.engine, list[Profile]()
         for index in range(engine.num_optimization_profiles):
             batch, nodes = zip(*engine.get_tensor_profile_shape("input_ids", index), strict=True)
@@ -236,7 +243,7 @@ class Plan:
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
-        """Its inputs and outputs by name."""
+        """The plan's inputs and outputs, by name."""
         engine, found = self.engine, {}
         for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):
             output = engine.get_tensor_mode(name) == self.trt.TensorIOMode.OUTPUT
@@ -246,7 +253,7 @@ class Plan:
         return found
 
     def inspect(self) -> list[Any]:
-        """What TensorRT says of each layer: its name, kind, types and kernel, as the plan was built to tell."""
+        """Return TensorRT's report on each layer: name, kind, types and kernel, as the plan was built to tell."""
         inspector = self.engine.create_engine_inspector()
         text = inspector.get_engine_information(self.trt.LayerInformationFormat.JSON)
         layers: list[Any] = json.loads(text)["Layers"]
@@ -254,7 +261,7 @@ class Plan:
 
     @functools.cached_property
     def _config(self) -> Any:
-        """How its contexts run: in our memory, and kernels for a shape are compiled before its first run."""
+        """How contexts run: in our memory, and with kernels for a shape compiled before its first run."""
         config = self.engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         if hasattr(config, "cuda_graph_strategy"):
@@ -266,7 +273,7 @@ class Plan:
         return config
 
     def context(self, profile: int, scratch: Tensor, stream: int) -> Any:
-        """An execution context of a profile."""
+        """Return an execution context of a profile; raise ExecutionError if TensorRT cannot make one."""
         self._log.clear()
         context = self.engine.create_execution_context(self._config)
         if context is None:
@@ -276,12 +283,12 @@ class Plan:
         return context
 
     def keep_compiled(self) -> None:
-        """Save what contexts have compiled, so that the next load compiles nothing."""
+        """Save what the contexts have compiled, so that the next load compiles nothing."""
         if self._cache:
             self._cache.save()
 
     def call(self, method: Callable[..., bool], *arguments: Any) -> None:
-        """Call what returns whether it worked; raises ExecutionError with TensorRT's reason."""
+        """Call a method that returns whether it worked; raise ExecutionError with TensorRT's reason if it did not."""
         self._log.clear()
         if not method(*arguments):
             raise ExecutionError(f"TensorRT failed in {method.__name__}: {self._log.reason}")

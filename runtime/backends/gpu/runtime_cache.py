@@ -1,7 +1,7 @@
-"""What TensorRT-RTX compiles for the GPU when an engine is loaded, kept in a file beside the bundle.
+"""Keep what TensorRT-RTX compiles for the GPU when an engine is loaded, in a file beside the bundle.
 
-The file holds code, and no manifest can know its hash, for it is made where it is used: only one that this user alone
-may write is read. TensorRT-RTX itself refuses what another version, GPU or driver made.
+The file holds code, and no manifest can list its hash, because it is made where it is used. So it is read only if no
+other user can write it. TensorRT-RTX itself refuses a file made by another version, GPU or driver.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from specbuild.runtime.bundle.atomic_output import write
 from specbuild.runtime.errors import OutputError
 
 _log = logging.getLogger("specbuild")
-_OTHERS = 0o022  # writable by the group, or by anybody
+_OTHERS = 0o022  # mode bits: writable by the group or by others
 
 
 def cache_path(bundle: Path, name: str, digest: str, capability: str) -> Path:
-    """The file of one engine, by its model's name and its plan's sha256, for GPUs of a compute capability."""
+    """Return the file of one engine: by model name, its plan's sha256, and the GPU's compute capability."""
     return bundle.with_name(f"{bundle.name}.rtx-cache") / f"{name}-sm{capability}-{digest[:16]}"
 
 
 class RuntimeCache:
-    """The kernels compiled for one engine; `attach` it before its first context, `save` it after the last."""
+    """The kernels compiled for one engine; call `attach` before its first context and `save` after its last."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._kept = path, b""
         self._cache: Any = None
 
     def attach(self, config: Any) -> None:
-        """Let contexts of this configuration take their kernels from the file, and add those that they compile."""
+        """Let contexts of this configuration take their kernels from the file, and collect those that they compile."""
         self._cache, self._kept = config.create_runtime_cache(), self._read()
-        if self._kept and not self._cache.deserialize(self._kept):  # another version's, GPU's or driver's
+        if self._kept and not self._cache.deserialize(self._kept):  # made by another version, GPU or driver
             self._kept = b""
         config.set_runtime_cache(self._cache)
 
@@ -49,7 +49,7 @@ class RuntimeCache:
             return b""
 
     def save(self) -> None:
-        """Write the file where something was compiled; a place that cannot be written is a line in the log."""
+        """Write the file if anything was compiled; log a warning if it cannot be written."""
         if self._cache is None or (found := bytes(self._cache.serialize())) == self._kept:
             return
         try:

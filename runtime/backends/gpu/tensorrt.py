@@ -1,6 +1,6 @@
-"""A plan of TensorRT or TensorRT-RTX as a `Model`: an execution context for each bucket, every tensor bound once.
+"""A TensorRT or TensorRT-RTX plan as a `Model`: an execution context per bucket, with every tensor bound once.
 
-Prompts have contexts of their own, whose cache is one slot's part. All contexts share one scratch memory.
+Prefill has contexts of its own, whose cache is one slot's part. All contexts share one scratch memory.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .device import PageTable, Tensor, TreeInputs, hidden_states, slot_parts, wi
 from .plan import Plan, check_profiles
 from .tensors import CACHES, check_tensors
 
-PROMPT = "prompt"  # the profile of what is longer than any bucket
-_ALIGNMENT = 256  # bytes, of every address that TensorRT is given
+PROMPT = "prompt"  # the profile of steps longer than any bucket
+_ALIGNMENT = 256  # bytes; TensorRT requires every address to be a multiple
 
 
 class TrtModel:
-    """See `Model`. Tensors' shapes are the largest bucket's; those of nodes have room for a chunk of one slot as well.
+    """See `Model`. Tensors have the largest bucket's shapes; those of nodes also have room for a chunk of one slot.
 
-    Its steps run one after the other, and so must those of models that share its scratch memory.
+    Its steps must not overlap, neither with each other nor with steps of models that share its scratch memory.
     """
 
     def __init__(
@@ -37,9 +37,19 @@ class TrtModel:
         scratch: Tensor | None = None,
         pages: PageTable | None = None,
     ) -> None:
-        """`scratch`: at least `plan.scratch_bytes`, None for its own; `pages`: of a paged cache, all models'.
+        """Allocate the tensors, make the contexts, and run every shape once.
 
-        Raises BundleError and ExecutionError.
+        Args:
+            plan: The plan, which `close` closes.
+            spec: The model.
+            device: The GPU.
+            batch_size: The number of slots.
+            scratch: At least `plan.scratch_bytes` bytes of scratch memory; None: allocate it.
+            pages: The page table of paged caches, shared by all models; None: linear caches.
+
+        Raises:
+            BundleError: If the plan is not as the manifest says.
+            ExecutionError: If the scratch memory or the GPU's memory is too small, or TensorRT fails.
         """
         self.spec, self.batch_size, self._plan, self._device = spec, batch_size, plan, device
         record = plan.record
@@ -82,7 +92,7 @@ class TrtModel:
         plan.keep_compiled()
 
     def _number(self, stream: int) -> Tensor:
-        """`int32[chunk, ≥ buckets[-1]]`: row 0 is 0, 1, 2, …; row n begins with n. Every row is aligned."""
+        """Return `int32[chunk, ≥ buckets[-1]]`: row 0 is 0, 1, 2, …; row n begins with n. Every row is aligned."""
         step = _ALIGNMENT // 4
         table = self._device.pinned((self.chunk, -(-self.buckets[-1] // step) * step), np.int32)
         table[0], table[:, 0] = np.arange(table.shape[1]), np.arange(self.chunk)
@@ -91,13 +101,13 @@ class TrtModel:
         return tensor
 
     def _contexts(self, profiles: Mapping[int, int], scratch: Tensor, stream: int) -> dict[int, Any]:
-        """A context by the most nodes of its steps."""
+        """Return a context for each profile, by the largest number of nodes in its steps."""
         return {nodes: self._plan.context(profile, scratch, stream) for nodes, profile in profiles.items()}
 
     def _warm(self, stream: int) -> None:
-        """Run every shape once: its first run allocates and compiles. All nodes see all rows, so none gives NaN.
+        """Run every shape once, because the first run allocates and compiles.
 
-        Of TreeAttention's all are padding, which gives 0.
+        All nodes see all rows, so that none gives NaN; with TreeAttention all nodes are padding, which gives 0.
         """
         for mask in self.masks.values():
             self._device.fill(mask, 1, stream)
@@ -110,7 +120,10 @@ class TrtModel:
         self._device.wait(stream)
 
     def _bind(self, context: Any, batch: int, nodes: int, wanted: int, slot: int = 0, first: int = 0) -> None:
-        """Shapes and addresses, of the cache from a slot on. `first`: the row of `_wanted` with the nodes wanted."""
+        """Set a context's shapes and addresses, with the cache from `slot` on.
+
+        `first`: the row of `_wanted` that lists the nodes whose logits are wanted.
+        """
         row = self._wanted.address + first * self._wanted.shape[1] * self._wanted.dtype.itemsize
         tensors: list[tuple[str, tuple[int, ...] | None, int]] = [
             ("input_ids", (batch, nodes), self.tokens.address),
@@ -146,13 +159,13 @@ class TrtModel:
                 self._plan.call(context.set_tensor_address, name, address)
 
     def enqueue(self, nodes: int, stream: int) -> None:
-        """A step of all slots; see `Model.enqueue`."""
+        """Enqueue a step of all slots; see `Model.enqueue`."""
         context = self._steps[nodes]
         with self._device.current:
             self._plan.call(context.execute_async_v3, stream)
 
     def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
-        """A step of one slot; see `Model.prefill`. It binds, so it is not for a graph."""
+        """Enqueue a step of one slot; see `Model.prefill`. It binds tensors, so no graph can hold it."""
         if nodes not in self.lengths:
             raise ExecutionError(f"a step of one slot has {', '.join(map(str, self.lengths))} nodes, not {nodes}")
         context = self._slots[nodes if nodes == self.buckets[-1] else max(self._slots)]
@@ -168,14 +181,14 @@ class TrtModel:
 
 
 def _capturable(context: Any, stream: int) -> bool:
-    """Whether a graph may hold a context's steps, by its own word where it has one."""
+    """Return whether a graph may hold a context's steps, if the context can tell; else True."""
     return not hasattr(context, "is_stream_capturable") or bool(context.is_stream_capturable(stream))
 
 
 def _cache(
     spec: ModelSpec, block_size: int, batch_size: int, dtype: np.dtype[Any], device: Cuda, table: PageTable | None
 ) -> Tensor:
-    """A model's cache, a slot's rows together or in pages of `block_size`; raises BundleError where that cannot be."""
+    """Allocate a model's cache, linear or in pages of `block_size` rows; raise BundleError if that is impossible."""
     pages = table.pages if table else None
     if block_size != (pages.rows if pages else 0) or (pages and block_size * pages.table.shape[1] != spec.capacity):
         raise BundleError(f"the {spec.name}'s pages are not those of the other model: build the bundle again")

@@ -1,4 +1,4 @@
-"""What an engine's inputs and outputs must be, by a bundle's manifest, and what a plan has instead."""
+"""Check that an engine's inputs and outputs are those that the bundle's manifest requires."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.errors import BundleError
 
-CACHES = {"HALF": "float16", "BF16": "uint16", "FLOAT": "float32", "FP8": "uint8"}  # dtypes, by TensorRT's names
+CACHES = {"HALF": "float16", "BF16": "uint16", "FLOAT": "float32", "FP8": "uint8"}  # NumPy dtypes by TensorRT's name
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """An engine's input or output: TensorRT's name of its type, its shape (−1: dynamic), and which input it aliases."""
+    """An engine's input or output: TensorRT's type name, its shape (−1: dynamic), and the input that it aliases."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -23,9 +23,15 @@ class TensorInfo:
 def expected_tensors(
     spec: ModelSpec, cache: str, attention: str = "native", block_size: int = 0
 ) -> dict[str, TensorInfo]:
-    """What a plan's inputs and outputs must be; `cache`: TensorRT's name of its type, the rest as in EngineRecord.
+    """Return the inputs and outputs that a plan must have, by name.
 
-    The plugin writes in place without TensorRT's knowledge, so no present says that it is a past's alias.
+    The plugin writes in place without TensorRT's knowledge, so its `present_*` outputs are no aliases of `past_*`.
+
+    Args:
+        spec: The model.
+        cache: TensorRT's name of the cache's type.
+        attention: "native" or "plugin", as in EngineRecord.
+        block_size: Rows of a cache page, as in EngineRecord; 0: linear caches.
     """
     past = TensorInfo(cache, (-1, spec.kv_heads, block_size or spec.capacity, spec.head_dim))
     names = [f"{kind}.{layer}" for layer in range(spec.layers) for kind in ("key", "value")]
@@ -53,7 +59,18 @@ def check_tensors(
     kv_cache_dtype: str = "auto",
     block_size: int = 0,
 ) -> str:
-    """TensorRT's name of the cache's type; raises BundleError, by tensor, where a plan is not as the manifest says."""
+    """Check a plan's inputs and outputs, and return TensorRT's name of the cache's type.
+
+    Args:
+        spec: The model.
+        found: The plan's inputs and outputs, by name.
+        attention: "native" or "plugin", as in EngineRecord.
+        kv_cache_dtype: "auto" or "fp8", as in EngineRecord.
+        block_size: Rows of a cache page, as in EngineRecord; 0: linear caches.
+
+    Raises:
+        BundleError: For the first tensor that is not as the manifest says.
+    """
     cache = found["past_key.0"].dtype if "past_key.0" in found else "HALF"
     if cache not in CACHES:
         raise BundleError(f"the {spec.name}'s plan has a cache of {cache}: build it in fp16, bf16 or fp32")

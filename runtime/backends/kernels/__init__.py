@@ -1,1 +1,1 @@
-"""Our CUDA kernels: their C interface, and the cubins of a bundle."""
+"""The project's CUDA kernels: their C interface, and the cubins in a bundle."""

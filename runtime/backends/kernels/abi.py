@@ -1,7 +1,8 @@
-"""The kernels' C interface (plugins/kernels.h) from Python: the same structs, and a library that launches them.
+"""The kernels' C interface (plugins/kernels.h) in Python: the same structs, and a library that launches the kernels.
 
-A struct's pointers are addresses, of device memory for a CUDA library, of host memory for one that runs the kernels on
-a CPU. Nothing is copied or converted: shapes and dtypes are in the struct, and the library refuses what does not fit.
+A struct's pointers are addresses of device memory for a CUDA library, and of host memory for one that runs the kernels
+on a CPU. Nothing is copied or converted: shapes and dtypes are in the struct, and the library refuses those that it
+does not support.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from specbuild.runtime.errors import ExecutionError, OptionError
 
 
 class Dtype(IntEnum):
-    """`specbuild_dtype`."""
+    """Element types (`specbuild_dtype`)."""
 
     F32 = 0
     F16 = 1
@@ -27,7 +28,7 @@ class Dtype(IntEnum):
 
 
 class Fault(IntEnum):
-    """`specbuild_fault`: what a kernel found wrong in memory that only the device sees."""
+    """What a kernel found wrong in memory that only the device sees (`specbuild_fault`)."""
 
     NONE = 0
     PARENT = 1
@@ -38,7 +39,7 @@ class Fault(IntEnum):
 
 
 class Attention(ctypes.Structure):
-    """`specbuild_attention`."""
+    """Parameters of TreeAttention (`specbuild_attention`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("query", "key", "value", "key_cache", "value_cache", "page_table", "parents")),
@@ -53,7 +54,7 @@ class Attention(ctypes.Structure):
 
 
 class Request(ctypes.Structure):
-    """`specbuild_request`."""
+    """Sampling parameters of one sequence (`specbuild_request`)."""
 
     _fields_ = [
         ("seed", c_uint64),
@@ -64,7 +65,7 @@ class Request(ctypes.Structure):
 
 
 class Choose(ctypes.Structure):
-    """`specbuild_choose`."""
+    """Parameters of token choice (`specbuild_choose`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("logits", "requests", "history", "masks", "bias_tokens", "bias_values")),
@@ -76,7 +77,7 @@ class Choose(ctypes.Structure):
 
 
 class Noise(ctypes.Structure):
-    """`specbuild_noise`."""
+    """Parameters of sampling noise alone, for tests (`specbuild_noise`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("seeds", "positions", "words", "noise")),
@@ -85,7 +86,7 @@ class Noise(ctypes.Structure):
 
 
 class Walk(ctypes.Structure):
-    """`specbuild_walk`."""
+    """Parameters of the walk along a tree's accepted path (`specbuild_walk`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("tokens", "parents", "choices", "counts", "history")),
@@ -95,7 +96,7 @@ class Walk(ctypes.Structure):
 
 
 class Cache(ctypes.Structure):
-    """`specbuild_cache`."""
+    """A KV cache in which rows are committed (`specbuild_cache`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("layers", "page_table", "base", "node_rows", "cache_len")),
@@ -104,7 +105,7 @@ class Cache(ctypes.Structure):
 
 
 class Commit(ctypes.Structure):
-    """`specbuild_commit`."""
+    """Parameters of committing accepted rows (`specbuild_commit`)."""
 
     _fields_ = [
         ("caches", Cache * 2),
@@ -114,7 +115,7 @@ class Commit(ctypes.Structure):
 
 
 class Mask(ctypes.Structure):
-    """`specbuild_mask`."""
+    """Parameters of writing a tree's attention mask (`specbuild_mask`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("parents", "cache_len", "tree_offset", "counts", "output", "positions")),
@@ -124,7 +125,7 @@ class Mask(ctypes.Structure):
 
 
 class Shape(ctypes.Structure):
-    """`specbuild_growth`: the shape of a tree, and how far it has come."""
+    """A draft tree's shape, and how far it has grown (`specbuild_growth`)."""
 
     _fields_ = [
         *((name, c_int32) for name in ("branch", "width", "expand", "depth", "nodes", "size", "level", "run", "done")),
@@ -132,7 +133,7 @@ class Shape(ctypes.Structure):
 
 
 class Grow(ctypes.Structure):
-    """`specbuild_grow`."""
+    """Parameters of growing draft trees (`specbuild_grow`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("growths", "pool_tokens", "pool_parents", "pool_rows", "pool_scores")),
@@ -145,7 +146,7 @@ class Grow(ctypes.Structure):
 
 
 class Ring(ctypes.Structure):
-    """`specbuild_ring`."""
+    """Parameters of publishing a round's results to the host (`specbuild_ring`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("ring", "published", "round", "length", "emitted", "fault", "stop")),
@@ -155,7 +156,7 @@ class Ring(ctypes.Structure):
 
 
 class Norm(ctypes.Structure):
-    """`specbuild_norm`."""
+    """Parameters of RMS norm (`specbuild_norm`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("x", "y", "weight", "sum", "output", "scales")),
@@ -165,7 +166,7 @@ class Norm(ctypes.Structure):
 
 
 class SwiGLU(ctypes.Structure):
-    """`specbuild_swiglu`."""
+    """Parameters of SwiGLU (`specbuild_swiglu`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("gate", "up", "output")),
@@ -175,7 +176,7 @@ class SwiGLU(ctypes.Structure):
 
 
 class Gather(ctypes.Structure):
-    """`specbuild_gather`."""
+    """Parameters of gathering embedding rows (`specbuild_gather`)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("table", "ids", "output", "fault")),
@@ -219,7 +220,7 @@ class KernelLibrary:
     """A compiled library of the kernels, for CUDA or for the host."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ExecutionError where the library does not load, or was compiled from another header."""
+        """Load the library; raise ExecutionError if it does not load or was compiled from another header."""
         self.path = path
         try:
             self._library: Any = ctypes.CDLL(str(path))
@@ -237,25 +238,42 @@ class KernelLibrary:
                 )
 
     def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
-        """Launch `specbuild_<name>` on a stream; returns before it has run, except on a host.
+        """Launch `specbuild_<name>` on a stream; return before it has run, except on the host.
 
-        Raises OptionError for what it refuses, and ExecutionError for what CUDA does.
+        Args:
+            name: A key of LAUNCHERS.
+            params: The launcher's struct.
+            stream: The CUDA stream's handle.
+
+        Raises:
+            OptionError: If the library refuses the parameters.
+            ExecutionError: If CUDA fails.
         """
         if not isinstance(params, LAUNCHERS[name]):
             raise OptionError(f"{name} takes {LAUNCHERS[name].__name__}, not {type(params).__name__}")
         self._check(self._function(name)(ctypes.byref(params), c_void_p(stream)))
 
     def splits(self, params: Attention, processors: int) -> int:
-        """How many parts of the context keep so many multiprocessors busy."""
+        """Return into how many parts to split the context to keep `processors` multiprocessors busy."""
         return int(self._library.specbuild_attention_splits(ctypes.byref(params), processors))
 
     def workspace(self, params: Attention | Choose) -> int:
-        """Bytes of workspace that TreeAttention or a choice needs."""
+        """Return the bytes of workspace that TreeAttention or a token choice needs."""
         name = "attention_workspace" if isinstance(params, Attention) else "choose_workspace"
         return int(self._function(name)(ctypes.byref(params)))
 
     def check_tree(self, parents: int | None, cache_len: int, tree_offset: int | None, params: Attention) -> None:
-        """Refuse forward edges and rows past the capacity, from addresses of copies on the host; raises OptionError."""
+        """Refuse forward edges and rows past the capacity in host copies of a tree's arrays.
+
+        Args:
+            parents: Address of the host copy of `params.parents`.
+            cache_len: Address of the host copy of `params.cache_len`.
+            tree_offset: Address of the host copy of `params.tree_offset`.
+            params: The parameters that hold the sizes.
+
+        Raises:
+            OptionError: If the tree is refused.
+        """
         sizes = params.batch, params.nodes, params.tree_nodes, params.capacity
         addresses = c_void_p(parents), c_void_p(cache_len), c_void_p(tree_offset)
         self._check(self._library.specbuild_tree_check(*addresses, *sizes))

@@ -1,7 +1,7 @@
-"""The kernels from a bundle's cubins, launched by CUDA's driver: a loop on the device needs no compiled library.
+"""Launch the kernels in a bundle's cubins through the CUDA driver: a device loop needs no compiled library.
 
-The grids that a library's launchers compute are computed here, and the tests compare the two. Sizes and null
-pointers are refused as there; that addresses are aligned, as those of whole tensors are, is not looked at.
+The launch grids that the library computes in C++ are computed here in Python, and tests compare the two. Bad sizes and
+null pointers are refused as in the library; the alignment of addresses, which whole tensors have, is not checked.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from specbuild.runtime.errors import ExecutionError, OptionError
 
 from .abi import LAUNCHERS, Choose, Commit, Dtype, Grow, KernelLibrary, Mask, Ring, Walk
 
-# Of plugins/kernels.h, and what CUDA allows for a grid's second and third number.
+# Limits from plugins/kernels.h, and CUDA's for y and z of a grid.
 _NODES, _POOL, _BEST, _VOCAB, _GRID, _ANY = 64, 512, 64, 1 << 19, 65535, 2**31 - 1
-_SLICE = 4096  # tokens a block chooses from
-_UNASKED = 16 * 1024  # with a kernel's static part, more shared memory than this may exceed the 48 KiB everyone has
+_SLICE = 4096  # tokens per block in a choice
+_UNASKED = 16 * 1024  # bytes; more than this, plus a kernel's static shared memory, may exceed the default 48 KiB
 _LOGITS = ("F32", "F16", "BF16")
 _MASKS = ("BOOL", *_LOGITS)
 KERNELS = {
@@ -34,12 +34,12 @@ KERNELS = {
     "grow_level": ("grow_level",),
     "finish_tree": ("grow_finish",),
     "publish": ("publish",),
-}  # what each launcher launches
-_LATER = "publish"  # of resident rounds alone: looked for when it is first launched
+}  # kernels by launcher
+_LATER = "publish"  # used by resident rounds only, so it is looked up at its first launch
 
 
 class Launch(NamedTuple):
-    """A kernel and its grid: blocks, threads a block, and bytes of dynamic shared memory."""
+    """A kernel and its grid: blocks, threads per block, and bytes of dynamic shared memory."""
 
     kernel: str
     x: int
@@ -50,7 +50,7 @@ class Launch(NamedTuple):
 
 
 def launches(name: str, params: ctypes.Structure) -> list[Launch]:
-    """What `specbuild_<name>` launches for a struct, in order; raises OptionError for what it would refuse."""
+    """Return what `specbuild_<name>` launches for a struct, in order; raise OptionError for what it would refuse."""
     if name not in _GRIDS:
         raise OptionError(f"{name} is not among the kernels that cubins are loaded for: {', '.join(_GRIDS)}")
     if not isinstance(params, LAUNCHERS[name]):
@@ -59,10 +59,10 @@ def launches(name: str, params: ctypes.Structure) -> list[Launch]:
 
 
 def best_architecture(compiled: Iterable[str], device: str) -> str | None:
-    """Of the architectures compiled for ("90", "86"), the one for a device of a compute capability ("90"); or None.
+    """Return which compiled architecture ("90", "86") suits a device of compute capability `device` ("90"), or None.
 
-    Its own, else the highest below it of the same major version. "90a" and its like, of bundles built before, run on
-    their own alone, and so does 87, which is no desktop's.
+    It is the device's own, else the highest lower one of the same major version. Names such as "90a", in bundles built
+    before, suit only their own device, and so does 87, which is no desktop GPU's.
     """
     fits = [
         name
@@ -74,9 +74,10 @@ def best_architecture(compiled: Iterable[str], device: str) -> str | None:
 
 
 def find_kernels(bundle: Bundle, architecture: str) -> Kernels:
-    """The bundle's kernels for a device of that compute capability ("90"), else the installed library's.
+    """Return the bundle's kernels for a compute capability ("90"), else the installed library's.
 
-    Raises ExecutionError where there are neither, or they cannot be loaded.
+    Raises:
+        ExecutionError: If there are neither, or they cannot be loaded.
     """
     records = bundle.manifest.kernels
     if best_architecture((record.architecture for record in records.values()), architecture):
@@ -90,7 +91,7 @@ def find_kernels(bundle: Bundle, architecture: str) -> Kernels:
 
 
 class CubinKernels:
-    """The kernels of KERNELS in the CUDA context that is current when this is made and used; they go with it."""
+    """The kernels of KERNELS, in the CUDA context that is current when this is made and used; they end with it."""
 
     def __init__(
         self,
@@ -99,11 +100,17 @@ class CubinKernels:
         architecture: str,
         read: Callable[[str], bytes] | None = None,
     ) -> None:
-        """`records`: of a manifest, by file in `folder`; `architecture`: the device's compute capability, "90".
+        """Load the kernels for a device.
 
-        read: gives the bytes of a file by its name, those that were hashed; None: of files that are nobody's bundle.
+        Args:
+            folder: The folder of the cubins.
+            records: The manifest's kernel records, by file in `folder`.
+            architecture: The device's compute capability, such as "90".
+            read: Returns a file's hash-checked bytes by its name; None: read files of no bundle from `folder`,
+                unchecked.
 
-        Raises ExecutionError where a kernel is missing or of another version, and where there is no driver.
+        Raises:
+            ExecutionError: If a kernel is missing or of another version, or there is no driver.
         """
         best = best_architecture((record.architecture for record in records.values()), architecture)
         self._files = {name: file for file, r in records.items() if r.architecture == best for name in r.kernels}
@@ -127,7 +134,7 @@ class CubinKernels:
         )
 
     def _function(self, kernel: str) -> Any:
-        """A kernel, loaded when it is first asked for."""
+        """Return a kernel, loading it on first use."""
         if kernel not in self._functions:
             path = self._file(kernel)
             if path not in self._modules:
@@ -142,9 +149,9 @@ class CubinKernels:
         return self._functions[kernel]
 
     def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
-        """Launch `specbuild_<name>` on a stream; returns before it has run.
+        """Launch `specbuild_<name>` on a stream, and return before it has run.
 
-        Raises OptionError for what it refuses, and ExecutionError for what CUDA does.
+        Raises OptionError if the parameters are refused, and ExecutionError if CUDA fails.
         """
         for kernel, x, y, z, threads, shared in launches(name, params):
             function = self._function(kernel)
@@ -158,7 +165,7 @@ class CubinKernels:
 
     @staticmethod
     def workspace(params: Any) -> int:
-        """Bytes of workspace that a choice needs."""
+        """Return the bytes of workspace that a token choice needs; raise OptionError for other structs."""
         if not isinstance(params, Choose):
             raise OptionError(f"a workspace is a choice's, {type(params).__name__} is not among these kernels")
         return int(params.batch * params.nodes * (_blocks(params.vocab, _SLICE) * params.best * 8 + 4))
@@ -179,14 +186,14 @@ class CubinKernels:
 
 
 def _driver() -> Any:
-    """The driver's bindings; raises ExecutionError."""
+    """Import and initialise the driver's bindings; raise ExecutionError if that fails."""
     try:
         from cuda.bindings import driver
 
         (status,) = driver.cuInit(0)
     except ImportError:
         raise ExecutionError("launching kernels needs cuda-bindings: pip install 'specbuild-trt[cuda]'") from None
-    except RuntimeError:  # bindings that find no driver
+    except RuntimeError:  # raised by bindings that find no driver
         raise ExecutionError("launching kernels needs NVIDIA's driver, and there is none on this machine") from None
     if status:
         raise ExecutionError(f"CUDA's driver does not start ({status.name}): see what nvidia-smi says")
@@ -263,7 +270,7 @@ _GRIDS: dict[str, Callable[[Any], list[Launch]]] = {
 
 
 def _check(params: Any, optional: str, **limits: int) -> None:
-    """Refuse a null pointer that is not among `optional`, and a size that is not from 1 to what is given."""
+    """Refuse null pointers that are not in `optional`, and sizes that are not from 1 to the limit given for them."""
     for name, limit in limits.items():
         value = getattr(params, name)
         _refuse(not 1 <= value <= limit, f"{name} is {value}: 1 to {limit}")

@@ -1,1 +1,1 @@
-"""Decoding where the models are: rounds on a device, of which the host reads one small copy each."""
+"""Decoding on a device: rounds run where the models are, and the host reads one small copy of each."""

@@ -1,6 +1,6 @@
-"""The graph of the rounds that follow each other, described without a device: what it holds, and in which order.
+"""Describes, without a device, the graph of rounds that follow each other: its nodes and their order.
 
-The loop's own code enqueues a round on a device that only takes notes, with models of which only the manifest is known.
+The loop's own code enqueues a round on a device that only records, with models known only from the manifest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .rounds import Rounds
 from .state import Block, ProcessorFlags
 from .tree_grower import Extent
 
-HELD = frozenset({"kernel", "memcpy", "memset", "child", "conditional"})  # nodes that a conditional body may have
+HELD = frozenset({"kernel", "memcpy", "memset", "child", "conditional"})  # kinds of node that a body may hold
 GREEDY = ProcessorFlags(cut_offs=False, history=False, bias=False)
 _WRITES = {
     "choose_tokens": "choices scores workspace tickets fault",
@@ -45,23 +45,23 @@ _WRITES = {
     "level_parents level_offset fault",
     "finish_tree": "tree_tokens tree_parents tree_counts tree_nodes node_rows fault",
     "publish": "ring published round",
-}  # the fields through which a launcher's kernels write
+}  # by launcher, the fields through which its kernels write
 
 
 class RecordingDevice:
-    """A `Device` without memory: of what is enqueued in a loop's body it notes kind, stream, order and tensors."""
+    """A `Device` without memory that records kind, stream, order and tensors of what a loop's body enqueues."""
 
     def __init__(self) -> None:
         self.uncaptured: list[str] = []
         self.identity: dict[str, Any] = {}
         self.nodes: list[dict[str, Any]] = []
         self.edges: list[tuple[int, int]] = []
-        self.names: list[tuple[int, int, str]] = []  # where a named tensor begins and ends
+        self.names: list[tuple[int, int, str]] = []  # begin, end and name of each named tensor
         self._addresses, self._streams = itertools.count(1 << 40, 1 << 36), itertools.count(1)
-        self._last: dict[int, set[int]] | None = None  # by stream, what its next node waits for, while one is captured
+        self._last: dict[int, set[int]] | None = None  # by stream, nodes that its next one waits for; None: no capture
 
     def add(self, kind: str, stream: int, reads: Seq[int] = (), writes: Seq[int] = (), **more: Any) -> None:
-        """Note a node; `reads` and `writes`: addresses."""
+        """Record a node; `reads` and `writes` are addresses."""
         if self._last is None:
             return
         node = {"id": len(self.nodes), "kind": kind, "stream": stream, **more}
@@ -71,17 +71,17 @@ class RecordingDevice:
         self.nodes.append(node)
 
     def _named(self, addresses: Seq[int]) -> list[str]:
-        """The smallest tensors that the addresses lie in; what has no name is left out."""
+        """Return the smallest named tensors around the addresses; an address in none of them is left out."""
         inside = [[(e - b, name) for b, e, name in self.names if b <= address < e] for address in addresses]
         return list(dict.fromkeys(min(found)[1] for found in inside if found))
 
     def empty(self, shape: Seq[int], dtype: DTypeLike) -> Tensor:
-        """See `Device`; 64 GiB of addresses each, and nothing behind them."""
+        """See `Device`; each tensor gets 64 GiB of addresses and no memory."""
         self.add("allocation", 0)
         return Tensor(next(self._addresses), tuple(shape), np.dtype(dtype))
 
     def pinned(self, shape: Seq[int], dtype: DTypeLike) -> NDArray[Any]:
-        """See `Device`; memory that the system gives when it is written."""
+        """See `Device`; the system allocates this memory when it is written."""
         return np.zeros(shape, dtype)
 
     def stream(self) -> int:
@@ -89,11 +89,11 @@ class RecordingDevice:
         return next(self._streams)
 
     def upload(self, to: Tensor, source: NDArray[Any], stream: int) -> None:
-        """See `Device`; no node of a body of ours."""
+        """See `Device`; such a node may not be in a loop's body."""
         self.add("copy from the host", stream, writes=[to.address], bytes=source.nbytes)
 
     def download(self, to: NDArray[Any], source: Tensor, stream: int) -> None:
-        """See `Device`; no node of a body of ours: what the host reads is in the ring."""
+        """See `Device`; such a node may not be in a loop's body: the host reads the ring instead."""
         self.add("copy to the host", stream, [source.address], bytes=to.nbytes)
 
     def fill(self, to: Tensor, byte: int, stream: int) -> None:
@@ -111,12 +111,12 @@ class RecordingDevice:
         self.add("memcpy", stream, [cache.address], [cache.address])
 
     def after(self, stream: int, other: int) -> None:
-        """See `Device`: an edge."""
+        """See `Device`; becomes an edge."""
         if self._last is not None:
             self._last[stream] = self._last.get(stream, set()) | self._last.get(other, set())
 
     def wait(self, stream: int) -> None:
-        """See `Device`; no node of any graph."""
+        """See `Device`; such a node may not be in any graph."""
         self.add("wait of the host", stream)
 
     def reached(self, counter: NDArray[np.uint64], value: int, stream: int) -> bool:
@@ -128,7 +128,7 @@ class RecordingDevice:
         return enqueue
 
     def loop(self, body: Callable[[int], None], stream: int) -> Step:
-        """Note the body; raises ExecutionError for a node that no conditional body holds."""
+        """Record the body; raises ExecutionError for a node that no conditional body can hold."""
         self.nodes, self.edges, self._last = [], [], {}
         try:
             body(1)
@@ -143,7 +143,7 @@ class RecordingDevice:
 
 
 class _Kernels:
-    """Kernels that are noted where they would be launched."""
+    """Kernels that are recorded instead of launched."""
 
     def __init__(self, recorder: RecordingDevice) -> None:
         self._device = recorder
@@ -167,7 +167,7 @@ class _Kernels:
 
 
 def _pointers(params: Any) -> Iterator[tuple[str, int]]:
-    """The fields of a struct, and of those in it, that point anywhere."""
+    """Yield name and value of the non-null pointer fields of a struct and of its caches."""
     for name, kind in params._fields_:
         value = getattr(params, name)
         if name == "caches":
@@ -177,7 +177,7 @@ def _pointers(params: Any) -> Iterator[tuple[str, int]]:
 
 
 class _Model:
-    """A model of a manifest, whose step is a child graph."""
+    """A model known from the manifest, whose step is a child graph."""
 
     capturable = True
 
@@ -202,7 +202,7 @@ class _Model:
         windows = () if plugin else spec.windows
         self.masks = {window: empty((batch, 1, largest, spec.capacity), np.bool_) for window in windows}
         self.logits = empty((batch, largest, spec.vocab_size), np.float32)
-        self.hidden: Tensor | None = None  # a draft that reads them is not in the loop
+        self.hidden: Tensor | None = None  # drafts that read hidden states are not in the loop
         self.hidden_in: Tensor | None = None
         parts, rows = (1 + pages.pages.count, pages.pages.rows) if pages else (batch, spec.capacity)
         self.cache = empty((2 * spec.layers, parts, spec.kv_heads, rows, spec.head_dim), item)
@@ -226,11 +226,16 @@ class _Model:
 
 
 def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: ProcessorFlags = GREEDY) -> dict[str, Any]:
-    """The graph in which a bundle's rounds would follow each other on a GPU, as JSON has it.
+    """Describe, as JSON data, the graph in which a bundle's rounds would follow each other on a GPU.
 
-    `tree`: what every sequence drafts, or "off"; `asked`: the processors of the requests, history and bias not among
-    them. The body has nodes (kind, stream, tensors by name, kernels and their grids) and edges between their ids. Needs
-    no GPU and no file but the manifest. Raises OptionError, BundleError, and ExecutionError for what no body holds.
+    The body has nodes (kind, stream, tensors by name, kernels and their grids) and edges between their ids. This needs
+    no GPU and only the manifest. Raises OptionError, BundleError, and ExecutionError for what no body can hold.
+
+    Args:
+        bundle: The bundle.
+        batch_size: Slots of the engine.
+        tree: The tree that every sequence drafts, or "off".
+        asked: The requests' processors; history and bias cannot be among them.
     """
     manifest, recorder = bundle.manifest, RecordingDevice()
     if "draft" in manifest.models and (kind := manifest.models["draft"].kind) != "model":
@@ -242,7 +247,7 @@ def describe_bundle(bundle: Bundle, batch_size: int, tree: str, asked: Processor
     table = PageTable(recorder, Pages(batch_size, capacity, rows, count)) if rows else None
     executors = {name: _executor(manifest, name, recorder, batch_size, table) for name in names}
     largest = manifest.buckets[-1]
-    executors["target"].keep_to(ExactnessClass(batch_size * largest, largest))  # as an engine without limits does
+    executors["target"].keep_to(ExactnessClass(batch_size * largest, largest))  # as in an engine without limits
     rounds = Rounds(executors["target"], executors.get("draft"), _Kernels(recorder), trunk=True)
     flights = Flights(rounds, Room(executors["target"], executors.get("draft")))
     nodes = executors["target"].bucket(1 + spec.nodes if spec else 1)
@@ -272,13 +277,13 @@ def _executor(
     record, spec = manifest.models[name], spec_of(manifest, name)
     engines = [manifest.engines[graph] for graph in record.graphs.values() if graph in manifest.engines]
     plugin = any(engine.attention == "plugin" for engine in engines)
-    item = f"u{cache_item_bytes(manifest, record)}"  # as many bytes as a cache's number has
+    item = f"u{cache_item_bytes(manifest, record)}"  # unsigned integers as wide as the elements of the cache
     model = _Model(spec, recorder, batch_size, tuple(manifest.buckets), plugin, item, table)
     return StandardExecutor(recorder, model, recorder.stream())
 
 
 def _tensors(name: str, thing: Any) -> Iterator[tuple[int, int, str]]:
-    """Every tensor and every pinned array in something, by the names that lead to it."""
+    """Yield begin, end and dotted name of every tensor and pinned array in `thing`."""
     if isinstance(thing, Tensor):
         yield thing.address, thing.address + thing.nbytes, name
     elif isinstance(thing, np.ndarray):

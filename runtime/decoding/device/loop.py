@@ -1,9 +1,8 @@
-"""The decode loop on a device: draft, verify, accept and commit without the host, which reads one small copy a round.
+"""The decode loop on a device: draft, verify, accept and commit there; the host reads one small copy a round.
 
-Prompts are read through the executors, as on the host. From its first token on a sequence lives on the device: what is
-emitted there is the next round's input, and the host learns of it when the round is over. Where the text repeats itself
-the host drafts from it instead, and sends the tree; so it does with the trees of drafts that only the host grows, from
-models on the device. Which of these a round does, and how large a tree the device grows, the host decides.
+Prefill uses the executors, as on the host. From its first token on a sequence's state is on the device, and the host
+learns after each round what was emitted. The host decides what is drafted, and how large a tree the device grows. It
+uploads the continuation of a text that repeats itself, and trees that only it can grow.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from .step_clock import StepClock
 
 
 class DeviceLoop:
-    """A `Loop` whose rounds run where the models are; the device is its own, and closed with it."""
+    """A `Loop` whose rounds run where the models are; it owns the device and closes it."""
 
     def __init__(
         self,
@@ -55,10 +54,17 @@ class DeviceLoop:
         options: LoopOptions = DEFAULTS,
         ahead: int = 0,
     ) -> None:
-        """`drafter`: None is both, as in `Engine.load`; without a draft it is lookup. Raises BundleError.
+        """Make a loop over the models of one device.
 
-        hosted: in place of `draft`, a drafter over a model of this device whose trees the host grows. ahead: rounds
-        that follow each other on the device where nothing needs the host, at most; 0: none do. Raises OptionError.
+        Args:
+            target: Executor of the target.
+            draft: Executor of a draft whose trees the device grows; BundleError if it has no step of two nodes.
+            kernels: Kernels of the device.
+            eos: Token ids that end a text.
+            drafter: As in `Engine.load`, None is both; without a draft it is lookup.
+            hosted: In place of `draft`, a drafter over a model of this device whose trees the host grows.
+            options: How the loop decodes.
+            ahead: Maximum rounds that follow each other without the host, an x86_64 (else OptionError); 0: none do.
         """
         self.target, self.tally, self.hosted, self.exactness = target, Tally(), hosted, options.exactness
         self.target.keep_to(self.exactness)
@@ -68,7 +74,7 @@ class DeviceLoop:
         self.reader = Reader(target, self.emission, target.model.chunk)
         self.room, table = Room(target, self.draft_executor), target.model.pages
         drafts = self.rounds.grower or hosted
-        keeps = options.prefix_caching, self.exactness is None  # texts are read in steps of another shape
+        keeps = options.prefix_caching, self.exactness is None  # in a class, prefill steps have another shape
         paged = PagedAdmission(target, drafts, table, self.room.needed, *keeps) if table else None
         self.admission = admission = paged or Admission(target, drafts, *keeps)
         self.pick, self.cached_tokens, self.page_tokens = admission.pick, admission.cached_tokens, admission.page_tokens
@@ -86,7 +92,7 @@ class DeviceLoop:
         self.flights = Flights(self.rounds, self.room, ahead, hosted is not None) if ahead else None
 
     def round(self, sequences: Seq[Sequence]) -> None:
-        """See `Loop.round`; where rounds follow each other, one of them, or all that are left where they must stop."""
+        """See `Loop.round`; of rounds that follow each other, it takes one, or all that are left if they must stop."""
         with accounted(self, sequences) as account, nvtx.range("round"):
             self.clock.begin()
             plan = None
@@ -100,13 +106,13 @@ class DeviceLoop:
                 self.clock.tell(account, sequences, self._run(sequences, plan))
 
     def _steer(self, flights: Flights, sequences: Seq[Sequence]) -> tuple[Seq[Sequence], Seq[Draft] | None]:
-        """Let the rounds under way go on, or stop them and begin others; who is left, and what they draft if known."""
+        """Continue the rounds under way, or stop them and start others; return the sequences left and their plan."""
         if flights.under_way:
             plan = self.proposals.plan(sequences) if flights.of(sequences) else None
             if plan and flights.go_on(plan):
                 return sequences, plan
             self._land(sequences)
-            for ended in (s for s in sequences if s.finish_reason):  # others go on before it is released
+            for ended in (s for s in sequences if s.finish_reason):  # the others' rounds run before it is released
                 self.rounds.slots.hold(ended.slot, ended.cached + 1)
             sequences = [s for s in sequences if not s.finish_reason]
         if not sequences or not all(s.output for s in sequences):
@@ -116,7 +122,7 @@ class DeviceLoop:
         return sequences, plan
 
     def _run(self, sequences: Seq[Sequence], plan: Seq[Draft] | None) -> int:
-        """A round by itself: who has emitted nothing yet reads its prompt, the others decode; see `StepClock.tell`."""
+        """Run one ordinary round: sequences without output prefill, others decode. Return `StepClock.tell`'s nodes."""
         self.admission.enter(sequences)
         reading = [s for s in sequences if not s.output]
         for sequence in reading:
@@ -128,12 +134,12 @@ class DeviceLoop:
         return 0 if reading else nodes
 
     def _decode(self, plan: Seq[Draft]) -> int:
-        """A round on the device, and what the host learns of it; nodes of each sequence in its step."""
+        """Run a round on the device and emit its tokens; return the nodes of each sequence in its step."""
         self.proposals.grow(plan)
         asked, nodes = ProcessorFlags.of([draft.sequence.params for draft in plan]), self.rounds.bucket(plan)
         self.rounds.draft(plan, nodes, asked)
         self.rounds.verify(nodes, asked)
-        for executor in reversed(self._executors):  # everything is under way: only the times are told apart
+        for executor in reversed(self._executors):  # all is enqueued: waiting for each only separates their times
             executor.wait()
         self._keep_hidden(plan, nodes)
         for draft in (draft for draft in plan if not draft.sequence.error):
@@ -144,7 +150,7 @@ class DeviceLoop:
         return nodes
 
     def _keep_hidden(self, plan: Seq[Draft], nodes: int) -> None:
-        """What the target made of the accepted nodes, for a head."""
+        """Keep the target's hidden states of the accepted nodes for a draft head."""
         if self.hosted and self.target.model.hidden:
             host = self.rounds.blocks[nodes].host
             paths = [(d.sequence, host["path"][d.sequence.slot, : host["length"][d.sequence.slot]]) for d in plan]
@@ -162,16 +168,12 @@ class DeviceLoop:
         if sequence.params.logprobs is not None or min(emitted, default=0) < 0:
             rows = self.target.fetch((slot * nodes + path).tolist())
         taken = self._emit(draft, fault, emitted, rows)
-        if draft.drafter:  # beside trees that the device grows no drafted row is sure to be left alone
+        if draft.drafter:  # trees that the device grows may overwrite drafted rows: keep the root alone
             draft.drafter.commit(sequence, path[:taken].tolist() if self.hosted else [0])
         self._record(draft, path[:taken].tolist(), emitted, drafted - 1)
 
     def _emit(self, draft: Draft, fault: int, emitted: Seq[int], rows: NDArray[np.float32] | None = None) -> int:
-        """Emit along the accepted path until the sequence ends; what lies behind its end is nobody's.
-
-        rows: the logits that the tokens were chosen from, where anybody asks. Returns how many were emitted; raises
-        ExecutionError.
-        """
+        """Emit tokens until the sequence ends and return how many; `rows`: their logits. Raises ExecutionError."""
         sequence, root = draft.sequence, draft.sequence.cached
         if fault:
             raise ExecutionError(f"a kernel refused the sequence's tree, fault {Fault(fault).name}: report it")
@@ -190,14 +192,14 @@ class DeviceLoop:
         return sequence.cached - root
 
     def _record(self, draft: Draft, path: Seq[int], emitted: Seq[int], drafted: int) -> None:
-        """Note what came of a draft. Where the device grew the tree the host knows only how deep the path went."""
+        """Record a draft's result; of a tree that the device grew, the host knows only the depth of the path."""
         if draft.drafts:
             known = draft.tree
             path, levels = (path, max(known.depths)) if known else (range(len(path)), None)
             self.planner.record(draft.sequence, drafted, path, emitted[0], levels)
 
     def _take(self, entries: Seq[tuple[Draft, int, Seq[int]]], sequences: Seq[Sequence]) -> None:
-        """Emit what a round under way has told of those who still decode: drafts, faults and tokens."""
+        """Emit what a round under way published, for the sequences that still decode: drafts, faults and tokens."""
         still = {id(s) for s in sequences}
         for draft, fault, emitted in entries:
             sequence = draft.sequence
@@ -210,7 +212,7 @@ class DeviceLoop:
                     self._record(draft, range(taken), emitted, draft.nodes - 1)
 
     def _land(self, sequences: Seq[Sequence]) -> None:
-        """Stop the rounds under way, and emit what nobody has read."""
+        """Stop the rounds under way and emit what was not read yet."""
         for entries in self.flights.land() if self.flights else ():
             for draft, _, _ in entries:
                 if draft.option and draft.sequence.policy:
@@ -229,15 +231,12 @@ class DeviceLoop:
         self.admission.check(sequence)
 
     def release(self, slot: int) -> None:
-        """See `Loop.release`: what other slots' steps write in this one goes behind its rows, in both caches.
-
-        Rounds under way end as well; the next round reads what they did for others.
-        """
-        if self.flights and self.flights.leave(slot):
+        """See `Loop.release`; stops rounds under way. Later steps write their padding behind the slot's kept rows."""
+        if self.flights and self.flights.leave(slot):  # else the next round reads what they did for others
             with suppress(SpecbuildError):  # a device that failed says so in the next round
                 self._land(())
         self.admission.release(slot)
-        self.rounds.slots.hold(slot, self.admission.kept(slot) + 1)  # what runs a pair of nodes begins a row before
+        self.rounds.slots.hold(slot, self.admission.kept(slot) + 1)  # a draft step of two nodes begins a row earlier
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """See `Loop.logits`; several rows come from steps no longer than the largest bucket."""
@@ -256,7 +255,7 @@ class DeviceLoop:
             self.release(0)
 
     def sibling(self, looks_up: bool = True, overlap: bool = False) -> DeviceLoop:
-        """See `Loop.sibling`: with the same memory and graphs. Raises OptionError for `overlap`."""
+        """See `Loop.sibling`; it shares memory and graphs. Raises OptionError for `overlap`."""
         if overlap:
             raise OptionError("a device does not draft while it verifies: measure without")
         other = copy(self)
@@ -281,7 +280,7 @@ class DeviceLoop:
 
     @property
     def notes(self) -> list[str]:
-        """See `Loop.notes`: which steps are no graphs, and why."""
+        """See `Loop.notes`: which steps could not be captured as graphs, and why."""
         return list(self.rounds.device.uncaptured)
 
     @property
@@ -290,7 +289,7 @@ class DeviceLoop:
         return cache_bytes(self)
 
     def close(self) -> None:
-        """Free the models, and all of the device's memory, once nothing runs any more."""
+        """Free the models, then all of the device's memory, once nothing runs any more."""
         if self.flights:
             self.flights.abandon()
         self.rounds.settle()

@@ -1,7 +1,7 @@
-"""Slots whose rows are pages, given with the slot: as many as its sequence may ever need.
+"""Admission with paged caches: a slot comes with all the pages that its sequence may ever need.
 
-Whatever the sequence is going to emit, so none is ever short of pages in mid-flight. What `pick` does is the host's own
-book-keeping, while rounds run; `enter` brings it to the device between two rounds.
+No sequence can therefore run out of pages while it decodes, whatever it emits. `pick` only changes the host's page
+table, while rounds run; `enter` copies the table to the device between two rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specbuild.runtime.requests.sequence import Sequence
 
 
 class PagedAdmission(Admission):
-    """See `Admission`."""
+    """Assigns slots together with their pages; see `Admission`."""
 
     def __init__(
         self,
@@ -29,13 +29,22 @@ class PagedAdmission(Admission):
         prefix_caching: bool = True,
         generated: bool = True,
     ) -> None:
-        """`needed`: rows that a sequence may ever write."""
+        """Start with empty slots.
+
+        Args:
+            target: Executor whose slots are assigned.
+            drafts: Holder of the draft's cache, which has the same slots; None: there is no drafter.
+            table: Page table of both caches.
+            needed: Returns how many rows a sequence may ever write.
+            prefix_caching: See `Admission`.
+            generated: See `Admission`.
+        """
         super().__init__(target, drafts, prefix_caching, generated)
         self._paged, self._table, self._needed = target, table, needed
         self.page_tokens = table.pages.count * table.pages.rows
 
     def check(self, sequence: Sequence) -> None:
-        """See `Admission.check`: all the pages together may be too few."""
+        """See `Admission.check`; raises OptionError if all the pages together are too few."""
         self._fits(self._needed(sequence), "ask for fewer with max_new_tokens, or load with more kv_cache_tokens")
 
     def _fits(self, rows: int, advice: str) -> None:
@@ -44,7 +53,7 @@ class PagedAdmission(Admission):
             raise OptionError(f"the text may take {rows} rows, the caches have {pages.count * pages.rows}: {advice}")
 
     def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
-        """See `Admission.pick`: with a slot come its pages, and what they hold of the prompt already."""
+        """See `Admission.pick`; also gives the slot its pages, and keeps those that hold a prefix of the prompt."""
         slot = super().pick(sequence, free)
         pages, slots = self._table.pages, range(self._target.batch_size)
         assert slot is not None
@@ -60,7 +69,7 @@ class PagedAdmission(Admission):
         self._turn(sequence.slot for sequence in sequences)
 
     def _turn(self, slots: Iterable[int]) -> None:
-        """Bring the table to the device where it has changed, once nothing runs; a slot's new pages hold no NaN."""
+        """Copy a changed table to the device once nothing runs, and erase the slots' pages that may hold NaN."""
         if not self._table.stale:
             return
         self._paged.wait()
@@ -71,18 +80,18 @@ class PagedAdmission(Admission):
         self._table.update(self._paged.stream)
 
     def vacate(self, slot: int) -> None:
-        """Mark a slot empty; what a failed sequence wrote is erased when its pages get another owner."""
+        """Mark a slot empty; pages that a failed sequence wrote are erased when another slot gets them."""
         self._last[slot] = None
 
     def borrow(self, slot: int, rows: int) -> None:
-        """See `Admission.borrow`. Raises OptionError where the pages are too few."""
+        """See `Admission.borrow`; raises OptionError if the pages are too few."""
         self._fits(rows, "give a shorter text, or load with more kv_cache_tokens")
         self._table.pages.take(slot, 0, 0, rows)
         self._turn([slot])
         self.vacate(slot)
 
     def kept(self, slot: int) -> int:
-        """See `Admission.kept`: others may have got its last pages since."""
+        """See `Admission.kept`; other slots may have got the last pages since."""
         return min(super().kept(slot), self._paged.rows(slot))
 
     def release(self, slot: int) -> None:

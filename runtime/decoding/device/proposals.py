@@ -1,4 +1,4 @@
-"""What each sequence drafts in a round on a device, as far as the host decides it."""
+"""Proposals: what each sequence drafts in a round on a device, as far as the host decides it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ from .rounds import Draft
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """Within the limits and the room there is: the text's continuation, a tree of the model, or the root alone.
+    """Proposes the text's continuation, a tree of the model, or the root alone, within the limits and the caches' room.
 
-    steps: node counts that a step may have. drafts: whether there is a model; looks_up: whether texts are continued
-    from themselves. for_all, for_constrained: who grows trees on the host, for every sequence, or for those alone whose
-    constraint has to be asked about each level; where nobody does, the device does.
+    Attributes:
+        planner: Selects the sequences that draft.
+        room: Room in the caches.
+        steps: Node counts that a step may have.
+        drafts: Whether there is a draft model.
+        looks_up: Whether texts are continued from themselves.
+        for_all: Grows every tree on the host; None: the device grows them.
+        for_constrained: Grows on the host the trees of sequences whose constraint is asked about each level; None:
+            nothing does.
     """
 
     planner: Planner
@@ -33,19 +39,19 @@ class Proposals:
     for_constrained: ModelDrafter | None
 
     def plan(self, sequences: Seq[Sequence]) -> list[Draft]:
-        """What each of them drafts; trees that the host grows are missing yet."""
+        """Return each sequence's draft; trees that the host grows are not in it yet."""
         drafting = self.planner.drafting(sequences)
         shapes = {s.slot: s.shape for s in drafting if s.shape}
         return [self._draft(s, shapes.get(s.slot), [*shapes.values()]) for s in sequences]
 
     def _draft(self, sequence: Sequence, shape: TreeSpec | None, shapes: Seq[TreeSpec]) -> Draft:
-        """A tree of at most its own shape, beside others, whose shapes are at most `shapes`."""
+        """Return a sequence's draft of at most `shape`, beside others of at most `shapes`."""
         policy, lone = sequence.policy, Tree([sequence.tokens[-1]])
         if not shape:
             return Draft(sequence, lone)
         if not policy and not self.room.fits(sequence, shape, shapes):
             return Draft(sequence, lone, drafts=True)
-        # Its nodes lie within the sequence's limit; what its step has more of is padding, past the rows that it needs.
+        # A tree from the text always has room: its nodes lie within the sequence's limit, and padding may lie beyond.
         tree = from_text(sequence, len(shapes), self.looks_up, self.drafts)
         drafter = self.for_constrained if sequence.sampler.matcher is not None else self.for_all
         if not tree and policy:
@@ -60,7 +66,7 @@ class Proposals:
 
     @staticmethod
     def grow(plan: Seq[Draft]) -> None:
-        """Have the trees grown that the host grows; one drafter grows all of them."""
+        """Grow the trees that the host grows; one drafter grows them all."""
         hosted = [draft for draft in plan if draft.drafter]
         if hosted and (drafter := hosted[0].drafter):
             trees = drafter.propose([draft.sequence for draft in hosted])

@@ -1,8 +1,8 @@
 """Rounds that follow each other on the device: one graph repeats them, and a ring tells the host of each.
 
-The host reads a round's entry while the device is in the next one. As soon as other sequences decode, or something else
-is to be drafted for them, it raises `stop`: the device ends after the round it is in, and what it has done until then
-counts. docs/internals/device-loop.md says what the graph holds, and when rounds are done one by one.
+The host reads a round's entry while the device runs the next one. When other sequences are to decode, or something else
+is to be drafted for them, it raises `stop`: the device ends after the round it is in, and all that it did until then
+counts. docs/internals/device-loop.md says what the graph holds, and when rounds run one by one.
 """
 
 from __future__ import annotations
@@ -25,29 +25,36 @@ from .rounds import Draft, Rounds
 from .state import MAX_GRAPHS, ProcessorFlags, launch
 from .tree_grower import Extent
 
-AHEAD = 32  # rounds that one launch of a graph may do
-_ORDERED = ("x86_64", "AMD64")  # machines that read in the order in which a device writes
-Entries = list[tuple[Draft, int, list[int]]]  # a round's drafts, each with its fault and the emitted tokens
+AHEAD = 32  # maximum rounds of one launch of a graph
+_ORDERED = ("x86_64", "AMD64")  # machines that read memory in the order in which a device writes it
+Entries = list[tuple[Draft, int, list[int]]]  # a round's drafts, each with its fault and emitted tokens
 
 
 @dataclass(slots=True)
 class _Flight:
-    """Rounds under way: what all of them draft, and where the host reads of them."""
+    """Rounds under way: what each of them drafts, and where the host reads their results."""
 
     drafts: list[Draft]
     nodes: int
     entries: NDArray[np.int32]  # [ahead, B, nodes + 2]: length, fault, emitted
-    read: int  # the entry that is next
+    read: int  # index of the next entry
     faults: bool = False
 
 
 class Flights:
-    """Lets the device go on by itself where nothing needs the host."""
+    """Lets the device run rounds by itself while nothing needs the host."""
 
     def __init__(self, rounds: Rounds, room: Room, ahead: int = AHEAD, hosted: bool = False) -> None:
-        """`ahead`: rounds in the ring, and in one launch at most. `hosted`: the host grows the trees, so none are.
+        """Make the ring, and find out whether rounds can be captured.
 
-        Raises OptionError on a host that may read an entry before the count that announces it.
+        Args:
+            rounds: The rounds to repeat.
+            room: Room in the caches.
+            ahead: Entries of the ring, and the maximum rounds of a launch.
+            hosted: Whether the host grows the trees; rounds do not follow each other then.
+
+        Raises:
+            OptionError: If this host may read an entry before the count that announces it.
         """
         if (machine := platform.machine()) not in _ORDERED:
             raise OptionError(f"a resident loop needs an x86_64 host, this is {machine}: load without `resident`")
@@ -57,14 +64,14 @@ class Flights:
         self._ring = device.pinned((ahead * entry,), np.int32)
         self._published, self._stop = device.pinned((1,), np.uint64), device.pinned((1,), np.uint32)
         self._round, self._first = device.empty((1,), np.uint64), device.pinned((1,), np.uint64)
-        self._loops = dict[Hashable, Step | None]()  # None: such rounds were done one by one
+        self._loops = dict[Hashable, Step | None]()  # None: such a round ran, but is not captured yet
         if hosted:
             device.uncaptured.append("rounds do not follow each other: the host grows this draft's trees")
         models = [self._target.model, *([rounds.grower.executor.model] if rounds.grower else [])]
         self._captures = not hosted and all(model.capturable for model in models) and self._publishes()
 
     def _publishes(self) -> bool:
-        """Whether `publish` can be launched; it has run once then, as what is captured must have."""
+        """Return whether `publish` can be launched; this runs it once, as it must have before a capture."""
         try:
             self._publish(self._target.buckets[0], 0)
             self._target.wait()
@@ -75,32 +82,32 @@ class Flights:
 
     @property
     def under_way(self) -> bool:
-        """Whether rounds are."""
+        """Whether rounds are under way."""
         return self._flight is not None
 
     def of(self, sequences: Seq[Sequence]) -> bool:
-        """Whether the rounds under way are those of the same sequences."""
+        """Return whether the rounds under way are those of exactly these sequences."""
         drafts = self._flight.drafts if self._flight else []
         return {id(s) for s in sequences} == {id(draft.sequence) for draft in drafts}
 
     def go_on(self, plan: Seq[Draft]) -> bool:
-        """Whether the rounds under way draft what is wanted now, or more than a sequence that drafts no more wants."""
+        """Return whether the rounds under way draft what `plan` asks, or more for a sequence that drafts no more."""
         specs = {id(draft.sequence): draft.spec for draft in self._flight.drafts} if self._flight else {}
         for draft in plan:
-            if draft.tree and len(draft.tree) > 1:  # the host's
+            if draft.tree and len(draft.tree) > 1:  # a tree from the host
                 return False
-            over = not draft.sequence.drafts or (draft.drafts and draft.option is None)  # at its end, or out of room
+            over = not draft.sequence.drafts or (draft.drafts and draft.option is None)  # near its end, or out of room
             if draft.spec != specs[id(draft.sequence)] and not (over and draft.nodes == 1):
                 return False
         return True
 
     def launch(self, plan: Seq[Draft]) -> None:
-        """Begin as many rounds as may follow each other, if they are at least two."""
+        """Start as many rounds as may follow each other, if that is at least two."""
         if not self._captures or nvtx.enabled:
             return
         if any(
             d.sequence.params.logprobs is not None or d.sequence.sampler.matcher is not None for d in plan
-        ):  # the host is asked
+        ):  # every round needs the host
             return
         nodes, grown = self._rounds.bucket(plan), all(draft.spec for draft in plan)
         rounds = self._count(plan, nodes) if grown or all(draft.nodes == 1 for draft in plan) else 0
@@ -120,9 +127,9 @@ class Flights:
         step = self.capture(nodes, extent, asked)
         if step is None:
             self._captures = False
-            self._target.wait()  # an ordinary round may begin on the draft's stream
+            self._target.wait()  # the ordinary round that follows may begin on the draft's stream
             return
-        first = self.ahead - rounds  # the loop ends behind the ring's last entry
+        first = self.ahead - rounds  # so the loop ends with the ring's last entry
         self._first[:] = self._published[:] = first
         self._stop[:] = 0
         self._rounds.device.upload(self._round, self._first, stream)
@@ -130,9 +137,10 @@ class Flights:
         self._flight = _Flight(list(plan), nodes, self._entries(nodes), first)
 
     def _count(self, plan: Seq[Draft], nodes: int) -> int:
-        """How many rounds may follow each other.
+        """Return how many rounds may follow each other.
 
-        As many as the ring holds, and as the caches surely have room for; none after one sequence is surely over.
+        At most the entries of the ring and the rounds that the caches surely have rows for; none after one sequence
+        must have ended.
         """
         rounds, shapes = self.ahead, [draft.spec for draft in plan if draft.spec]
         for draft in plan:
@@ -148,7 +156,7 @@ class Flights:
         return rounds
 
     def _first_of(self, key: Hashable) -> bool:
-        """Whether no such round was done before: one may load or allocate, so the first is no graph's."""
+        """Return whether this is the first such round: it may load or allocate, so it must not be captured."""
         if key in self._loops:
             return False
         if len(self._loops) >= MAX_GRAPHS:
@@ -157,7 +165,7 @@ class Flights:
         return True
 
     def capture(self, nodes: int, extent: Extent | None, asked: ProcessorFlags) -> Step | None:
-        """A graph of rounds with trees that the draft grows, or of the root alone; None where there cannot be one."""
+        """Return a graph of rounds with trees of `extent`, or of the root alone; None if it cannot be captured."""
         key = nodes, extent, asked
         step = self._loops.get(key) or self._rounds.device.loop(
             lambda handle: self._body(handle, nodes, extent, asked), self._target.stream
@@ -166,7 +174,7 @@ class Flights:
         return step
 
     def _body(self, handle: int, nodes: int, extent: Extent | None, asked: ProcessorFlags) -> None:
-        """Enqueue a round: its trees, what follows from them, and the ring's entry."""
+        """Enqueue a round: its trees, the target's step and commit, and the ring's entry."""
         stream, block, grower = self._target.stream, self._rounds.blocks[nodes], self._rounds.grower
         if grower and extent:
             self._rounds.device.after(grower.executor.stream, stream)
@@ -178,7 +186,7 @@ class Flights:
         self._publish(nodes, handle)
 
     def _publish(self, nodes: int, handle: int) -> None:
-        """Enqueue a round's entry, and where there is a condition, its end."""
+        """Enqueue a round's entry and, if `handle` is not 0, whether the loop ends."""
         block = self._rounds.blocks[nodes]
         launch(
             self._rounds.kernels,
@@ -197,13 +205,13 @@ class Flights:
         )
 
     def _entries(self, nodes: int) -> NDArray[np.int32]:
-        """The ring as rounds of so many nodes fill it."""
+        """Return the ring as entries of rounds with `nodes` nodes."""
         shape = self.ahead, self._target.batch_size, nodes + 2
         return self._ring[: int(np.prod(shape))].reshape(shape)
 
     def next_entry(self) -> Entries:
-        """Wait for the next round under way, and read what it says; raises ExecutionError."""
-        flight, self._flight = self._flight, None  # there is none any more if the device fails
+        """Wait for the next round under way and return its entry; raises ExecutionError."""
+        flight, self._flight = self._flight, None  # stays None if the device fails
         assert flight
         if not self._rounds.device.reached(self._published, flight.read + 1, self._target.stream):
             raise ExecutionError(f"the loop on the device ended before round {flight.read + 1}: report it")
@@ -224,7 +232,7 @@ class Flights:
         return [(draft, fault, emitted[:length]) for draft, (length, fault, *emitted) in told]
 
     def land(self) -> Iterator[Entries]:
-        """Stop the device after the round that it is in; the entries that nobody has read. Exhaust it."""
+        """Stop the device after the round it is in, and yield the entries not read yet; exhaust the iterator."""
         flight, self._flight = self._flight, None
         if flight is None:
             return
@@ -236,14 +244,14 @@ class Flights:
             self._rounds.forget_faults(flight.nodes)
 
     def leave(self, slot: int) -> bool:
-        """The sequence in a slot has ended, and the rounds it is in end soon; whether nobody else is in them."""
+        """Stop the rounds of a slot's ended sequence; return whether all other sequences in them have ended too."""
         drafts = self._flight.drafts if self._flight else []
-        if all(draft.sequence.slot != slot for draft in drafts):  # it ended when the rounds before these did
+        if all(draft.sequence.slot != slot for draft in drafts):  # it ended with earlier rounds
             return False
         self._stop[:] = 1
         return all(d.sequence.slot == slot or d.sequence.finish_reason for d in drafts)
 
     def abandon(self) -> None:
-        """Nobody reads any more what the rounds under way do."""
+        """Stop the rounds under way; their entries are never read."""
         self._stop[:], self._flight = 1, None
         self._loops.clear()

@@ -1,4 +1,4 @@
-"""Whether the caches have room for a tree."""
+"""Room: whether the caches have rows left for a tree."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from specbuild.runtime.speculation.tree import TreeSpec
 
 
 class Room:
-    """Rows of the caches of a target, and of the draft whose trees it verifies, if there is one."""
+    """Rows in the caches of the target and of the draft whose trees it verifies, if there is one."""
 
     def __init__(self, target: StandardExecutor, draft: StandardExecutor | None) -> None:
         self._target, self._draft = target, draft
         self.max_positions = min(each.spec.max_positions for each in (target, draft) if each)
 
     def fits(self, sequence: Sequence, spec: TreeSpec, others: Seq[TreeSpec]) -> bool:
-        """Whether a sequence's tree can be drafted beside the others', its own among them."""
+        """Return whether a sequence's tree fits when it is drafted with `others`, which include its own."""
         within = len(sequence.tokens) + spec.nodes <= self.max_positions
         return within and self.left(sequence, spec, others) >= 0
 
     def left(self, sequence: Sequence, spec: TreeSpec, others: Seq[TreeSpec]) -> int:
-        """Rows that a sequence's tree leaves in the draft's cache, its levels run in steps for the widest of `others`.
+        """Return how many rows a sequence's tree leaves in the draft's cache; negative if cache or model lacks room.
 
-        Negative where cache or model have no room for it.
+        Levels run in steps for the widest of `others`.
         """
         draft = self._draft
         if draft is None:
@@ -35,11 +35,11 @@ class Room:
 
     @staticmethod
     def _level_rows(draft: StandardExecutor, shape: TreeSpec, specs: Seq[TreeSpec]) -> int:
-        """Rows behind the root's that a tree takes in the draft's cache."""
+        """Return how many rows behind the root's a tree takes in the draft's cache."""
         return shape.expand * max(shape.depth - 2, 0) + draft.bucket(max(spec.expand for spec in specs))
 
     def needed(self, sequence: Sequence) -> int:
-        """Rows that a sequence may ever write: its longest text, and behind that a tree, in either model."""
+        """Return how many rows a sequence may ever write in either model: its longest text, and a tree behind it."""
         tree = sequence.tree
         if tree is None:
             return sequence.limit

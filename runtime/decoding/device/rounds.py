@@ -1,4 +1,4 @@
-"""What a device runs in a round: trees, a step of the target over them, the walk along its choices, the commit."""
+"""A round on a device: trees, a target step over them, the walk along the target's choices, the commit."""
 
 from __future__ import annotations
 
@@ -24,51 +24,58 @@ from .tree_grower import TreeGrower
 
 @dataclass(slots=True)
 class Draft:
-    """What a sequence drafts in a round: a tree that the host has made, or the shape of one that the device grows."""
+    """A sequence's draft in a round: a tree that the host made, or the shape of one that the device grows."""
 
     sequence: Sequence
     tree: Tree | None
-    spec: TreeSpec | None = None  # where `tree` is None
-    drafts: bool = False  # whether something was to be drafted, be it nothing in the end
-    drafter: ModelDrafter | None = None  # who grows it on the host, from a model of the device
-    option: Option | None = None  # what the sequence's policy has decided
+    spec: TreeSpec | None = None  # its shape, if the device grows the tree
+    drafts: bool = False  # whether it was to draft, even if it drafts nothing in the end
+    drafter: ModelDrafter | None = None  # grows the tree on the host, with a model on the device
+    option: Option | None = None  # what the sequence's policy decided
 
     @property
     def nodes(self) -> int:
-        """Nodes of the tree, its root included; at most, where the device grows it."""
+        """Nodes of the tree, its root included; the maximum if the device grows it."""
         return len(self.tree) if self.tree else 1 + (self.spec.nodes if self.spec else 0)
 
 
 class Rounds:
-    """A round's memory, its graphs, and the order of its kernels; all but the choice of what to draft."""
+    """A round's memory, its graphs, and the order of its kernels; not the choice of what to draft."""
 
     def __init__(
         self, target: StandardExecutor, draft: StandardExecutor | None, kernels: Kernels, trunk: bool = False
     ) -> None:
-        """`draft`: a model whose trees the device grows. `trunk`: of a tree nothing but its trunk is accepted.
+        """Allocate what rounds need.
 
-        A choice that leaves the trunk is emitted, and its token is the next round's root. Raises BundleError.
+        Args:
+            target: Executor of the target.
+            draft: Executor of a draft whose trees the device grows; None: there is none.
+            kernels: Kernels of the device.
+            trunk: Whether only a tree's trunk is accepted. A choice that leaves the trunk is emitted as the next root.
+
+        Raises:
+            BundleError: If the draft has no step of two nodes.
         """
         self.target, self.device, self.kernels, self._trunk = target, target.device, kernels, trunk
         batch, vocab, max_nodes = target.batch_size, target.spec.vocab_size, min(target.buckets[-1], MAX_NODES)
         self.slots = Slots(self.device, batch, vocab)
         self.grower = TreeGrower(draft, kernels, self.slots, max_nodes) if draft else None
         self.graphs, empty = Graphs(target), self.device.empty
-        self.blocks = {n: round_block(target, n) for n in target.buckets}  # a round's, by its most nodes
+        self.blocks = {n: round_block(target, n) for n in target.buckets}  # by nodes of the step
         self._choices, self._tickets = empty((batch, max_nodes), np.int32), empty((batch, max_nodes), np.uint32)
         largest = Choose(batch=batch, nodes=max_nodes, vocab=vocab, best=1)
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
         self._kept, self._ticket = empty((2, batch), np.int32), empty((1,), np.uint32)
-        self._draft_len = empty((batch,), np.int32)  # nobody asks: the host knows what the draft's cache has at least
-        self._committed = [target, *([draft] if draft else [])]  # whose rows a round moves
+        self._draft_len = empty((batch,), np.int32)  # never read: the host tracks how many rows the draft has at least
+        self._committed = [target, *([draft] if draft else [])]  # executors whose rows a round moves
         self._layers = [layer_addresses(executor) for executor in self._committed]
 
     def bucket(self, drafts: Seq[Draft]) -> int:
-        """The step that holds all their trees."""
+        """Return the nodes of the smallest step that holds all their trees."""
         return self.target.bucket(max(draft.nodes for draft in drafts))
 
     def draft(self, drafts: Seq[Draft], nodes: int, asked: ProcessorFlags) -> None:
-        """Bring every sequence's tree into the round's block: the model grows it, or the host sends it."""
+        """Put every sequence's tree into the round's block: the draft grows it, or the host uploads it."""
         block, stream = self.blocks[nodes], self.target.stream
         growing, state = [d for d in drafts if d.spec], [(d.sequence, d.spec) for d in drafts]
         if self.grower and growing:
@@ -94,7 +101,7 @@ class Rounds:
             self.slots.constrain([(d.sequence, d.tree) for d in drafts if d.tree], nodes, stream)
 
     def verify(self, nodes: int, asked: ProcessorFlags) -> None:
-        """Enqueue a round from its trees on, and the copy of what the host reads."""
+        """Enqueue a round whose trees are in place, and the copy that the host reads."""
         self.graphs.run((nodes, asked), lambda: self._verify(nodes, asked))
 
     def _verify(self, nodes: int, asked: ProcessorFlags) -> None:
@@ -102,7 +109,7 @@ class Rounds:
         self.blocks[nodes].download("counts", "path", self.target.stream)
 
     def advance(self, nodes: int, asked: ProcessorFlags) -> None:
-        """Enqueue one step of the target over all trees, the walk along its choices, and the commit in both caches."""
+        """Enqueue a target step over all trees, the walk along the target's choices, and the commit in both caches."""
         target, model, stream, slots = self.target, self.target.model, self.target.stream, self.slots.at
         block = self.blocks[nodes]
         at, size = block.at, {"batch": target.batch_size, "nodes": nodes}
@@ -117,7 +124,7 @@ class Rounds:
             self._commit(block, size)
 
     def _walk(self, block: Block, size: dict[str, int], tree: dict[str, Tensor], asked: ProcessorFlags) -> None:
-        """Enqueue the target's choices at all nodes, and the path along them."""
+        """Enqueue the target's choices at all nodes and the walk along them."""
         target, stream, slots, at = self.target, self.target.stream, self.slots.at, block.at
         launch(
             self.kernels,
@@ -158,7 +165,7 @@ class Rounds:
         )
 
     def _caches(self, block: Block) -> Any:
-        """Both caches for the commit: the target's length goes on, from which the draft's rows are counted as well."""
+        """Return both caches for the commit, which advances the target's length; both count rows from it."""
         base, table = self.slots.at["cache_len"].address, self.target.model.pages
         lengths, rows = (base, self._draft_len.address), (None, block.at["node_rows"].address)
         paged: dict[str, Any] = {"page_table": table.tensor.address, "page_rows": table.pages.rows} if table else {}
@@ -180,16 +187,16 @@ class Rounds:
         return (Cache * 2)(*caches)
 
     def forget_faults(self, nodes: int) -> None:
-        """Faults were told: a slot's next sequence has none."""
+        """Clear reported faults, so that a slot's next sequence has none."""
         block = self.blocks[nodes]
         block.host["fault"][:] = 0
         block.upload("fault", "fault", self.target.stream)
         self.target.wait()
 
     def settle(self) -> None:
-        """Wait for all that is enqueued, whatever comes of it, and drop the graphs."""
+        """Wait for all that is enqueued, ignoring errors, and drop the graphs."""
         for executor in reversed(self._committed):
-            with suppress(Exception):  # it was told when it happened, or nobody asks any more
+            with suppress(Exception):  # reported when it happened, or of no interest any more
                 executor.wait()
         for graphs in (self.graphs, *([self.grower.graphs] if self.grower else [])):
             graphs.clear()

@@ -1,4 +1,4 @@
-"""What a device knows of the sequences it decodes, a slot each, and how it gets there."""
+"""The state of the sequences that a device decodes, one slot each, and how it is uploaded."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ALIGNMENT = 16
 
 
 class Block:
-    """Arrays that travel together: one piece of a device's memory, and its pinned twin on the host."""
+    """Arrays in one piece of device memory with a pinned twin on the host, so that neighbours are copied together."""
 
     def __init__(self, device: Device, fields: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
-        """`fields`: shapes and dtypes, in the order in which they lie."""
+        """`fields`: shape and dtype of each array, in the order in which they lie."""
         self._device, self._ends = device, dict[str, tuple[int, int]]()
         self.host, self.at = dict[str, NDArray[Any]](), dict[str, Tensor]()
         end = 0
@@ -66,7 +66,7 @@ class Block:
 
 
 def round_block(target: StandardExecutor, nodes: int) -> Block:
-    """What a round takes from the host, up to `counts`, and what it gives back, from there on."""
+    """Return a round's block: the host's inputs up to `counts`, the results from `counts` on."""
     one, each = (target.batch_size,), (target.batch_size, nodes)
     shapes = {"tokens": each, "parents": each, "node_rows": each, "counts": one, "fault": one, "length": one}
     shapes |= {"emitted": each, "path": each}
@@ -74,7 +74,7 @@ def round_block(target: StandardExecutor, nodes: int) -> Block:
 
 
 def layer_addresses(executor: StandardExecutor) -> Tensor:
-    """The addresses of each layer's keys and values, `uint64[2·layers]`."""
+    """Return the addresses of each layer's keys and values, `uint64[2·layers]`, on the device."""
     device, cache = executor.device, executor.model.cache
     addresses = device.pinned((cache.shape[0],), np.uint64)
     addresses[:] = [part.address for part in slot_parts(cache)]
@@ -85,7 +85,7 @@ def layer_addresses(executor: StandardExecutor) -> Tensor:
 
 
 def launch(kernels: Kernels, name: str, stream: int, **fields: Any) -> None:
-    """Enqueue a kernel, its struct's pointers given as tensors; fields that are not named are null or 0."""
+    """Enqueue a kernel; tensors stand for the pointers of its struct, and fields that are not named are null or 0."""
     values = {key: value.address if isinstance(value, Tensor) else value for key, value in fields.items()}
     kernels.launch(name, LAUNCHERS[name](**values), stream)
 
@@ -93,9 +93,14 @@ def launch(kernels: Kernels, name: str, stream: int, **fields: Any) -> None:
 def enqueue_tree_inputs(
     kernels: Kernels, executor: StandardExecutor, cache_len: Tensor, nodes: int, **fields: Any
 ) -> None:
-    """Enqueue what tells a step of `nodes` nodes its trees: masks, positions and rows, or TreeAttention's own inputs.
+    """Enqueue the inputs that tell a step its trees: masks, positions and rows, or TreeAttention's own inputs.
 
-    `fields`: of `specbuild_mask`; parents, tree_nodes and counts are among them, tree_offset where it may not be 0.
+    Args:
+        kernels: Kernels of the device.
+        executor: Executor that runs the step.
+        cache_len: Position of each slot's root, `int32[B]`.
+        nodes: Nodes of the step.
+        **fields: Other fields of `specbuild_mask`: parents, tree_nodes and counts, and tree_offset if it may not be 0.
     """
     model, tree, device, stream = executor.model, executor.model.tree, executor.device, executor.stream
     fields |= {"cache_len": cache_len, "batch": executor.batch_size, "nodes": nodes}
@@ -113,21 +118,21 @@ def enqueue_tree_inputs(
 
 
 class Graphs:
-    """Graphs by key, where the model's steps can be captured: the first use enqueues, the second captures.
+    """Graphs by key, if the model's steps can be captured: the first use of a key only enqueues, the second captures.
 
-    What is used first may load a kernel or allocate, which no capture allows.
+    The first use may load a kernel or allocate, which no capture allows.
     """
 
     def __init__(self, executor: StandardExecutor) -> None:
-        """What `executor` runs is in the graphs, on its stream."""
+        """`executor`: what runs the steps in the graphs, on its stream."""
         self._device, self._stream = executor.device, executor.stream
-        self._made = dict[Hashable, Step | None]()  # None: used once
+        self._made = dict[Hashable, Step | None]()  # None: used once, not captured yet
         self._capturable = executor.model.capturable
         if not self._capturable and UNCAPTURABLE not in self._device.uncaptured:
             self._device.uncaptured.append(UNCAPTURABLE)
 
     def run(self, key: Hashable, enqueue: Step) -> None:
-        """Enqueue this key's graph; or call by call what it would hold, also while a profiler wants ranges."""
+        """Enqueue the key's graph; call `enqueue` itself at first use, without captures, or under a profiler."""
         if nvtx.enabled or not self._capturable:
             return enqueue()
         if key not in self._made:
@@ -139,13 +144,13 @@ class Graphs:
         step()
 
     def clear(self) -> None:
-        """Drop them all."""
+        """Drop all graphs."""
         self._made.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorFlags:
-    """Which processors any sequence of a round asks for: what a graph must have."""
+    """Which processors any sequence of a round asks for, and a graph therefore has."""
 
     cut_offs: bool
     history: bool
@@ -154,7 +159,7 @@ class ProcessorFlags:
 
     @classmethod
     def of(cls, params: Seq[SamplingParams]) -> ProcessorFlags:
-        """What these sequences ask for together."""
+        """Return what these requests together ask for."""
         return cls(
             any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params),
             any(p.repetition_penalty != 1 or p.frequency_penalty or p.presence_penalty for p in params),
@@ -166,7 +171,7 @@ class ProcessorFlags:
 class Slots:
     """Every slot's text and request on the device; the host's twin is written from the sequences themselves.
 
-    `cache_len`: the root's position. A slot that decodes nothing has one where its rows may be overwritten from.
+    `cache_len`: position of the root. In a slot that decodes nothing, rows from there on may be overwritten.
     """
 
     def __init__(self, device: Device, batch_size: int, vocab_size: int) -> None:
@@ -186,13 +191,13 @@ class Slots:
         self._block.host["cache_len"][:] = 1
 
     def hold(self, slot: int, rows: int) -> None:
-        """Nothing is decoded in a slot; its rows from `rows` on may be overwritten."""
+        """Mark a slot as decoding nothing; its rows from `rows` on may be overwritten."""
         self._decoding[slot], self._changed = (None, None), True
-        self._block.host["cache_len"][slot] = max(rows, 1)  # what runs a pair of nodes begins a row before
+        self._block.host["cache_len"][slot] = max(rows, 1)  # a draft step of two nodes begins a row earlier
         self._block.host["growths"][slot] = 0
 
     def update(self, decoding: Seq[tuple[Sequence, TreeSpec | None]], stream: int) -> None:
-        """Enqueue the upload of what is new: who decodes, and what is grown for whom (None: nothing)."""
+        """Enqueue the upload of what changed: which sequences decode, and the tree grown for each (None: none)."""
         host = self._block.host
         for sequence, spec in decoding:
             known, grown = self._decoding[sequence.slot]
@@ -210,7 +215,7 @@ class Slots:
             self._changed = False
 
     def choosing(self, asked: ProcessorFlags) -> dict[str, Any]:
-        """The fields of `specbuild_choose` and `specbuild_walk` that are about the slots."""
+        """Return the fields of `specbuild_choose` that describe the slots."""
         return {
             "requests": self.at["requests"],
             "root_position": self.at["cache_len"],
@@ -222,11 +227,11 @@ class Slots:
         }
 
     def masks(self, asked: ProcessorFlags, nodes: int) -> Tensor | None:
-        """`uint32[B, nodes, words]`, what is legal after each node of a round, where any sequence is constrained."""
+        """Return the tokens that are legal after each node of a round, `uint32[B, nodes, words]`; None: all are."""
         return self._masks(nodes).at["masks"] if asked.masks else None
 
     def constrain(self, trees: Seq[tuple[Sequence, Tree]], nodes: int, stream: int) -> None:
-        """Enqueue the upload of what is legal in a round; everything for those whose sequence is not constrained.
+        """Enqueue the upload of a round's masks of legal tokens; for an unconstrained sequence every token is legal.
 
         A sequence whose constraint raises fails alone.
         """
@@ -239,7 +244,7 @@ class Slots:
         block.upload("masks", "masks", stream)
 
     def _masks(self, nodes: int) -> Block:
-        """Of rounds of so many nodes, made when the first constrained sequence needs it."""
+        """Return the masks of rounds of `nodes` nodes, made when the first constrained sequence needs them."""
         name = f"masks of {nodes}"
         if name not in self._optional:
             shape = len(self._decoding), nodes, words(self._vocab)
@@ -247,11 +252,11 @@ class Slots:
         return self._optional[name]
 
     def history(self, asked: ProcessorFlags) -> Tensor | None:
-        """`uint32[B, V]`, where any sequence has penalties."""
+        """Return the history `uint32[B, V]`; None if no sequence has penalties."""
         return self._optional["history"].at["counts"] if asked.history else None
 
     def _enter(self, sequence: Sequence, stream: int) -> None:
-        """A sequence's request, and where it asks for them its history and its bias, which lies at V times its slot."""
+        """Write a sequence's request and, if it asks for them, upload its history and its bias, at V times its slot."""
         slot, p = sequence.slot, sequence.params
         begin, asked = slot * self._vocab, ProcessorFlags.of([p])
         floor = math.log(p.min_p) if p.min_p > 0 else -math.inf
@@ -274,7 +279,7 @@ class Slots:
             block.upload_row("values", slot, stream)
 
     def _block_of(self, name: str, **dtypes: DTypeLike) -> Block:
-        """Something of every token for every slot, made when the first sequence asks for it."""
+        """Return a block with values of every token for every slot, made when the first sequence asks for it."""
         if name not in self._optional:
             shape = len(self._decoding), self._vocab
             self._optional[name] = Block(self._device, {field: (shape, dtype) for field, dtype in dtypes.items()})

@@ -1,4 +1,4 @@
-"""What the steps of a round took on a device, as its live timings are told."""
+"""Measures what a round's steps take on a device, for the live timings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.runtime.speculation.live import LiveTimings
 
 @dataclass(slots=True)
 class StepClock:
-    """The target's and the draft's seconds, from when a round began; each waits for what it has enqueued."""
+    """The target's and the draft's seconds since a round began; the executors count them when they wait."""
 
     live: LiveTimings | None
     target: Executor
@@ -21,7 +21,7 @@ class StepClock:
     _began: tuple[float, float] = field(default=(0.0, 0.0))
 
     def begin(self) -> None:
-        """A round begins."""
+        """Note that a round begins."""
         self._began = self._seconds
 
     @property
@@ -29,7 +29,7 @@ class StepClock:
         return self.target.seconds, self.draft.seconds if self.draft else 0.0
 
     def tell(self, account: accounted, sequences: Seq[Sequence], nodes: int) -> None:
-        """A round is done by itself, whose step had so many nodes of each slot; 0: prompts were read as well."""
+        """Report an ordinary round whose step had `nodes` nodes per slot; 0: it also prefilled, so is not reported."""
         if self.live is None or not nodes:
             return
         (target, draft), lanes = self._seconds, self.target.batch_size

@@ -1,6 +1,6 @@
-"""The draft model on a device: every sequence's tree grown in one graph, without a word to the host.
+"""The draft model on a device: it grows every sequence's tree in one graph, without the host.
 
-The model always runs a text's last two tokens again, which is all that it may owe its cache after a round: the last
+The model always reruns a text's last two tokens. No more than their rows can be missing after a round: the last
 accepted leaf, which no level has run, and the bonus token. A row that was right is written again as it was.
 """
 
@@ -29,7 +29,7 @@ _PAIR = 2
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What one graph grows: the most that any of its trees asks for, in whole buckets."""
+    """Sizes of what one graph grows: the largest that any of its trees asks for, in whole buckets."""
 
     levels: int
     branch: int
@@ -40,7 +40,7 @@ class Extent:
 
     @classmethod
     def of(cls, specs: Seq[TreeSpec], executor: StandardExecutor, nodes: int) -> Extent:
-        """What these trees take that are verified `nodes` at a time."""
+        """Return the extent of trees of these shapes, which are verified `nodes` at a time."""
         frontiers = executor.bucket(max(spec.expand for spec in specs))
         return cls(
             levels=max(spec.depth for spec in specs),
@@ -53,15 +53,15 @@ class Extent:
 
 
 class TreeGrower:
-    """Grows trees of the shapes that `Slots` has, into a round's `Block`; memory for the largest is made once."""
+    """Grows trees of the shapes in `Slots` into a round's `Block`; memory for the largest is allocated once."""
 
     def __init__(self, executor: StandardExecutor, kernels: Kernels, slots: Slots, max_nodes: int) -> None:
-        """`max_nodes`: nodes of the largest tree, its root included. Raises BundleError where no step has two nodes."""
+        """Allocate for trees of at most `max_nodes` nodes, the root included; raises BundleError if no step has two."""
         if _PAIR not in executor.model.buckets:
             raise BundleError("the draft has no step of two nodes: build it with a bucket of 2")
         self.executor, self._kernels, self._slots = executor, kernels, slots
         self.graphs = Graphs(executor)
-        self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are right, at least
+        self._cached = [0] * executor.batch_size  # per slot: tokens whose rows are right; there may be more
         batch, empty = executor.batch_size, executor.device.empty
         wide, branch = executor.model.buckets[-1], max_nodes - 1
         pool = {name: empty((batch, 1 + BEST_DEPTH * branch), np.int32) for name in ("tokens", "parents", "rows")}
@@ -78,14 +78,14 @@ class TreeGrower:
         self._workspace = empty((kernels.workspace(largest),), np.uint8)
 
     def hosted(self) -> ModelDrafter:
-        """A drafter over the same model and cache whose trees the host grows, where a level has to be asked about.
+        """Return a drafter over the same model and cache whose trees the host grows, asking constraints at each level.
 
-        It has this one's book of rows, so `keep` and `release` need to be told to one of them alone.
+        It shares this grower's count of cached rows, so only one of the two is told `keep` and `release`.
         """
         return ModelDrafter(self.executor, self.executor.model.chunk, cached=self._cached)
 
     def catch_up(self, sequences: Seq[Sequence]) -> None:
-        """Run all but the last two tokens that each sequence's cache is behind."""
+        """Prefill what each sequence's cache lacks, except for the last two tokens."""
         while behind := [s for s in sequences if len(s.tokens) - self._cached[s.slot] > _PAIR]:
             self.executor.step([self._chunk(sequence) for sequence in behind])
             for sequence in behind:
@@ -98,12 +98,12 @@ class TreeGrower:
         return StepInput(sequence.slot, start, start, sequence.tokens[start:stop], range(start, stop), None, 0)
 
     def draft(self, specs: Seq[TreeSpec], asked: ProcessorFlags, block: Block, nodes: int) -> None:
-        """Enqueue the growing of trees of at most `nodes` nodes, on the draft's stream."""
+        """Enqueue the growth of trees of at most `nodes` nodes, on the draft's stream."""
         extent = Extent.of(specs, self.executor, nodes)
         self.graphs.run((extent, asked), lambda: self.grow(extent, asked, block))
 
     def grow(self, extent: Extent, asked: ProcessorFlags, block: Block) -> None:
-        """Enqueue the root's children, a level below them at a time, and the best of all as the final tree."""
+        """Enqueue the root's children, one level after another below them, and the choice of the final tree."""
         executor, model, stream, slots = self.executor, self.executor.model, self.executor.stream, self._slots.at
         fault, levels = block.at["fault"], self._tree
         grown = self._fields(extent, block)
@@ -128,7 +128,7 @@ class TreeGrower:
         launch(self._kernels, "finish_tree", stream, **grown)
 
     def _fields(self, extent: Extent, block: Block) -> dict[str, Any]:
-        """`specbuild_grow` but for `first`; a level's tokens and positions go to the model's own inputs."""
+        """Return `specbuild_grow` without `first`; a level's tokens and positions are the model's own inputs."""
         model, at = self.executor.model, self._slots.at
         return {
             **self._tree,
@@ -151,7 +151,7 @@ class TreeGrower:
         }
 
     def _choose(self, extent: Extent, asked: ProcessorFlags, fault: Any, rows_apart: int, **fields: Any) -> None:
-        """The best children of every node that was run, by the target's own processors and noise."""
+        """Enqueue the choice of each run node's best children, by the target's own processors and noise."""
         launch(
             self._kernels,
             "choose_tokens",
@@ -173,7 +173,7 @@ class TreeGrower:
         )
 
     def commit(self, sequence: Sequence, rows: int) -> None:
-        """The cache has at least so many rows of the text now."""
+        """Note that the cache has at least `rows` rows of the text now."""
         self._cached[sequence.slot] = rows
         self.executor.commit(sequence.slot, (), rows)
 
@@ -183,16 +183,16 @@ class TreeGrower:
         share_rows(self.executor, slot, source, self._cached[slot])
 
     def release(self, slot: int) -> None:
-        """The sequence in a slot has ended."""
+        """Note that a slot's sequence has ended."""
         self.executor.commit(slot, (), self._cached[slot])
 
 
 def _chain(executor: StandardExecutor, nodes: int) -> dict[str, Any]:
-    """Every slot's new nodes as a chain, for `enqueue_tree_inputs`."""
+    """Return a chain of every slot's new nodes, as fields of `enqueue_tree_inputs`."""
     one = (executor.batch_size,)
     shapes = {"parents": (*one, nodes), "counts": one, "tree_offset": one}
     block = Block(executor.device, {name: (shape, np.int32) for name, shape in shapes.items()})
     block.host["parents"][:], block.host["counts"][:] = np.arange(nodes) - 1, nodes
     block.upload("parents", "counts", executor.stream)
-    executor.wait()  # the block's host part goes with it
+    executor.wait()  # the block's host part is freed on return
     return {**block.at, "tree_nodes": nodes}
