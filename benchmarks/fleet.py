@@ -220,7 +220,7 @@ def costs_from(bench: dict[str, Any], slots: int) -> dict[str, Any]:
     With more sequences a token's time grows like a step of six nodes in the table, but never above plain decoding.
     Between and above the table's batches (1, 2 and 4) times are interpolated linearly.
     """
-    table = {int(many): times["verify"] for many, times in bench["bundle"]["costs"].items()}
+    table = {int(many): times["verify"] for many, times in bench["bundle"]["timings"].items()}
     tpot = {
         run["speculation"]: run["mean_tpot_ms"] / 1000 for run in bench["runs"] if run["speculation"] in ("off", "auto")
     }

@@ -200,7 +200,7 @@ def death(bundle: Path, template: Path) -> dict[str, Any]:
             return await working
 
         rows = asyncio.run(work())
-    kept = []  # without users who lost an answer, since their later prompts differ
+    # Without users who lost an answer, since their later prompts differ.
     lost = {row["user"] for row in rows if not row["done"] or "error" in row}
     kept = [row for row in rows if row["user"] not in lost]
     whole = summary(kept, texts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -123,7 +124,7 @@ def main() -> None:
     options = options_of.parse_args()
     lines = (ROOT / "tests" / "data" / "structured.jsonl").read_text(encoding="utf-8").splitlines()
     sets = [{k: v for k, v in json.loads(line).items() if k != "name"} for line in lines[::5]]
-    told: dict[str, Any] = {"command": "python benchmarks/structured.py smollm2-int8.bundle", "machine": machine()}
+    told: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
     with Engine.load(options.bundle) as engine:
         ends, size = engine.manifest.eos_token_ids, engine.manifest.models["target"].vocab_size
         form = {"structured_outputs": StructuredOutputs(json=FORM), "max_new_tokens": 128}

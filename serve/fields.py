@@ -115,7 +115,7 @@ class Sampling(Body):
     user: Annotated[str, Field(max_length=limits.LABEL_CHARACTERS)] | None = None
     session: Label | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,128}$")] | None = None
+    request_id: Annotated[str, Field(pattern=rf"^[!-~]{{1,{limits.REQUEST_ID_CHARACTERS}}}$")] | None = None
     cache_salt: Label | None = None
     deadline: Annotated[float, Field(ge=0.001, le=1e9)] | None = None
     return_token_ids: bool | None = None

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from specbuild.builder.config.quantize_options import BEST_KL, BEST_SIZE
 from specbuild.builder.frontend.reference import text_logits
+from specbuild.runtime.errors import ExecutionError
 
 from .calibrate import Found
 from .linears import simulated
@@ -80,12 +81,20 @@ def best(rows: list[Compared], wanted: str, max_kl: float) -> Compared:
     """Return the best row: the smallest or the one with the fastest step within `max_kl`, or the one of least KL.
 
     For BEST_KL only rows with a faster step than float32 count, or float32 if there are none.
+
+    Raises:
+        ExecutionError: Even float32 moves by more than `max_kl`, for weights given by name are narrow in it, too.
     """
     exact = next(row for row in rows if row.precision == EXACT)
     if wanted == BEST_KL:
         faster = [row for row in rows if row is not exact and row.steps[PLAIN_STEP] < exact.steps[PLAIN_STEP]]
         return min(faster or [exact], key=lambda row: (row.worst, row.bytes))
-    holding = [row for row in rows if row.worst <= max_kl]  # float32 does, unless weights given by name cost more
+    holding = [row for row in rows if row.worst <= max_kl]
+    if not holding:
+        raise ExecutionError(
+            f"the weights given by --tensor-type alone move the target by {exact.worst:.2g} nats a token, more than "
+            f"--max-kl {max_kl:g}: nothing was written, give them a wider precision, or allow more"
+        )
     return min(holding, key=lambda row: row.bytes if wanted == BEST_SIZE else row.steps[PLAIN_STEP])
 
 

@@ -48,7 +48,7 @@ class Compiler:
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], seconds: float = SECONDS, memory: int = BYTES) -> None:
         self._vocabulary, self._seconds, self._memory = vocabulary, seconds, memory
-        self._lock = threading.Lock()
+        self._lock, self._pid = threading.Lock(), os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], object] = lambda: None
 
@@ -109,7 +109,9 @@ class Compiler:
         return answer
 
     def close(self) -> None:
-        """End the process, if it runs."""
+        """End the process, if it runs. A forked child does nothing: whoever holds the lock may not be in it."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self._end()
             self._process = None

@@ -35,16 +35,19 @@ class Kept:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._running = dict[tuple[str | None, str], Running]()
+        self._ended = dict[tuple[str | None, str], asyncio.Event]()
         self._tasks = set[asyncio.Task[None]]()
 
     @contextmanager
     def running(self, tenant: str | None, response: Running) -> Iterator[None]:
         """Let a response be found while the `with` block runs."""
-        self._running[tenant, response.number] = response
+        key = tenant, response.number
+        self._running[key], self._ended[key] = response, asyncio.Event()
         try:
             yield
         finally:
-            del self._running[tenant, response.number]
+            del self._running[key]
+            self._ended.pop(key).set()
 
     def behind(self, work: Any) -> None:
         """Run a coroutine in the background."""
@@ -76,13 +79,13 @@ class Kept:
         """Cancel a response and return it; raises ApiError if there is none or it has ended in another way."""
         found = self._running.get((tenant, number))
         if found is None:
-            ended = await self.get(tenant, number)
-            if ended["status"] == "cancelled":
-                return ended
-            raise ApiError(400, f"{number} has ended, as {ended['status']}: there is nothing to cancel")
+            body = await self.get(tenant, number)
+            if body["status"] == "cancelled":
+                return body
+            raise ApiError(400, f"{number} has ended, as {body['status']}: there is nothing to cancel")
+        ended = self._ended[tenant, number]
         found.cancel()
-        while self._running.get((tenant, number)) is found:
-            await asyncio.sleep(0.01)
+        await ended.wait()
         return found.body
 
     async def conversation(self, tenant: str | None, last: str | None) -> list[Item]:

@@ -75,13 +75,16 @@ class TurnReader:
     """Reads one turn as it arrives; `turn` is all of it so far."""
 
     def __init__(self, parser: Parser, several: bool = True) -> None:
-        """`several`: whether there may be more than one call; if not, later calls are dropped."""
+        """`several`: whether there may be more than one call; if not, what follows the first is dropped."""
         self.turn, self._parser, self._several = Turn(), parser, several
 
     def feed(self, text: str, ended: bool) -> list[Piece]:
         """Return the pieces that a text makes certain; `ended`: whether it is the last text."""
         pieces = self._parser.feed(text) + (self._parser.end() if ended else [])
-        kept = [each for each in pieces if self._several or each.number == 0]
-        for piece in kept:
-            self.turn.add(piece)
+        kept = list[Piece]()
+        for piece in pieces:
+            spoken = piece.kind in ("content", "reasoning")
+            if self._several or (piece.number == 0 and not (spoken and self.turn.calls)):
+                self.turn.add(piece)
+                kept.append(piece)
         return kept

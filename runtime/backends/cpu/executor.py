@@ -88,7 +88,7 @@ class OrtExecutor:
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         """Run one step; see `Executor.step`."""
         lanes = self._lanes(inputs)
-        shape = self._shape(lanes, inputs)
+        shape = self._shape(lanes)
         plan = self._plans.get(shape) or self._plan(shape)
         first, touched = 0, list[NDArray[np.float32]]()
         for lane, (rows, count, _) in zip(lanes, shape, strict=True):
@@ -144,7 +144,7 @@ class OrtExecutor:
             lanes[step_input.slot] = step_input
         return lanes
 
-    def _shape(self, lanes: Sequence[StepInput], inputs: Sequence[StepInput]) -> _Shape:
+    def _shape(self, lanes: Sequence[StepInput]) -> _Shape:
         """Return each lane's rows, nodes and wanted logits in a step of the class; no node sees the extra rows."""
         each = self.exactness.sequence_rows if self.exactness else 1
         counts = [len(lane.tokens) for lane in lanes]

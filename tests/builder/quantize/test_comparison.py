@@ -14,6 +14,7 @@ from specbuild.builder.quantize.calibrate import Found, calibrate
 from specbuild.builder.quantize.comparison import EXACT, Compared, best, compare, to_dict
 from specbuild.builder.quantize.linears import Names
 from specbuild.builder.quantize.quality import Before
+from specbuild.runtime.errors import ExecutionError
 
 
 def row(precision: str, size: int, kl: float, step: float) -> Compared:
@@ -42,6 +43,13 @@ ROWS = [
 )
 def test_the_best(wanted: str, max_kl: float, chosen: str) -> None:
     assert best(ROWS, wanted, max_kl).precision == chosen
+
+
+@pytest.mark.parametrize("wanted", ["best:size", "best:speed"])
+def test_what_is_given_by_name_may_cost_too_much_in_float32_too(wanted: str) -> None:
+    rows = [row("int8", 20, 0.4, 4.0), row(EXACT, 80, 0.3, 9.0)]
+    with pytest.raises(ExecutionError, match="--tensor-type alone move the target by 0.3 nats"):
+        best(rows, wanted, 0.02)
 
 
 def test_nothing_beats_float32_where_all_else_is_slower() -> None:

@@ -131,3 +131,18 @@ def test_hostile_ones_are_taken_or_refused_in_time() -> None:
         assert time.monotonic() - began < 20
         assert compiler.check(SOUND)[0]
     compiler.close()
+
+
+def test_a_forked_child_does_not_wait_for_a_lock_that_nobody_gives_back() -> None:
+    compiler = Compiler(vocabulary)
+    with compiler._lock:  # as while another thread compiles
+        child = os.fork()
+        if child == 0:
+            compiler.close()
+            os._exit(7)
+        deadline = time.monotonic() + 20
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(ended[1]) == 7

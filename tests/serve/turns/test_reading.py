@@ -40,5 +40,13 @@ def test_one_call_where_there_may_not_be_several() -> None:
         assert len(reader.turn.calls) == count
 
 
+def test_nothing_follows_the_one_call_that_there_may_be() -> None:
+    text = f"First.<tool_call>{CALL}</tool_call> And then?"
+    reader = TurnReader(Hermes(), several=False)
+    pieces = reader.feed(text[:40], ended=False) + reader.feed(text[40:], ended=True)
+    assert reader.turn.content == "First."
+    assert "And then" not in "".join(piece.text for piece in pieces)
+
+
 def test_plain_text_is_content() -> None:
     assert whole(Plain(), f"<tool_call>{CALL}") == Turn("", f"<tool_call>{CALL}")

@@ -105,7 +105,7 @@ class Planted(OrtExecutor):
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32]]:
         logits = super().step(inputs)
-        shape = self._shape(self._lanes(inputs), inputs)
+        shape = self._shape(self._lanes(inputs))
         total = self.exactness.filled(sum(count for _, count, _ in shape)) if self.exactness else 0
         for rows in logits:
             rows += self.off(total, [shape[each.slot][0] for each in inputs])
