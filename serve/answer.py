@@ -14,14 +14,14 @@ from typing import Any, Protocol
 from fastapi import Request
 from starlette.responses import Response
 
-from .canary import Canary
+from .arms import Draw
 from .errors import ApiError, api_error, json_response
 from .fields import Body, CompletionRequest, Sampling, check_known
 from .formats import Format
 from .generation import ClientGoneError, EventStream, Generation, Watcher, unless_gone
 from .logs import error_of
 from .metrics import Metrics
-from .models import Models
+from .models import Models, ServedModel
 from .options import ServeOptions
 from .oracle import Oracle
 from .parameters import Caller
@@ -31,6 +31,16 @@ _TOKENIZING = 2  # threads
 _COMPILING = 8  # threads: one compiles while the others return grammars that are compiled already
 _GONE = (ClientGoneError, asyncio.CancelledError, GeneratorExit)  # the client no longer waits for the answer
 Done = Callable[[BaseException | None], None]
+
+
+class CanarySide(Watcher, Protocol):
+    """A server's side of a canary; see `Canary` and, on Ray, `ReplicaCanary`."""
+
+    async def arm(
+        self, served: ServedModel, body: Sampling, tenant: str | None
+    ) -> tuple[ServedModel, str | None, Draw | None]:
+        """Return the model for a request, its speculation (None: as it asks), and its draw if it counts."""
+        ...
 
 
 class Formats(Protocol):
@@ -53,7 +63,7 @@ class Service:
     metrics: Metrics
     traces: Traces = field(default_factory=Traces)
     oracle: Oracle | None = None
-    canary: Canary | None = None
+    canary: CanarySide | None = None
     watchers: Sequence[Watcher] = ()  # including oracle and canary
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENIZING, "specbuild-tokenize"))
     compiling: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_COMPILING, "specbuild-compile"))
@@ -100,7 +110,7 @@ async def answer(service: Service, request: Request, body: Sampling, kind: Forma
     state.request_id = body.request_id or state.request_id
     served, way, draw = service.models.pick(body.model), None, None
     if service.canary:
-        served, way, draw = service.canary.assign(served, body, state.tenant)
+        served, way, draw = await service.canary.arm(served, body, state.tenant)
     state.told.update(model=served.name, user=body.user)
     speculates = service.oracle is None or served.name not in service.oracle.stopped
     tenant = None if options.share_prefix_cache else state.tenant

@@ -3,57 +3,71 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
 
-import numpy as np
-from msgspec import Meta
-
-from specbuild.measure.trial import Trial, Verdict
-from specbuild.runtime.checked_json import Text, checked
-from specbuild.runtime.errors import SpecbuildError
-
-from . import ceilings, state_file
-from .arms import KEYS, CanaryOptions, Draw, Draws
-from .comparison import arms_of, metrics_of, scorer_of
+from .arms import CanaryOptions, Draw
+from .comparison import arms_of, scorer_of
 from .fields import Sampling
 from .generation import Generation
-from .logs import RequestLog, error_of
+from .judge import Judge
+from .logs import RequestLog
 from .models import Models, ServedModel
 from .observation import observed
 from .scoring import Score
 
-Phase = Literal["running", "paused", "promoted", "rolled back"]
-Percent = Annotated[float, Meta(ge=0, le=100)]
-Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
-HELD = 1024  # ended requests that wait for earlier ones; beyond that the earlier ones are given up
-_TICK, _SAVE = 1.0, 5.0  # seconds between checks whether a step is due, and between writes of the state
 
+class Arms:
+    """One server's side of a canary: which requests take part, under which key, and what they showed.
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The saved state, except the trial's."""
-
-    phase: Phase
-    weight: Percent
-    requests: Annotated[list[Count], Meta(min_length=2, max_length=2)]
-    salt: Text
-    draws: Count
-    seen: Annotated[list[Text], Meta(max_length=KEYS)]
-    divergences: Annotated[list[float], Meta(min_length=2, max_length=2)]
-    verdict: Verdict | None
-
-
-class Canary:
-    """A `Watcher` that draws arms, collects evidence, and acts on verdicts. For the event loop's thread only.
-
-    It concerns the first model that is not the candidate. Requests count in the order in which they came, each once all
-    before it have ended, so that a slow request cannot enter the evidence late.
+    It concerns the first model that is not the candidate.
     """
+
+    def __init__(self, models: Models, options: CanaryOptions, log: RequestLog, tenants: int) -> None:
+        """Find both arms.
+
+        Args:
+            models: The served models.
+            options: What is compared, and how.
+            log: The server's log.
+            tenants: Number of API keys.
+
+        Raises:
+            OptionError: If an option does not fit the models.
+        """
+        self.options, self._tenants = options, tenants
+        self.baseline, self.candidate = arms_of(models.all, options)
+        self.scorer = scorer_of(self.baseline, self.candidate, options, log)
+
+    def concerns(self, served: ServedModel, body: Sampling) -> bool:
+        """Whether a request takes part; one that says how it wants to be drafted for does not, unless models differ."""
+        return served is self.baseline and not (self._asks(body) and not self.options.model)
+
+    def way(self, body: Sampling, candidate: bool) -> str | None:
+        """Return how an arm's request is drafted for; None: as it asks."""
+        return None if self._asks(body) else self.options.speculation(candidate)
+
+    def _asks(self, body: Sampling) -> bool:
+        return (body.speculation, body.disable_spec_decode, body.num_speculative_tokens) != (None, None, None)
+
+    def key(self, body: Sampling, tenant: str | None) -> str | None:
+        """Return the key by which a request keeps its arm, if any: session, else user, else one of several API keys."""
+        if self.options.sticky == "request":
+            return None
+        for kind, name in (("session", body.session), ("user", body.user)):
+            if name is not None:
+                return f"{tenant}\0{kind}\0{name}"
+        return tenant if self._tenants > 1 else None
+
+    def score(self, generation: Generation, draw: Draw, tell: Callable[[Score], None]) -> None:
+        """Have the request's first text scored under the baseline, if it counts and texts are scored."""
+        result = generation.results.get(0)
+        if result and draw.fresh and self.scorer:
+            self.scorer.offer(generation.prompts[0], result.token_ids, tell)
+
+
+class Canary(Judge):
+    """A `Watcher` with a judge of its own: the canary of one server."""
 
     def __init__(
         self,
@@ -63,217 +77,38 @@ class Canary:
         tenants: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Go on from the saved state, or begin.
+        """Go on from the saved state, or begin; see `Arms` and `Judge`."""
+        self._arms = Arms(models, options, log, tenants)
+        self.baseline, self.candidate = self._arms.baseline, self._arms.candidate
+        self._scorer = self._arms.scorer
+        super().__init__(self.baseline.name, options, self._scorer is not None, log, clock)
 
-        Args:
-            models: The served models.
-            options: What is compared, and how.
-            log: The server's log.
-            tenants: Number of API keys.
-            clock: Returns seconds.
-
-        Raises:
-            OptionError: If an option or the saved state does not fit the models.
-        """
-        self.options, self._log, self._tenants, self._clock = options, log, tenants, clock
-        self.baseline, self.candidate = arms_of(models, options)
-        self.phase: Phase = "running"
-        self.weight, self.requests = options.weight, [0, 0]  # baseline, candidate
-        self.verdict: Verdict | None = None  # the first other than hold; a rollback replaces a promotion
-        self.divergences = [0.0, 0.0]  # number of texts, and the sum of their KL
-        self.draws = Draws(secrets.token_hex(8))
-        self._held = dict[int, tuple[Draw, dict[str, float]] | None]()
-        self._ready = asyncio.Queue[tuple[Draw, dict[str, float]]]()
-        self._ceilings = ceilings.parse(options.objective)
-        self._scorer = scorer_of(self.baseline, self.candidate, log) if options.model else None
-        self.trial = Trial(metrics_of(options, self._scorer is not None), options.alpha)
-        self._restore()
-        self._next, self._stepped, self._saved = self.draws.count, clock(), clock()
+    async def arm(
+        self, served: ServedModel, body: Sampling, tenant: str | None
+    ) -> tuple[ServedModel, str | None, Draw | None]:
+        """See `assign`."""
+        return self.assign(served, body, tenant)
 
     def assign(
         self, served: ServedModel, body: Sampling, tenant: str | None
     ) -> tuple[ServedModel, str | None, Draw | None]:
-        """Return the model for a request, its speculation (None: as it asks), and its draw if it counts.
-
-        A request that says how it wants to be drafted for is left alone, unless models are compared.
-        """
-        asks = (body.speculation, body.disable_spec_decode, body.num_speculative_tokens) != (None, None, None)
-        if served is not self.baseline or (asks and not self.options.model):
+        """Return the model for a request, its speculation (None: as it asks), and its draw if it counts."""
+        if not self._arms.concerns(served, body):
             return served, None, None
-        if self.phase in ("promoted", "rolled back"):
-            draw, candidate = None, self.phase == "promoted"
-        else:
-            draw = self.draws.draw(self._key(body, tenant), self.weight / 100)
-            candidate = draw.candidate
-        self.requests[candidate] += 1
-        way = None if asks else self.options.speculation(candidate)
-        return self.candidate if candidate else served, way, draw
-
-    def _key(self, body: Sampling, tenant: str | None) -> str | None:
-        """Return the key by which a request keeps its arm, if any: session, else user, else one of several API keys."""
-        if self.options.sticky == "request":
-            return None
-        for kind, name in (("session", body.session), ("user", body.user)):
-            if name is not None:
-                return f"{tenant}\0{kind}\0{name}"
-        return tenant if self._tenants > 1 else None
+        candidate, draw = self.draw(self._arms.key(body, tenant))
+        return self.candidate if candidate else served, self._arms.way(body, candidate), draw
 
     def ended(self, generation: Generation) -> None:
         """See `Watcher`."""
         draw = generation.draw
-        if draw is None or draw.number < self._next:
+        if draw is None:
             return
         values = observed(generation)
-        self._held[draw.number] = (draw, values) if values and draw.fresh else None
-        if values and self._scorer and draw.fresh:
-            self._score(generation, draw)
-        if len(self._held) > HELD:
-            self._next = min(self._held)
-        while self._next in self._held:
-            if found := self._held.pop(self._next):
-                self._ready.put_nowait(found)
-            self._next += 1
-
-    def _score(self, generation: Generation, draw: Draw) -> None:
-        """Have the request's first text scored under the baseline, which becomes evidence once it is known."""
-
-        def tell(found: Score) -> None:
-            self._ready.put_nowait((draw, {"quality": found.logprob}))
-            if found.divergence is not None and draw.candidate:
-                self.divergences = [self.divergences[0] + 1, self.divergences[1] + found.divergence]
-
-        result = generation.results.get(0)
-        if result and self._scorer:
-            self._scorer.offer(generation.prompts[0], result.token_ids, tell)
+        if values and draw.number >= self._next:
+            self._arms.score(generation, draw, lambda score: self.note_score(draw, score))
+        self.note(draw, values)
 
     async def run(self) -> None:
         """See `Watcher`; weighs ended requests, scores texts, takes steps, and saves the state."""
         scoring = [self._scorer.run()] if self._scorer else []
-        try:
-            await asyncio.gather(self._weighing(), self._stepping(), *scoring)
-        finally:
-            self.save()
-
-    async def settled(self) -> None:
-        """Wait until everything that has ended is weighed; `run` must be running."""
-        await self._ready.join()
-
-    async def _weighing(self) -> None:
-        while True:
-            self.weigh(*await self._ready.get())
-            self._ready.task_done()
-            await asyncio.sleep(0)  # lets requests go first
-
-    async def _stepping(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK)
-            self.tick()
-
-    def tick(self) -> None:
-        """Take the step and write the state, if they are due."""
-        now = self._clock()
-        if self.phase == "running" and now - self._stepped >= self.options.interval:
-            self.weight, self._stepped = min(self.weight + self.options.step_weight, self.options.max_weight), now
-        if now - self._saved >= _SAVE:
-            self.save()
-
-    def weigh(self, draw: Draw, values: dict[str, float]) -> None:
-        """Add a request's values as evidence, unless the canary is decided, and act on the verdict."""
-        if self.phase in ("promoted", "rolled back"):
-            return
-        values = values | dict(ceilings.held(self._ceilings, values))
-        given = np.array([values.get(metric.name, math.nan) for metric in self.trial.metrics])
-        self.trial.add(draw.candidate, draw.weight, given)
-        kind, known = self.trial.kind(), self.verdict.kind if self.verdict else "hold"
-        if kind != "hold" and known not in (kind, "rollback"):
-            self.verdict = verdict = self.trial.verdict()
-            level = "error" if kind == "rollback" else "info"
-            told = f"the canary's verdict is {kind}"
-            self._log.event(level, told, model=self.baseline.name, candidate=self.options.candidate, **told_of(verdict))
-        self._act()
-
-    def _act(self) -> None:
-        """Carry out the verdict, if the options ask for it."""
-        if self.phase != "running" or self.verdict is None:
-            return
-        if self.options.action in (self.verdict.kind, "both"):
-            self.turn("promoted" if self.verdict.kind == "promote" else "rolled back")
-
-    def turn(self, phase: Phase) -> None:
-        """Enter another phase, by a verdict or an operator's order."""
-        self.phase, self._stepped = phase, self._clock()
-        self.weight = {"promoted": 100.0, "rolled back": 0.0}.get(phase, self.weight)
-        self._log.event("info", f"the canary is {phase}", model=self.baseline.name, candidate=self.options.candidate)
-        self.save()
-        self._act()
-
-    def _identity(self) -> dict[str, Any]:
-        """Return what a saved state must match to be continued."""
-        options = self.options
-        names = [metric.name for metric in self.trial.metrics]
-        told = {"canary": options.candidate, "baseline": options.baseline, "model": self.baseline.name}
-        return told | {"alpha": options.alpha, "margin": options.margin, "metrics": names}
-
-    def save(self) -> None:
-        """Write the state, if it is kept; an error is logged."""
-        self._saved = self._clock()
-        if self.options.state is None:
-            return
-        body: dict[str, Any] = {
-            "phase": self.phase,
-            "weight": self.weight,
-            "requests": self.requests,
-            "salt": self.draws.salt,
-        }
-        body |= {
-            "draws": self.draws.count,
-            "seen": self.draws.seen,
-            "divergences": self.divergences,
-            "trial": self.trial.state(),
-        }
-        body["verdict"] = self.verdict.to_dict() if self.verdict else None
-        try:
-            state_file.store(self.options.state, self._identity(), body)
-        except SpecbuildError as error:
-            self._log.event("error", "the canary's state could not be written", **error_of(error))
-
-    def _restore(self) -> None:
-        """Go on from the saved state, if there is one; raises OptionError."""
-        path = self.options.state
-        body = path and state_file.load(path, self._identity())
-        if not path or not body:
-            return
-        try:
-            kept = checked({name: body[name] for name in Kept.__annotations__}, Kept)
-            self.trial.restore(body["trial"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise state_file.unusable(path, error) from None
-        self.phase, self.weight, self.requests, self.verdict = kept.phase, kept.weight, kept.requests, kept.verdict
-        self.draws, self.divergences = Draws(kept.salt, kept.draws, kept.seen), kept.divergences
-
-    def view(self) -> dict[str, Any]:
-        """Return the response of `GET /canary`."""
-        options, texts = self.options, int(self.divergences[0])
-        return {
-            "model": self.baseline.name,
-            "candidate": options.candidate,
-            "baseline": options.baseline,
-            "phase": self.phase,
-            "weight": self.weight,
-            "max_weight": options.max_weight,
-            "action": options.action,
-            "alpha": options.alpha,
-            "margin": options.margin,
-            "requests": {"baseline": self.requests[0], "candidate": self.requests[1]},
-            "verdict": (self.verdict or self.trial.verdict()).to_dict(),
-            "evidence": [asdict(each) for each in self.trial.evidence()],
-            "divergence": {"texts": texts, "kl": self.divergences[1] / texts} if texts else None,
-        }
-
-
-def told_of(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict's evidence as fields of the log."""
-    evidence = verdict.evidence
-    names = zip(("baseline", "candidate"), evidence.means, evidence.n, strict=True)
-    means = {f"{arm}_{what}": value for arm, mean, n in names for what, value in (("mean", mean), ("requests", n))}
-    return {"metric": evidence.metric, "e": verdict.e, **means}
+        await asyncio.gather(super().run(), *scoring)

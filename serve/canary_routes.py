@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from specbuild.measure.trial import Kind
 
-from .canary import Canary, Phase
 from .errors import ApiError, ErrorBody, json_response
+from .judge import Judge, Phase
 
 PREFIX = "specbuild:canary_"
 Order = Literal["promote", "rollback", "pause", "resume"]
@@ -26,7 +26,7 @@ _PHASES: dict[str, Phase] = {
 }
 
 
-def routes(canary: Canary) -> APIRouter:
+def routes(canary: Judge) -> APIRouter:
     """Return `GET /canary` and a `POST` for each order."""
     router = APIRouter(responses={status: {"model": ErrorBody} for status in (400, 401, 404, 405, 500)})
 
@@ -36,25 +36,30 @@ def routes(canary: Canary) -> APIRouter:
 
     @router.post("/canary/{order}", response_model=dict[str, Any])
     async def order_canary(order: str) -> Response:
-        if order not in _PHASES:
-            raise ApiError(404, f"no such order: use {', '.join(get_args(Order))}")
-        if order in ("pause", "resume") and canary.phase not in ("running", "paused"):
-            raise ApiError(400, f"the canary is {canary.phase}: start the server with another --canary-state")
-        canary.turn(_PHASES[order])
-        return json_response(canary.view())
+        return json_response(obeyed(canary, order))
 
     return router
+
+
+def obeyed(canary: Judge, order: str) -> dict[str, Any]:
+    """Carry out an operator's order; return the view afterwards, or raise ApiError."""
+    if order not in _PHASES:
+        raise ApiError(404, f"no such order: use {', '.join(get_args(Order))}")
+    if order in ("pause", "resume") and canary.phase not in ("running", "paused"):
+        raise ApiError(400, f"the canary is {canary.phase}: start the server with another --canary-state")
+    canary.turn(_PHASES[order])
+    return canary.view()
 
 
 class CanaryMetrics(Collector):
     """A canary's state, read at each scrape."""
 
-    def __init__(self, canary: Canary) -> None:
+    def __init__(self, canary: Judge) -> None:
         self._canary = canary
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        canary, model = self._canary, self._canary.baseline.name
+        canary, model = self._canary, self._canary.model
         weight = GaugeMetricFamily(PREFIX + "weight", "Percent of requests for the candidate.", labels=("model_name",))
         weight.add_metric([model], canary.weight)
         labels = "model_name", "arm"

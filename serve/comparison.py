@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from specbuild.measure.trial import Metric
-from specbuild.runtime import TreeSpec
+from specbuild.runtime import Manifest, TreeSpec
 from specbuild.runtime.errors import OptionError
 
 from . import ceilings
 from .arms import CanaryOptions
 from .logs import RequestLog
-from .models import Models, ServedModel
+from .models import ServedModel
 from .scoring import Scorer
 
 _ERRORS = 0.02  # a promotion must rule out that the share of failing requests grows by this
 _QUALITY = 0.1  # a promotion must rule out that the texts' log-probability falls by this, in nats per token
+
+
+class Described(Protocol):
+    """A model by its names and its bundle's manifest."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that requests may give it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its bundle's manifest."""
+        ...
+
+
+Model = TypeVar("Model", bound=Described)
 
 
 def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
@@ -44,26 +68,34 @@ def metrics_of(options: CanaryOptions, quality: bool) -> list[Metric]:
     return kept
 
 
-def arms_of(models: Models, options: CanaryOptions) -> tuple[ServedModel, ServedModel]:
+def arms_of(models: Sequence[Model], options: CanaryOptions) -> tuple[Model, Model]:
     """Return the models of baseline and candidate; raises OptionError."""
-    others = [model for model in models.all if options.model not in model.names]
+    others = [model for model in models if options.model not in model.names]
     if options.model is None:
-        served = candidate = models.all[0]
-    elif len(others) == len(models.all) or not others:
-        names = ", ".join(model.name for model in models.all)
+        served = candidate = models[0]
+    elif len(others) == len(models) or not others:
+        names = ", ".join(model.name for model in models)
         raise OptionError(f"canary model={options.model} is another model that is served, besides one of {names}")
     else:
-        served, candidate = others[0], next(model for model in models.all if options.model in model.names)
+        served, candidate = others[0], next(model for model in models if options.model in model.names)
     for model, way in ((candidate, options.speculation(True)), (served, options.speculation(False))):
         if way not in (None, "auto", "off"):
-            TreeSpec.parse(way).check(model.engine.engine.manifest.buckets[-1])
+            TreeSpec.parse(way).check(model.manifest.buckets[-1])
     return served, candidate
 
 
-def scorer_of(baseline: ServedModel, candidate: ServedModel, log: RequestLog) -> Scorer | None:
-    """Return a scorer of both bundles' texts under the baseline; None if their tokenizers differ."""
-    manifests = [model.engine.engine.manifest for model in (baseline, candidate)]
-    if len({each.files[each.tokenizer].sha256 for each in manifests}) > 1:
+def scored(baseline: Described, candidate: Described, options: CanaryOptions) -> bool:
+    """Whether texts of both arms are scored: the arms are two bundles with one tokenizer."""
+    manifests = [model.manifest for model in (baseline, candidate)]
+    return options.model is not None and len({each.files[each.tokenizer].sha256 for each in manifests}) == 1
+
+
+def scorer_of(
+    baseline: ServedModel, candidate: ServedModel, options: CanaryOptions, log: RequestLog
+) -> Scorer | None:
+    """Return a scorer of both bundles' texts under the baseline; None if they are not scored."""
+    if scored(baseline, candidate, options):
+        return Scorer(baseline, log, candidate)
+    if options.model:
         log.event("warning", "the canary's bundles have other tokenizers: quality is not compared")
-        return None
-    return Scorer(baseline, log, candidate)
+    return None

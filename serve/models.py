@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specbuild.runtime import AsyncEngine
+from specbuild.runtime import AsyncEngine, Manifest
 from specbuild.runtime.errors import OptionError
 
 from .admission import Admission
@@ -26,6 +26,11 @@ class ServedModel:
     defaults: Mapping[str, Any]
     admission: Admission
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's manifest."""
+        return self.engine.engine.manifest
 
     @property
     def name(self) -> str:

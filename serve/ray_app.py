@@ -14,6 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -32,6 +33,7 @@ from .logs import RequestLog
 from .models import names_of
 from .options import ServeOptions
 from .prefixes import chain
+from .ray_canary import Given, JudgeReplica, ReplicaCanary
 from .ray_front import Front, scope_of
 from .ray_options import RayOptions
 from .ray_router import CACHED, Hint, PrefixRouter
@@ -39,13 +41,13 @@ from .server import Named, make_service
 
 NAME = "specbuild"  # name of the application
 _REPORT, _HEALTH = 1.0, 2.0  # seconds between reports of what a cache holds, and between health checks
-Given = tuple[list[tuple[tuple[str, ...], remote_bundle.Source]], ServeOptions, LoadOptions]
 
 
 class Replica:
     """One server's engines with its whole application; called by the front."""
 
-    async def __init__(self, given: Given) -> None:  # type: ignore[misc]
+    async def __init__(self, given: Given, judge: Any = None) -> None:  # type: ignore[misc]
+        """Load the bundles. `judge`: Ray's handle of the canary's judge, if there is a canary."""
         sources, options, load = given
         self._closing, self._name = ExitStack(), serve.get_replica_context().replica_id.unique_id
         log = RequestLog(sys.stderr, options.log_requests)
@@ -55,7 +57,7 @@ class Replica:
 
         def loaded() -> Any:
             named = [(names, remote_bundle.local(source)) for names, source in sources]
-            return make_service(named, options, load, log, self._closing)
+            return make_service(named, options, load, log, self._closing, partial(ReplicaCanary, judge=judge))
 
         self._service = await asyncio.to_thread(loaded)
         self._app: ASGIApp = make_app(self._service, log)
@@ -129,14 +131,14 @@ class Replica:
 class Entrance:
     """The application's ingress: `Front` with an ASGI application of its own."""
 
-    def __init__(self, replicas: Any, given: Given) -> None:
+    def __init__(self, replicas: Any, given: Given, judge: Any = None) -> None:
         sources, options, load = given
         tokenizers = {
             name: tokenizer_of(Bundle.open(remote_bundle.local(source)), load.chat_template)
             for names, source in sources
             for name in names
         }
-        self._front = Front(replicas, tokenizers, options, RequestLog(sys.stderr, options.log_requests))
+        self._front = Front(replicas, tokenizers, options, RequestLog(sys.stderr, options.log_requests), judge)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """See `serve.ingress`."""
@@ -167,6 +169,8 @@ def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOpti
         request_router_kwargs={"routing": scale.routing, "slots": slots},
         request_routing_stats_period_s=_REPORT,
     )
+    alone = {"max_ongoing_requests": limits.CONNECTIONS, "ray_actor_options": {"num_cpus": 0}, "logging_config": quiet}
+    judge = serve.deployment(JudgeReplica, name="Judge", **alone).bind(given) if options.canary else None
     replicas = serve.deployment(
         Replica,
         name="Replica",
@@ -176,14 +180,8 @@ def build(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOpti
         logging_config=quiet,
         **scale.scaling(slots),
     )
-    front = serve.deployment(
-        Entrance,
-        name="Front",
-        max_ongoing_requests=limits.CONNECTIONS,
-        ray_actor_options={"num_cpus": 0},
-        logging_config=quiet,
-    )
-    return front.bind(replicas.bind(given), given)
+    front = serve.deployment(Entrance, name="Front", **alone)
+    return front.bind(replicas.bind(given, judge), given, judge)
 
 
 def app(args: Mapping[str, Any]) -> Application:

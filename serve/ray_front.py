@@ -64,12 +64,22 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ")
 
 
 class Front:
-    """Serves everything that one server does. `replicas`: a Ray handle of them. `tokenizers`: by the models' names."""
+    """Serves everything that one server does.
+
+    `replicas`, `judge`: Ray's handles of the replicas, and of the canary's judge if there is one. `tokenizers`: by the
+    models' names.
+    """
 
     def __init__(
-        self, replicas: Any, tokenizers: Mapping[str, Tokenizer], options: ServeOptions, log: RequestLog
+        self,
+        replicas: Any,
+        tokenizers: Mapping[str, Tokenizer],
+        options: ServeOptions,
+        log: RequestLog,
+        judge: Any = None,
     ) -> None:
         self._replicas, self._tokenizers, self._options, self._log = replicas, tokenizers, options, log
+        self._judge = judge
         self._pool = ThreadPoolExecutor(2, "specbuild-front")
         self._calls = replicas.options(method_name="call", stream=True)
 
@@ -79,10 +89,14 @@ class Front:
         ready = ("/health", "/health/ready", "/ping", *([asked] if asked else []))
         own = {"/health/live": _live, **dict.fromkeys(ready, self._ready)}
         own |= {"/metrics": self._metrics, "/load": self._load}
-        ours = Starlette(routes=[Route(path, answer) for path, answer in own.items()])
+        routes = [Route(path, answer) for path, answer in own.items()]
+        if self._judge:
+            routes += [Route("/canary", self._canary), Route("/canary/{order}", self._canary, methods=["POST"])]
+        ours = Starlette(routes=routes)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            passed = scope["type"] == "http" and path_of(scope) not in own
+            judged = self._judge and path_of(scope).split("/")[1:2] == ["canary"]
+            passed = scope["type"] == "http" and path_of(scope) not in own and not judged
             await (self._pass if passed else ours)(scope, receive, send)
 
         gate = Gate(app, _Quiet(self._log), self._options.api_keys, health_route=asked)
@@ -106,7 +120,13 @@ class Front:
             if status == 200:
                 _add(families, told.decode(), name)
         text = "".join("".join(lines) for lines in families.values())
+        text += await self._judge.metrics.remote() if self._judge else ""
         return Response(text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _canary(self, request: Request) -> Response:
+        """Answer for the canary of all replicas."""
+        status, body = await self._judge.ask.remote(request.path_params.get("order"))
+        return json_response(body, status)
 
     async def _load(self, request: Request) -> Response:
         """Return every replica's load, by its name."""

@@ -65,7 +65,7 @@ class RayOptions:
         """Raise OptionError if Ray is not installed, or if an option works in a single process only."""
         if find_spec("ray") is None:
             raise OptionError("--ray needs Ray Serve: pip install 'specbuild-trt[ray]'")
-        for name in ("canary", "drift", "uds"):
+        for name in ("drift", "uds"):
             if getattr(options, name):
                 raise OptionError(f"--{name} is of one server and does not go with --ray: leave it out")
 

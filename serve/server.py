@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from specbuild.runtime.errors import OptionError, shown
 
 from . import limits, listener
 from .admission import Admission
-from .answer import Service
+from .answer import CanarySide, Service
 from .app import make_app
 from .canary import Canary
 from .canary_routes import CanaryMetrics
@@ -80,8 +80,18 @@ def _loaded(named: Named, options: ServeOptions, load: LoadOptions, log: Request
         yield service
 
 
+def _own_canary(models: Models, options: ServeOptions, log: RequestLog) -> CanarySide:
+    assert options.canary
+    return Canary(models, options.canary, log, len(options.api_keys))
+
+
 def make_service(
-    named: Named, options: ServeOptions, load: LoadOptions, log: RequestLog, closing: contextlib.ExitStack
+    named: Named,
+    options: ServeOptions,
+    load: LoadOptions,
+    log: RequestLog,
+    closing: contextlib.ExitStack,
+    canary_of: Callable[[Models, ServeOptions, RequestLog], CanarySide] = _own_canary,
 ) -> Service:
     """Load every bundle in a thread of its own and return the service.
 
@@ -91,6 +101,7 @@ def make_service(
         load: How bundles are loaded.
         log: The server's log.
         closing: Closes the engines, the ledger and the traces when it is closed.
+        canary_of: Makes the canary, if there is one.
 
     Raises:
         OptionError: If an option is wrong.
@@ -124,10 +135,10 @@ def make_service(
     told.set_result(metrics)
     served = Models(models)
     oracle = Oracle(served, options, metrics, log) if options.shadow else None
-    canary = Canary(served, options.canary, log, len(options.api_keys)) if options.canary else None
+    canary = canary_of(served, options, log) if options.canary else None
     drift = Drift(served, options.drift, log) if options.drift else None
     watchers: list[Watcher] = [each for each in (oracle, canary, drift) if each]
-    if canary:
+    if isinstance(canary, Canary):
         metrics.registry.register(CanaryMetrics(canary))
     if drift:
         metrics.registry.register(drift)

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.decoding.loop import Loop
-from specbuild.runtime.errors import OptionError, shown
-from specbuild.runtime.requests.metrics import RunStats
+from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.result import Chunk, Result
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.requests.tokenizer import Prompt, Tokenizer
@@ -29,12 +28,11 @@ from specbuild.runtime.requests.validation import Errors, Params, Prompts, Valid
 from specbuild.runtime.sampling.constraint import Constraint
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.sampling.structured import StructuredOutputs
-from specbuild.runtime.speculation.draft_limits import Limits
 from specbuild.runtime.speculation.policy import Policy
 
 from .composition import compose
+from .engine_view import EngineView
 from .handle import Handle
-from .health import Health, Usage
 from .load_options import LoadKeywords, LoadOptions
 from .observer import Observer
 from .receipt import Origin, Receipt, ReceiptClass
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 DEFAULTS = LoadOptions()
 
 
-class Engine:
+class Engine(EngineView):
     """A loaded bundle that serves any number of threads; use it as a context manager, or `close()` it.
 
     An engine dropped without that closes itself with a ResourceWarning. Requests raise PromptError or OptionError if
@@ -85,12 +83,17 @@ class Engine:
     def load(
         cls, path: str | os.PathLike[str], options: LoadOptions = DEFAULTS, **given: Unpack[LoadKeywords]
     ) -> Engine:
-        """Load a bundle, checking its hashes. Raises BundleError, OptionError, and ExecutionError without its GPU.
+        """Load a bundle, checking its hashes.
 
         Args:
             path: The bundle's folder.
             options: How to load the bundle and serve requests.
             **given: Fields of `LoadOptions`; they override those of `options`.
+
+        Raises:
+            BundleError: The bundle is damaged, of another version, or not for this machine.
+            OptionError: The bundle does not have what an option asks for.
+            ExecutionError: The GPU that it was built for is not there, or memory ran out.
         """
         bundle, options = Bundle.open(path), replace(options, **given)
         parts = compose(bundle, options)
@@ -111,7 +114,13 @@ class Engine:
         return [results[key] for key in sorted(results)]
 
     def stream(self, prompts: Prompts, params: Params = None, *, errors: Errors = "raise") -> Iterator[Chunk]:
-        """Yield the output of `generate` in chunks as the texts grow; closing the iterator cancels the rest."""
+        """Yield the output of `generate` in chunks as the texts grow; closing the iterator cancels the rest.
+
+        Args:
+            prompts: As for `generate`.
+            params: As for `generate`.
+            errors: As for `generate`; an error that is returned is a chunk with its result.
+        """
         return self._chunks(*self.requests(prompts, params, errors), each_round=True)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, wait: bool = True) -> Handle:
@@ -137,36 +146,53 @@ class Engine:
         return handle
 
     def logits(self, token_ids: Seq[int]) -> NDArray[np.float32]:
-        """Return the target's logits after a text, `float32[V]`, for measuring; see `text_logits`."""
+        """Return the target's logits after a text, `float32[V]`; for measuring, see `text_logits`.
+
+        Args:
+            token_ids: The text, at least one token.
+        """
         last: NDArray[np.float32] = self.text_logits(token_ids, 1)[0]
         return last
 
     def text_logits(
         self, token_ids: Seq[int], count: int | None = None, nodes: int | None = None
     ) -> NDArray[np.float32]:
-        """Return the target's logits after each of the last `count` tokens (None: all), `float32[count, V]`.
+        """Return the target's logits after tokens of a text, `float32[count, V]`; for measuring.
 
-        Waits for active requests and holds waiting ones. `nodes`: maximum tokens per step; None: as in prefill.
+        It waits for active requests and holds waiting ones.
+
+        Args:
+            token_ids: The text, at least one token.
+            count: After how many of its last tokens; None: after all.
+            nodes: Maximum tokens of a step; None: as in prefill.
         """
         tokens = self._validator.check(list(token_ids))
         with self.scheduler.exclusive() as loop:
             return loop.logits(tokens, len(tokens) if count is None else count, nodes)
 
-    @property
-    def max_model_len(self) -> int:
-        """Maximum tokens of a text, prompt and output together."""
-        return self._validator.max_model_len
-
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt as `generate` takes it; raise PromptError if it cannot be used."""
+        """Return the token ids of a prompt.
+
+        Args:
+            prompt: A text, a list of token ids, a Chat or its messages; PromptError if it cannot be used.
+        """
         return self._validator.check(self._validator.encode(prompt))
 
     def constraint(self, outputs: StructuredOutputs) -> Constraint:
-        """Compile a structured output in this thread, or raise OptionError; keep it until its requests have started."""
+        """Compile a structured output in this thread, before the requests that have it; keep it until they have begun.
+
+        Args:
+            outputs: The structured output; OptionError if it cannot be compiled within the limits.
+        """
         return self._validator.constraint(outputs)
 
     def decode(self, token_ids: Seq[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; `skip_special_tokens` leaves special tokens out."""
+        """Return the text of tokens.
+
+        Args:
+            token_ids: The tokens.
+            skip_special_tokens: Whether to leave special tokens out.
+        """
         return self.tokenizer.decode(token_ids, skip_special_tokens)
 
     def receipt(self, prompt_token_ids: Seq[int], params: SamplingParams, result: Result) -> Receipt:
@@ -197,12 +223,24 @@ class Engine:
         return Origin(self.manifest.digest, here)
 
     def requests(self, prompts: Prompts, params: Params, errors: Errors) -> tuple[list[Sequence], list[Chunk]]:
-        """Return sequences for `generate` to run, and chunks for prompts that cannot run: see `Validator.requests`."""
+        """Return the sequences that `generate` would run, and a chunk for each prompt that cannot run.
+
+        Args:
+            prompts: As for `generate`.
+            params: As for `generate`.
+            errors: As for `generate`.
+        """
         self.scheduler.check_open()
         return self._validator.requests(prompts, params, errors)
 
     def window(self, sequences: Seq[Sequence], wake: Callable[[], None], each_round: bool) -> Window:
-        """Return a `Window` over sequences that keeps as many submitted as keep every slot busy."""
+        """Return a window over sequences: as many are submitted as keep every slot busy.
+
+        Args:
+            sequences: What `requests` returned.
+            wake: Called, on any thread, when the window has something new.
+            each_round: Whether that is every round, or only when a sequence ends.
+        """
         return Window(self.scheduler, sequences, 2 * self.batch_size, wake, each_round)
 
     def _chunks(
@@ -220,63 +258,13 @@ class Engine:
         finally:
             window.cancel()
 
-    @property
-    def stats(self) -> RunStats:
-        """Where the time of all rounds since loading went: a snapshot, so ask again for later rounds."""
-        return self._loop.stats
-
-    @property
-    def correction(self) -> float:
-        """Ratio of the target's recent step times to those of the timing table; 1 without a table."""
-        return self._live.correction if self._live else 1.0
-
-    @property
-    def limits(self) -> Limits:
-        """Limits on drafting, to be set at any time; OptionError for more nodes than at loading: see `Limits`."""
-        return self._loop.planner.now
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        if not isinstance(limits, Limits):
-            raise OptionError(f"limits must be Limits, not {shown(limits)}")
-        if limits.min_expected_speedup > 1 and not self.timings:
-            raise OptionError(f"min_expected_speedup needs a tuned bundle: tune {self.name}")
-        self._loop.planner.limit(limits)
-
-    @property
-    def notes(self) -> list[str]:
-        """What does not run as it should: steps that could not be captured in a CUDA graph, and why."""
-        return self._loop.notes
-
-    @property
-    def exact(self) -> bool:
-        """Whether a seed always gives one text; if not, rounding may turn gaps below `manifest.exactness_bound`."""
-        return self._loop.exactness is not None
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the KV caches of target and draft."""
-        return self._loop.cache_bytes
-
-    @property
-    def cached_texts(self) -> list[tuple[str | None, list[int]]]:
-        """The `cache_salt` and the token ids of each text in a slot's cache."""
-        return self._loop.cached_texts()
-
-    @property
-    def usage(self) -> Usage:
-        """How many requests wait and run now, and how full the caches are."""
-        return self.scheduler.usage(self.batch_size * self.manifest.max_seq_len)
-
-    def health(self) -> Health:
-        """Return whether the engine makes rounds and what it waits for; answers even while a round hangs."""
-        return self.scheduler.health()
-
     def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests, finish those under way, then close; return whether all of them finished.
 
         Every prompt of a `generate` or `stream` under way is finished too, so a stream that nobody reads is waited for.
-        After `timeout` seconds (None: never) what is left is cancelled.
+
+        Args:
+            timeout: Seconds after which what is left is cancelled; None: never.
         """
         return self.scheduler.drain(timeout)
 

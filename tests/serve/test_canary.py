@@ -13,7 +13,7 @@ import pytest
 from serving import Log
 
 from specbuild.runtime.errors import OptionError
-from specbuild.serve import canary as module
+from specbuild.serve import judge as module
 from specbuild.serve.arms import CanaryOptions
 from specbuild.serve.canary import Canary
 from specbuild.serve.fields import CompletionRequest

@@ -83,8 +83,8 @@ def ask(tokenizer: Any) -> Callable[..., httpx.Response]:
     """`ask(replicas, body, path=, headers=, **ServeOptions)`: the front's response; `.log` has its log."""
 
     def asked(replicas: Replicas, body: Any = None, path: str = "/v1/completions", **given: Any) -> httpx.Response:
-        log, headers = Log(), given.pop("headers", {})
-        front = Front(replicas, {"pycode": tokenizer}, ServeOptions(**given), log)
+        log, headers, judge = Log(), given.pop("headers", {}), given.pop("judge", None)
+        front = Front(replicas, {"pycode": tokenizer}, ServeOptions(**given), log, judge)
 
         async def run() -> httpx.Response:
             transport = httpx.ASGITransport(app=front.app())
@@ -261,3 +261,24 @@ def test_health(ask: Callable[..., httpx.Response], monkeypatch: pytest.MonkeyPa
     assert ask(Replicas(), path="/ping", api_keys=("k",)).status_code == status
     assert ask(Replicas(), path="/up", api_keys=("k",), health_route="/up").status_code == status
     assert ask(Replicas(), path="/health/live").status_code == 200
+
+
+def test_the_canary_of_all_replicas_is_the_judge_s(ask: Callable[..., httpx.Response]) -> None:
+    class Judge:
+        """A handle of one."""
+
+        def __init__(self) -> None:
+            async def told(order: str | None) -> Any:
+                return (404, {"error": {"message": "no such order"}}) if order == "dance" else (200, {"order": order})
+
+            async def metrics() -> str:
+                return "specbuild:canary_weight 10.0\n"
+
+            self.ask, self.metrics = SimpleNamespace(remote=told), SimpleNamespace(remote=metrics)
+
+    replicas = Replicas()
+    assert ask(replicas, path="/canary", judge=Judge()).json() == {"order": None}
+    assert ask(replicas, {}, path="/canary/pause", judge=Judge()).json() == {"order": "pause"}
+    assert ask(replicas, {}, path="/canary/dance", judge=Judge()).status_code == 404
+    assert "specbuild:canary_weight 10.0" in ask(replicas, path="/metrics", judge=Judge()).text
+    assert not replicas.asked

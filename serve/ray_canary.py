@@ -1,0 +1,140 @@
+"""A canary over replicas: one judge, a deployment of its own, draws for all of them and weighs what they report.
+
+A session that moves from replica to replica keeps its arm and counts once, which judges of each replica could not see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from specbuild.runtime import Bundle, LoadOptions, Manifest
+
+from . import remote_bundle
+from .arms import Draw
+from .canary import Arms
+from .canary_routes import CanaryMetrics, obeyed
+from .comparison import arms_of, scored
+from .errors import ApiError
+from .fields import Sampling
+from .generation import Generation
+from .judge import Judge
+from .logs import RequestLog, error_of
+from .models import Models, ServedModel
+from .observation import observed
+from .options import ServeOptions
+from .scoring import Score
+
+SECONDS = 2.0  # that a request waits for its arm; then it runs as it asks
+Given = tuple[list[tuple[tuple[str, ...], remote_bundle.Source]], ServeOptions, LoadOptions]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bundle:
+    """A bundle that others serve."""
+
+    names: tuple[str, ...]
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+class JudgeReplica:
+    """The judge, as the only replica of its deployment; replicas and front call it."""
+
+    async def __init__(self, given: Given) -> None:  # type: ignore[misc]
+        sources, options, _ = given
+        log = RequestLog(sys.stderr, options.log_requests)
+        asked = options.canary
+        assert asked
+        bundles = [_Bundle(names, Bundle.open(remote_bundle.local(source)).manifest) for names, source in sources]
+        baseline, candidate = arms_of(bundles, asked)
+        self._judge = Judge(baseline.name, asked, scored(baseline, candidate, asked), log)
+        self._metrics = CollectorRegistry()
+        self._metrics.register(CanaryMetrics(self._judge))
+        self._running = asyncio.ensure_future(self._judge.run())
+
+    async def draw(self, key: str | None) -> tuple[bool, Draw | None]:
+        """See `Judge.draw`."""
+        return self._judge.draw(key)
+
+    async def note(self, draw: Draw, values: dict[str, float]) -> None:
+        """See `Judge.note`."""
+        self._judge.note(draw, values)
+
+    async def note_score(self, draw: Draw, score: Score) -> None:
+        """See `Judge.note_score`."""
+        self._judge.note_score(draw, score)
+
+    async def ask(self, order: str | None) -> tuple[int, Any]:
+        """Return the status and body of `GET /canary`, or of the route of an order."""
+        try:
+            return 200, obeyed(self._judge, order) if order else self._judge.view()
+        except ApiError as error:
+            return error.status, error.body()
+
+    async def metrics(self) -> str:
+        """Return the judge's metrics as Prometheus' text."""
+        return generate_latest(self._metrics).decode()
+
+    async def __del__(self) -> None:
+        """Save the state."""
+        if running := getattr(self, "_running", None):
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+class ReplicaCanary:
+    """A `Watcher` whose judge is elsewhere: one replica's side of a canary."""
+
+    def __init__(self, models: Models, options: ServeOptions, log: RequestLog, judge: Any) -> None:
+        """Find both arms; see `Arms`. `judge`: Ray's handle of the `JudgeReplica`."""
+        assert options.canary
+        self._arms = Arms(models, options.canary, log, len(options.api_keys))
+        self._judge, self._log = judge, log
+        self._told = asyncio.Queue[tuple[str, Draw, Any]]()
+
+    async def arm(
+        self, served: ServedModel, body: Sampling, tenant: str | None
+    ) -> tuple[ServedModel, str | None, Draw | None]:
+        """Return the model for a request, its speculation and its draw; without a judge it is the baseline's."""
+        if not self._arms.concerns(served, body):
+            return served, None, None
+        try:
+            drawn = self._judge.draw.remote(self._arms.key(body, tenant))
+            candidate, draw = await asyncio.wait_for(drawn, SECONDS)
+        except (RayError, RayServeException, TimeoutError, asyncio.TimeoutError) as error:
+            self._log.event("warning", "the canary's judge does not answer", **error_of(error))
+            return served, None, None
+        return self._arms.candidate if candidate else served, self._arms.way(body, candidate), draw
+
+    def ended(self, generation: Generation) -> None:
+        """See `Watcher`; `run` tells the judge, for what a request asks of Ray ends with the request."""
+        draw = generation.draw
+        if draw is None:
+            return
+        values = observed(generation)
+        if values:
+            self._arms.score(generation, draw, lambda score: self._told.put_nowait(("note_score", draw, score)))
+        self._told.put_nowait(("note", draw, values))
+
+    async def run(self) -> None:
+        """See `Watcher`; tells the judge of requests that have ended, and scores texts."""
+        scoring = [self._arms.scorer.run()] if self._arms.scorer else []
+        await asyncio.gather(self._telling(), *scoring)
+
+    async def _telling(self) -> None:
+        while True:
+            what, draw, values = await self._told.get()
+            try:
+                await getattr(self._judge, what).remote(draw, values)
+            except (RayError, RayServeException) as error:
+                self._log.event("warning", "the canary's judge was not told of a request", **error_of(error))

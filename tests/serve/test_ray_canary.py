@@ -1,0 +1,131 @@
+"""One judge for all replicas: sessions keep their arm wherever they go, and one verdict comes of what all report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed")
+
+import ended
+from ray.exceptions import RayActorError
+from serving import Log
+
+from specbuild.runtime import LoadOptions
+from specbuild.serve import ray_canary, remote_bundle
+from specbuild.serve.arms import CanaryOptions
+from specbuild.serve.fields import CompletionRequest
+from specbuild.serve.options import ServeOptions
+from specbuild.serve.ray_canary import JudgeReplica, ReplicaCanary
+
+
+class Handle:
+    """What Ray's handle does, in this process; `fails`: the actor is gone."""
+
+    def __init__(self, judge: JudgeReplica | None) -> None:
+        self.judge = judge
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*given: Any) -> Any:
+            if self.judge is None:
+                raise RayActorError
+            return await getattr(self.judge, name)(*given)
+
+        return SimpleNamespace(remote=lambda *given: asyncio.ensure_future(call(*given)))
+
+
+def canary_options(**more: Any) -> ServeOptions:
+    return ServeOptions(canary=CanaryOptions(candidate="speculation=chain:4", weight=50, max_weight=50, **more))
+
+
+async def judge_of(bundle: Path, options: ServeOptions) -> JudgeReplica:
+    made: Any = object.__new__(JudgeReplica)
+    await JudgeReplica.__init__(made, ([(("m",), remote_bundle.source(str(bundle)))], options, LoadOptions()))
+    return made  # type: ignore[no-any-return]
+
+
+def body(**given: Any) -> CompletionRequest:
+    return CompletionRequest(prompt="x", **given)
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(work())
+
+
+def test_a_session_keeps_its_arm_in_every_replica_and_counts_once(bundle: Path) -> None:
+    async def work() -> None:
+        options, log = canary_options(), Log()
+        judge = await judge_of(bundle, options)
+        replicas = [ReplicaCanary(ended.models("m"), options, log, Handle(judge)) for _ in range(2)]  # type: ignore[arg-type]
+        for session in map(str, range(12)):
+            found = []
+            for number in range(6):
+                replica = replicas[number % 2]
+                found.append(await replica.arm(replica._arms.baseline, body(session=session), None))
+            assert len({way for _, way, _ in found}) == 1
+            assert [draw.fresh for _, _, draw in found if draw] == [True] + [False] * 5
+            assert len({draw.number for _, _, draw in found if draw}) == 6
+        status, view = await judge.ask(None)
+        assert (status, sum(view["requests"].values())) == (200, 72)
+
+    run(work)
+
+
+def test_one_verdict_comes_of_what_all_report(bundle: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        options, log = canary_options(state=tmp_path / "canary.json"), Log()
+        judge = await judge_of(bundle, options)
+        replicas = [ReplicaCanary(ended.models("m"), options, log, Handle(judge)) for _ in range(2)]  # type: ignore[arg-type]
+        running = [asyncio.ensure_future(each.run()) for each in replicas]
+        for number in range(2000):
+            replica = replicas[number % 2]
+            model, way, draw = await replica.arm(replica._arms.baseline, body(), None)
+            slow = 2.0 if way else 1.0
+            replica.ended(ended.generation(model, ended.result(0.1 * slow, 0.01 * slow), draw=draw))
+            await asyncio.sleep(0)
+            if judge._judge.phase == "rolled back":
+                break
+        assert judge._judge.phase == "rolled back"
+        replica = replicas[0]
+        assert await replica.arm(replica._arms.baseline, body(), None) == (replica._arms.baseline, None, None)
+        assert 'specbuild:canary_verdict{model_name="m",verdict="rollback"} 1.0' in await judge.metrics()
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await judge.__del__()
+        again = await judge_of(bundle, options)
+        assert again._judge.phase == "rolled back", "the state survives the judge"
+
+    run(work)
+
+
+def test_orders(bundle: Path) -> None:
+    async def work() -> None:
+        judge = await judge_of(bundle, canary_options())
+        assert (await judge.ask("pause"))[1]["phase"] == "paused"
+        assert (await judge.ask("promote"))[1]["phase"] == "promoted"
+        status, told = await judge.ask("pause")
+        assert (status, "the canary is promoted" in told["error"]["message"]) == (400, True)
+        assert (await judge.ask("dance"))[0] == 404
+
+    run(work)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_without_a_judge_requests_run_as_they_ask(bundle: Path, silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        options, log, handle = canary_options(), Log(), Handle(None)
+        if silent:
+            monkeypatch.setattr(ray_canary, "SECONDS", 0.05)
+            monkeypatch.setattr(Handle, "__getattr__", lambda *_: SimpleNamespace(remote=lambda *_: asyncio.sleep(9)))
+        replica = ReplicaCanary(ended.models("m"), options, log, handle)  # type: ignore[arg-type]
+        served = replica._arms.baseline
+        assert await replica.arm(served, body(), None) == (served, None, None)
+        assert log.lines[-1]["message"] == "the canary's judge does not answer"
+
+    run(work)

@@ -1,0 +1,54 @@
+"""Every public class, method and function says in its docstring what each of its parameters is."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import specbuild
+from specbuild import runtime
+
+NAMES = [name for name in specbuild._LAZY if name != "__version__"]
+PUBLIC = {name: getattr(specbuild, name) for name in NAMES} | {name: getattr(runtime, name) for name in runtime._PLACES}
+CLASSES = {name: each for name, each in PUBLIC.items() if inspect.isclass(each)}
+
+
+def methods() -> Iterator[Any]:
+    for name, each in CLASSES.items():
+        for key, value in inspect.getmembers(each):
+            called = value.__func__ if inspect.ismethod(value) else value
+            if not key.startswith("_") and inspect.isfunction(called) and called.__module__.startswith("specbuild."):
+                yield pytest.param(called, id=f"{name}.{key}")
+
+
+def parameters(function: Any) -> list[str]:
+    names = list(inspect.signature(function).parameters)
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def told(docstring: str, name: str) -> bool:
+    """Whether a parameter has a line of its own, or stands in backquotes in a sentence."""
+    return bool(re.search(rf"^ *\*{{0,2}}{name}: |`{name}`", docstring, re.MULTILINE))
+
+
+@pytest.mark.parametrize("method", methods())
+def test_a_method_says_what_its_parameters_are(method: Any) -> None:
+    docstring = inspect.getdoc(method) or ""
+    assert docstring
+    assert [name for name in parameters(method) if not told(docstring, name)] == []
+
+
+@pytest.mark.parametrize("name", [name for name, each in CLASSES.items() if dataclasses.is_dataclass(each)])
+def test_a_record_says_what_its_fields_are(name: str) -> None:
+    each = CLASSES[name]
+    source, docstring = inspect.getsource(each), inspect.getdoc(each) or ""
+    for field in dataclasses.fields(each):
+        if field.name.startswith("_") or not field.repr:
+            continue
+        beside = re.search(rf"^    {field.name}: .*# ", source, re.MULTILINE)
+        assert told(docstring, field.name) or beside, f"{name}.{field.name}"
