@@ -193,6 +193,7 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
         return  # nothing ran
     prompts, cached = sum(each.num_prompt_tokens for each in metrics), sum(each.num_cached_tokens for each in metrics)
     ttft = sum(max(each.ttft - each.queue_time, 0) for each in metrics) / len(metrics)
+    fixed = "a fixed tree" if total.num_spec_steps else "nothing: plain decoding"
     rows = {
         "tokens": f"{tokens} in {run.total:.3f} s, {tokens / run.total:.0f} tokens/s",
         "time to first token": f"{ttft * 1e3:.1f} ms, mean, without the time in the queue",
@@ -202,7 +203,7 @@ def _print_stats(engine: Engine, results: list[Result]) -> None:
         f"({total.draft_acceptance_rate:.0%})",
         "mean acceptance length": f"{total.mean_acceptance_length:.2f}",
         "accepted per round": " ".join(f"{k}:{n}" for k, n in enumerate(total.acceptance_histogram)),
-        "decided": " ".join(f"{kind}:{n}" for kind, n in sorted(total.decisions.items())) or "a fixed tree",
+        "decided": " ".join(f"{kind}:{n}" for kind, n in sorted(total.decisions.items())) or fixed,
         "time": f"draft {run.draft / run.total:.0%}, verify {run.verify / run.total:.0%}, loop {run.loop_share:.0%}",
     }
     rows |= {f"note {number}": note for number, note in enumerate(dict.fromkeys(engine.notes), 1)}

@@ -33,7 +33,10 @@ def _from_file(context: click.Context, _parameter: click.Parameter, file: Path |
 
     try:
         with file.open("rb") as source:
-            given = yaml.safe_load(source.read(_MAX_CONFIG + 1)[:_MAX_CONFIG])
+            text = source.read(_MAX_CONFIG + 1)
+        if len(text) > _MAX_CONFIG:
+            raise OptionError(f"{file} has more than {_MAX_CONFIG} bytes: give a file of options")
+        given = yaml.safe_load(text)
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         told = " ".join(str(getattr(error, "problem", None) or getattr(error, "strerror", None) or error).split())
         raise OptionError(f"{file} cannot be read as YAML ({told[:200]}): give options by their flags' names") from None

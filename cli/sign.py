@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from specbuild.runtime.bundle.signature import PASSPHRASE, sign
 @click.option(
     "--key", required=True, type=click.Path(path_type=Path), metavar="FILE", help="An Ed25519 private key in PEM."
 )
-def command(bundle: Path, key: Path) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print where the signature is as JSON.")
+def command(bundle: Path, key: Path, as_json: bool) -> None:
     """Sign a bundle, whose files are checked first; `verify --signature` holds it against the public key.
 
     A key with a passphrase has it from SPECBUILD_KEY_PASSPHRASE.
@@ -25,4 +27,5 @@ def command(bundle: Path, key: Path) -> None:
     openssl pkey -in key.pem -pubout -out public.pem
     specbuild sign pycode.bundle --key key.pem
     """
-    click.echo(f"signed: {sign(bundle, key, os.environ.get(PASSPHRASE))}")
+    signature = sign(bundle, key, os.environ.get(PASSPHRASE))
+    click.echo(json.dumps({"signature": str(signature)}) if as_json else f"signed: {signature}")
