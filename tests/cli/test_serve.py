@@ -71,6 +71,7 @@ def _logs_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["{}", "--config", "broken.yaml"], ["broken.yaml", "YAML"]),
         (["{}", "--config", "unknown.yaml"], ["unknown.yaml", "colour"]),
         (["{}", "--config", "wrong.yaml"], ["port"]),
+        (["{}", "--config", "long.yaml"], ["long.yaml", "more than 1048576 bytes"]),
         (["{}", "--config", "slo.yaml"], ["slo", "is no time and no percentile"]),
         (["{}", "--slo", "p99"], ["slo 'p99'", "no time before it"]),
     ],
@@ -86,6 +87,7 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     for name, text in {
         "broken.jinja": "{% if %}",
+        "long.yaml": "port: 8000\n" + "# " + "x" * (1 << 20),
         "list.yaml": "- 1\n",
         "empty.yaml": "",
         "numbers.yaml": "1: 2\n",

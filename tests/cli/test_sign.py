@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def test_a_bundle_is_signed_and_verified(bundle: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("SPECBUILD_KEY_PASSPHRASE", "open")
     done = CliRunner().invoke(command, [copy, "--key", str(tmp_path / "key.pem")], catch_exceptions=False)
     assert done.output == f"signed: {copy}/manifest.json.sig\n"
+    done = CliRunner().invoke(command, [copy, "--key", str(tmp_path / "key.pem"), "--json"], catch_exceptions=False)
+    assert json.loads(done.output) == {"signature": f"{copy}/manifest.json.sig"}
     done = CliRunner().invoke(verify.command, asked, catch_exceptions=False)
     assert done.exit_code == 0
     assert "signed by the owner of" in done.output
