@@ -28,7 +28,13 @@ from .progress import tell_later_turns
 @click.option("--top-k", type=int, default=0, help="Keep the k best tokens; 0 is off.")
 @click.option("--top-p", type=float, default=1.0, help="Keep the smallest set of this probability; 1 is off.")
 @click.option("--min-p", type=float, default=0.0, help="Keep tokens this likely relative to the best; 0 is off.")
-@click.option("--repetition-penalty", "--repeat-penalty", type=float, default=1.0, help="Over 1 discourages tokens of prompt and output.")
+@click.option(
+    "--repetition-penalty",
+    "--repeat-penalty",
+    type=float,
+    default=1.0,
+    help="Over 1 discourages tokens of prompt and output.",
+)
 @click.option("--frequency-penalty", type=float, default=0.0, help="Subtracted per occurrence in the output.")
 @click.option("--presence-penalty", type=float, default=0.0, help="Subtracted once for tokens in the output.")
 @click.option("--seed", type=int, help="Makes sampling repeatable; fresh entropy, reported, without it.")
@@ -48,7 +54,9 @@ from .progress import tell_later_turns
     help="Who drafts; by default lookup where the text repeats itself, else the model.",
 )
 @click.option("--tree", metavar="TREE", help="chain:K, topk:W,D or best:N; the bundle's own by default.")
-@click.option("--max-draft-tokens", "--draft-max", type=int, metavar="N", help="Nodes of a tree at most; 0 is plain decoding.")
+@click.option(
+    "--max-draft-tokens", "--draft-max", type=int, metavar="N", help="Nodes of a tree at most; 0 is plain decoding."
+)
 @click.option(
     "--min-expected-speedup", type=float, default=1.0, help="Draft only where as much over plain decoding is expected."
 )

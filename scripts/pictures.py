@@ -95,7 +95,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         report = options.report or Path(folder) / "report.html"
         if options.report is None:
-            command = [str(Path(sys.executable).parent / "specbuild"), "bench", str(options.bundle), "--html", str(report)]
+            command = [
+                str(Path(sys.executable).parent / "specbuild"),
+                "bench",
+                str(options.bundle),
+                "--html",
+                str(report),
+            ]
             subprocess.run([*command, "--num-prompts", "8", "--max-new-tokens", "64"], check=True)
         show_report(report, options.out / "bench.png")
     return 0

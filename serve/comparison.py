@@ -90,9 +90,7 @@ def scored(baseline: Described, candidate: Described, options: CanaryOptions) ->
     return options.model is not None and len({each.files[each.tokenizer].sha256 for each in manifests}) == 1
 
 
-def scorer_of(
-    baseline: ServedModel, candidate: ServedModel, options: CanaryOptions, log: RequestLog
-) -> Scorer | None:
+def scorer_of(baseline: ServedModel, candidate: ServedModel, options: CanaryOptions, log: RequestLog) -> Scorer | None:
     """Return a scorer of both bundles' texts under the baseline; None if they are not scored."""
     if scored(baseline, candidate, options):
         return Scorer(baseline, log, candidate)

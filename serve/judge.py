@@ -1,4 +1,4 @@
-"""A canary's judge: draws arms, weighs what requests took, and says whether the candidate is promoted or rolled back."""
+"""A canary's judge: draws arms, weighs what requests took, and promotes the candidate or rolls it back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies traced layers in the portable graph, for the layers that were left out of the trace (see `repeated_layers`)."""
+"""Copies traced layers in the portable graph, for the layers that `repeated_layers` left out of the trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NotRepeatedError(Exception):
 
 @dataclass
 class _Block:
-    """A traced layer's nodes, and the hidden state that it reads and makes; the first layer's input is not asked for."""
+    """A traced layer's nodes, and the hidden states that it reads and makes; the first layer's input is left open."""
 
     nodes: list[ir.Node] = field(default_factory=list)
     reads: ir.Value | None = None

@@ -32,9 +32,7 @@ class Growth:
     seen: NDArray[np.bool_] | None = None  # bool[rows, rows]: which rows each row sees
     kept: list[int] = field(default_factory=list)  # the final tree's nodes in the pool, root first
     forced: set[int] = field(default_factory=set)  # pool nodes whose tokens the constraint forces
-    policy: SequencePolicy | None = (
-        None  # decides how far to grow; the scores are then log chances
-    )
+    policy: SequencePolicy | None = None  # decides how far to grow; the scores are then log chances
 
     def grow(self, tokens: NDArray[np.int64], likely: NDArray[np.float64]) -> None:
         """Add a level: the frontier's children, `[frontier, branch]`, and their `likelihoods`."""

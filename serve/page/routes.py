@@ -33,7 +33,7 @@ class Line(Body):
     """The body of /ui/line: a chat so far, and what was typed."""
 
     system: str | None = None
-    said: Annotated[list[Said], Field(max_length=limits.MESSAGES)] = []
+    said: Annotated[list[Said], Field(max_length=limits.MESSAGES, default_factory=list)]
     line: Annotated[str, Field(min_length=1)]
 
 

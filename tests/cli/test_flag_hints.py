@@ -1,4 +1,4 @@
-"""Flags that other engines have are told by their names here, and every command names one of its own that looks alike."""
+"""Flags that other engines have are told by their names here; a mistyped one is told by the flag that looks alike."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_the_best(wanted: str, max_kl: float, chosen: str) -> None:
 @pytest.mark.parametrize("wanted", ["best:size", "best:speed"])
 def test_what_is_given_by_name_may_cost_too_much_in_float32_too(wanted: str) -> None:
     rows = [row("int8", 20, 0.4, 4.0), row(EXACT, 80, 0.3, 9.0)]
-    with pytest.raises(ExecutionError, match="--tensor-type alone move the target by 0.3 nats"):
+    with pytest.raises(ExecutionError, match=r"--tensor-type alone move the target by 0\.3 nats"):
         best(rows, wanted, 0.02)
 
 

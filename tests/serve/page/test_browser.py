@@ -16,7 +16,12 @@ DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
 pytestmark = pytest.mark.skipif(not (DRIVER and BROWSER), reason="no chromium and chromedriver")
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--force-prefers-reduced-motion"),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--force-prefers-reduced-motion",
+    ),
 )
 
 
@@ -64,7 +69,9 @@ def loaded(browser: Any, address: str, width: int = 1200) -> None:
 
 
 def answers(browser: Any) -> list[str]:
-    return list(browser.execute_script("return [...document.querySelectorAll('.assistant .text')].map(e => e.textContent)"))
+    return list(
+        browser.execute_script("return [...document.querySelectorAll('.assistant .text')].map(e => e.textContent)")
+    )
 
 
 def test_a_chat_by_keyboard_shows_what_was_drafted_and_the_same_text_without(browser: Any, server: Server) -> None:
@@ -85,7 +92,9 @@ def test_a_chat_by_keyboard_shows_what_was_drafted_and_the_same_text_without(bro
     assert browser.find_element("id", "verdict").text.startswith("The same text, ")
     first, second = answers(browser)
     assert first == second
-    plain = browser.execute_script("return [...document.querySelectorAll('.assistant')].at(-1).querySelectorAll('.draft').length")
+    plain = browser.execute_script(
+        "return [...document.querySelectorAll('.assistant')].at(-1).querySelectorAll('.draft').length"
+    )
     assert plain == 0
     assert browser.get_log("browser") == [], "no error, nothing that the policy forbids"
 
