@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ CROWDS = (8, 16)
 NEW_TOKENS, LONG = 64, 900
 RESAMPLES = 2000
 WAYS = ("off", "auto")
+PAUSE, WAKE = 0.1, 8  # seconds in which the other way's threads fall asleep, and tokens that wake this one's
 _SPIN = "while True: pass"
 
 
@@ -106,6 +108,8 @@ def pair(
         params = SamplingParams(
             NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True, speculation=way, cache_salt=salt
         )
+        time.sleep(PAUSE)
+        engines[way].generate(list(texts), replace(params, max_new_tokens=WAKE, cache_salt=None))
         found[way] = Timed(engines[way], texts, params)
     return found
 
