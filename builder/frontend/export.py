@@ -178,7 +178,7 @@ def _repeated(module: PortableModel) -> Repeated | None:
     vocabulary: int = module.model.config.get_text_config().vocab_size
     tokens = torch.randint(vocabulary, tokens.shape, generator=random)
     places = torch.arange(tokens.shape[1]).expand(tokens.shape)
-    caches = [torch.randn(each.shape, generator=random) for each in past]
+    caches = [torch.randn(each.shape, generator=random) for each in past[:2]] * layout.layers  # the same for each layer
     lengths = torch.tensor([0, 2], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     run = partial(module, tokens, places, parents, *lengths, wanted, caches)
     return repeated(module, listed, list(layout.windows), run)

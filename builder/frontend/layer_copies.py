@@ -91,7 +91,7 @@ def _connect(graph: ir.Graph, blocks: dict[int, _Block]) -> list[ir.Node]:
         reader = inside.get(node)
         for value in node.inputs:
             maker = inside.get(value.producer()) if value is not None else None  # type: ignore[arg-type]
-            if value is None or maker is None or maker == reader or _is_size(value):
+            if value is None or maker is None or maker == reader or _is_shared(value):
                 continue
             if before.get(reader) != maker:
                 raise NotRepeatedError(f"{value.name} goes from layer {maker} to {reader}")
@@ -106,9 +106,10 @@ def _connect(graph: ir.Graph, blocks: dict[int, _Block]) -> list[ir.Node]:
     return [node for node in graph if node not in inside and end in node.inputs]
 
 
-def _is_size(value: ir.Value) -> bool:
-    """Whether a value is a size that torch reads once, in whichever layer asks first."""
-    return value.dtype is not None and value.dtype.is_integer()
+def _is_shared(value: ir.Value) -> bool:
+    """Whether a value is a size or a constant, which is made once, in whichever layer asks first."""
+    made = value.producer()
+    return (value.dtype is not None and value.dtype.is_integer()) or (made is not None and made.op_type == "Constant")
 
 
 def _replace(node: ir.Node, old: ir.Value | None, new: ir.Value | None) -> None:

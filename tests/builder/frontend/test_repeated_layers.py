@@ -18,7 +18,7 @@ Make = Callable[..., Any]
 def found(model: Any, settings: list[Any] | None = None) -> Repeated | None:
     layers = model.model.layers
     tokens = torch.randint(97, (2, 5), generator=torch.Generator().manual_seed(0))
-    return repeated(model, layers, settings or [0] * len(layers), lambda: model(input_ids=tokens))
+    return repeated(model, layers, settings or [0] * len(layers), lambda: model(input_ids=tokens, use_cache=False))
 
 
 def test_alike_but_for_their_weights(make_model: Make) -> None:
