@@ -16,16 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 5118,
+    ("builder", ".py"): 5373,
     ("builder/distill", ".py"): 1404,
-    ("builder/quantize", ".py"): 1429,
-    ("cli", ".py"): 2478,
+    ("builder/quantize", ".py"): 1435,
+    ("cli", ".py"): 2595,
     ("face", ".py"): 37,
     ("measure", ".py"): 2263,
-    ("runtime", ".py"): 6577,
+    ("runtime", ".py"): 6643,
     ("runtime/backends", ".py"): 2542,
     ("runtime/decoding", ".py"): 1816,
-    ("serve", ".py"): 6120,
+    ("serve", ".py"): 6379,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin
 }

@@ -25,13 +25,13 @@ from specbuild.serve.page import routes as page
 
 from . import canary_routes, responses
 from .answer import Service, answer
+from .canary import Canary
 from .chat import ChatFormat, chat_of
 from .completions import CompletionFormat, prompts_of
 from .errors import STATUSES, ApiError, ErrorBody, api_error, field_error, json_response
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .gate import Gate, RequestLog, path_of
 from .generation import ClientGoneError
-from .judge import Judge
 from .models import ServedModel
 
 _FAULTS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in STATUSES}
@@ -50,7 +50,7 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.include_router(clouds.routes(service, service.options.predict_route))
     if service.options.ui:
         app.include_router(page.routes(service))
-    if isinstance(service.canary, Judge):  # on Ray the front asks the judge of all replicas
+    if isinstance(service.canary, Canary):  # on Ray the front asks the judge of all replicas
         app.include_router(canary_routes.routes(service.canary))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

@@ -98,7 +98,7 @@ class Judge:
         self.requests[candidate] += 1
         return candidate, draw
 
-    def note(self, draw: Draw, values: dict[str, float]) -> None:
+    def note(self, draw: Draw, values: dict[str, float] | None) -> None:
         """Take what a request showed when it ended; no values: it is no evidence."""
         if draw.number < self._next:
             return

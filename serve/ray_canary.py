@@ -66,7 +66,7 @@ class JudgeReplica:
         """See `Judge.draw`."""
         return self._judge.draw(key)
 
-    async def note(self, draw: Draw, values: dict[str, float]) -> None:
+    async def note(self, draw: Draw, values: dict[str, float] | None) -> None:
         """See `Judge.note`."""
         self._judge.note(draw, values)
 

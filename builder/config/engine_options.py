@@ -15,7 +15,7 @@ HARDWARE = {"ampere-plus": "AMPERE_PLUS", "same-compute-capability": "SAME_COMPU
 ATTENTIONS = ("plugin", "native")
 KV_CACHE_DTYPES = ("auto", "fp8")
 FP8_FROM = 89  # the first architecture with E4M3 products
-_FIRST = {"fp8": (FP8_FROM, "int8"), "int4": (80, "int8"), "bf16": (80, "fp16")}  # type: first architecture, fallback
+_FIRST = {"fp8": (FP8_FROM, "int8"), "int4": (80, "int8"), "bf16": (80, "fp16")}  # first architecture, fallback
 _TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only for a backend that times kernels
 
 

@@ -59,6 +59,7 @@ def copy_layers(graph: ir.Graph, found: Repeated, model: nn.Module, names: list[
         hidden = copied[blocks[model_of].makes]
         for kind in ("key", "value"):
             value = copied[outputs[f"present_{kind}.{model_of}"]]
+            assert value is not None
             value.name = f"present_{kind}.{place}"
             outputs[value.name] = value
     for node in readers:
