@@ -1,0 +1,66 @@
+"""The pages of the site: short ones, each in the map and in the navigation, with every term that the glossary owes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+TERMS = (
+    "round",
+    "step",
+    "node",
+    "bucket",
+    "bound",
+    "slot",
+    "batch",
+    "prefill",
+    "chunk",
+    "draft",
+    "tree",
+    "bonus token",
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_read_in_one_go(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_every_page_is_in_the_navigation_and_in_the_map() -> None:
+    names = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES}
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"[\w/-]+\.md", yaml.dump(yaml.safe_load(settings)["nav"])))
+    assert listed == names
+    linked = set(re.findall(r"\]\(([\w/-]+\.md)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
+    assert linked == names - {"index.md"}
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_the_glossary_has_it(term: str) -> None:
+    text = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8").lower()
+    assert re.search(rf"^(\| |- |#+ )?\**{term}\b", text, re.MULTILINE), term
+
+
+def test_ten_questions_have_pages() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("## Questions a new user asks")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.MULTILINE)[1:]
+    asked = [row for row in rows if not row[0].startswith("---")]
+    assert len(asked) == 10
+    for question, answer in asked:
+        ((target, heading),) = re.findall(r"\]\(([^)#]*)#?([^)]*)\)", answer)
+        page = (ROOT / (target or "CONTRIBUTING.md")).read_text(encoding="utf-8")
+        named = {
+            re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-")
+            for line in re.findall(r"^#+ (.*)", page, re.M)
+        }
+        assert not heading or heading in named, question
