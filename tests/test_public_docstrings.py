@@ -36,7 +36,7 @@ def told(docstring: str, name: str) -> bool:
     return bool(re.search(rf"^ *\*{{0,2}}{name}: |`{name}`", docstring, re.MULTILINE))
 
 
-@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize("method", list(methods()))
 def test_a_method_says_what_its_parameters_are(method: Any) -> None:
     docstring = inspect.getdoc(method) or ""
     assert docstring

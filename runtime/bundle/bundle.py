@@ -60,7 +60,12 @@ def open_regular(path: Path) -> FileIO:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle's folder and manifest."""
+    """A bundle on disk; its files are read with `read` and `map`, which check their hashes.
+
+    Attributes:
+        folder: The bundle's folder.
+        manifest: Its manifest, already checked.
+    """
 
     folder: Path
     manifest: Manifest
@@ -68,7 +73,7 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Bundle:
-        """Read and check the manifest, but not yet the files; raise BundleError if it is not a valid one."""
+        """Read and check the manifest in `folder`, but not yet the files; raise BundleError if it is not valid."""
         root = Path(folder)
         if not root.is_dir():
             raise BundleError(f"{root} is not a folder: give the bundle that `specbuild build -o` wrote")
@@ -81,11 +86,19 @@ class Bundle:
         return cls(root, parse(root, data))
 
     def path(self, name: str) -> Path:
-        """Return the path of a file in the manifest, for messages; its contents come from `read` or `map`."""
+        """Return the path of the manifest's file `name`, for messages; read its contents with `read` or `map`."""
         return self.folder / name
 
     def read(self, name: str, limit: int = 1 << 31) -> bytes:
-        """Return a file's bytes; raise BundleError if they exceed `limit` or are not those that the manifest lists."""
+        """Return a file's bytes.
+
+        Args:
+            name: The file's path relative to the folder, as the manifest lists it.
+            limit: Maximum size in bytes.
+
+        Raises:
+            BundleError: The file is not listed, exceeds `limit`, cannot be read, or is not what was built.
+        """
         record = self._record(name)
         if record.bytes > limit:
             raise BundleError(f"{self.path(name)} has {record.bytes} bytes, more than {limit}: build the bundle again")
@@ -95,7 +108,7 @@ class Bundle:
         return data
 
     def map(self, name: str) -> mmap.mmap:
-        """Return a large file's bytes, mapped from the hashed file; raise BundleError if it differs or is empty."""
+        """Return the bytes of the large file `name`, mapped and hashed; raise BundleError if it differs or is empty."""
         return self._maps.get(name) or self._map(name)
 
     def verify(self) -> None:

@@ -130,10 +130,28 @@ class ExactnessRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle holds.
+    """What a bundle holds; files are named by their paths relative to its folder.
 
-    `buckets`: node counts, root included, ascending; the largest bounds trees and chunks. `kernels`, `engines`: by
-    file. The JSON leaves out `kernels`, `engines` and `exactness` if they are empty.
+    Attributes:
+        schema_version: Version of the manifest's format, `SCHEMA_VERSION`.
+        specbuild_version: Version of specbuild that built the bundle.
+        libraries: Version of each library that took part in the build, by name.
+        backend: Name of the backend that runs the bundle.
+        precision: Precision of the target's weights.
+        exactness_bound: The gap, in logits, below which rounding may turn a choice outside an exactness class.
+        max_seq_len: Maximum tokens of a text, prompt and output together.
+        max_batch_size: Maximum sequences in a step.
+        buckets: Node counts of steps, root included, ascending; the largest bounds trees and chunks.
+        default_tree: The largest tree that "auto" drafts without a timing table, as a `TreeSpec` writes it.
+        eos_token_ids: Token ids that end a text.
+        special_tokens: Texts of special tokens by the names that chat templates use, such as "bos_token".
+        tokenizer: File of the tokenizer.
+        chat_template: File of the chat template; None if there is none.
+        models: The compiled models, "target" and perhaps "draft".
+        files: Size and sha256 of every file of the bundle but the manifest and its signature.
+        kernels: The cubins by file; the JSON leaves them out if there are none.
+        engines: The compiled plans by file; the JSON leaves them out if there are none.
+        exactness: The target's exactness class by machine; the JSON leaves it out if it is empty.
     """
 
     schema_version: int

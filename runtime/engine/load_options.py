@@ -114,7 +114,7 @@ class LoadOptions:
             raise OptionError(f"on_finish must be a function of a result, not {shown(self.on_finish)}")
 
     def check(self, bundle: Bundle) -> None:
-        """Raise OptionError for an option that this bundle or its backend does not support."""
+        """Raise OptionError for an option that `bundle` or its backend does not support."""
         manifest, backend = bundle.manifest, bundle.manifest.descriptor
         for each in fields(self):
             able = [name for name, other in BACKENDS.items() if each.name in other.load_options]

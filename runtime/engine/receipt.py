@@ -84,7 +84,17 @@ class Receipt:
 
     @classmethod
     def of(cls, origin: Origin, prompt: Sequence[int], params: SamplingParams, result: Result) -> Receipt:
-        """Return the receipt of a result; raises OptionError: see `Engine.receipt`."""
+        """Return the receipt of a result; see `Engine.receipt`.
+
+        Args:
+            origin: Bundle and exactness class of the engine that decoded the result.
+            prompt: The prompt's token ids.
+            params: The request's parameters as they were given.
+            result: One sample's result.
+
+        Raises:
+            OptionError: The request was refused before it ran or has a constraint, or the prompt has another length.
+        """
         metrics = result.metrics
         if metrics is None:
             raise OptionError("a request that was refused before it ran has no receipt")
@@ -112,14 +122,18 @@ class Receipt:
 
     @classmethod
     def from_dict(cls, body: Any) -> Receipt:
-        """Return the receipt in JSON data; raise OptionError if it is not a receipt or was changed."""
+        """Return the receipt in `body`, which is JSON data; raise OptionError if it is no receipt or was changed."""
         try:
             return checked(body, cls)
         except (ValueError, TypeError, RecursionError) as error:
             raise OptionError(f"this is no receipt ({str(error)[:300]}): give what a result's receipt says") from None
 
     def params(self, speculation: str = "off") -> SamplingParams:
-        """Return the parameters of a request that decodes the sample again; raise OptionError if they are invalid."""
+        """Return the parameters of a request that decodes the sample again; raise OptionError if they are invalid.
+
+        Args:
+            speculation: How the request speculates, as in `SamplingParams`.
+        """
         return SamplingParams(**self.parameters, seed=self.seed, speculation=speculation)
 
     @property
@@ -128,7 +142,16 @@ class Receipt:
         return self.finish_reason in ("stop", "length")
 
     def check_origin(self, origin: Origin, any_class: bool = False) -> None:
-        """Raise BundleError for another bundle and, unless `any_class`, OptionError for another class or none."""
+        """Raise an error if an engine's bundle or exactness class is not the receipt's.
+
+        Args:
+            origin: The engine's bundle and exactness class.
+            any_class: Whether to accept a receipt of another exactness class or of none.
+
+        Raises:
+            BundleError: The receipt is of another bundle.
+            OptionError: The receipt is of another exactness class or of none, and `any_class` is False.
+        """
         if origin.bundle != self.bundle:
             raise BundleError(
                 f"the receipt is of another bundle, {self.bundle[:12]}…, and this is {origin.bundle[:12]}…: "
@@ -148,16 +171,16 @@ class Receipt:
             )
 
     def has_prompt(self, tokens: Sequence[int]) -> bool:
-        """Return whether these are the prompt's token ids."""
+        """Return whether `tokens` are the prompt's token ids."""
         return sha256(tokens) == self.prompt_sha256
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
-        """Raise PromptError if these are not the prompt's token ids."""
+        """Raise PromptError if `tokens` are not the prompt's token ids."""
         if not self.has_prompt(tokens):
             raise PromptError("the receipt is of another prompt, its token ids differ: give the one it was made from")
 
     def agrees(self, result: Result) -> bool:
-        """Return whether a result begins with the receipt's tokens and, if the receipt is `whole`, ends there too.
+        """Return whether `result` begins with the receipt's tokens and, if the receipt is `whole`, ends there too.
 
         A receipt that ends with "length" before its max_new_tokens comes from an engine with a smaller max_model_len;
         a longer result agrees with it.

@@ -34,7 +34,13 @@ class SpeculationStats:
     promised: float = 0.0
 
     def record(self, drafted: int, accepted: int, depth: int | None = None) -> None:
-        """Count one round, by its drafted and accepted tokens and its tree's `depth` in levels below the root."""
+        """Count one round that drafted.
+
+        Args:
+            drafted: Number of drafted tokens.
+            accepted: Number of drafted tokens that were accepted.
+            depth: Levels of the round's tree below the root; None if not known.
+        """
         self.num_spec_steps += 1
         self.num_draft_tokens += drafted
         self.num_accepted_draft_tokens += accepted
@@ -43,12 +49,17 @@ class SpeculationStats:
             _count(self.depth_histogram, depth)
 
     def decide(self, kind: str, promised: float = 1.0) -> None:
-        """Count what the policy decided for a round, and the speedup over plain decoding that it promised."""
+        """Count one decision of the policy.
+
+        Args:
+            kind: What the policy decided for the round, such as "plain" or "model".
+            promised: Speedup over plain decoding that the timing table promised for the round.
+        """
         self.decisions[kind] = self.decisions.get(kind, 0) + 1
         self.promised += promised
 
     def merge(self, other: SpeculationStats) -> None:
-        """Add another request's counts."""
+        """Add the counts in `other`, those of another request."""
         self.num_spec_steps += other.num_spec_steps
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_draft_tokens += other.num_accepted_draft_tokens
@@ -193,11 +204,11 @@ class RunStats:
 
     @classmethod
     def sum(cls, parts: Iterable[RunStats]) -> RunStats:
-        """Return the sum of several statistics; all zeros for none."""
+        """Return the sum of `parts`, field by field; all zeros if there are none."""
         return cls(*map(sum, zip(*map(astuple, parts), strict=True)))
 
     def since(self, before: RunStats) -> RunStats:
-        """Return what was added since an earlier snapshot."""
+        """Return what was added since `before`, an earlier snapshot."""
         return RunStats(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
     @property

@@ -35,7 +35,7 @@ class Matcher(Protocol):
         ...
 
     def emit(self, token: int) -> None:
-        """Record an emitted token, which was legal."""
+        """Record the emitted token id `token`, which was legal."""
         ...
 
 

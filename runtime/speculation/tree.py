@@ -25,6 +25,14 @@ class TreeSpec:
     stay, the `expand` best of those are expanded in turn, `depth` levels deep, and the `nodes` best of all make the
     tree. In that order `chain:K` is (1, 1, 1, K, K) and `topk:W,D` (W, W, W, D, W·D); `best:N` considers 4 children of
     each of 8 nodes a level and keeps the N best of all levels (the dynamic tree of EAGLE-2, arXiv 2406.16858).
+
+    Attributes:
+        text: The spec as it was given, such as "chain:4"; `within` leaves it as it is.
+        branch: Number of children that each expanded node proposes.
+        width: Maximum candidates that stay in a level.
+        expand: Maximum nodes of a level that are expanded.
+        depth: Maximum levels below the root.
+        nodes: Maximum nodes of the tree.
     """
 
     text: str
@@ -36,7 +44,7 @@ class TreeSpec:
 
     @classmethod
     def parse(cls, text: str) -> TreeSpec:
-        """Parse a spec of the grammar `GRAMMAR`; raises OptionError."""
+        """Parse `text`, a spec of the grammar `GRAMMAR`; raise OptionError if it is not one."""
         match = (
             re.fullmatch(r"(chain|best):(\d{1,6})|(topk):(\d{1,6}),(\d{1,6})", text) if isinstance(text, str) else None
         )
@@ -54,7 +62,7 @@ class TreeSpec:
         return cls(text, min(nodes, BEST_BRANCH), nodes, min(nodes, BEST_EXPAND), min(nodes, BEST_DEPTH), nodes)
 
     def check(self, largest_bucket: int) -> TreeSpec:
-        """Return the spec if root and nodes fit the largest bucket; raises OptionError otherwise."""
+        """Return the spec if root and nodes fit a step of `largest_bucket` nodes; raise OptionError otherwise."""
         if self.nodes + 1 > largest_bucket:
             raise OptionError(
                 f"tree {self.text!r} drafts {self.nodes} nodes, this bundle verifies at most {largest_bucket - 1}"
