@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from graph_meanings import graphs, same
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from specbuild.builder.codegen.emit import Caches, emit
 from specbuild.builder.config.build_config import BuildConfig
@@ -20,6 +22,8 @@ from specbuild.builder.passes import run_portable
 from specbuild.builder.pipeline import build
 from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, SamplingParams
+
+from .conftest import BASE
 
 FEW, MANY = 4, 32  # prompts
 CAPACITY = 128
@@ -87,6 +91,25 @@ UNLIKE = ("llama-mqa-rope-llama3", "qwen3", "gemma2", "gemma3", "phi3", "smollm3
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens(make_family: Callable[..., Path], tmp_path: Path, prompts: list[str], name: str) -> None:
     decodes_exactly(make_family, tmp_path, prompts[:FEW], name)
+
+
+DEEP = {  # fields of six layers
+    "qwen2-yarn-window": {"max_window_layers": 3},
+    "gemma3": {"layer_types": ["sliding_attention"] * 4 + ["full_attention", "sliding_attention"]},
+    "smollm3": {"no_rope_layers": [1, 1, 0, 1, 1, 0]},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in DEEP else pytest.mark.soak) for name in FAMILIES]
+)
+def test_copied_layers_are_those_of_a_whole_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_type, fields, _ = FAMILIES[name]
+    sizes = BASE | {"vocab_size": 97, "num_hidden_layers": 6} | fields | DEEP.get(name, {})
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)).eval()
+    copied, whole, left_out = graphs(model, monkeypatch)
+    assert [each is not None for each in left_out] == [True, False]
+    same(copied, whole)
 
 
 @pytest.mark.soak

@@ -2,67 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
 import pytest
 import torch
+from graph_meanings import graphs, same
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from specbuild.builder.frontend import export as exporting
-from specbuild.builder.frontend.attention_layout import probe
 from specbuild.builder.frontend.layer_copies import NotRepeatedError, copy_layers
 from specbuild.builder.frontend.repeated_layers import Repeated
 
 Make = Callable[..., Any]
-CAPACITY = 40
-
-
-def graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ir.Model, ir.Model, list[Repeated | None]]:
-    """The graph as it is exported, the one that a trace of every layer gives, and what was left out of each trace."""
-    traced, left_out = exporting._traced, list[Repeated | None]()
-
-    def noted(module: Any, found: Repeated | None) -> ir.Model:
-        left_out.append(found)
-        return traced(module, found)
-
-    monkeypatch.setattr(exporting, "_traced", noted)
-    given = probe(model.config, CAPACITY), CAPACITY, CAPACITY
-    copied = exporting.export(model, *given)
-    monkeypatch.setattr(exporting, "_repeated", lambda module: None)
-    return copied, exporting.export(model, *given), left_out
-
-
-def meanings(graph: ir.Graph) -> dict[str, str]:
-    """Each output as a hash of all that it is computed from."""
-    known: dict[ir.Value, str] = {}
-    for value in graph.inputs:
-        known[value] = str(value.name)
-    for value in graph.initializers.values():
-        assert value.const_value is not None
-        array = value.const_value.numpy()
-        known[value] = hashlib.sha256(array.tobytes() + repr((array.shape, array.dtype)).encode()).hexdigest()
-    for node in graph:
-        inputs = [known[value] if value else None for value in node.inputs]
-        attributes = sorted((name, repr(each.value)) for name, each in node.attributes.items())
-        for index, value in enumerate(node.outputs):
-            said = repr((node.domain, node.op_type, inputs, attributes, index))
-            known[value] = hashlib.sha256(said.encode()).hexdigest()
-    return {str(value.name): known[value] for value in graph.outputs}
 
 
 def check(model: Any, monkeypatch: pytest.MonkeyPatch, traced: list[int]) -> None:
     copied, whole, left_out = graphs(model, monkeypatch)
     assert [each and each.traced for each in left_out] == [traced, None]
-    assert meanings(copied.graph) == meanings(whole.graph)
-    assert [value.name for value in copied.graph.outputs] == [value.name for value in whole.graph.outputs]
-    assert set(copied.graph.initializers) == set(whole.graph.initializers)
-    for value in copied.graph.outputs:
-        assert (value.dtype, value.shape) == next(
-            (each.dtype, each.shape) for each in whole.graph.outputs if each.name == value.name
-        )
+    same(copied, whole)
 
 
 def test_a_llama(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +57,7 @@ def test_where_more_goes_from_layer_to_layer_all_are_traced(make_model: Make, mo
     model.model.norm.register_forward_pre_hook(lambda _module, inputs: (inputs[0] + kept[0],))
     copied, whole, left_out = graphs(model, monkeypatch)
     assert [bool(each) for each in left_out] == [True, False, False]
-    assert meanings(copied.graph) == meanings(whole.graph)
+    same(copied, whole)
 
 
 def test_a_graph_that_has_no_such_layers(make_model: Make) -> None:

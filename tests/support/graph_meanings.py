@@ -1,0 +1,56 @@
+"""Exports with copied layers and without, and what two graphs compute, compared without running them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from specbuild.builder.frontend import export as exporting
+from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.repeated_layers import Repeated
+
+CAPACITY = 40
+
+
+def graphs(model: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ir.Model, ir.Model, list[Repeated | None]]:
+    """The graph as it is exported, the one that a trace of every layer gives, and what was left out of each trace."""
+    traced, left_out = exporting._traced, list[Repeated | None]()
+
+    def noted(module: Any, found: Repeated | None) -> ir.Model:
+        left_out.append(found)
+        return traced(module, found)
+
+    monkeypatch.setattr(exporting, "_traced", noted)
+    given = probe(model.config, CAPACITY), CAPACITY, CAPACITY
+    copied = exporting.export(model, *given)
+    monkeypatch.setattr(exporting, "_repeated", lambda module: None)
+    return copied, exporting.export(model, *given), left_out
+
+
+def meanings(graph: ir.Graph) -> dict[str, str]:
+    """Each output as a hash of all that it is computed from."""
+    known: dict[ir.Value, str] = {}
+    for value in graph.inputs:
+        known[value] = str(value.name)
+    for value in graph.initializers.values():
+        assert value.const_value is not None
+        array = value.const_value.numpy()
+        known[value] = hashlib.sha256(array.tobytes() + repr((array.shape, array.dtype)).encode()).hexdigest()
+    for node in graph:
+        inputs = [known[value] if value else None for value in node.inputs]
+        attributes = sorted((name, repr(each.value)) for name, each in node.attributes.items())
+        for index, value in enumerate(node.outputs):
+            said = repr((node.domain, node.op_type, inputs, attributes, index))
+            known[value] = hashlib.sha256(said.encode()).hexdigest()
+    return {str(value.name): known[value] for value in graph.outputs}
+
+
+def same(copied: ir.Model, whole: ir.Model) -> None:
+    """Fail unless both compute the same from the same weights, into outputs of the same names, types and shapes."""
+    assert meanings(copied.graph) == meanings(whole.graph)
+    assert set(copied.graph.initializers) == set(whole.graph.initializers)
+    outputs = [[(value.name, value.dtype, value.shape) for value in each.graph.outputs] for each in (copied, whole)]
+    assert outputs[0] == outputs[1]
