@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import logging
@@ -51,6 +52,14 @@ class _Lazy(click.Group):
         command: click.Command = importlib.import_module(f".{cmd_name}", __package__).command
         interrupts.raise_exceptions()
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        alike = difflib.get_close_matches(args[0], _COMMANDS) if args[0] not in _COMMANDS else []
+        if alike:
+            raise click.UsageError(f"there is no command {args[0]!r}: did you mean {alike[0]}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -30,7 +30,11 @@ _FLAVOURS = {name: str(BACKENDS[name].package) for name in COMPILED} | {"tensorr
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(as_json: bool) -> None:
-    """Show what this machine has, and what that enables."""
+    """Show what this machine has, and what that enables.
+
+    \b
+    specbuild doctor --json
+    """
     found = examine()
     if as_json:
         click.echo(json.dumps(found))

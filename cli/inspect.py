@@ -28,7 +28,11 @@ KINDS = {"model": "token by token", "parallel": "all levels in one step", "eagle
 @click.option("--device-loop", is_flag=True, help="Show, as JSON, the graph of one round on a device.")
 @click.option("--json", "as_json", is_flag=True, help="Print manifest and report as JSON.")
 def command(bundle: Path, graph: bool, quality: bool, device_loop: bool, as_json: bool) -> None:
-    """Show what a bundle holds, after checking every file's hash."""
+    """Show what a bundle holds, after checking every file's hash.
+
+    \b
+    specbuild inspect pycode.bundle --graph
+    """
     opened = Bundle.open(bundle)
     opened.verify()
     if device_loop:

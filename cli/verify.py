@@ -53,6 +53,9 @@ def command(
     below the bundle's bound is a near-tie, and does not.
     In a precision other than fp32, Hugging Face's distributions are compared instead of its tokens. A line's n,
     logprobs and deadline do not change tokens, and are left out.
+
+    \b
+    specbuild verify pycode.bundle -n 32
     """
     if signature is not None:
         from specbuild.runtime.bundle.signature import check

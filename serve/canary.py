@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from .arms import CanaryOptions, Draw
 from .comparison import arms_of, scorer_of
@@ -108,7 +108,7 @@ class Canary(Judge):
             self._arms.score(generation, draw, lambda score: self.note_score(draw, score))
         self.note(draw, values)
 
-    async def run(self) -> None:
+    async def run(self, *beside: Coroutine[Any, Any, None]) -> None:
         """See `Watcher`; weighs ended requests, scores texts, takes steps, and saves the state."""
         scoring = [self._scorer.run()] if self._scorer else []
-        await asyncio.gather(super().run(), *scoring)
+        await super().run(*scoring, *beside)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -116,10 +116,10 @@ class Judge:
         if score.divergence is not None and draw.candidate:
             self.divergences = [self.divergences[0] + 1, self.divergences[1] + score.divergence]
 
-    async def run(self) -> None:
-        """Weigh what has ended, take steps, and save the state, until cancelled."""
+    async def run(self, *beside: Coroutine[Any, Any, None]) -> None:
+        """Weigh what has ended, take steps, and save the state, until cancelled; `beside`: what else runs meanwhile."""
         try:
-            await asyncio.gather(self._weighing(), self._stepping())
+            await asyncio.gather(self._weighing(), self._stepping(), *beside)
         finally:
             self.save()
 

@@ -85,6 +85,15 @@ def _own_canary(models: Models, options: ServeOptions, log: RequestLog) -> Canar
     return Canary(models, options.canary, log, len(options.api_keys))
 
 
+def _check_reasoning(engine: Engine, options: ServeOptions, name: str) -> None:
+    """Raise OptionError if what ends a reasoning is no token of a model."""
+    reasoning = options.reading.reasoning
+    end = reasoning.end if reasoning else options.reasoning_end
+    if end and engine.tokenizer.token_id(end) is None:
+        unknown = f"a reasoning's end is {shown(end)}, which is no token of {name}"
+        raise OptionError(f"{unknown}: name the one that ends its reasoning")
+
+
 def make_service(
     named: Named,
     options: ServeOptions,
@@ -121,11 +130,7 @@ def make_service(
         size = bundle.manifest.max_batch_size if options.max_num_seqs is None else options.max_num_seqs
         engine = Engine.load(path, replace(load, batch_size=size, max_waiting=options.max_waiting, on_finish=finished))
         closing.callback(engine.close)
-        reasoning = options.reading.reasoning
-        end = reasoning.end if reasoning else options.reasoning_end
-        if end and engine.tokenizer.token_id(end) is None:
-            unknown = f"a reasoning's end is {shown(end)}, which is no token of {names[0]}"
-            raise OptionError(f"{unknown}: name the one that ends its reasoning")
+        _check_reasoning(engine, options, names[0])
         admission = Admission(size, options.max_waiting, options.max_queued_tokens)
         return ServedModel(names, path, AsyncEngine(engine), defaults_of(bundle), admission)
 
@@ -138,10 +143,9 @@ def make_service(
     canary = canary_of(served, options, log) if options.canary else None
     drift = Drift(served, options.drift, log) if options.drift else None
     watchers: list[Watcher] = [each for each in (oracle, canary, drift) if each]
-    if isinstance(canary, Canary):
-        metrics.registry.register(CanaryMetrics(canary))
-    if drift:
-        metrics.registry.register(drift)
+    for each in (CanaryMetrics(canary) if isinstance(canary, Canary) else None, drift):
+        if each:
+            metrics.registry.register(each)
     if options.slo:
         watchers.append(Guard(served, parse(options.slo), metrics.registry, log))
     if ledger:

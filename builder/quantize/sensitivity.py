@@ -137,8 +137,7 @@ def within(
 ) -> Found:
     """Return the narrowest quantized weights whose divergence is at most `bound`: the search behind `auto`.
 
-    Units are widened where a byte lowers the divergence most, as if the units' costs added up, until the whole model
-    is within the bound.
+    Units are widened where a byte lowers the divergence most, until the whole model is within the bound.
 
     Args:
         model: The float32 model.

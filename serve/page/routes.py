@@ -69,5 +69,5 @@ def _policy(page: str) -> str:
     own = {"script": "", "style": ""}
     for kind, text in _INLINE.findall(page):
         own[kind] += f" 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-    sources = f"script-src{own['script']}; style-src{own['style']}; connect-src 'self'"
+    sources = f"script-src{own['script']}; style-src{own['style']}; connect-src 'self'; img-src data:"
     return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

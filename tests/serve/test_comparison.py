@@ -15,9 +15,9 @@ from specbuild.serve.models import Models
 def test_the_first_model_is_compared_with_itself_or_with_another() -> None:
     models = ended.models("a", "b", "c")
     a, b, _ = models.all
-    assert arms_of(models, CanaryOptions(candidate="speculation=chain:4")) == (a, a)
-    assert arms_of(models, CanaryOptions(candidate="model=b")) == (a, b)
-    assert arms_of(models, CanaryOptions(candidate="model=a")) == (b, a)
+    assert arms_of(models.all, CanaryOptions(candidate="speculation=chain:4")) == (a, a)
+    assert arms_of(models.all, CanaryOptions(candidate="model=b")) == (a, b)
+    assert arms_of(models.all, CanaryOptions(candidate="model=a")) == (b, a)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_the_first_model_is_compared_with_itself_or_with_another() -> None:
 )
 def test_what_cannot_be_compared_is_refused(names: str, given: dict[str, str], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        arms_of(ended.models(*names), CanaryOptions(**given))  # type: ignore[arg-type]
+        arms_of(ended.models(*names).all, CanaryOptions(**given))  # type: ignore[arg-type]
 
 
 def test_acceptance_and_quality_are_compared_between_bundles_alone() -> None:
@@ -51,6 +51,8 @@ def test_what_is_ignored_decides_nothing() -> None:
 
 def test_other_tokenizers_have_no_quality(log: Log) -> None:
     a, b = Models([ended.served("a"), ended.served("b", "another")]).all
-    assert scorer_of(a, a, log) is not None  # type: ignore[arg-type]
-    assert scorer_of(a, b, log) is None  # type: ignore[arg-type]
+    options = CanaryOptions(candidate="model=b")
+    assert scorer_of(a, a, options, log) is not None  # type: ignore[arg-type]
+    assert not log.lines
+    assert scorer_of(a, b, options, log) is None  # type: ignore[arg-type]
     assert "tokenizers" in log.lines[-1]["message"]

@@ -39,6 +39,8 @@ class TrtModel:
     ) -> None:
         """Allocate the tensors, make the contexts, and run every shape once.
 
+        Raises BundleError for a plan that is not as the manifest says, ExecutionError for too little memory of the GPU.
+
         Args:
             plan: The plan, which `close` closes.
             spec: The model.
@@ -46,10 +48,6 @@ class TrtModel:
             batch_size: The number of slots.
             scratch: At least `plan.scratch_bytes` bytes of scratch memory; None: allocate it.
             pages: The page table of paged caches, shared by all models; None: linear caches.
-
-        Raises:
-            BundleError: If the plan is not as the manifest says.
-            ExecutionError: If the scratch memory or the GPU's memory is too small, or TensorRT fails.
         """
         self.spec, self.batch_size, self._plan, self._device = spec, batch_size, plan, device
         record = plan.record
