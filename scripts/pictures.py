@@ -1,8 +1,8 @@
 """Make the README's two pictures: the page of `serve --ui`, and `bench --html`, in headless Chromium.
 
-python scripts/pictures.py BUNDLE [--report report.html] [--out docs/pictures] [--message TEXT]
+python scripts/pictures.py CHATTING BENCHED [--out docs/pictures] [--message TEXT]
 
-BUNDLE has a chat template. `--report` is a page that `specbuild bench BUNDLE --html` wrote; without it one is made.
+CHATTING is a bundle with a chat template, BENCHED one with a draft.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-MESSAGE = "Write a short Python function that counts the words of a text, and explain it."
+MESSAGE = "Write this sentence five times: The quick brown fox jumps over the lazy dog near the river bank."
+TREES = "chain:2,chain:4,chain:8,best:5,best:12"
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -72,6 +73,8 @@ def show_page(bundle: Path, message: str, out: Path) -> None:
         window.execute_script("at('max_tokens').value = 160; at('seed').value = 1")
         window.find_element(By.ID, "line").send_keys(message, Keys.ENTER)
         wait.until(lambda driver: driver.execute_script("return last && !running"))
+        window.find_element(By.ID, "again").click()
+        wait.until(lambda driver: driver.execute_script("return at('verdict').textContent"))
         window.save_screenshot(str(out))
 
 
@@ -85,25 +88,27 @@ def show_report(report: Path, out: Path) -> None:
 def main() -> int:
     """Make both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--report", type=Path)
+    parser.add_argument("chatting", type=Path)
+    parser.add_argument("benched", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
     parser.add_argument("--message", default=MESSAGE)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    show_page(options.bundle, options.message, options.out / "page.png")
+    show_page(options.chatting, options.message, options.out / "page.png")
     with tempfile.TemporaryDirectory() as folder:
-        report = options.report or Path(folder) / "report.html"
-        if options.report is None:
-            command = [
-                str(Path(sys.executable).parent / "specbuild"),
-                "bench",
-                str(options.bundle),
-                "--html",
-                str(report),
-            ]
-            subprocess.run([*command, "--num-prompts", "8", "--max-new-tokens", "64"], check=True)
-        show_report(report, options.out / "bench.png")
+        name = options.benched.name
+        (Path(folder) / name).symlink_to(options.benched.resolve())
+        command = [
+            str(Path(sys.executable).parent / "specbuild"),
+            "bench",
+            name,
+            "--html",
+            "report.html",
+            "--trees",
+            TREES,
+        ]
+        subprocess.run([*command, "--num-prompts", "12", "--max-new-tokens", "96"], check=True, cwd=folder)
+        show_report(Path(folder) / "report.html", options.out / "bench.png")
     return 0
 
 
