@@ -1,14 +1,16 @@
 #!/bin/sh
 # The steps of deploy/Dockerfile in a folder that debootstrap makes, for machines without Docker: as root,
-#   sh scripts/image_trial.sh BUNDLE [FOLDER]
+#   sh scripts/image_trial.sh BUNDLE [FOLDER [ARCHITECTURE]]
+# With arm64 and Debian's qemu-user-static, by emulation.
 # RUN lines are taken from the Dockerfile. Prints after how many seconds the server was ready, and how long it took to stop.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 bundle=$(cd "$1" && pwd)
 root=${2:-$here/build/image}
+arch=${3:-$(dpkg --print-architecture)}
 
 if [ ! -x "$root/usr/bin/python3" ]; then
-    debootstrap --variant=minbase --include=python3,python3-pip,ca-certificates bookworm "$root" > /dev/null
+    debootstrap --arch="$arch" --variant=minbase --include=python3,python3-pip,ca-certificates bookworm "$root" > /dev/null
 fi
 # What python:3.11-slim has and Debian's Python has not: `pip`, `python`, and no marker that refuses pip.
 rm -f "$root"/usr/lib/python3*/EXTERNALLY-MANAGED
@@ -16,14 +18,15 @@ ln -sf python3 "$root/usr/bin/python"
 for path in $(pip config list 2> /dev/null | grep -o "file://[^ ']*\|/[a-z][^ ']*" | sed 's,^file://,,' | sort -u); do
     [ -e "$path" ] && mkdir -p "$root$(dirname "$path")" && cp -rn "$path" "$root$(dirname "$path")/" # this machine's own package index
 done
-cp -n /etc/resolv.conf "$root/etc/" 2> /dev/null || true
+cp /etc/resolv.conf "$root/etc/"
+cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 
 rm -rf "$root/source" "$root/bundle"
 mkdir -p "$root/source" "$root/bundle"
 git -C "$here" archive HEAD | tar -x -C "$root/source"
 cp -r "$bundle/." "$root/bundle/"
 # A RUN line and those that it goes on with, in the order of the Dockerfile.
-sed -n '/^RUN /,/[^\\]$/p' "$here/deploy/Dockerfile" | sed 's/^RUN /true \&\& /' > "$root/steps.sh"
+awk '/^RUN /{on = 1; sub(/^RUN /, "")} on{print} !/\\$/{on = 0}' "$here/deploy/Dockerfile" > "$root/steps.sh"
 chroot "$root" sh -c 'id specbuild > /dev/null 2>&1 && userdel -r specbuild 2> /dev/null; sh -eu /steps.sh' > /dev/null
 
 port=8765

@@ -95,8 +95,9 @@ class Front:
         ours = Starlette(routes=routes)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            judged = self._judge and path_of(scope).split("/")[1:2] == ["canary"]
-            passed = scope["type"] == "http" and path_of(scope) not in own and not judged
+            passed = scope["type"] == "http" and path_of(scope) not in own
+            if passed and self._judge and path_of(scope).split("/")[1] == "canary":
+                passed = False
             await (self._pass if passed else ours)(scope, receive, send)
 
         gate = Gate(app, _Quiet(self._log), self._options.api_keys, health_route=asked)

@@ -282,3 +282,15 @@ def test_the_canary_of_all_replicas_is_the_judge_s(ask: Callable[..., httpx.Resp
     assert ask(replicas, {}, path="/canary/dance", judge=Judge()).status_code == 404
     assert "specbuild:canary_weight 10.0" in ask(replicas, path="/metrics", judge=Judge()).text
     assert not replicas.asked
+    front = Front(replicas, {}, ServeOptions(), Log(), Judge())  # type: ignore[arg-type]
+    events = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+    told = list[str]()
+
+    async def receive() -> Any:
+        return next(events)
+
+    async def send(message: Any) -> None:
+        told.append(message["type"])
+
+    asyncio.run(front.app()({"type": "lifespan"}, receive, send))
+    assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
