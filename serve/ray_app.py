@@ -211,6 +211,11 @@ def app(args: Mapping[str, Any]) -> Application:
     return build(names_of([bundles] if isinstance(bundles, str) else list(bundles), ()), options, load, scale)
 
 
+def _stop_by_signals(stopping: threading.Event) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: stopping.set())
+
+
 def run(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOptions, log: RequestLog) -> int:
     """Serve on Ray until a signal ends it; return the exit status.
 
@@ -230,8 +235,7 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOption
         port = listening.getsockname()[1]
     made = build(named, options, load, scale)
     stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stopping.set())
+    _stop_by_signals(stopping)
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage report
         ray.init(address=scale.address, include_dashboard=False, log_to_driver=True, configure_logging=False)
@@ -239,6 +243,7 @@ def run(named: Named, options: ServeOptions, load: LoadOptions, scale: RayOption
         http = {"host": options.host, "port": port, **{k: str(v) for k, v in secured.items() if v}}
         serve.start(http_options=http)
         serve.run(made, name=NAME, route_prefix=options.root_path or "/")
+        _stop_by_signals(stopping)  # again, because Ray's own handler ends the process at once
     except Exception as error:  # Ray raises plain Exceptions
         raise ExecutionError(f"Ray Serve did not start ({message_of(error)[:300]}): see its log above") from None
     where = f"http{'s' if secured['ssl_certfile'] else ''}://{options.host}:{port}{options.root_path}"
