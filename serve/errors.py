@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
@@ -25,6 +26,7 @@ KINDS = {
 }
 STATUSES = (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)  # error statuses of text-generation requests
 _FIELD_KINDS = ("str", "int")  # names of a union's member types in pydantic's error paths
+Kind = TypeVar("Kind", bound=BaseModel)
 RETRY = 1  # seconds, if no better estimate is known
 
 
@@ -95,6 +97,15 @@ def field_error(errors: Sequence[Any], content_type: str) -> ApiError:
         return ApiError(400, "the body is not JSON by its header: send Content-Type: application/json")
     told = f"{where}: {first['msg']}" if where else f"the body: {first['msg']}"
     return ApiError(400, told[:500], param=where or None)
+
+
+def validated(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
+    """Return pydantic's model of a body's fields; raises ApiError for a wrong one, as the route of that body does."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        raise field_error(errors, "json") from None
 
 
 def api_error(error: BaseException) -> ApiError:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
-from specbuild.serve.errors import ApiError
+from specbuild.serve.errors import ApiError, validated
 from specbuild.serve.fields import ChatRequest, check_known
 
 from .fields import SAMPLING, FlatChoice, Item, ResponsesRequest, TextFormat
@@ -42,12 +40,7 @@ def chat_of(asked: ResponsesRequest, before: Sequence[Item]) -> ChatRequest:
 
 def checked(fields: dict[str, Any]) -> ChatRequest:
     """Return a chat with these fields; raises ApiError as the chat's route does."""
-    try:
-        chat = ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))[:200]
-        raise ApiError(400, f"{where}: {first['msg']}"[:500], param=where or None) from None
+    chat = validated(ChatRequest, fields)
     check_known(chat)
     return chat
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.types import Message
 
 from specbuild.serve.answer import Service, answer
 from specbuild.serve.chat import ChatFormat
 from specbuild.serve.completions import CompletionFormat, prompts_of
-from specbuild.serve.errors import STATUSES, ApiError, field_error, json_response
+from specbuild.serve.errors import STATUSES, ApiError, json_response, validated
 from specbuild.serve.fields import Body, ChatRequest, CompletionRequest
 
 from .fields import GenerateRequest, PredictRequest
 from .tgi import TgiFormat, completion_of
 
-Kind = TypeVar("Kind", bound=Body)
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 _REPLY: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any], "content": _STREAM}}
 _ANY: dict[int | str, dict[str, Any]] = {200: {"model": dict[str, Any] | list[Any], "content": _STREAM}}
@@ -60,7 +58,7 @@ def routes(service: Service, predict: str | None = None) -> APIRouter:
     async def make_predictions(request: Request, body: dict[str, Any]) -> Response:
         if "instances" not in body:  # Vertex AI's raw prediction: a request as it is
             return await _any(service, request, body)
-        asked = _read(PredictRequest, body)
+        asked = validated(PredictRequest, body)
         service.check(asked)
         return json_response({"predictions": await _predictions(service, request, asked)})
 
@@ -83,7 +81,7 @@ async def _any(service: Service, request: Request, given: dict[str, Any]) -> Res
     kind = next((kind for name, kind in _KINDS.items() if name in given), None)
     if kind is None:
         raise ApiError(400, "give inputs, messages or prompt: a text, a chat, or a completion's")
-    body = _read(kind, given)
+    body = validated(kind, given)
     if isinstance(body, GenerateRequest):
         return await _either(service, request, body)
     if isinstance(body, ChatRequest):
@@ -129,11 +127,3 @@ def _instance(given: dict[str, Any], parameters: dict[str, Any]) -> dict[str, An
     if "inputs" in fields:
         return {"parameters": parameters, **fields} if parameters else fields
     return parameters | fields
-
-
-def _read(kind: type[Kind], given: dict[str, Any]) -> Kind:
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        raise field_error(errors, "json") from None
