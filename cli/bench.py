@@ -41,7 +41,9 @@ from .progress import quiet_option, showing
 @click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--trees", metavar="TREE,…", help="Trees beside the bundle's own, as in chain:4,best:16,topk:2,3.")
 @click.option("--drafter", type=click.Choice(["model", "ngram"]), help="Who drafts; both by default.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of sampling, and of the confidence intervals.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The seed of sampling and of the confidence intervals."
+)
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token: outputs of one length.")
 @click.option("-t", "--threads", type=int, help="Threads of the target; all cores by default.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.json", help="Write the result there.")

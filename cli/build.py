@@ -111,8 +111,12 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     metavar="NATS",
     help=f"Fail where the target moved further, in nats a token: {MAX_KL} by default, {AUTO_KL} with auto and best.",
 )
-@click.option("--max-seq-len", "--max-model-len", type=int, metavar="N", help="Most tokens of a text, prompt included.")
-@click.option("--max-batch-size", type=int, default=4, show_default=True, metavar="B", help="Most sequences in a step.")
+@click.option(
+    "--max-seq-len", "--max-model-len", type=int, metavar="N", help="Tokens of a text at most, prompt included."
+)
+@click.option(
+    "--max-batch-size", type=int, default=4, show_default=True, metavar="B", help="Sequences of a step at most."
+)
 @click.option(
     "--buckets",
     type=click.UNPROCESSED,

@@ -20,7 +20,7 @@ _SECONDS = 30.0
 
 @click.command(name="canary")
 @click.argument("url")
-@click.option("--api-key", metavar="KEY", help=f"Of the server, or the first of {API_KEYS}.")
+@click.option("--api-key", metavar="KEY", help=f"The server's API key; by default the first of {API_KEYS}.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def command(url: str, api_key: str | None, as_json: bool) -> None:
     """Show the canary of a server: its weight, its verdict, and the evidence of each metric.

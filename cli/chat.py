@@ -33,7 +33,15 @@ _SAMPLING = (
 @click.command(name="chat", cls=grouped(GENERATE))
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--system", metavar="TEXT", help="Instructions for every answer.")
-@click.option("-n", "--max-new-tokens", "--max-tokens", type=int, default=512, show_default=True, help="Of an answer.")
+@click.option(
+    "-n",
+    "--max-new-tokens",
+    "--max-tokens",
+    type=int,
+    default=512,
+    show_default=True,
+    help="Tokens of an answer at most.",
+)
 @click.option(
     "--stats/--no-stats", default=None, help="Whether each answer's statistics are shown; on a terminal they are."
 )

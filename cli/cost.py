@@ -27,7 +27,9 @@ File = click.Path(path_type=Path)
 @click.command(name="cost")
 @click.argument("ledgers", nargs=-1, required=True, type=File, metavar="LEDGER…")
 @click.option("--by", default="model", show_default=True, metavar="KEY,…", help=f"Groups: {', '.join(KEYS)}.")
-@click.option("--price-per-hour", type=float, metavar="AMOUNT", help="Of each machine, instead of the ledger's.")
+@click.option(
+    "--price-per-hour", type=float, metavar="AMOUNT", help="The price of each machine, in place of the ledger's."
+)
 @click.option("--currency", metavar="CODE", help="Instead of the ledger's; nothing is converted.")
 @click.option("--focus", "version", type=click.Choice(list(focus.COLUMNS)), help="Rows of FOCUS, of this version.")
 @click.option("--out", type=File, metavar="FILE.csv", help="Where the rows of --focus go; standard output otherwise.")

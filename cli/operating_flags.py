@@ -18,7 +18,7 @@ _PERCENT = {"type": float, "metavar": "PERCENT"}
 _CANARY: dict[str, dict[str, Any]] = {
     "canary": {"metavar": "WHAT", "help": "Compare: speculation=auto|off|TREE, or model=NAME, another served bundle."},
     "canary-baseline": {"metavar": "WHAT", "help": "What it is compared with: asked, the default, or speculation=…"},
-    "canary-weight": {**_PERCENT, "help": "Of requests, that run as the candidate at first; 10 by default."},
+    "canary-weight": {**_PERCENT, "help": "The share of requests that run as the candidate at first; 10 by default."},
     "canary-step-weight": {**_PERCENT, "help": "Added every interval; 10 by default."},
     "canary-interval": {"type": float, "metavar": "SECONDS", "help": "Between two steps; 60 by default."},
     "canary-max-weight": {**_PERCENT, "help": "Where steps end; 50 by default."},
@@ -47,9 +47,17 @@ _CANARY: dict[str, dict[str, Any]] = {
 _DRIFT: dict[str, dict[str, Any]] = {
     "drift": {"type": _FILE, "metavar": "FILE", "help": "Watch drift, against the reference window that FILE keeps."},
     "drift-size": {"type": int, "metavar": "N", "help": "Values of each signal in the reference; 1000 by default."},
-    "drift-score": {"type": float, "metavar": "SHARE", "help": "Of texts, scored in idle time; 0 by default."},
+    "drift-score": {
+        "type": float,
+        "metavar": "SHARE",
+        "help": "The share of texts that are scored in idle time; 0 by default.",
+    },
     "drift-sample": {"type": _FILE, "metavar": "FILE", "help": "Has live texts, for specbuild distill."},
-    "drift-sample-share": {"type": float, "metavar": "SHARE", "help": "Of texts that go there; 0.1 by default."},
+    "drift-sample-share": {
+        "type": float,
+        "metavar": "SHARE",
+        "help": "The share of texts that go there; 0.1 by default.",
+    },
 }
 OPTIONS: list[click.Option] = [click.Option([f"--{name}"], **given) for name, given in {**_CANARY, **_DRIFT}.items()]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _FLAGS: dict[str, dict[str, Any]] = {
     "num-replicas": {"type": int, "metavar": "N", "help": "Engines on Ray, each in its own process; 1 by default."},
     "autoscale": {"metavar": "MIN,MAX", "help": "Replicas by load, in place of --num-replicas; MIN may be 0."},
-    "address": {"help": "Of a Ray cluster that runs, such as auto or ray://HOST:10001; one of this machine's own."},
+    "address": {"help": "A running Ray cluster, such as auto or ray://HOST:10001; by default one is started here."},
     "num-cpus": {"type": float, "metavar": "N", "help": "CPUs of each replica, and its threads; 1 by default."},
     "num-gpus": {"type": float, "metavar": "N", "help": "GPUs of each replica; 0 by default."},
     "routing": {

@@ -34,9 +34,14 @@ _CHAT = {"messages", "tools", "chat_template_kwargs", "add_generation_prompt"}
 )
 @click.option("--messages", metavar="FILE.json", type=click.Path(path_type=Path), help="The prompt, a chat's messages.")
 @click.option(
-    "--key", type=click.Path(path_type=Path), metavar="FILE", help="Of a shadow oracle's file without its prompt."
+    "--key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The key of a shadow oracle's file that lacks its prompt.",
 )
-@click.option("--choice", type=int, default=0, show_default=True, help="Of a response, whose receipt is meant.")
+@click.option(
+    "--choice", type=int, default=0, show_default=True, help="Which choice of a response has the receipt that is meant."
+)
 @click.option(
     "--any-class", is_flag=True, help="Try it in another exactness class, where a near-tie may fall otherwise."
 )

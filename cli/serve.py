@@ -99,9 +99,20 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
 @click.option(
     "--shutdown-timeout", type=float, default=30.0, show_default=True, help="Seconds that a drain takes at most."
 )
-@click.option("--request-timeout", type=float, metavar="SECONDS", help="Of a request, its time in the queue included.")
+@click.option(
+    "--request-timeout",
+    type=float,
+    metavar="SECONDS",
+    help="The time of a request at most, its time in the queue included.",
+)
 @click.option("--price-per-hour", type=float, metavar="AMOUNT", help="What the machine costs, for specbuild cost.")
-@click.option("--currency", default="USD", show_default=True, metavar="CODE", help="Of --price-per-hour, by ISO 4217.")
+@click.option(
+    "--currency",
+    default="USD",
+    show_default=True,
+    metavar="CODE",
+    help="The currency of --price-per-hour, by ISO 4217.",
+)
 @click.option("--ledger", type=click.Path(path_type=Path), metavar="FILE", help="Append a row for each request.")
 @click.option("--ledger-rotate", metavar="day|SIZE", help="Begin another ledger each day, or from 100MB on.")
 @click.option("--owner", multiple=True, metavar="KEY=VALUE", help="Whose it is, for the ledger; may be repeated.")
@@ -161,7 +172,7 @@ def _renamed(context: click.Context, file: Path, given: dict[str, Any]) -> Any:
     default=0.0,
     show_default=True,
     metavar="SHARE",
-    help="Of texts, 0 to 1, that are decoded again without speculation when nothing else is to do, and compared.",
+    help="The share of texts, 0 to 1, that are decoded again without speculation in idle time, and compared.",
 )
 @click.option(
     "--shadow-dir",

@@ -31,7 +31,7 @@ class Compared:
         bytes: Size of the weights.
         kl: Divergence from float32 in nats per token, by kind of text.
         top1: Fraction of tokens after which the most likely token is the same, by kind of text.
-        perplexity: Of the held-out texts; None if they are too short.
+        perplexity: Perplexity of the held-out texts; None if they are too short.
         first_divergence: For each held-out text, the number of equal greedy tokens; None if all are equal.
         steps: The time of a step.
     """

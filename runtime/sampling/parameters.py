@@ -66,7 +66,7 @@ class SamplingParams:
         deadline: Seconds from submission after which the request ends with what it has; None: never.
         session: A name of at most 256 characters; in a tuned bundle, the requests of a session share what "auto" learns
             about their drafts.
-        priority: Of the requests that wait for a slot, lower ones go first; among equals, the earlier.
+        priority: Requests of a lower priority get a slot first; among equals, the earlier.
         background: Whether to run only while the engine has nothing else to do. Otherwise the request ends as
             "cancelled", with the tokens so far.
         cache_salt: At most 256 characters; requests share cached prompts only with requests of the same salt.
