@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,3 +56,26 @@ def test_a_record_says_what_its_fields_are(name: str) -> None:
             continue
         beside = re.search(rf"^    {field.name}: .*# ", source, re.MULTILINE)
         assert told(docstring, field.name) or beside, f"{name}.{field.name}"
+
+
+def examples() -> dict[str, str]:
+    """The indented block behind `Example:`, by class."""
+    found = {}
+    for name, each in CLASSES.items():
+        _, section, rest = (inspect.getdoc(each) or "").partition("Example:\n")
+        if section:
+            block = re.match(r"((?: {4}.*)?\n)*(?: {4}.*)?", rest)
+            found[name] = textwrap.dedent(block[0] if block else "")
+    return found
+
+
+def test_those_that_every_program_needs_have_an_example() -> None:
+    assert {"Engine", "AsyncEngine", "SamplingParams"} <= set(examples())
+
+
+@pytest.mark.parametrize("name", examples())
+def test_an_example_runs(name: str, bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "pycode.bundle").symlink_to(bundle)
+    done = subprocess.run([sys.executable, "-c", examples()[name]], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
