@@ -158,8 +158,8 @@ class Simulator:
             policy, now = each.policy, each.policy.now
             if now.levels:
                 policy.grown(WIDEST, range(2, 66))
-            came, most = (place.model, policy.now.levels) if now.levels else (place.text, now.nodes)
-            accepted = min(came, most)
+            came, limit = (place.model, policy.now.levels) if now.levels else (place.text, now.nodes)
+            accepted = min(came, limit)
             levels = max(levels, policy.now.levels)
             rows += 1 + policy.now.nodes
             policy.guess = 1

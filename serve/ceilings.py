@@ -15,7 +15,7 @@ SHARES = ("errors", "cut", "invalid")
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """At most the share `most` of requests may have a value `of`, see `observed`, above `above`.
+    """At most the share `share` of requests may have a value `of`, see `observed`, above `above`.
 
     above: None if the value itself is a share.
     """
@@ -23,12 +23,12 @@ class Ceiling:
     name: str
     of: str
     above: float | None
-    most: float
+    share: float
 
     @property
     def metric(self) -> Metric:
         """The metric of a trial that tests this ceiling."""
-        return Metric(self.name, "share", ceiling=self.most)
+        return Metric(self.name, "share", ceiling=self.share)
 
 
 def parse(texts: Sequence[str]) -> tuple[Ceiling, ...]:
@@ -54,12 +54,12 @@ def parse(texts: Sequence[str]) -> tuple[Ceiling, ...]:
 def _share(part: str) -> Ceiling:
     name, _, value = (each.strip() for each in part.partition("="))
     try:
-        most = float(value)
+        share = float(value)
     except ValueError:
-        most = 0.0
-    if not 0 < most < 1:
+        share = 0.0
+    if not 0 < share < 1:
         raise OptionError(f"canary_objective {shown(part)} is no share of requests: give one above 0 and below 1")
-    return Ceiling(f"{name}<={most:g}", name, None, most)
+    return Ceiling(f"{name}<={share:g}", name, None, share)
 
 
 def held(ceilings: Sequence[Ceiling], values: Mapping[str, float]) -> Iterator[tuple[str, float]]:

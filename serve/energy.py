@@ -27,18 +27,18 @@ class Energy:
 
     def _since(self, name: str, before: tuple[float, float]) -> float:
         """Return the increase of a meter, which begins at 0 again after its maximum."""
-        (then, _), (now, most) = before, self._last[name]
-        return now - then if now >= then else now - then + most
+        (then, _), (now, wrap) = before, self._last[name]
+        return now - then if now >= then else now - then + wrap
 
     def _read(self) -> dict[str, tuple[float, float]]:
         """Return for each meter the joules so far and its maximum."""
         found = {}
         for zone in self._zones:
             try:
-                now, most = (float((zone / name).read_text()) / 1e6 for name in ("energy_uj", "max_energy_range_uj"))
+                now, wrap = (float((zone / name).read_text()) / 1e6 for name in ("energy_uj", "max_energy_range_uj"))
             except (OSError, ValueError):  # on most systems only root may read it
                 continue
-            found[zone.name] = now, most
+            found[zone.name] = now, wrap
         for number, (library, device) in enumerate(self._gpus):
             millijoules = ctypes.c_ulonglong()
             if library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)) == 0:

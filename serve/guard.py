@@ -92,8 +92,8 @@ def within(limits: Limits, step: Step) -> Limits:
     """Return the operator's limits, with no more nodes than a step allows."""
     if step.nodes is None:
         return limits
-    most = limits.max_draft_tokens
-    return replace(limits, max_draft_tokens=step.nodes if most is None else min(most, step.nodes))
+    max_nodes = limits.max_draft_tokens
+    return replace(limits, max_draft_tokens=step.nodes if max_nodes is None else min(max_nodes, step.nodes))
 
 
 def _plain_of(engine: Engine) -> Callable[[], float | None]:

@@ -121,9 +121,9 @@ class Ledger:
             return
 
     def _full(self, midnight: bool) -> bool:
-        most = self._options.max_bytes
+        max_bytes = self._options.max_bytes
         by_day = self._options.ledger_rotate == "day" and midnight
-        return by_day or (most is not None and os.fstat(self._file).st_size >= most)
+        return by_day or (max_bytes is not None and os.fstat(self._file).st_size >= max_bytes)
 
     def _rotate(self) -> int:
         """Move the file aside and begin another one; return the old file's descriptor, which is to be closed."""

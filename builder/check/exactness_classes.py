@@ -11,7 +11,7 @@ from specbuild.runtime import Bundle, Engine
 from specbuild.runtime.backends.cpu.cores import cores
 from specbuild.runtime.backends.cpu.exactness import find, machine_of
 from specbuild.runtime.backends.cpu.load import load_model
-from specbuild.runtime.backends.exactness import MOST_ROWS, ExactnessClass
+from specbuild.runtime.backends.exactness import MAX_ROWS, ExactnessClass
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.bundle.manifest import ExactnessRecord
 from specbuild.runtime.decoding.loop import Loop
@@ -52,7 +52,7 @@ def _text_rounding(loop: Loop, text: list[int]) -> float:
         for start in range(last, -1, -max(1, last // STEPS)):  # backwards: a step overwrites all rows after its root
             branch = range(start + 1, start + 1 + BRANCH)
             spec = loop.target.spec
-            room = min(spec.max_nodes, spec.capacity - start - MOST_ROWS) - 1 - BRANCH  # a step may be padded
+            room = min(spec.max_nodes, spec.capacity - start - MAX_ROWS) - 1 - BRANCH  # a step may be padded
             for hidden in (count for count in HIDDEN if count <= room):
                 got = loop.target.step([_beside(text, start, hidden)])[0]
                 largest = max(largest, float(np.abs(got - expected[branch]).max()))

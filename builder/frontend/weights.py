@@ -115,9 +115,9 @@ def check_sizes(where: str, raw: Mapping[str, Any], header: Header) -> None:
         for own in {canonical: None, names.get(canonical, canonical): None}:
             if raw.get(own) is not None:
                 _check_size(where, canonical, own, raw[own], header)
-    most = max(header.largest, len(header.shapes))
+    largest = max(header.largest, len(header.shapes))
     for name, value in _leaves(raw):
-        if isinstance(value, int) and value > most and _COUNT.search(name) and not _FREE.search(name):
+        if isinstance(value, int) and value > largest and _COUNT.search(name) and not _FREE.search(name):
             raise CheckpointError(
                 f"{where} says {name} {short(value)}, its weights have {len(header.shapes)} tensors and no dimension "
                 f"beyond {header.largest}: they do not belong together"

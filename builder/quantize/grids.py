@@ -136,18 +136,18 @@ _Place = Callable[[_Grid, int], _Places | None]
 def _in_the_middle(grid: _Grid, bits: int) -> _Places | None:
     """Put 0 at the middle code of every block, as symmetric weights have it."""
     first, middle = grid.low / grid.steps, 1 << bits - 1
-    start, most = first.round() + middle, grid.codes.amax(-1)
-    fits = ((first - first.round()).abs() < _WHOLE) & (start >= 0) & (start + most < 1 << bits)
+    start, largest = first.round() + middle, grid.codes.amax(-1)
+    fits = ((first - first.round()).abs() < _WHOLE) & (start >= 0) & (start + largest < 1 << bits)
     return (grid.codes + start[..., None], grid.steps, None, None) if fits.all() else None
 
 
 def _anywhere(grid: _Grid, bits: int) -> _Places | None:
     """Give each block a zero point, if 0 lies on its grid, or close to one with a step some integer times as fine."""
-    levels, most, first = (1 << bits) - 1, grid.codes.amax(-1).double(), grid.low / grid.steps
+    levels, largest, first = (1 << bits) - 1, grid.codes.amax(-1).double(), grid.low / grid.steps
     off, finer, start = torch.full_like(first, torch.inf), torch.ones_like(first), torch.zeros_like(first)
-    for multiple in range(1, levels // max(1, int(most.max())) + 1):
+    for multiple in range(1, levels // max(1, int(largest.max())) + 1):
         tried = (first * multiple).round()
-        fits = (tried >= -levels) & (tried.clamp(min=0) + multiple * most <= levels)
+        fits = (tried >= -levels) & (tried.clamp(min=0) + multiple * largest <= levels)
         apart = torch.where(fits, (first - tried / multiple).abs(), torch.inf)
         better = apart < off - _WHOLE
         off, start = torch.where(better, apart, off), torch.where(better, tried, start)

@@ -18,7 +18,11 @@ Part = tuple[int, int, Logits]  # slot, index of the first token, logits after t
 
 
 def agree(
-    executor: Executor, least: int = 0, most: int = LENGTH, every: int = 1, several: Sequence[list[int]] | None = None
+    executor: Executor,
+    min_nodes: int = 0,
+    max_nodes: int = LENGTH,
+    every: int = 1,
+    several: Sequence[list[int]] | None = None,
 ) -> Logits | None:
     """Return the first sequence's logits if all tested steps agree bitwise, else None.
 
@@ -26,8 +30,8 @@ def agree(
 
     Args:
         executor: The executor to test.
-        least: Smallest step size tested, and smallest number of wanted logits in a small step.
-        most: Largest number of nodes in a step.
+        min_nodes: Smallest step size tested, and smallest number of wanted logits in a small step.
+        max_nodes: Largest number of nodes in a step.
         every: Stride through the start rows of the small steps; above 1, only two of READS are repeated:
             the likeliest to differ and the least likely.
         several: Token ids of a sequence for each slot; None: `texts(executor)`.
@@ -38,10 +42,10 @@ def agree(
         return all(np.array_equal(got, expected[slot][first : first + len(got)]) for slot, first, got in parts)
 
     for slot, text in enumerate(several):
-        expected.append(read(executor, slot, text, min(CHUNK, most)))
-        if slot == 0 and not same(_reads(executor, text, (least, most), READS[:: 1 if every == 1 else 3])):
+        expected.append(read(executor, slot, text, min(CHUNK, max_nodes)))
+        if slot == 0 and not same(_reads(executor, text, (min_nodes, max_nodes), READS[:: 1 if every == 1 else 3])):
             return None
-    return expected[0] if same(_steps(executor, several, (least, most), every)) else None
+    return expected[0] if same(_steps(executor, several, (min_nodes, max_nodes), every)) else None
 
 
 def texts(executor: Executor, longest: int = LENGTH) -> list[list[int]]:

@@ -33,4 +33,4 @@ class ExactnessClass:
 
 
 CANDIDATES = tuple(ExactnessClass(*sizes) for sizes in ((1, 1), (1, 2), (2, 2), (4, 4), (8, 8)))  # cheapest first
-MOST_ROWS = CANDIDATES[-1].rows
+MAX_ROWS = CANDIDATES[-1].rows

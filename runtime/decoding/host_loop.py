@@ -56,8 +56,8 @@ class HostLoop:
             admission: Slots that another loop over the same target uses as well; None: new ones.
         """
         self.target, self.drafter, self.tally = target, drafter, Tally()
-        most = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
-        self.emission, self.planner, self._options = Emission(eos), Planner(options.limits, most), options
+        max_nodes = min(target.spec.max_nodes, options.sequence_nodes or target.spec.max_nodes)
+        self.emission, self.planner, self._options = Emission(eos), Planner(options.limits, max_nodes), options
         self.reader = Reader(target, self.emission, chunk, options.lone_chunk)
         self.exactness, self.live = options.exactness, options.live
         self.bound = options.bound if options.exactness else 0.0
@@ -110,8 +110,8 @@ class HostLoop:
         As many as the options allow. If sequences decode and the table says what steps take, the step also takes at
         most PACE times as long as plain decoding, unless that leaves less than LEAST tokens of each prompt.
         """
-        most = self._options.step_nodes
-        left = 1 << 30 if most is None else most - sum(taken)
+        max_nodes = self._options.step_nodes
+        left = 1 << 30 if max_nodes is None else max_nodes - sum(taken)
         if self.live and self.live.on and taken:
             paced = self.live.rows_within(step_rows(self, len(taken)), PACE) - step_rows(self, sum(taken))
             left = min(left, max(paced, LEAST * reading))

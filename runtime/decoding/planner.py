@@ -26,10 +26,10 @@ class Planner:
 
     def limit(self, limits: Limits) -> None:
         """Set the limits of the next rounds; raises OptionError for more nodes than at first: steps may lack room."""
-        most, asked = self.limits.max_draft_tokens, limits.max_draft_tokens
-        if most is not None and asked is not None and asked > most:
-            raise OptionError(f"max_draft_tokens {asked} is more than {most}, what the engine was loaded with")
-        self.now = limits if asked is not None else replace(limits, max_draft_tokens=most)
+        loaded, asked = self.limits.max_draft_tokens, limits.max_draft_tokens
+        if loaded is not None and asked is not None and asked > loaded:
+            raise OptionError(f"max_draft_tokens {asked} is more than {loaded}, what the engine was loaded with")
+        self.now = limits if asked is not None else replace(limits, max_draft_tokens=loaded)
 
     def check(self, sequence: Sequence) -> None:
         """Raise OptionError for a sequence that asks for a larger tree than is allowed."""

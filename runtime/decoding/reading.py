@@ -36,8 +36,8 @@ class Reader:
 
     def chunks(self, reading: Seq[Sequence], rows: int, alone: bool) -> list[Tree]:
         """Return the next chunks of prompts that share `rows` rows of a step evenly, as far as each has tokens."""
-        most = self._lone_chunk if alone else self.chunk
-        wanted = [min(sequence.pending, most) for sequence in reading]
+        max_nodes = self._lone_chunk if alone else self.chunk
+        wanted = [min(sequence.pending, max_nodes) for sequence in reading]
         return [Tree.chain(s.tokens[s.cached :][:size]) for s, size in zip(reading, fair(wanted, rows), strict=True)]
 
     def run(self, sequences: Seq[Sequence]) -> None:

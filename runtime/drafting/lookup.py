@@ -98,12 +98,12 @@ def follow(sequence: Sequence, tree: Tree, nodes: int) -> Tree:
     if not sequence.sampler.foresees or len(tree) == 1:
         return tree
     grown, children, found = Tree(tree.tokens[:1]), dict[tuple[int, int], int](), list[int]()
-    most, inner = max(nodes, len(tree) - 1), {*tree.parents}
+    limit, inner = max(nodes, len(tree) - 1), {*tree.parents}
     for leaf in (node for node in range(len(tree)) if node not in inner):
-        found, node = sequence.sampler.follow((), tree.path(leaf), most), 0
+        found, node = sequence.sampler.follow((), tree.path(leaf), limit), 0
         for token in found:
             if (node, token) not in children:
-                if len(grown) > most:
+                if len(grown) > limit:
                     break
                 children[node, token] = grown.add(token, node)
             node = children[node, token]
@@ -167,17 +167,17 @@ def matches(history: NDArray[np.int64], count: int) -> list[tuple[int, int]]:
 
 def longest(history: NDArray[np.int64]) -> tuple[int, int]:
     """Return the best of `matches`; (0, 0) if there is none."""
-    ends, most, length = np.flatnonzero(history[:-1] == history[-1]), min(LONGEST, len(history) - 1), 1
+    ends, limit, length = np.flatnonzero(history[:-1] == history[-1]), min(LONGEST, len(history) - 1), 1
     if not ends.size:
         return 0, 0
-    while ends.size > 1 and length < most:
+    while ends.size > 1 and length < limit:
         longer = ends[ends >= length]
         longer = longer[history[longer - length] == history[-1 - length]]
         if not longer.size:
             break
         ends, length = longer, length + 1
     end = int(ends[-1])
-    while length < most and end >= length and history[end - length] == history[-1 - length]:
+    while length < limit and end >= length and history[end - length] == history[-1 - length]:
         length += 1
     return end + 1, length
 

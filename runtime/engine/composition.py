@@ -108,8 +108,8 @@ def gpu_loop(bundle: Bundle, options: LoadOptions) -> tuple[DeviceLoop, Policy |
     names = ["target", *(["draft"] if _drafts(bundle, options) else [])]
     placement = Placement(names, options.batch_size, options.gpu_weights_percent, options.kv_cache_tokens)
     with loaded(bundle, placement, find_kernels) as models:
-        hosted, draft, most = None, models.draft, options.limits.max_draft_tokens
-        exactness = find(models.target, bundle.manifest.buckets[-1] if most is None else 1 + most)
+        hosted, draft, max_nodes = None, models.draft, options.limits.max_draft_tokens
+        exactness = find(models.target, bundle.manifest.buckets[-1] if max_nodes is None else 1 + max_nodes)
         if draft and bundle.manifest.models["draft"].kind != "model":
             hosted = drafter_of(bundle, draft, models.target, draft.model.buckets[-1], overlap=False)
         policy = _policy(bundle, options, models.target, exactness.sequence_rows - 1 if exactness else 0)

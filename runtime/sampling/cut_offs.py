@@ -24,7 +24,7 @@ class CutOffs:
     def __init__(self, row: Row, top_k: int, top_p: float, min_p: float) -> None:
         self._row, self._top_k, self._top_p = row, top_k, top_p
         self.cuts_mass = top_p < 1
-        self._floor = row.most + math.log(min_p) if min_p > 0 else -math.inf
+        self._floor = row.largest + math.log(min_p) if min_p > 0 else -math.inf
         self._kth = -math.inf  # the k-th largest logit; −∞: top-k cuts nothing
         self._among: Tokens | None = None  # the tokens that top-k leaves; None: all
         if 0 < top_k < row.raw.size:
@@ -117,7 +117,7 @@ class CutOffs:
 
     def _weigh(self, values: Logits) -> Logits:
         """Return probabilities relative to the likeliest token's."""
-        weights: Logits = np.exp(values - np.float32(self._row.most))
+        weights: Logits = np.exp(values - np.float32(self._row.largest))
         return weights
 
     def _mass_above(self, value: float) -> float:

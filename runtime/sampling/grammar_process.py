@@ -99,8 +99,8 @@ def main(read: Callable[[], str] = sys.stdin.readline, write: Callable[[str], ob
     given = json.loads(read())
     sys.path[:] = given["path"]
     tokenizer = tokenizer_of(given["tokenizer"], given["vocab_size"], given["ends"])
-    most = _memory(0) + given["bytes"]
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit = _memory(0) + given["bytes"]
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     write("{}\n")
     sys.stdout.flush()

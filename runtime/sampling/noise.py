@@ -64,7 +64,7 @@ class Noise:
         return self._lead
 
     @property
-    def most(self) -> float:
+    def largest(self) -> float:
         """The largest noise of all tokens, in float64 instead of float32."""
         return self.one(self.lead)
 

@@ -39,9 +39,9 @@ def contenders(row: Row, noise: Noise | None, least: float, left: Tokens | None 
     else:
         if tokens is None or tokens.size > max(FEW, noise.few):
             slack = _slack(least)
-            loud = least - row.most - slack
+            loud = least - row.largest - slack
             if tokens is None:
-                likely = row.reaching(least - noise.most - slack)
+                likely = row.reaching(least - noise.largest - slack)
                 if np.count_nonzero(likely) * DENSE > likely.size and (both := noise.reaching(loud)) is not None:
                     likely &= both
                 tokens = likely.nonzero()[0]
@@ -123,14 +123,14 @@ def _steps(row: Row, noise: Noise | None, cut_offs: CutOffs | None, count: int) 
     if noise is None:
         yield _last(row.of(row.head(count)), count)
     elif left is None or left.size > max(FEW, noise.few):
-        likely = row.most + noise.one(row.best)
+        likely = row.largest + noise.one(row.best)
         likely -= _slack(likely)
         if count > 1:
             yield _first(row, noise, cut_offs, count)
         else:
             value = row.value(noise.lead)
             if value >= (cut_offs.threshold if cut_offs else value):
-                yield max(likely, value + noise.most - _slack(value))
+                yield max(likely, value + noise.largest - _slack(value))
             yield likely
     yield -math.inf
 

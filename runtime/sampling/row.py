@@ -18,7 +18,7 @@ class Row:
     Attributes:
         raw: Logits `float32[V]`, to be divided by the temperature; neither copied nor changed.
         best: The likeliest token, the lowest id among equals.
-        most: Its processed logit; not finite if no token may be chosen or the model gave NaN or infinity.
+        largest: Its processed logit; not finite if no token may be chosen or the model gave NaN or infinity.
     """
 
     __slots__ = ("_temperature", "best", "most", "raw")
@@ -26,7 +26,7 @@ class Row:
     def __init__(self, raw: Logits, temperature: float = 1.0) -> None:
         self.raw, self._temperature = raw, np.float32(temperature or 1.0)
         self.best = int(raw.argmax())
-        self.most = self.value(self.best)
+        self.largest = self.value(self.best)
 
     def value(self, token: int) -> float:
         """Return a token's processed logit."""

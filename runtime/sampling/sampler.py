@@ -24,7 +24,7 @@ from .ranking import SMALL, contenders, ranking
 from .row import Logits, Row
 
 RIVALS = 64  # maximum rivals of a choice that `settles` looks at one by one
-MOST_ALONE = 128  # if top-p leaves only tokens among so many likeliest, no others need noise
+MAX_ALONE = 128  # if top-p leaves only tokens among so many likeliest, no others need noise
 
 
 def _matcher(constraint: Constraint, vocab_size: int) -> Matcher:
@@ -117,12 +117,12 @@ class Sampler:
             count: How many tokens the caller expects to read; more are found too, but more slowly.
         """
         row = self._row(logits, path)
-        if not math.isfinite(row.most):
+        if not math.isfinite(row.largest):
             return  # no token may be chosen, or the model gave NaN or infinity
         noise = self.noise(position) if self.params.temperature > 0 else None
         cut_offs = self._cut_offs(row) if self._cuts else None
         if cut_offs and noise and misses is None and noise.few:
-            cut_offs.narrow(min(noise.few, MOST_ALONE))
+            cut_offs.narrow(min(noise.few, MAX_ALONE))
         yield from ranking(row, noise, cut_offs, misses, count)
 
     def scores(self, logits: Logits, position: int) -> Logits | None:

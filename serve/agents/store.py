@@ -27,18 +27,18 @@ CREATE TABLE IF NOT EXISTS responses (
 class Store:
     """Keeps the newest responses; only the tenant that a response was made for can read or delete it. Thread-safe."""
 
-    def __init__(self, path: Path | None = None, most: int = RESPONSES, most_bytes: int = BYTES) -> None:
+    def __init__(self, path: Path | None = None, max_responses: int = RESPONSES, max_bytes: int = BYTES) -> None:
         """Open the store.
 
         Args:
             path: The SQLite file; None keeps the responses in memory.
-            most: Maximum number of responses.
-            most_bytes: Maximum bytes of all responses.
+            max_responses: Maximum number of responses.
+            max_bytes: Maximum bytes of all responses.
 
         Raises:
             OptionError: If the file cannot be opened or is a database of something else.
         """
-        self._most, self._most_bytes, self._lock = most, most_bytes, threading.Lock()
+        self._max_responses, self._max_bytes, self._lock = max_responses, max_bytes, threading.Lock()
         try:
             if path is not None:
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -60,14 +60,14 @@ class Store:
     def put(self, tenant: str | None, number: str, body: Any) -> bool:
         """Store a response and drop the oldest beyond the limits; return whether it fits. Raises OutputError."""
         content = msgspec.json.encode(body)
-        if len(content) > self._most_bytes:
+        if len(content) > self._max_bytes:
             return False
         try:
             with self._lock, self._base:
                 insert = "INSERT INTO responses (tenant, id, size, body) VALUES (?, ?, ?, ?)"
                 self._base.execute(insert, (tenant or "", number, len(content), content))
                 count, total = self._base.execute("SELECT count(*), total(size) FROM responses").fetchone()
-                while count > self._most or total > self._most_bytes:
+                while count > self._max_responses or total > self._max_bytes:
                     oldest = "SELECT number, size FROM responses ORDER BY number LIMIT 1"
                     row, size = self._base.execute(oldest).fetchone()
                     self._base.execute("DELETE FROM responses WHERE number = ?", (row,))

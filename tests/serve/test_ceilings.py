@@ -10,7 +10,7 @@ from specbuild.serve.ceilings import held, parse
 
 def test_shares_and_times_may_be_mixed_and_repeated() -> None:
     found = parse(["errors=0.01,ttft=0.5,tpot=0.05,p99", " cut = 0.3 ", "e2el=2,p50"])
-    told = {each.name: (each.of, each.above, pytest.approx(each.most)) for each in found}
+    told = {each.name: (each.of, each.above, pytest.approx(each.share)) for each in found}
     assert told == {
         "errors<=0.01": ("errors", None, 0.01),
         "cut<=0.3": ("cut", None, 0.3),

@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from specbuild.runtime.backends.exactness import MOST_ROWS, ExactnessClass
+from specbuild.runtime.backends.exactness import MAX_ROWS, ExactnessClass
 from specbuild.runtime.backends.executor import ModelSpec, StepInput
 from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.backends.slot_rows import SlotRows
@@ -64,7 +64,7 @@ class OrtExecutor:
         options.enable_mem_pattern = False  # it would keep one for every shape ever run
         self._session = open_session(graph, options, ["CPUExecutionProvider"])
         check_tensors(self._session, spec, batch_size)
-        rows = spec.max_nodes + MOST_ROWS
+        rows = spec.max_nodes + MAX_ROWS
         try:
             bias = batch_size, rows, spec.capacity
             self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)

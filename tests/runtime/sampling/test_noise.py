@@ -81,7 +81,7 @@ def test_thresholds_hold_at_the_largest_words() -> None:
 def test_the_leader_has_the_most_noise_and_leaders_are_many_enough() -> None:
     noise, values = Noise(6, 7, 49_152), gumbel(6, 7, 49_152)
     assert noise.lead == values.argmax()
-    assert noise.most == pytest.approx(values.max(), rel=1e-6)
+    assert noise.largest == pytest.approx(values.max(), rel=1e-6)
     for count in (1, 4, 30):
         leaders = noise.leaders(count)
         assert count <= leaders.size <= 8 * count + 40

@@ -32,7 +32,7 @@ def test_a_row_is_its_logits_divided_by_the_temperature(seed: int, size: int, te
         tokens = np.arange(0, size, 3)
         assert np.array_equal(row.of(tokens), processed[tokens])
         assert np.array_equal(row.all(), processed)
-        assert row.most == processed.max() == row.value(row.best)
+        assert row.largest == processed.max() == row.value(row.best)
         for least in [*processed[::7].tolist(), -math.inf, 0.0]:
             if least < math.inf:
                 mask = row.reaching(least)
@@ -45,7 +45,7 @@ def test_temperature_0_divides_nothing() -> None:
     raw = np.array([1.0, 3.0, 2.0], dtype=np.float32)
     row = Row(raw, 0.0)
     assert row.all() is raw
-    assert (row.best, row.most) == (1, 3.0)
+    assert (row.best, row.largest) == (1, 3.0)
 
 
 @settings(deadline=None, max_examples=200)

@@ -27,7 +27,7 @@ def test_a_response_is_its_tenants(tmp_path: Path, kept: bool) -> None:
 
 
 def test_it_is_bounded_by_number_and_bytes() -> None:
-    store = Store(most=3, most_bytes=100)
+    store = Store(max_responses=3, max_bytes=100)
     for number in range(5):
         store.put("a", str(number), number)
     assert [store.get("a", str(number)) for number in range(5)] == [None, None, 2, 3, 4]
