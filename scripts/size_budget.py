@@ -19,13 +19,13 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder", ".py"): 5373,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1435,
-    ("cli", ".py"): 2603,
+    ("cli", ".py"): 2643,
     ("face", ".py"): 37,
     ("measure", ".py"): 2261,
     ("runtime", ".py"): 6643,
-    ("runtime/backends", ".py"): 2542,
+    ("runtime/backends", ".py"): 2546,
     ("runtime/decoding", ".py"): 1816,
-    ("serve", ".py"): 6380,
+    ("serve", ".py"): 6378,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin
 }

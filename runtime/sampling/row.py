@@ -21,7 +21,7 @@ class Row:
         largest: Its processed logit; not finite if no token may be chosen or the model gave NaN or infinity.
     """
 
-    __slots__ = ("_temperature", "best", "most", "raw")
+    __slots__ = ("_temperature", "best", "largest", "raw")
 
     def __init__(self, raw: Logits, temperature: float = 1.0) -> None:
         self.raw, self._temperature = raw, np.float32(temperature or 1.0)
