@@ -57,8 +57,10 @@ def in_words(records: Iterable[Mapping[str, Any]], bound: float) -> list[str]:
         machine = each["machine"]
         where = f"{machine['processor']}, {machine['threads']} threads, ONNX Runtime {machine['onnxruntime']}"
         shapes = f"steps of {each['rows']}·n rows, {each['sequence_rows']}·n of each sequence, agree in every bit"
-        lines.append(f"{shapes if each['rows'] else 'steps of no shape agree in every bit'} ({where})")
-    return [*lines, f"other steps' logits may lie {bound:.2g} farther apart"]
+        promise = f"one seed gives one text, whatever is drafted, because {shapes}"
+        no_promise = "one seed may give another text at near-ties, because steps of no shape agree in every bit"
+        lines.append(f"{promise if each['rows'] else no_promise} ({where})")
+    return [*lines, f"a choice in a side branch that is closer than {bound:.2g} logits is left to the next round"]
 
 
 def compare(

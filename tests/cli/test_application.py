@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,3 +65,12 @@ def test_a_warning_is_told_once_and_on_one_line(
 
     monkeypatch.setattr(doctor, "examine", warn)
     assert specbuild("doctor").err == "specbuild: take care\n"
+
+
+def test_a_shell_completes_commands_and_flags(tmp_path: Path) -> None:
+    """As docs/reference/commands.md says."""
+    for words, found in (("specbuild gen", "generate"), ("specbuild generate --draft-m", "--draft-max")):
+        told = {"_SPECBUILD_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        command = [sys.executable, "-c", "from specbuild.cli import main; main()"]
+        done = subprocess.run(command, env=os.environ | told, capture_output=True, text=True, cwd=tmp_path)
+        assert f"plain,{found}" in done.stdout.splitlines()

@@ -107,9 +107,12 @@ def test_classes_in_words() -> None:
     records = [{"machine": machine, "rows": 1, "sequence_rows": 2}, {"machine": machine, "rows": 0, "sequence_rows": 0}]
     first, second, bound = in_words(records, 0.25)
     where = "(X, 2 threads, ONNX Runtime 1.32.0)"
-    assert first == f"steps of 1·n rows, 2·n of each sequence, agree in every bit {where}"
-    assert second == f"steps of no shape agree in every bit {where}"
-    assert bound == "other steps' logits may lie 0.25 farther apart"
+    shapes = "steps of 1·n rows, 2·n of each sequence, agree in every bit"
+    assert first == f"one seed gives one text, whatever is drafted, because {shapes} {where}"
+    assert (
+        second == f"one seed may give another text at near-ties, because steps of no shape agree in every bit {where}"
+    )
+    assert bound == "a choice in a side branch that is closer than 0.25 logits is left to the next round"
 
 
 def test_the_margin_is_of_the_processed_and_perturbed_logits() -> None:
