@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from specbuild.cli.application import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -71,3 +74,23 @@ def test_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"\bmake (\w+)", (ROOT / "README.md").read_text()):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def indented() -> list[tuple[str, str]]:
+    """`specbuild …` commands of indented blocks, which no test runs: servers, other machines, hours."""
+    found = []
+    for page in PAGES:
+        text = re.sub(r"\\\n\s*", " ", BLOCK.sub("", (ROOT / page).read_text()))
+        for line in re.findall(r"^ {4,}(?:\w+=\S+ )*(specbuild [^\n]*)", text, re.MULTILINE):
+            found.append((page, re.split(r" [|&>#]| {2,}", line)[0]))
+    return found
+
+
+@pytest.mark.parametrize(("page", "line"), indented())
+def test_commands_that_are_not_run_are_parsed(page: str, line: str) -> None:
+    _, name, *arguments = shlex.split(line)
+    context = cli.make_context("specbuild", [], resilient_parsing=True)
+    command = cli.get_command(context, name)
+    assert command, f"{page}: {line}"
+    own = command.context_class(command, info_name=name, resilient_parsing=True)
+    command.make_parser(own).parse_args(arguments)
