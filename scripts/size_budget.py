@@ -21,7 +21,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("builder/quantize", ".py"): 1435,
     ("cli", ".py"): 2643,
     ("face", ".py"): 37,
-    ("measure", ".py"): 2261,
+    ("measure", ".py"): 2263,
     ("runtime", ".py"): 6643,
     ("runtime/backends", ".py"): 2546,
     ("runtime/decoding", ".py"): 1816,
