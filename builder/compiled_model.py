@@ -266,7 +266,7 @@ def _record(context: BuildContext, loaded: LoadedModel, precision: str, emitted:
 
 
 def runs_quantized(config: BuildConfig, numbers: Quantization | None) -> bool:
-    """Whether a model is quantized and runs on a CPU, so that its steps are timed next to float32's."""
+    """Return whether a model is quantized and runs on a CPU, so that its steps are timed next to float32's."""
     return bool(numbers and numbers.found) and not config.descriptor.on_gpu
 
 

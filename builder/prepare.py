@@ -65,7 +65,7 @@ class Sources:
 
     @property
     def shares_weights(self) -> bool:
-        """Whether the draft shares tensors with the target: all of them, or for a head the embedding."""
+        """Return whether the draft shares tensors with the target: all of them, or for a head the embedding."""
         return self.head is not None or self.draft is self.target
 
     def check_memory(self) -> int:

@@ -42,7 +42,7 @@ class Case:
 
     @property
     def exact(self) -> bool:
-        """Whether all divergences are near-ties."""
+        """Return whether all divergences are near-ties."""
         return not any(d.real for d in self.divergences)
 
     def to_dict(self) -> dict[str, Any]:

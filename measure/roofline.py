@@ -115,7 +115,7 @@ class Roofline:
 
     @property
     def bound(self) -> Bound:
-        """What bounds the step: moving its bytes ("memory") or computing ("compute")."""
+        """Return what bounds the step: moving its bytes ("memory") or computing ("compute")."""
         if self.peak_flops is None:
             return "unknown"
         return "memory" if self.bytes / self.bandwidth >= self.flops / self.peak_flops else "compute"

@@ -33,12 +33,12 @@ class Metric:
 
     @property
     def decides(self) -> bool:
-        """Whether a promotion depends on the metric."""
+        """Return whether a promotion depends on the metric."""
         return self.margin is not None or self.ceiling is not None
 
     @property
     def by_logarithm(self) -> bool:
-        """Whether values are compared by their logarithms."""
+        """Return whether values are compared by their logarithms."""
         return self.kind in ("time", "count")
 
 

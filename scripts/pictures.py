@@ -8,56 +8,18 @@ CHATTING is a bundle with a chat template, BENCHED one with a draft.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+from browser import chromium
+from serving import Server
 
 MESSAGE = "Write this sentence five times: The quick brown fox jumps over the lazy dog near the river bank."
 TREES = "chain:2,chain:4,chain:8,best:5,best:12"
-FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
-
-
-@contextmanager
-def browser(width: int, height: int) -> Iterator[Any]:
-    """A window of headless Chromium."""
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for flag in (*FLAGS, f"--window-size={width},{height}"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    try:
-        yield driver
-    finally:
-        driver.quit()
-
-
-@contextmanager
-def server(bundle: Path) -> Iterator[str]:
-    """A server with the page; its address."""
-    command = [str(Path(sys.executable).parent / "specbuild"), "serve", str(bundle), "--port", "0", "--ui"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr
-    try:
-        for line in process.stderr:
-            told = json.loads(line)["message"] if line.startswith("{") else ""
-            if told.startswith("serving at "):
-                yield told.split()[2]
-                return
-        raise SystemExit("the server did not start")
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def show_page(bundle: Path, message: str, out: Path) -> None:
@@ -66,9 +28,9 @@ def show_page(bundle: Path, message: str, out: Path) -> None:
     from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.ui import WebDriverWait
 
-    with server(bundle) as address, browser(1180, 760) as window:
+    with Server(str(bundle), "--port", "0", "--ui") as server, chromium(1180, 760) as window:
         wait = WebDriverWait(window, 120)
-        window.get(address)
+        window.get(server.url)
         wait.until(lambda driver: driver.execute_script("return models.length > 0"))
         window.execute_script("at('max_tokens').value = 160; at('seed').value = 1")
         window.find_element(By.ID, "line").send_keys(message, Keys.ENTER)
@@ -80,7 +42,7 @@ def show_page(bundle: Path, message: str, out: Path) -> None:
 
 def show_report(report: Path, out: Path) -> None:
     """The top of a benchmark's report."""
-    with browser(1180, 900) as window:
+    with chromium(1180, 900) as window:
         window.get(report.resolve().as_uri())
         window.save_screenshot(str(out))
 

@@ -25,7 +25,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("runtime", ".py"): 6643,
     ("runtime/backends", ".py"): 2546,
     ("runtime/decoding", ".py"): 1816,
-    ("serve", ".py"): 6378,
+    ("serve", ".py"): 6377,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin
 }

@@ -40,15 +40,15 @@ _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
 def make_app(service: Service, log: RequestLog) -> ASGIApp:
     """Return the ASGI application; every request is logged in `log`."""
-    root, own = service.options.root_path, version("specbuild-trt")
-    app = FastAPI(title="specbuild", version=own, root_path=root, docs_url=None, redoc_url=None)
+    options, own = service.options, version("specbuild-trt")
+    app = FastAPI(title="specbuild", version=own, root_path=options.root_path, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(_api(service))
-    app.include_router(response_routes.routes(service, Kept(Store(service.options.response_store)), _FAULTS))
+    app.include_router(response_routes.routes(service, Kept(Store(options.response_store)), _FAULTS))
     app.include_router(message_routes.routes(service))
     app.include_router(_operations(service))
-    app.include_router(clouds.routes(service, service.options.predict_route))
-    if service.options.ui:
+    app.include_router(clouds.routes(service, options.predict_route))
+    if options.ui:
         app.include_router(page.routes(service))
     if isinstance(service.canary, Canary):  # on Ray the front asks the judge of all replicas
         app.include_router(canary_routes.routes(service.canary))
@@ -57,10 +57,9 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
     app.add_exception_handler(ClientGoneError, _left)
     for kind in (ApiError, SpecbuildError, Exception):
         app.add_exception_handler(kind, _failed)
-    options = service.options
     gate: ASGIApp = Gate(app, log, options.api_keys, health_route=options.health_route, ui=options.ui)
-    if service.options.allowed_origins:
-        origins = list(service.options.allowed_origins)
+    if options.allowed_origins:
+        origins = list(options.allowed_origins)
         gate = CORSMiddleware(gate, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     return gate
 

@@ -97,7 +97,7 @@ class CanaryOptions:
 
     @property
     def speculates_in_both(self) -> bool:
-        """Whether acceptance can be compared: two bundles draft in the same way."""
+        """Return whether acceptance can be compared: two bundles draft in the same way."""
         return self.model is not None and self.baseline != "speculation=off"
 
 

@@ -40,12 +40,13 @@ class Arms:
         self.scorer = scorer_of(self.baseline, self.candidate, options, log)
 
     def concerns(self, served: ServedModel, body: Sampling) -> bool:
-        """Whether a request takes part; one that says how it wants to be drafted for does not, unless models differ."""
+        """Return whether a request takes part; one that chooses its own drafting does not, unless models differ."""
         return served is self.baseline and not (self._asks(body) and not self.options.model)
 
-    def way(self, body: Sampling, candidate: bool) -> str | None:
-        """Return how an arm's request is drafted for; None: as it asks."""
-        return None if self._asks(body) else self.options.speculation(candidate)
+    def placed(self, body: Sampling, candidate: bool) -> tuple[ServedModel, str | None]:
+        """Return the model of an arm's request, and its speculation; None: as it asks."""
+        way = None if self._asks(body) else self.options.speculation(candidate)
+        return self.candidate if candidate else self.baseline, way
 
     def _asks(self, body: Sampling) -> bool:
         return (body.speculation, body.disable_spec_decode, body.num_speculative_tokens) != (None, None, None)
@@ -96,7 +97,7 @@ class Canary(Judge):
         if not self._arms.concerns(served, body):
             return served, None, None
         candidate, draw = self.draw(self._arms.key(body, tenant))
-        return self.candidate if candidate else served, self._arms.way(body, candidate), draw
+        return *self._arms.placed(body, candidate), draw
 
     def ended(self, generation: Generation) -> None:
         """See `Watcher`."""

@@ -85,7 +85,7 @@ def arms_of(models: Sequence[Model], options: CanaryOptions) -> tuple[Model, Mod
 
 
 def scored(baseline: Described, candidate: Described, options: CanaryOptions) -> bool:
-    """Whether texts of both arms are scored: the arms are two bundles with one tokenizer."""
+    """Return whether texts of both arms are scored: the arms are two bundles with one tokenizer."""
     manifests = [model.manifest for model in (baseline, candidate)]
     return options.model is not None and len({each.files[each.tokenizer].sha256 for each in manifests}) == 1
 

@@ -38,7 +38,7 @@ _Ended = tuple[str, dict[str, float], list[Result], list[list[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftOptions:
-    """What is watched for drift, and where the reference window is kept.
+    """Options of the watch on drift, and of its reference window.
 
     Args:
         reference: File of the reference window, written as it fills.

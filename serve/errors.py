@@ -31,7 +31,7 @@ RETRY = 1  # seconds, if no better estimate is known
 
 
 class ErrorDetail(TypedDict):
-    """What went wrong. `param` names the field that is wrong; `code` is a fixed word for programs."""
+    """The description of an error. `param` names the field that is wrong; `code` is a fixed word for programs."""
 
     message: str
     type: str

@@ -121,7 +121,7 @@ class Gate:
         await self._app(scope, _replay(body, receive), answer)
 
     def _open(self, scope: Scope) -> bool:
-        """Whether the path needs no API key."""
+        """Return whether the path needs no API key."""
         path = path_of(scope)
         page = self._ui and path == "/" and scope["method"] == "GET"
         return page or path in self._probes or path.startswith(f"{_OPEN}/")

@@ -34,7 +34,7 @@ class Objective:
         return f"{self.measured}_p{100 * self.quantile:.6g}"
 
     def broken(self, times: Sequence[float], sure: bool = True, part: float = 1.0) -> bool:
-        """Whether more times are slower than the objective allows.
+        """Return whether more times are slower than the objective allows.
 
         Args:
             times: Seconds of requests.

@@ -34,7 +34,7 @@ def chain(tokens: Sequence[int], scope: str) -> list[int]:
 
 
 class Places:
-    """What each replica's cache holds, as far as is known, and how many tokens each replica has yet to process."""
+    """The contents of each replica's cache, as far as they are known, and the tokens that it has yet to process."""
 
     def __init__(self, random: Random, routing: Routing = "prefix", slots: int = 0) -> None:
         """Begin without any replicas.

@@ -114,7 +114,7 @@ class ReplicaCanary:
         except (RayError, RayServeException, TimeoutError, asyncio.TimeoutError) as error:
             self._log.event("warning", "the canary's judge does not answer", **error_of(error))
             return served, None, None
-        return self._arms.candidate if candidate else served, self._arms.way(body, candidate), draw
+        return *self._arms.placed(body, candidate), draw
 
     def ended(self, generation: Generation) -> None:
         """See `Watcher`; `run` tells the judge, for what a request asks of Ray ends with the request."""

@@ -14,7 +14,7 @@ from .prefixes import Routing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """How `specbuild serve --ray` scales and routes; validated on construction.
+    """Options for scaling and routing on Ray Serve; validated on construction.
 
     Args:
         num_replicas: Number of engines, each in its own process.

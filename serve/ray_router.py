@@ -13,7 +13,7 @@ CACHED = "cached"  # key of a replica's routing stats: the blocks that its cache
 
 
 class Hint(NamedTuple):
-    """What the router knows of a request: its prompt's blocks, its tokens, and the output tokens asked for, if any."""
+    """A request as the router knows it: its prompt's blocks, its tokens, and the output tokens asked for, if any."""
 
     blocks: list[int]
     tokens: int

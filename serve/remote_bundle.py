@@ -23,7 +23,7 @@ _MAX_MANIFEST = 1 << 24  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a bundle is, its manifest's SHA-256, and how many sequences it was built for."""
+    """A bundle's place, its manifest's SHA-256, and the number of sequences that it was built for."""
 
     place: str
     manifest: str

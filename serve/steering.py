@@ -91,7 +91,7 @@ class Steering:
         return self._when_kept(now) if now - self._since >= DWELL and self._told(now) else None
 
     def _told(self, now: float) -> bool:
-        """Whether the level can be judged: requests have ended for each objective, none run, or PATIENCE is over."""
+        """Return whether the level can be judged: each objective has ended requests, none run, or PATIENCE is over."""
         ended = all(self.window.times(each, self._since) for each in self.objectives)
         return ended or not self._under_way() or now - self._since >= PATIENCE
 
@@ -146,7 +146,7 @@ class Steering:
         return self._say("it broke again: drafting less", objective, tail, changed=True)
 
     def _alike(self, before: _Before, objective: Objective, tail: float, share: float, better: bool = False) -> bool:
-        """Whether this level takes more than `share` times as long as the other or, with `better`, at most that long.
+        """Return whether this level takes more than `share` of the other's time, or with `better` at most that.
 
         Except for TPOT the time per token must agree, because tails grow with the queue whatever is drafted. If plain
         decoding has become slower since, `share` grows with it.

@@ -20,7 +20,7 @@ from .standard_chain import graph_difference, standard_chain
 
 @dataclass(frozen=True, slots=True)
 class GraphCheck:
-    """How far a graph's logits are from PyTorch's; by default nothing is known.
+    """The distance of a graph's logits from PyTorch's; by default nothing is known.
 
     Attributes:
         difference: Largest difference in float32.

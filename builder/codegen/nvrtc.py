@@ -62,7 +62,7 @@ SHAPES = tuple(Shape(size, dtype, cache) for size in HEAD_DIMS for dtype, caches
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a kernel uses, by the compiler's report: registers per thread, the rest in bytes (`shared`: static part)."""
+    """A kernel's resources by the compiler's report: registers per thread, others in bytes (`shared`: static part)."""
 
     registers: int
     stack: int

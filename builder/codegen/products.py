@@ -66,7 +66,7 @@ def _weights(node: ir.Node) -> list[tuple[ir.Value, ir.Value | None]]:
 
 
 def _is_read(value: ir.Value) -> bool:
-    """Whether every step reads all of an initializer; shapes and indices (int64) do not count."""
+    """Return whether every step reads all of an initializer; shapes and indices (int64) do not count."""
     return value.dtype != ir.DataType.INT64 and any(
         use.node.op_type not in _LOOKUPS and not (use.node.op_type == "TreeAttention" and use.idx >= _TABLES)
         for use in value.uses()

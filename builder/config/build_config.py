@@ -106,7 +106,7 @@ class BuildConfig:
 
     @property
     def plugin(self) -> bool:
-        """Whether the engines' attention is the plugin TreeAttention."""
+        """Return whether the engines' attention is the plugin TreeAttention."""
         return self.engine.plugin(self.descriptor)
 
     @property
@@ -116,7 +116,7 @@ class BuildConfig:
 
     @property
     def quantizes(self) -> bool:
-        """Whether any weight is quantized, or may be by "auto" and "best"."""
+        """Return whether any weight is quantized, or may be by "auto" and "best"."""
         schemes = [self.scheme_of(name) for name in self.models]
         schemes += [parse(scheme, self.backend) for scheme in self.quantize.all_types]
         return any(scheme is None or scheme.quantized for scheme in schemes)
@@ -130,7 +130,7 @@ class BuildConfig:
 
     @property
     def fp8(self) -> bool:
-        """Whether any weight is to be in FP8."""
+        """Return whether any weight is to be in FP8."""
         return "fp8" in self.types
 
     @property
@@ -140,7 +140,7 @@ class BuildConfig:
 
     @property
     def own_draft(self) -> bool:
-        """Whether the draft is the target's own weights."""
+        """Return whether the draft is the target's own weights."""
         return bool(self.draft) and str(self.draft).startswith(SELF)
 
     def precision_of(self, model: str) -> str:

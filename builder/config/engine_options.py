@@ -21,7 +21,7 @@ _TIMED = ("timing_cache", "version_compatible", "hardware_compatible")  # only f
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How engines are compiled, by default as TensorRT does. Raises OptionError for an invalid value.
+    """Options for compiling engines, by default TensorRT's own. Raises OptionError for an invalid value.
 
     Attributes:
         arch: TensorRT-RTX's targets, as `architectures` reads them.
@@ -72,7 +72,7 @@ class EngineOptions:
         return architectures(self.arch)
 
     def plugin(self, backend: Backend) -> bool:
-        """Whether the attention of this backend's engines is the plugin TreeAttention."""
+        """Return whether the attention of this backend's engines is the plugin TreeAttention."""
         return backend.takes_plugins and self.attention != "native"
 
     def check(self, backend: Backend) -> None:

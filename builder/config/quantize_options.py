@@ -14,13 +14,13 @@ AUTO_KL, MAX_KL = 0.01, 0.05  # default limits in nats per token: with auto and 
 
 
 def chooses(precision: str) -> bool:
-    """Whether a precision lets the build choose: "auto" or "best:…"."""
+    """Return whether a precision lets the build choose: "auto" or "best:…"."""
     return precision in (AUTO, BEST_SIZE, BEST_SPEED, BEST_KL)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """How weights are quantized, beside the models' precisions. Raises OptionError for an invalid value.
+    """Options for quantizing weights, beside the models' precisions. Raises OptionError for an invalid value.
 
     Attributes:
         tensor_type: "PATTERN=SCHEME" for weights whose name `quantize.assignment.matches`; the last match counts.

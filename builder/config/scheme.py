@@ -56,12 +56,12 @@ class Scheme:
 
     @property
     def quantized(self) -> bool:
-        """Whether the weight is quantized."""
+        """Return whether the weight is quantized."""
         return self.kind not in FLOATS
 
     @property
     def calibrated(self) -> bool:
-        """Whether the quantized weight depends on statistics of the layers' inputs."""
+        """Return whether the quantized weight depends on statistics of the layers' inputs."""
         return self.method != "rtn" or self.activations == "static"
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ from .student import Student
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be trained, decided before any weights are loaded.
+    """A plan of what to train, made before any weights are loaded.
 
     Attributes:
         config: The distillation's options.

@@ -44,7 +44,7 @@ class Layout:
 
 @dataclass
 class _Layer:
-    """What one layer passed to the attention interface."""
+    """The arguments that one layer passed to the attention interface."""
 
     index: int
     kv_heads: int

@@ -37,7 +37,7 @@ from specbuild.runtime.errors import CheckpointError
 from . import portable_rotary
 from .attention_layout import Layout, refuse_options, set_experts
 from .eagle3_head import EagleHead
-from .hidden_state_taps import Taps, decoder_layers
+from .hidden_state_taps import Taps, layer_list
 from .layer_copies import NotRepeatedError, copy_layers
 from .portable_ops import OPSET, TRANSLATIONS
 from .quiet import only_errors
@@ -169,9 +169,8 @@ def export(model: PreTrainedModel, layout: Layout, positions: int, capacity: int
 
 def _repeated(module: PortableModel) -> Repeated | None:
     """The layers that need not be traced."""
-    layers, layout = decoder_layers(module.model), module.layout
-    listed = next((each for each in module.modules() if isinstance(each, nn.ModuleList) and list(each) == layers), None)
-    if listed is None or len(layers) != layout.layers:
+    layers, layout = layer_list(module.model), module.layout
+    if layers is None or len(layers) != layout.layers:
         return None
     random = torch.Generator().manual_seed(0)
     tokens, _, parents, _, _, wanted, past = _example(layout)
@@ -181,7 +180,7 @@ def _repeated(module: PortableModel) -> Repeated | None:
     caches = [torch.randn(each.shape, generator=random) for each in past[:2]] * layout.layers  # the same for each layer
     lengths = torch.tensor([0, 2], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     run = partial(module, tokens, places, parents, *lengths, wanted, caches)
-    return repeated(module, listed, list(layout.windows), run)
+    return repeated(module, layers, list(layout.windows), run)
 
 
 def _example(layout: Layout) -> tuple[Any, ...]:

@@ -108,7 +108,7 @@ def _connect(graph: ir.Graph, blocks: dict[int, _Block]) -> list[ir.Node]:
 
 
 def _is_shared(value: ir.Value) -> bool:
-    """Whether a value is a size or a constant, which is made once, in whichever layer asks first."""
+    """Return whether a value is a size or a constant, which is made once, in whichever layer asks first."""
     made = value.producer()
     return (value.dtype is not None and value.dtype.is_integer()) or (made is not None and made.op_type == "Constant")
 

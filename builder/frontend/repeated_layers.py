@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 _OWN = "layer_idx"  # the setting in which layers of a kind differ
 _FEW = 3  # layers that are traced at once anyway
-Run = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class _Passing(nn.Module):
         return (hidden_states,) if self._form[-1] else hidden_states
 
 
-def repeated(module: nn.Module, layers: nn.ModuleList, settings: list[Any], run: Run) -> Repeated | None:
+def repeated(module: nn.Module, layers: nn.ModuleList, settings: list[Any], run: Callable[[], Any]) -> Repeated | None:
     """Find the layers that are copies of others; None where copying them would save nothing.
 
     Args:
@@ -130,7 +129,7 @@ def _settings(layer: nn.Module) -> Any:
 
 
 def _same(model: nn.Module, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> bool:
-    """Whether `model`, with the layer's weights, gives the output that the layer gave."""
+    """Return whether `model`, with the layer's weights, gives the output that the layer gave."""
     tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
     again = torch.func.functional_call(model, tensors, given, named)
     hidden, expected = (each[0] if isinstance(each, tuple) else each for each in (again, output))

@@ -39,7 +39,7 @@ _BYTES = {character: byte for byte, character in _CHARACTERS.items()}
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """How a draft's tokens relate to the target's.
+    """The relation of a draft's tokens to the target's.
 
     Attributes:
         kind: "identical"; "padded", the same tokens but another number of rows; "reordered", the same tokens with other

@@ -34,7 +34,7 @@ CHAIN = f"chain:{BEST_DEPTH}"  # the draft's first choices, on which acceptance 
 
 @dataclass(frozen=True)
 class PairRequest:
-    """What `specbuild pair` measures with. Raises OptionError for a bad temperature.
+    """Options of the measurements of `specbuild pair`. Raises OptionError for a bad temperature.
 
     Attributes:
         prompts: The prompts; specbuild's own if empty.

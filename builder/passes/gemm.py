@@ -16,7 +16,7 @@ class SplitGemm(FusionPass):
     left = "is a Gemm that only multiplies and adds"
 
     def find(self, node: ir.Node) -> bool:
-        """Whether a node is such a Gemm."""
+        """Return whether a node is such a Gemm."""
         weight = node.inputs[1] if node.op_type == "Gemm" else None
         factors = {name: node.attributes[name].as_float() for name in ("alpha", "beta") if name in node.attributes}
         turned = "transA" in node.attributes and node.attributes["transA"].as_int()

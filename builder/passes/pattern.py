@@ -71,7 +71,7 @@ def dims(value: ir.Value | None) -> list[str | int] | None:
 
 
 def same(first: Sequence[str | int], second: Sequence[str | int]) -> bool:
-    """Whether two shapes are certain to be equal; a dimension without a name may have any size."""
+    """Return whether two shapes are certain to be equal; a dimension without a name may have any size."""
     return list(first) == list(second) and str(None) not in first
 
 

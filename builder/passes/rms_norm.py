@@ -28,12 +28,12 @@ class FuseRMSNorm(FusionPass):
         return passes.PassResult(model, modified=self.matched > 0)
 
     def find(self, node: ir.Node) -> bool:
-        """Whether a node is the end of such a chain."""
+        """Return whether a node is the end of such a chain."""
         return node.op_type == "Mul" and any(_weighted_norm(node, at) for at in (0, 1))
 
 
 def _weighted_norm(node: ir.Node, at: int) -> bool:
-    """Whether a product multiplies a weight by `x · Reciprocal(Sqrt(ReduceMean(…) + ε))`, which is its input `at`."""
+    """Return whether a product multiplies a weight by `x · Reciprocal(Sqrt(ReduceMean(…) + ε))`, its input `at`."""
     weight, normalized = node.inputs[1 - at], producer(node.inputs[at], "Mul")
     reciprocal = producer(normalized.inputs[1], "Reciprocal") if normalized else None
     root = producer(reciprocal.inputs[0], "Sqrt") if reciprocal else None

@@ -69,7 +69,7 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """How a model is to be quantized.
+    """A request to quantize a model.
 
     Attributes:
         model: "target" or "draft".

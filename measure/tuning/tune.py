@@ -23,16 +23,7 @@ OF_A_BUILD = Tuning(seconds=6.0, new_tokens=48)  # shorter than `specbuild tune`
 def tune(folder: Path, asked: Tuning, progress: Progress = unseen) -> dict[str, Any]:
     """Measure a bundle on this machine, write its timing table and report into it, and return the report.
 
-    If an error is raised, also one of loading the bundle, the bundle is unchanged.
-
-    Args:
-        folder: The bundle.
-        asked: The options.
-        progress: Told of every step of progress.
-
-    Raises:
-        OptionError: The bundle cannot be tuned, or a prompt leaves no room.
-        PromptError: A prompt cannot run.
+    The arguments are those of `measure`. If it raises, or loading the bundle does, the bundle is unchanged.
     """
     timings, report = measure(folder, asked, progress)
     progress("writing", 0, 0)

@@ -17,7 +17,7 @@ from specbuild.runtime.bundle.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What an executor needs to know of a compiled model; sizes in elements and rows, windows in positions (0: all)."""
+    """A compiled model's sizes that an executor needs: sizes in elements and rows, windows in positions (0: all)."""
 
     name: str
     layers: int

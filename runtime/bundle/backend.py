@@ -37,27 +37,27 @@ class Backend:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether bundles run on a GPU."""
+        """Return whether bundles run on a GPU."""
         return self.device == "gpu"
 
     @property
     def compiles(self) -> bool:
-        """Whether a model is compiled into an engine, which can stream its weights, rather than run as a graph."""
+        """Return whether a model is compiled into an engine, which can stream weights, not run as a graph."""
         return self.package is not None
 
     @property
     def times_kernels(self) -> bool:
-        """Whether its compiler times kernels on a GPU, and so has options for timing and GPU compatibility."""
+        """Return whether its compiler times kernels on a GPU, and so has options for timing and GPU compatibility."""
         return self.compiles and not self.compiles_here
 
     @property
     def takes_plugins(self) -> bool:
-        """Whether attention can be TreeAttention, the only one with pages and FP8 caches."""
+        """Return whether attention can be TreeAttention, the only one with pages and FP8 caches."""
         return self.native_lowering is not None
 
     @property
     def quantizes(self) -> bool:
-        """Whether weights can be quantized."""
+        """Return whether weights can be quantized."""
         return any(each not in FLOATS for each in self.precisions)
 
 

@@ -130,7 +130,7 @@ class ExactnessRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle holds; files are named by their paths relative to its folder.
+    """The contents of a bundle; files are named by their paths relative to its folder.
 
     Attributes:
         schema_version: Version of the manifest's format, `SCHEMA_VERSION`.

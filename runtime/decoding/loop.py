@@ -26,7 +26,7 @@ from .planner import Planner
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """How a loop decodes.
+    """Options of a decoding loop.
 
     Attributes:
         limits: Limits on what rounds may draft, whatever requests ask for.

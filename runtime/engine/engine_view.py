@@ -34,7 +34,7 @@ class EngineView:
 
     @property
     def stats(self) -> RunStats:
-        """Where the time of all rounds since loading went: a snapshot, so ask again for later rounds."""
+        """The time of all rounds since loading by its parts: a snapshot, so ask again for later rounds."""
         return self._loop.stats
 
     @property
@@ -57,12 +57,12 @@ class EngineView:
 
     @property
     def notes(self) -> list[str]:
-        """What does not run as it should: steps that could not be captured in a CUDA graph, and why."""
+        """Notes on what does not run as it should: steps that could not be captured in a CUDA graph, and why."""
         return self._loop.notes
 
     @property
     def exact(self) -> bool:
-        """Whether a seed always gives one text; if not, rounding may turn gaps below `manifest.exactness_bound`."""
+        """Return whether a seed always gives one text; else rounding may turn gaps below `manifest.exactness_bound`."""
         return self._loop.exactness is not None
 
     @property
@@ -77,7 +77,7 @@ class EngineView:
 
     @property
     def usage(self) -> Usage:
-        """How many requests wait and run now, and how full the caches are."""
+        """The requests that wait and run now, and the fill of the caches."""
         return self.scheduler.usage(self.batch_size * self.manifest.max_seq_len)
 
     def health(self) -> Health:

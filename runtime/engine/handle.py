@@ -49,7 +49,7 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """Whether the request has its result."""
+        """Return whether the request has its result."""
         return self._ended.is_set()
 
     def result(self, timeout: float | None = None) -> Result:

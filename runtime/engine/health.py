@@ -13,7 +13,7 @@ Wait = Literal["request", "round", "exclusive section"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How many requests and tokens an engine holds, counted at one moment.
+    """The requests and tokens that an engine holds, counted at one moment.
 
     Attributes:
         waiting: Requests without a slot, including those whose callers wait for room in the queue.
@@ -41,7 +41,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What an engine's worker is doing.
+    """The state of an engine's worker.
 
     Attributes:
         state: "idle" (nothing to do), "running", "exclusive" (a caller uses the models alone, as `logits` does),

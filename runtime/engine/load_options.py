@@ -32,7 +32,7 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How a bundle is loaded; validated on construction, and against a bundle by `check`; raises OptionError.
+    """Options for loading a bundle; validated on construction, and against a bundle by `check`; raises OptionError.
 
     drafter: "model", "ngram" (lookup in the text), or None for both: lookup where the text repeats itself, else the
     model.

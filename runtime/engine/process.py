@@ -21,7 +21,7 @@ class Home:
 
     @property
     def left(self) -> bool:
-        """Whether the caller is in a forked child of that process."""
+        """Return whether the caller is in a forked child of that process."""
         return os.getpid() != self._pid
 
     def check(self) -> None:

@@ -35,7 +35,7 @@ class ReceiptClass:
 
 
 class Origin(NamedTuple):
-    """What all receipts of an engine share: the bundle's digest, and the exactness class or None."""
+    """The part that all receipts of an engine share: the bundle's digest, and the exactness class or None."""
 
     bundle: str
     exactness: ReceiptClass | None
@@ -43,7 +43,7 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What one sample of one prompt was made from and by; validated on construction, which raises OptionError.
+    """A record of what one sample of one prompt was made from and by; validated when made, which raises OptionError.
 
     Each hash is the sha256, in hexadecimal, of JSON in UTF-8 with sorted keys and without spaces.
 
@@ -138,7 +138,7 @@ class Receipt:
 
     @property
     def whole(self) -> bool:
-        """Whether the text ended by itself, so that a replay proves its end too."""
+        """Return whether the text ended by itself, so that a replay proves its end too."""
         return self.finish_reason in ("stop", "length")
 
     def check_origin(self, origin: Origin, any_class: bool = False) -> None:

@@ -32,7 +32,7 @@ class Replay:
 
     @property
     def proven(self) -> bool:
-        """Whether both results have the receipt's tokens; see `Receipt.agrees`."""
+        """Return whether both results have the receipt's tokens; see `Receipt.agrees`."""
         return self.receipt.agrees(self.plain) and self.receipt.agrees(self.speculative)
 
     def to_dict(self) -> dict[str, Any]:

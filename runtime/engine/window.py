@@ -45,7 +45,7 @@ class Window:
 
     @property
     def pending(self) -> bool:
-        """Whether the last chunk of some sequence is still to come."""
+        """Return whether the last chunk of some sequence is still to come."""
         return bool(self._left or self._running)
 
     def fill(self, wait: bool = True) -> None:

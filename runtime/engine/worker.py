@@ -16,7 +16,7 @@ _FRAMES = 3  # innermost stack frames reported when the worker is stuck
 
 
 class Driven(Protocol):
-    """What a worker drives. When its last owner drops it, its finalizer passes it to `Worker.wake` to be finished."""
+    """The protocol of what a worker drives. When its last owner drops it, a finalizer passes it to `Worker.wake`."""
 
     def work(self) -> float | None:
         """Do all work there is; return the seconds after which to call again unasked, None: never. Never raises."""
@@ -69,7 +69,7 @@ class Worker:
 
     @property
     def here(self) -> bool:
-        """Whether the caller runs on one of these threads."""
+        """Return whether the caller runs on one of these threads."""
         return threading.current_thread() in (self._thread, self._watchdog)
 
     def join(self, timeout: float) -> bool:

@@ -19,7 +19,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ChatSession:
-    """What one person and the model have said.
+    """A chat of one person with the model.
 
     Attributes:
         system: Instructions for every answer; None for none.
@@ -63,7 +63,7 @@ class ChatSession:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What became of a line.
+    """The outcome of a line.
 
     Attributes:
         session: The session from now on.

@@ -177,7 +177,7 @@ def _between(start: float | None, end: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """Where an engine's time went from loading until now: a snapshot of counts, and of seconds.
+    """An engine's time from loading until now by its parts: a snapshot of counts, and of seconds.
 
     Attributes:
         rounds: Rounds.

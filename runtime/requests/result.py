@@ -57,7 +57,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What was added to one sample's output since its last chunk; a sample's last chunk has its result.
+    """A piece of one sample's output, all that was added since its last chunk; a sample's last chunk has its result.
 
     A reader slower than the model gets fewer, longer chunks: nothing piles up.
 

@@ -66,12 +66,12 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Whether prefill is done: only the last prompt token, whose logits are wanted, may still be missing."""
+        """Return whether prefill is done: only the last prompt token, whose logits are wanted, may still be missing."""
         return self.pending == 1 or bool(self.output)
 
     @property
     def drafts(self) -> bool:
-        """Whether the next round should draft: not during prefill, and not if only one more token fits."""
+        """Return whether the next round should draft: not during prefill, and not if only one more token fits."""
         return self.tree is not None and self.decodes and len(self.tokens) + 1 < self.limit
 
     def submit(self, now: float) -> None:

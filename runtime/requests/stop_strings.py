@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Match(NamedTuple):
-    """Where a stop string begins, relative to the piece that completes it (negative: before it), and its length."""
+    """The beginning of a stop string, relative to the piece that completes it (negative: before it), and its length."""
 
     start: int
     length: int

@@ -156,7 +156,7 @@ class Tokenizer:
 
     @property
     def chats(self) -> bool:
-        """Whether the bundle has a chat template."""
+        """Return whether the bundle has a chat template."""
         return self._template is not None
 
     def chat_text(self, chat: Chat) -> str:

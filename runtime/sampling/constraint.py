@@ -59,7 +59,7 @@ class Foreseeing(Matcher, Protocol):
 
 @runtime_checkable
 class Constraint(Protocol):
-    """What the texts of a request may be; immutable, so that any number of requests may share one."""
+    """A rule for the texts of a request; immutable, so that any number of requests may share one."""
 
     def matcher(self, vocab_size: int) -> Matcher:
         """Return a matcher for a text at its beginning; `vocab_size` is the V of its bitmasks."""

@@ -28,7 +28,7 @@ _CHILD = Path(__file__).with_name("grammar_process.py")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What llguidance needs: a tokenizer.json's text, the vocabulary size, and ids of the tokens that end a text."""
+    """The vocabulary, as llguidance needs it: a tokenizer.json's text, the vocabulary size, and end tokens."""
 
     tokenizer: str
     vocab_size: int

@@ -29,7 +29,7 @@ class _Default(int):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request is decoded; validated on construction, which raises OptionError.
+    """The sampling parameters of one request; validated on construction, which raises OptionError.
 
     Example:
         from specbuild import Engine, SamplingParams

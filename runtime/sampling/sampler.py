@@ -82,7 +82,7 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """Whether the scores are the logits themselves."""
+        """Return whether the scores are the logits themselves."""
         return self._plain and self.params.temperature == 0
 
     def emit(self, token: int, position: int) -> None:

@@ -19,7 +19,7 @@ MAX_CHOICES = 4096
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """What the text of a request has to be; validated on construction, which raises OptionError.
+    """A form that the text of a request must have; validated on construction, which raises OptionError.
 
     Exactly one of the first six fields must be given. Compiling one may take seconds, within limits of time and memory,
     in the thread that submits its first request: `Engine.constraint` compiles it ahead.

@@ -35,7 +35,7 @@ Part = Literal["verify", "draft", "own"]
 
 @dataclass(slots=True)
 class _Shape:
-    """How much longer steps of one shape take than the table says, as the logarithm of the ratio."""
+    """The time of one shape's steps over the table's, as the logarithm of the ratio."""
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=OWN))
     at: int = 0  # the round in which it was last seen
@@ -65,7 +65,7 @@ class _Shape:
 
     @property
     def adrift(self) -> bool:
-        """Whether the estimate has moved since plain decoding was last measured; ask right after `record`."""
+        """Return whether the estimate has moved since plain decoding was last measured; ask right after `record`."""
         if self.anchor is None:
             self.anchor = self.own if len(self.recent) == OWN else None
         return self.anchor is not None and abs(self.own - self.anchor) > ADRIFT
@@ -204,7 +204,7 @@ class LiveTimings:
 
     @property
     def plain_due(self) -> bool:
-        """Whether plain decoding has to be measured again, as the machine may have changed since it was seen."""
+        """Return whether plain decoding has to be measured again, as the machine may have changed since it was seen."""
         return self.on and self._plain_due > 0
 
     def _note(self, part: Part, shape: int, expected: float, seconds: float) -> _Shape:

@@ -10,7 +10,7 @@ Kind = Literal["plain", "lookup", "habit", "model", "probe", "forced"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a round might do, and the tokens and seconds that it promises.
+    """A choice for a round, and the tokens and seconds that it promises.
 
     `tokens` are of all sequences that share the round; `nodes` are drafted ones, for a tree an estimate.
     """

@@ -100,7 +100,7 @@ class SequencePolicy:
 
     @property
     def source(self) -> tuple[Kind, Trust]:
-        """Where the text's continuation comes from, and the trust in that."""
+        """The source of the text's continuation, and the trust in it."""
         return ("habit", self.session.habit) if self.recalled else ("lookup", self.session.lookup)
 
     @property

@@ -158,7 +158,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """How often what is drafted comes true, greedy or sampled.
+    """The chances that drafted tokens come true, greedy or sampled.
 
     Attributes:
         likely: Log likelihoods of drafted children, ascending.

@@ -82,7 +82,7 @@ class TreeSpec:
 
     @property
     def fills_with_chain(self) -> bool:
-        """Whether a single chain of `nodes` tokens has this shape: chain:K and best:N."""
+        """Return whether a single chain of `nodes` tokens has this shape: chain:K and best:N."""
         return self.width == 1 or not self.text.startswith("topk")
 
     def __str__(self) -> str:
@@ -114,12 +114,12 @@ class Tree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether node i + 1 is the child of node i, so that causal order is the tree's own order."""
+        """Return whether node i + 1 is the child of node i, so that causal order is the tree's own order."""
         return self.depths[-1] == len(self.tokens) - 1
 
     @property
     def trunk(self) -> int:
-        """How many nodes lie before the first side branch, the root included: each is the child of the one before."""
+        """The number of nodes before the first side branch, the root included: each is the child of the one before."""
         return next((node for node, depth in enumerate(self.depths) if depth != node), len(self.depths))
 
     def children(self) -> dict[tuple[int, int], int]:

@@ -79,7 +79,7 @@ class Growth:
 
     @property
     def done(self) -> bool:
-        """Whether no further level is wanted."""
+        """Return whether no further level is wanted."""
         return self.depth >= self.spec.depth or not self.frontier
 
     def tree(self) -> Tree:

@@ -69,7 +69,7 @@ def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def _closed(last: dict[str, Any], told: dict[str, Any]) -> bool:
-    """Whether an item of the assistant begins a new message instead of joining the last one."""
+    """Return whether an item of the assistant begins a new message instead of joining the last one."""
     reasons = "reasoning_content" in told and bool(last.get("content") or last.get("tool_calls"))
     return reasons or (told["content"] is not None and bool(last.get("content") or last.get("tool_calls")))
 

@@ -34,20 +34,19 @@ class Kept:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._running = dict[tuple[str | None, str], Running]()
-        self._ended = dict[tuple[str | None, str], asyncio.Event]()
+        self._running = dict[tuple[str | None, str], tuple[Running, asyncio.Event]]()  # the event: it has ended
         self._tasks = set[asyncio.Task[None]]()
 
     @contextmanager
     def running(self, tenant: str | None, response: Running) -> Iterator[None]:
         """Let a response be found while the `with` block runs."""
-        key = tenant, response.number
-        self._running[key], self._ended[key] = response, asyncio.Event()
+        key, ended = (tenant, response.number), asyncio.Event()
+        self._running[key] = response, ended
         try:
             yield
         finally:
             del self._running[key]
-            self._ended.pop(key).set()
+            ended.set()
 
     def behind(self, work: Any) -> None:
         """Run a coroutine in the background."""
@@ -63,7 +62,7 @@ class Kept:
     async def get(self, tenant: str | None, number: str) -> dict[str, Any]:
         """Return a response, in progress or stored; raises ApiError if there is none."""
         if found := self._running.get((tenant, number)):
-            return found.body
+            return found[0].body
         return dict((await self._row(tenant, number))["response"])
 
     async def items(self, tenant: str | None, number: str) -> list[dict[str, Any]]:
@@ -83,10 +82,10 @@ class Kept:
             if body["status"] == "cancelled":
                 return body
             raise ApiError(400, f"{number} has ended, as {body['status']}: there is nothing to cancel")
-        ended = self._ended[tenant, number]
-        found.cancel()
+        response, ended = found
+        response.cancel()
         await ended.wait()
-        return found.body
+        return response.body
 
     async def conversation(self, tenant: str | None, last: str | None) -> list[Item]:
         """Return all items up to a response's output; raises ApiError if one of its responses is gone or failed."""

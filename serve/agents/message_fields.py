@@ -67,7 +67,7 @@ class MessageChoice(Body):
 
 
 class Metadata(Body):
-    """Who sends the request."""
+    """The sender of the request."""
 
     user_id: Label | None = None
 

@@ -20,7 +20,7 @@ class Grammar(Body):
 
 
 class Parameters(Body):
-    """How a text is generated. `best_of` and the fields after it are accepted only with values that change nothing."""
+    """The parameters of a text. `best_of` and the fields after it are accepted only with values that change nothing."""
 
     max_new_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     do_sample: bool | None = None

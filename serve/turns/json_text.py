@@ -157,7 +157,7 @@ class CallText:
 
     @property
     def begun(self) -> bool:
-        """Whether its name and the beginning of its arguments are known, so that it is a call for certain."""
+        """Return whether its name and the beginning of its arguments are known, so that it is a call for certain."""
         return self.name is not None and bool(self._arguments)
 
     def feed(self, text: str) -> int:

@@ -77,7 +77,7 @@ def literal(given: str) -> str:
 
 
 def _alternatives(given: str) -> bool:
-    """Whether the expression has alternatives (a bar outside all groups and sets), or begins with an extension."""
+    """Return whether the expression has alternatives (a bar outside groups and sets), or begins with an extension."""
     depth, place, inside = 0, 0, False
     while place < len(given):
         character = given[place]

@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(slots=True)
 class Turn:
-    """What the pieces of a turn form together."""
+    """A turn, which its pieces form."""
 
     reasoning: str = ""
     content: str = ""

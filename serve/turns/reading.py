@@ -28,7 +28,7 @@ class Plain(Parser):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How turns are read; validated on construction.
+    """Options for reading turns; validated on construction.
 
     Args:
         tool_call_parser: Form of the calls that a model makes on its own: "hermes", "llama3_json", "mistral" or
@@ -58,7 +58,7 @@ class Reading:
 
     @property
     def constrains(self) -> bool:
-        """Whether calls that the model makes on its own can be held to a strict tool's schema."""
+        """Return whether calls that the model makes on its own can be held to a strict tool's schema."""
         return self.tool_call_parser in ("hermes", "llama3_json")
 
     def free(self) -> Parser:

@@ -14,7 +14,7 @@ TAIL = 16  # last tokens of a prompt, in which its template may begin or end a r
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How a model's reasoning begins and ends. `always`: every text begins in a reasoning, with or without `start`."""
+    """A model's reasoning by its beginning and end. `always`: every text begins in a reasoning, `start` or not."""
 
     start: str
     end: str

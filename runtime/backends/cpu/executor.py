@@ -38,7 +38,7 @@ _Shape = tuple[tuple[int, int, int], ...]  # per lane: rows, nodes among them, w
 
 @dataclass(slots=True)
 class _Plan:
-    """What steps of one shape read and write, besides the cache."""
+    """The tensors that steps of one shape read and write, besides the cache."""
 
     inputs: list[tuple[str, Any]]  # onnxruntime.OrtValues by name, over the arrays below
     outputs: list[tuple[str, Any]]

@@ -161,7 +161,7 @@ class PageTable:
 
     @property
     def stale(self) -> bool:
-        """Whether the device's table is older than that of `pages`."""
+        """Return whether the device's table is older than that of `pages`."""
         return self._version != self.pages.version
 
     def update(self, stream: int) -> None:
@@ -198,7 +198,7 @@ class Model(Protocol):
 
     @property
     def capturable(self) -> bool:
-        """Whether a graph may hold its steps."""
+        """Return whether a graph may hold its steps."""
         ...
 
     @property

@@ -261,7 +261,7 @@ class Plan:
 
     @functools.cached_property
     def _config(self) -> Any:
-        """How contexts run: in our memory, and with kernels for a shape compiled before its first run."""
+        """Flags of contexts: in our memory, and with kernels for a shape compiled before its first run."""
         config = self.engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(self.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         if hasattr(config, "cuda_graph_strategy"):

@@ -28,7 +28,7 @@ class Dtype(IntEnum):
 
 
 class Fault(IntEnum):
-    """What a kernel found wrong in memory that only the device sees (`specbuild_fault`)."""
+    """A fault that a kernel found in memory that only the device sees (`specbuild_fault`)."""
 
     NONE = 0
     PARENT = 1

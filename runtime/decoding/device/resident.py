@@ -82,7 +82,7 @@ class Flights:
 
     @property
     def under_way(self) -> bool:
-        """Whether rounds are under way."""
+        """Return whether rounds are under way."""
         return self._flight is not None
 
     def of(self, sequences: Seq[Sequence]) -> bool:
@@ -220,7 +220,7 @@ class Flights:
 
     @property
     def read_out(self) -> bool:
-        """Whether every entry that the rounds under way may write has been read."""
+        """Return whether every entry that the rounds under way may write has been read."""
         return self._flight is not None and self._flight.read == self.ahead
 
     @staticmethod

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import BROWSER, DRIVER, chromium
 from serving import CHAT_TEMPLATE, Server
 
 from specbuild.serve.page.routes import PAGE
 
-DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
 pytestmark = pytest.mark.skipif(not (DRIVER and BROWSER), reason="no chromium and chromedriver")
-FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *(
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--force-prefers-reduced-motion",
-    ),
-)
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +26,8 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in FLAGS:
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
+    with chromium() as window:
+        yield window
 
 
 def until(browser: Any, script: str) -> Any:
