@@ -92,5 +92,5 @@ def test_commands_that_are_not_run_are_parsed(page: str, line: str) -> None:
     context = cli.make_context("specbuild", [], resilient_parsing=True)
     command = cli.get_command(context, name)
     assert command, f"{page}: {line}"
-    own = command.context_class(command, info_name=name, resilient_parsing=True)
+    own = command.context_class(command, info_name=name, parent=context, resilient_parsing=True)
     command.make_parser(own).parse_args(arguments)
