@@ -22,9 +22,9 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2643,
     ("face", ".py"): 37,
     ("measure", ".py"): 2263,
-    ("runtime", ".py"): 6643,
+    ("runtime", ".py"): 6642,
     ("runtime/backends", ".py"): 2546,
-    ("runtime/decoding", ".py"): 1816,
+    ("runtime/decoding", ".py"): 1813,
     ("serve", ".py"): 6377,
     ("plugins", ".cu .cuh"): 2022,  # the kernels
     ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin

@@ -29,7 +29,9 @@ from .loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes, step_row
 from .planner import Planner
 from .reading import Reader, step_input
 
-PACE = 2.5  # a step that prefills beside decoding sequences takes at most so many times as long as plain decoding
+# A step that prefills beside decoding sequences takes at most so many times as long as plain decoding: of those that
+# decode, or of all of them, whichever is longer; else a few would stop many.
+PACE, PACE_OF_ALL = 2.5, 1.75
 LEAST = 2  # tokens of each prompt that such a step prefills in any case
 
 
@@ -107,13 +109,15 @@ class HostLoop:
     def _left(self, taken: Seq[int], reading: int) -> int:
         """Return how many rows of a step prompts may fill beside decoding sequences that have `taken` rows each.
 
-        As many as the options allow. If sequences decode and the table says what steps take, the step also takes at
-        most PACE times as long as plain decoding, unless that leaves less than LEAST tokens of each prompt.
+        As many as the options allow. If sequences decode and the table says what steps take, the step also keeps the
+        pace, drafts not counted, which have to pay for themselves; unless that leaves less than LEAST tokens of each
+        prompt.
         """
         max_nodes = self._options.step_nodes
         left = 1 << 30 if max_nodes is None else max_nodes - sum(taken)
         if self.live and self.live.on and taken:
-            paced = self.live.rows_within(step_rows(self, len(taken)), PACE) - step_rows(self, sum(taken))
+            plain, everyone = step_rows(self, len(taken)), step_rows(self, len(taken) + reading)
+            paced = max(self.live.rows_within(plain, PACE), self.live.rows_within(everyone, PACE_OF_ALL)) - plain
             left = min(left, max(paced, LEAST * reading))
         return left
 

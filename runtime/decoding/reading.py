@@ -28,12 +28,6 @@ class Reader:
     def __init__(self, target: Executor, emission: Emission, chunk: int, lone_chunk: int | None = None) -> None:
         self._target, self._emission, self.chunk, self._lone_chunk = target, emission, chunk, lone_chunk or chunk
 
-    def next_chunk(self, sequence: Sequence, alone: bool) -> Tree:
-        """Return the next chunk of a prompt; the root alone if the prompt is prefilled."""
-        if sequence.decodes:
-            return Tree([sequence.tokens[-1]])
-        return Tree.chain(sequence.tokens[sequence.cached :][: self._lone_chunk if alone else self.chunk])
-
     def chunks(self, reading: Seq[Sequence], rows: int, alone: bool) -> list[Tree]:
         """Return the next chunks of prompts that share `rows` rows of a step evenly, as far as each has tokens."""
         max_nodes = self._lone_chunk if alone else self.chunk
@@ -42,7 +36,7 @@ class Reader:
 
     def run(self, sequences: Seq[Sequence]) -> None:
         """Prefill a chunk of each prompt in a step without drafts; a prompt that ends here emits its first token."""
-        chunks = [self.next_chunk(sequence, len(sequences) == 1) for sequence in sequences]
+        chunks = self.chunks(sequences, 1 << 30, len(sequences) == 1)
         with nvtx.range("verify"):
             logits = self._target.step([step_input(s, chunk) for s, chunk in zip(sequences, chunks, strict=True)])
         for sequence, chunk, rows in zip(sequences, chunks, logits, strict=True):

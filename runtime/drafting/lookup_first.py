@@ -69,13 +69,10 @@ class LookupDrafter:
                     trees[sequence.slot] = tree
             deciding = [each for each in deciding if each[0].slot not in trees]
             if deciding:
-                seen = [look(s, policy, self._looks_up, habits) for s, policy, _ in deciding]
-                batch = Batch(
-                    [Wish(p, at[1], room(s), s.pending) for (s, p, _), at in zip(deciding, seen, strict=True)]
-                )
+                places = [(each, look(*each[:2], self._looks_up, habits)) for each in deciding]
+                batch = Batch([Wish(p, at[1], room(s), s.pending) for (s, p, _), at in places])
                 batch.decide()
                 share = batch.share
-                places = zip(deciding, seen, strict=True)
                 trees |= {s.slot: decided(s, p, shape, at[0]) for (s, p, shape), at in places}
         if self.model:
             self.model.share = share

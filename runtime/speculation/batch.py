@@ -85,7 +85,7 @@ class Batch:
                 levels = min(best.levels, len(self._trees[number]) - 1)
                 option = Option("model", nodes, best.tokens, best.seconds, levels)
             elif nodes:
-                option = Option(self.wishes[number].policy.source[0], nodes, best.tokens, best.seconds)
+                option = Option(self.wishes[number].policy.source, nodes, best.tokens, best.seconds)
                 self.rows += nodes
             decided.append(option)
         left = 0 if best.models else -self.rows % (1 + self.wishes[0].policy.free)  # padding rows, which cost nothing
@@ -115,9 +115,10 @@ class Batch:
         return best
 
     def _at_best(self, levels: int, drawn: Sequence[tuple[float, int]], plain: _Plan) -> float:
-        """Return a bound above the score of any plan of so many levels, as if what they bring needed no rows."""
+        """Return a bound above the score of any plan of so many levels, as if all drafted with the rows of one."""
         brought = sum(max(self._tree(at, levels), text) for at, (text, _) in enumerate(drawn))
-        seconds = min(plain.seconds, self._seconds(self.rows)) + self._times.once + levels * self._level
+        grown = min(2 * levels, *(wish.policy.room for wish in self.wishes))
+        seconds = self._seconds(self.rows + grown) + self._times.once + levels * self._level
         return (plain.tokens + brought) / seconds - (MARGIN - 1) / plain.seconds
 
     def _tree(self, number: int, levels: int) -> float:

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .draft_limits import NO_LIMITS, Limits
 from .live import LiveTimings
-from .option import PLAIN, Kind, Option
+from .option import PLAIN, Option
 from .sessions import Session, Sessions
 from .timings import Chances, Times, TimingTable, longer
 from .tree import TreeSpec
@@ -63,7 +64,7 @@ class SequencePolicy:
     _grown: Option = PLAIN  # the last tree that a device grew
 
     def __post_init__(self) -> None:
-        self.model = self.session.model
+        self.model = self.session.trusts["model"]
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """Decide the next round beside `batch − 1` others; `matched` tokens repeat, `room` nodes may be drafted."""
@@ -93,15 +94,15 @@ class SequencePolicy:
             else:
                 self.session.probing.probed(0)
         if self.now is plain and self.left and self.continued and self.matched > 1:  # else no better than habit
-            nodes = min(self.left, len(self.continued))
-            self.now = Option("lookup", nodes, plain.tokens + self.continued[0], plain.seconds)
+            tokens = plain.tokens + self.continued[0]
+            self.now = Option("lookup", min(self.left, len(self.continued)), tokens, plain.seconds)
         self.below = [*self.continued[: self.now.nodes], 0.0] if self.now.kind in ("lookup", "habit") else [0.0]
         return self.now
 
     @property
-    def source(self) -> tuple[Kind, Trust]:
-        """The source of the text's continuation, and the trust in it."""
-        return ("habit", self.session.habit) if self.recalled else ("lookup", self.session.lookup)
+    def source(self) -> Literal["lookup", "habit"]:
+        """The source of the text's continuation."""
+        return "habit" if self.recalled else "lookup"
 
     @property
     def spare(self) -> int:
@@ -119,7 +120,7 @@ class SequencePolicy:
 
     def reached(self) -> list[float]:
         """Return each continuation token's chance to come true with all before it, while that is not UNLIKELY."""
-        found, reached, ratio = list[float](), 1.0, self.source[1].ratio
+        found, reached, ratio = list[float](), 1.0, self.session.trusts[self.source].ratio
         for chance in self.continued:
             reached *= min(chance * ratio, SURE)
             if reached < UNLIKELY:
@@ -134,7 +135,7 @@ class SequencePolicy:
             tokens += reached
             seconds = times.verify.item(count + 1) + times.round
             if tokens > rate * seconds:
-                best, rate = Option(self.source[0], count, tokens, seconds), tokens / seconds
+                best, rate = Option(self.source, count, tokens, seconds), tokens / seconds
         return best
 
     def _tree(self, ratio: float, room: int, best: Option) -> Option:
@@ -152,6 +153,7 @@ class SequencePolicy:
 
     def levels(self, ratio: float, room: int) -> list[float]:
         """Return tokens that each further level of the model's tree brings, at `ratio` times the calibrated chance."""
+        ratio = round(ratio, 2)  # so that the last result often holds
         if self._levels is None or self._levels[0] != ratio:
             reach, found = self.chances.reach, list[float]()
             for levels in range(1, len(reach) if self.drafts else 1):
@@ -258,11 +260,10 @@ class SequencePolicy:
         chances = [min(self.below[node], 1.0) for node in path if self.below[node]]
         accepted = min(len(path) - 1, len(chances))  # a forced token is no trial
         if self.now.kind == "lookup" or (self.now.kind == "habit" and chances):
-            self.source[1].record(accepted, chances)
+            self.session.record(self.source, accepted, chances)
             return
-        self.source[1].record(int(token == self.guess), self.continued[:1])
-        if chances:
-            self.session.record(accepted, chances)
+        self.session.record(self.source, int(token == self.guess), self.continued[:1])
+        self.session.record("model", accepted, chances)
         if self.now.kind == "probe":
             self.session.probing.probed(accepted, self._read)
 

@@ -10,11 +10,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from .trust import PRIOR, Trust
+from .trust import CAUTION, PRIOR, Trust
 
 SHARED_MEMORY = 0.98  # what is left of a round's weight a round later, if all sequences record
-LOOKUP_PRIOR = 8.0
+Source = Literal["model", "lookup", "habit"]
+# By source of drafts: the weight of what is believed at first, in trials, and its ratio. Texts are cheap to look up in.
+PRIORS: dict[Source, tuple[float, float]] = {"model": (PRIOR, CAUTION), "lookup": (8.0, 1.0), "habit": (8.0, 1.0)}
 PROBES = (16, 256)  # rounds until a draft that does not pay is tried again: at first, and at most
 PRICE = 48  # rounds of rest for each round, past the first, that a probe has cost
 MAX_SESSIONS = 1024  # the least recently used one is forgotten first
@@ -43,21 +46,21 @@ class Probing:
 
 
 class Shared:
-    """The state that all sequences of an engine share: the trust in the model's drafts, and when it is tried next."""
+    """The state that all sequences of an engine share: the trust in each source, and when the model is tried next."""
 
     def __init__(self) -> None:
-        self.probing = Probing()
-        self._model, self._lock = Trust(memory=SHARED_MEMORY, surprise=0.0), threading.Lock()
+        self.probing, self._lock = Probing(), threading.Lock()
+        self._trusts = {each: Trust(r * weight, weight, SHARED_MEMORY, 0.0) for each, (weight, r) in PRIORS.items()}
 
-    def record(self, accepted: int, chances: Sequence[float]) -> None:
+    def record(self, source: Source, accepted: int, chances: Sequence[float]) -> None:
         """See `Trust.record`."""
         with self._lock:
-            self._model.record(accepted, chances)
+            self._trusts[source].record(accepted, chances)
 
-    def trust(self) -> Trust:
-        """Return a new trust in the model for one sequence or session to begin with."""
+    def trust(self, source: Source) -> Trust:
+        """Return a new trust in a source for one sequence or session to begin with."""
         with self._lock:
-            return Trust(PRIOR * min(self._model.ratio, 1.0))
+            return Trust(PRIORS[source][0] * min(self._trusts[source].ratio, 1.0), PRIORS[source][0])
 
 
 @dataclass(slots=True)
@@ -69,17 +72,15 @@ class Session:
 
     shared: Shared
     probing: Probing
-    model: Trust = field(init=False)
-    lookup: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))  # cheap, so believed at first
-    habit: Trust = field(default_factory=lambda: Trust(LOOKUP_PRIOR, LOOKUP_PRIOR))
+    trusts: dict[Source, Trust] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.model = self.shared.trust()
+        self.trusts = {source: self.shared.trust(source) for source in PRIORS}
 
-    def record(self, accepted: int, chances: Sequence[float]) -> None:
-        """Record the trials of a tree of the model, for the session and for all sequences; see `Trust.record`."""
-        self.model.record(accepted, chances)
-        self.shared.record(accepted, chances)
+    def record(self, source: Source, accepted: int, chances: Sequence[float]) -> None:
+        """Record a round's trials of a source's draft, for the session and for all sequences; see `Trust.record`."""
+        self.trusts[source].record(accepted, chances)
+        self.shared.record(source, accepted, chances)
 
 
 @dataclass(slots=True)

@@ -81,11 +81,12 @@ def test_among_others_chunks_are_short(
 
 def test_of_a_text_that_is_read_the_root_is_left(hash_executor: Any, hash_model: Any, request_of: Any) -> None:
     reader, sequence = reader_of(hash_executor(hash_model()), 4, 8), request_of(TEXT[:9], OFF)
-    assert reader.next_chunk(sequence, True).tokens == TEXT[:8]
-    assert reader.next_chunk(sequence, False).tokens == TEXT[:4]
+    for alone, tokens in ((True, TEXT[:8]), (False, TEXT[:4])):
+        (chunk,) = reader.chunks([sequence], 64, alone)
+        assert chunk.tokens == tokens
     sequence.cached = 8
     for alone in (False, True):
-        chunk = reader.next_chunk(sequence, alone)
+        (chunk,) = reader.chunks([sequence], 64, alone)
         assert (chunk.tokens, chunk.parents, chunk.depths) == ([TEXT[8]], [-1], [0])
 
 

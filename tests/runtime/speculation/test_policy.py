@@ -22,7 +22,7 @@ from specbuild.runtime.speculation.sessions import Session
 from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
 from specbuild.runtime.speculation.tree_growth import Growth
-from specbuild.runtime.speculation.trust import CAUTION, Trust
+from specbuild.runtime.speculation.trust import CAUTION
 
 VOCAB = 12
 LARGE = {"verify": [[1, 12.0], [64, 48.0]], "draft": [[1, 0.6], [64, 4.0]], "plain": 0.1, "round": 0.2, "level": 0.1}
@@ -245,13 +245,13 @@ def test_lookup_goes_as_far_as_it_pays() -> None:
         policy.choose(1, 5, 60)
         policy.record([0], 7)
     assert policy.choose(1, 5, 60).kind == "plain"
-    assert policy.session.lookup.ratio < 0.5
+    assert policy.session.trusts["lookup"].ratio < 0.5
     for _ in range(60):  # what is not drafted is watched all the same
         option = policy.choose(1, 5, 60)
         policy.guess = 7
         policy.record(range(option.nodes + 1), 7)
     assert policy.choose(1, 5, 60).kind == "lookup"
-    assert policy.session.lookup.ratio > 1
+    assert policy.session.trusts["lookup"].ratio > 1
 
 
 def test_what_is_recalled_is_drafted_so_far_as_it_pays_and_believed_by_itself() -> None:
@@ -262,13 +262,13 @@ def test_what_is_recalled_is_drafted_so_far_as_it_pays_and_believed_by_itself() 
     assert policy.choose(1, 0, 2).nodes == 2  # of the text no more are left
     policy.choose(1, 0, 60)
     policy.record([0, 1], 7)
-    assert policy.session.habit.ratio != 1
-    assert policy.session.lookup.ratio == 1
+    assert policy.session.trusts["habit"].ratio != 1
+    assert policy.session.trusts["lookup"].ratio == 1
     for _ in range(20):
         policy.choose(1, 0, 60)
         policy.record([0], 5)
     assert policy.choose(1, 0, 60).kind == "plain"
-    assert policy.session.habit.ratio < 0.5
+    assert policy.session.trusts["habit"].ratio < 0.5
     for _ in range(60):  # it is watched all the same
         policy.choose(1, 0, 60)
         policy.record([0], 7)
@@ -404,14 +404,14 @@ def test_a_row_that_costs_nothing_drafts_the_text_s_continuation() -> None:
 
 def test_what_has_to_come_is_drafted_and_teaches_nothing() -> None:
     policy = Policy(table_of(LARGE), drafts=True).for_request(0.0)
-    before = policy.model.ratio, policy.session.lookup.ratio
+    before = policy.model.ratio, policy.session.trusts["lookup"].ratio
     assert policy.force(1, 9) == 9
     assert policy.force(1, 900) == 63
     policy.forced(4)
     assert (policy.now.kind, policy.now.nodes, policy.spare) == ("forced", 4, 0)
     assert policy.promised > 1
     policy.record(range(5), 7)
-    assert (policy.model.ratio, policy.session.lookup.ratio) == before
+    assert (policy.model.ratio, policy.session.trusts["lookup"].ratio) == before
     assert Policy(table_of(LARGE), True, Limits(max_draft_tokens=3)).for_request(0.0).force(1, 9) == 3
 
 
@@ -422,11 +422,11 @@ def test_of_a_lookup_that_was_cut_and_went_on_only_its_own_tokens_are_trials(
     policy = Policy(table_of(LARGE), drafts=False).for_request(0.0)
     policy.choose(1, 5, 3)
     assert policy.now.kind == "lookup"
-    seen = list[tuple[int, int]]()
-    monkeypatch.setattr(Trust, "record", lambda _, came, chances: seen.append((came, len(chances))))
+    seen = list[tuple[str, int, int]]()
+    monkeypatch.setattr(Session, "record", lambda *called: seen.append((called[1], called[2], len(called[3]))))
     policy.follow(kept, 6)
     policy.record(range(accepted + 1), 7)
-    assert seen == [(min(accepted, trials), trials)]
+    assert seen == [("lookup", min(accepted, trials), trials)]
 
 
 def test_of_a_tree_what_had_to_come_is_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,8 +440,8 @@ def test_of_a_tree_what_had_to_come_is_no_trial(monkeypatch: pytest.MonkeyPatch)
     assert (tree.tokens, tree.parents) == ([3, 5, 1, 2, 6], [-1, 0, 1, 2, 0])
     assert policy.below[0] > 0
     assert policy.below[1:] == [0.0] * 4
-    seen = list[tuple[int, int]]()
-    monkeypatch.setattr(Session, "record", lambda _, came, chances: seen.append((came, len(chances))))
+    seen = list[tuple[str, int, int]]()
+    monkeypatch.setattr(Session, "record", lambda *called: seen.append((called[1], called[2], len(called[3]))))
     for path in ([0], [0, 4], [0, 1], [0, 1, 2, 3]):
         policy.record(path, 7)
-    assert seen == [(0, 1), (1, 1), (1, 1), (1, 1)]
+    assert [each for each in seen if each[2]] == [("model", came, 1) for came in (0, 1, 1, 1)]

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from specbuild.runtime.speculation.sessions import MAX_AGE, MAX_SESSIONS, PROBES, Probing, Session, Sessions, Shared
+from specbuild.runtime.speculation.sessions import (
+    MAX_AGE,
+    MAX_SESSIONS,
+    PRIORS,
+    PROBES,
+    Probing,
+    Session,
+    Sessions,
+    Shared,
+    Source,
+)
 from specbuild.runtime.speculation.trust import CAUTION
 
 
@@ -24,8 +34,8 @@ def test_requests_of_one_name_have_one_session_greedy_and_sampled_ones_apart(clo
 def test_a_request_without_a_session_has_its_own_trust_and_the_engine_s_probing(clock: Any) -> None:
     sessions = Sessions(clock)
     one, other = (sessions.of(None, sampled=False) for _ in range(2))
-    assert one.model is not other.model
-    assert one.lookup is not other.lookup
+    assert one.trusts["model"] is not other.trusts["model"]
+    assert one.trusts["lookup"] is not other.trusts["lookup"]
     assert one.probing is other.probing is one.shared.probing
     assert len(sessions) == 0
 
@@ -34,15 +44,30 @@ def test_a_session_begins_with_what_all_have_seen_and_probes_by_itself(clock: An
     sessions = Sessions(clock)
     before = sessions.of(None, sampled=False)
     for _ in range(20):
-        before.record(0, [0.8])
+        before.record("model", 0, [0.8])
     before.probing.probed(0)
     named = sessions.of("a", sampled=False)
-    assert named.model.ratio == pytest.approx(before.shared.trust().ratio)
-    assert named.model.ratio < CAUTION / 2
+    assert named.trusts["model"].ratio == pytest.approx(before.shared.trust("model").ratio)
+    assert named.trusts["model"].ratio < CAUTION / 2
     assert (named.probing.rest, named.probing.wait) == (PROBES[0], 2 * PROBES[0])
     named.probing.probed(1)
     assert named.probing is not before.probing
     assert before.probing.rest == PROBES[0]
+
+
+@pytest.mark.parametrize("source", ["lookup", "habit"])
+def test_a_request_begins_with_the_trust_that_texts_have_earned(clock: Any, source: Source) -> None:
+    """Of one kind each, greedy and sampled ones apart; and never with more than calibration saw."""
+    sessions = Sessions(clock)
+    for _ in range(40):
+        sessions.of(None, sampled=True).record(source, 0, [0.5])
+        sessions.of(None, sampled=False).record(source, 1, [0.5])
+    asked = sessions.of(None, sampled=True)
+    assert asked.trusts[source].ratio < 0.3
+    assert [asked.trusts[other].ratio for other in PRIORS if other != source] == [
+        ratio for other, (_, ratio) in PRIORS.items() if other != source
+    ]
+    assert sessions.of(None, sampled=False).trusts[source].ratio == 1.0
 
 
 def test_the_one_asked_for_longest_ago_is_forgotten_first(clock: Any) -> None:
@@ -89,14 +114,14 @@ def test_what_all_know_is_written_by_one_thread_and_read_by_others() -> None:
 
     def begin() -> None:
         while not over.is_set():
-            seen.append(shared.trust().ratio)
+            seen.append(shared.trust("model").ratio)
 
     readers = [threading.Thread(target=begin) for _ in range(2)]
     for reader in readers:
         reader.start()
     for _ in range(3000):
-        worker.record(1, [0.9])
-        worker.record(0, [0.9])
+        worker.record("model", 1, [0.9])
+        worker.record("model", 0, [0.9])
     over.set()
     for reader in readers:
         reader.join()
