@@ -1,11 +1,12 @@
 """Compare `auto` with plain decoding in turns: by bundle, concurrency and temperature, alone and beside a busy process.
 
-python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only NAME] [--pairs 30] [--seconds 150]
+python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only NAME] [--pairs 30] [--turnover 3]
 
 A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests in both ways, one after the other
-in alternating order; its ratio is plain seconds over `auto`'s. Requests are pycode's prompts, or with PATH,chat those
-of `tests/data/kinds.jsonl`, category by category. In `busy` cells another process keeps a core busy during the second
-half of the pairs. Cells that are already in FILE are skipped, so the benchmark can run in pieces; after --seconds no
+in alternating order; its ratio is plain seconds over `auto`'s. A pair has --turnover requests for each slot, so that
+the next one begins where one ends, as in serving. Requests are pycode's prompts, or with PATH,chat those of
+`tests/data/kinds.jsonl`, category by category. In `busy` cells another process keeps a core busy during the second half
+of the pairs. Cells that are already in FILE are skipped, so the benchmark can run in pieces; after --seconds no
 further cell begins.
 """
 
@@ -72,7 +73,7 @@ def interval(ratios: Sequence[float]) -> list[float]:
 class Timed:
     """A timed run of concurrent requests: seconds in all, and when each chunk of each request came."""
 
-    def __init__(self, engine: Engine, texts: Sequence[Any], params: SamplingParams) -> None:
+    def __init__(self, engine: Engine, texts: Sequence[Any], params: SamplingParams | list[SamplingParams]) -> None:
         self.arrivals = [list[float]() for _ in texts]
         self.tokens, began = 0, time.perf_counter()
         for chunk in engine.stream(list(texts), params):
@@ -91,30 +92,31 @@ class Timed:
 
 
 def pair(
-    engines: dict[str, Engine], texts: Sequence[str], temperature: float, number: int, salt: str
+    engines: dict[str, Engine], texts: Sequence[str], salts: Sequence[str], size: int, temperature: float, number: int
 ) -> dict[str, Timed]:
     """Time the same requests in each way.
 
     Args:
         engines: The engine of each way.
         texts: The prompts.
+        salts: One per prompt. They separate caches: nothing is drafted from answers with another salt.
+        size: The concurrency.
         temperature: The sampling temperature.
         number: The pair's number, which determines the order of the ways and the seed.
-        salt: Separates caches: nothing is drafted from answers with another salt.
     """
     ways = WAYS if number % 2 else WAYS[::-1]
     found = {}
     for way in ways:
-        params = SamplingParams(
-            NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True, speculation=way, cache_salt=salt
-        )
+        params = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True, speculation=way)
         time.sleep(PAUSE)
-        engines[way].generate(list(texts), replace(params, max_new_tokens=WAKE, cache_salt=None))
-        found[way] = Timed(engines[way], texts, params)
+        engines[way].generate(list(texts[:size]), replace(params, max_new_tokens=WAKE))
+        found[way] = Timed(engines[way], texts, [replace(params, cache_salt=salt) for salt in salts])
     return found
 
 
-def cell(path: Path, texts: list[str], size: int, temperature: float, pairs: int, busy: bool) -> dict[str, Any]:
+def cell(
+    path: Path, texts: list[str], size: int, temperature: float, busy: bool, pairs: int, turnover: int
+) -> dict[str, Any]:
     """Run a cell's pairs and return their ratios and tails.
 
     Args:
@@ -122,18 +124,21 @@ def cell(path: Path, texts: list[str], size: int, temperature: float, pairs: int
         texts: The prompts.
         size: The concurrency.
         temperature: The sampling temperature.
-        pairs: The number of pairs.
         busy: Whether another process keeps a core busy during the second half.
+        pairs: The number of pairs.
+        turnover: Requests of a pair for each slot.
     """
+    count = size * turnover
     ratios, gaps, tpots = list[float](), {way: list[float]() for way in WAYS}, {way: list[float]() for way in WAYS}
     with ExitStack() as stack:
         engines = {way: stack.enter_context(Engine.load(path, batch_size=size, prefix_caching=False)) for way in WAYS}
         for way, engine in engines.items():  # warm-up: the first step of each shape binds its buffers
             engine.generate(texts[:size], SamplingParams(16, temperature=temperature, ignore_eos=True, speculation=way))
         for number in range(pairs):
-            chosen = [texts[(number * size + at) % len(texts)] for at in range(size)]
+            places = [divmod(number * count + at, len(texts)) for at in range(count)]
+            chosen, salts = [texts[at] for _, at in places], [f"asked {times} times" for times, _ in places]
             with spinning(busy and number >= pairs // 2):
-                found = pair(engines, chosen, temperature, number, f"prompts asked {number * size // len(texts)} times")
+                found = pair(engines, chosen, salts, size, temperature, number)
             ratios.append(found["off"].seconds / found["auto"].seconds)
             for way, each in found.items():
                 gaps[way] += each.gaps()
@@ -184,15 +189,18 @@ def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str
     return {"tokens": long, "turns": turns, "p99_ratio": tails[True] / tails[False], "p99_s": tails[True]}
 
 
-def cells(name: str, path: Path, pairs: int, kind: str) -> Iterator[tuple[str, Any]]:
+def cells(name: str, path: Path, pairs: int, turnover: int, kind: str) -> Iterator[tuple[str, Any]]:
     """Yield every cell of a bundle: its name in the output, and a function that runs it."""
     texts = asked_of(kind)
     for size, temperature, busy in itertools.product(CONCURRENCIES, TEMPERATURES, (False, True)):
         label = f"{name} concurrency={size} temperature={temperature}{' busy' if busy else ''}"
-        yield label, lambda s=size, t=temperature, b=busy: cell(path, texts, s, t, pairs, b)
+        yield label, lambda s=size, t=temperature, b=busy: cell(path, texts, s, t, b, pairs, turnover)
     yield f"{name} prompt", lambda: prompt_cell(path, texts, LONG, max(pairs // 3, 2))
     for size in CROWDS:
-        yield f"{name} concurrency={size} temperature=0.0", lambda s=size: cell(path, texts, s, 0.0, pairs, False)
+        yield (
+            f"{name} concurrency={size} temperature=0.0",
+            lambda s=size: cell(path, texts, s, 0.0, False, pairs, turnover),
+        )
 
 
 def main() -> int:
@@ -202,13 +210,14 @@ def main() -> int:
     parser.add_argument("--bundle", action="append", required=True, metavar="NAME=PATH[,chat]")
     parser.add_argument("--only", default="", help="cells whose name has this")
     parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--turnover", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=math.inf)
     asked, began = parser.parse_args(), time.perf_counter()
     result: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"cells": {}}
     for given in asked.bundle:
         name, _, where = given.partition("=")
         path, _, kind = where.partition(",")
-        for label, run in cells(name, Path(path), asked.pairs, kind or "code"):
+        for label, run in cells(name, Path(path), asked.pairs, asked.turnover, kind or "code"):
             if asked.only not in label or label in result["cells"] or time.perf_counter() - began > asked.seconds:
                 continue
             try:
