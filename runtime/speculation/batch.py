@@ -77,8 +77,7 @@ class Batch:
         plain = _Plan(float(count), self._seconds(self.rows, drafts=False), (0,) * count)
         best, decided = self._best(plain), list[Option]()
         self.rate, alone = max(best.rate, plain.rate), Option("plain", 0, float(count), plain.seconds)
-        limit = self.wishes[0].policy.limits.min_expected_speedup
-        least = plain.rate * max(limit, 1 + (MARGIN - 1) / count)
+        least = plain.rate * max(self.wishes[0].policy.limits.min_expected_speedup, 1 + (MARGIN - 1) / count)
         for number, nodes in enumerate(best.nodes):
             option = alone
             if number in best.models:
@@ -101,8 +100,7 @@ class Batch:
         if live.plain_due:
             return plain
         texts = self._from_texts(plain)
-        placed = zip(self._texts, texts.nodes, strict=True)
-        drawn = [(sum(chances[:nodes]), nodes) for chances, nodes in placed]
+        drawn = [(sum(chances[:nodes]), nodes) for chances, nodes in zip(self._texts, texts.nodes, strict=True)]
         for levels in range(max(map(len, self._trees))):
             if not levels or self._at_best(levels, drawn, plain) > score:
                 plan = self._with_model(levels, texts, drawn, max(best.rate, plain.rate)) if levels else texts

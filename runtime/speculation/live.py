@@ -3,8 +3,9 @@
 A table is measured once, on a quiet machine; the machine that decodes may be busy, throttled or another. So each step's
 seconds are compared with the table's. For each shape (a number of rows), the median of the last few ratios counts, and
 shapes between two that were seen are interpolated. Plain decoding is the reference: a shape is assumed to have moved by
-what plain decoding has moved since that shape was seen, and if other shapes move, plain decoding is measured again. Old
-measurements are forgotten. No token depends on any of this.
+what plain decoding has moved since that shape was seen, and if other shapes move, plain decoding is measured again. An
+engine's first step of a shape, which binds its buffers, is not counted. Old measurements are forgotten. No token
+depends on any of this.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ class _Shape:
         self.own, self.then, self.at = plain + off, plain, now
         return abs(self.own - self.told)
 
+    def fresh(self, now: int) -> bool:
+        """Return whether a ratio was recorded, and not too long ago."""
+        return bool(self.recent) and now - self.at <= FRESH
+
     def now(self, plain: float) -> float:
         """Return the estimate plus plain decoding's move since, as far as the estimate had not moved so before."""
         moved, before = plain - self.then, self.own - self.then
@@ -79,7 +84,7 @@ class _Factors:
 
     def of(self, shapes: PerRow, now: int, plain: float) -> PerRow:
         """Return a factor for each shape: interpolated between seen shapes, beyond them the nearest one's."""
-        seen = sorted((shape, one.now(plain)) for shape, one in self.shapes.items() if now - one.at <= FRESH)
+        seen = sorted((shape, one.now(plain)) for shape, one in self.shapes.items() if one.fresh(now))
         at, took = ([each[part] for each in seen] or [plain] for part in (0, 1))
         found: PerRow = np.exp(np.interp(shapes, np.array(at), np.array(took)))
         return found
@@ -87,7 +92,7 @@ class _Factors:
     def of_kind(self, kind: int, now: int, plain: float) -> float:
         """Return the factor of one of a few kinds, which are never interpolated."""
         one = self.shapes.get(kind)
-        return math.exp(one.now(plain) if one and now - one.at <= FRESH else plain)
+        return math.exp(one.now(plain) if one and one.fresh(now) else plain)
 
 
 class LiveTimings:
@@ -208,12 +213,14 @@ class LiveTimings:
         return self.on and self._plain_due > 0
 
     def _note(self, part: Part, shape: int, expected: float, seconds: float) -> _Shape:
-        one = self._parts[part].shapes.setdefault(shape, _Shape())
+        shapes = self._parts[part].shapes
+        warm, one = shape in shapes, shapes.setdefault(shape, _Shape())  # a first step binds buffers
         if 1e-9 < seconds < 1e9 and expected > 1e-12:  # otherwise the clock is wrong
             self.said += expected
             self.took += seconds
             self._seen = min(max(math.log(seconds / expected), -LARGEST), LARGEST)
-            self._apply(one, one.record(self._seen, self._plain.own, self._now))
+            if warm:
+                self._apply(one, one.record(self._seen, self._plain.own, self._now))
             self.likely += expected * math.exp(one.own)
         return one
 
@@ -224,10 +231,9 @@ class LiveTimings:
 
     def _corrected(self, times: Times) -> Times:
         verify, draft, own = (self._parts[part] for part in ("verify", "draft", "own"))
-        here = self._plain.own
-        rows = times.verify_rows * verify.of(_shapes(len(times.verify_rows)), self._now, here)
-        draft_rows = times.draft_rows * draft.of(_shapes(len(times.draft_rows)), self._now, here)
-        plain, some, model = (own.of_kind(3 * times.sampled + each, self._now, here) for each in range(3))
+        rows = times.verify_rows * verify.of(_shapes(len(times.verify_rows)), self._now, self._plain.own)
+        draft_rows = times.draft_rows * draft.of(_shapes(len(times.draft_rows)), self._now, self._plain.own)
+        plain, some, model = (own.of_kind(3 * times.sampled + each, self._now, self._plain.own) for each in range(3))
         return replace(
             times,
             verify_rows=rows,
@@ -237,7 +243,7 @@ class LiveTimings:
             plain=times.plain * plain,
             round=times.round * some,
             level=times.level * model,
-            once=times.once * float(draft.of(_shapes(3)[2:], self._now, here)[0]),
+            once=times.once * float(draft.of(_shapes(3)[2:], self._now, self._plain.own)[0]),
         )
 
 

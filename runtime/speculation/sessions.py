@@ -117,6 +117,5 @@ class Sessions:
             if len(self._entries) > MAX_SESSIONS:
                 self._entries.popitem(last=False)
             if sampled not in entry.sessions:
-                probing = Probing(shared.probing.rest, shared.probing.wait)
-                entry.sessions[sampled] = Session(shared, probing)
+                entry.sessions[sampled] = Session(shared, Probing(shared.probing.rest, shared.probing.wait))
             return entry.sessions[sampled]

@@ -100,6 +100,16 @@ def test_a_round_that_took_long_by_chance_changes_nothing() -> None:
     assert live.at(1).verify[4] == pytest.approx(TABLE.at(1).verify[4], rel=0.05)
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_the_first_step_of_a_shape_says_nothing(rows: int) -> None:
+    """It binds its buffers: a prompt's cold step would make lookups of as many rows look dear for long."""
+    live = LiveTimings(TABLE, 1)
+    live.step("verify", rows, 30 * float(TABLE.at(1).verify_rows[rows]))
+    assert live.at(1).verify.tolist() == TABLE.at(1).verify.tolist()
+    rounds(live, LEFT_WITHIN, rows, 2.0)
+    assert live.at(1).verify[rows] == pytest.approx(2 * TABLE.at(1).verify[rows], rel=0.15)
+
+
 def test_what_was_long_ago_is_forgotten() -> None:
     live = LiveTimings(TABLE, 1)
     rounds(live, 20, 1, 1.0)
