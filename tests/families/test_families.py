@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from graph_meanings import graphs, same
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -110,6 +111,22 @@ def test_copied_layers_are_those_of_a_whole_trace(name: str, monkeypatch: pytest
     copied, whole, left_out = graphs(model, monkeypatch)
     assert [each is not None for each in left_out] == [True, False]
     same(copied, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [80, 144, 256])
+def test_wide_heads_have_a_class(make_family: Callable[..., Path], tmp_path: Path, head_dim: int) -> None:
+    """Gemma's 256 columns a head are added up otherwise over 64 rows than over more; a text may be short or long."""
+    target = make_family(tmp_path / "target", "gemma3_text", num_hidden_layers=1, head_dim=head_dim, sliding_window=6)
+    build(BuildConfig(str(target), tmp_path / "bundle", max_batch_size=4, tune=False))
+    for batch_size in (1, 4):
+        with Engine.load(tmp_path / "bundle", batch_size=batch_size) as engine:
+            assert engine.exact
+            text = np.random.default_rng(1).integers(0, 4096, 150).tolist()
+            with engine.scheduler.exclusive() as loop:
+                expected = loop.logits(text, len(text), 64)
+                for size in (1, 2, 3, 17, 63, 65):
+                    assert np.array_equal(loop.logits(text, len(text), size), expected), size
 
 
 @pytest.mark.soak

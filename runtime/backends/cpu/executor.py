@@ -33,6 +33,9 @@ _ERRORS = 3  # ONNX Runtime's log severity; messages below it are for its develo
 # The build has fused operators already, and ONNX Runtime's own QuickGelu is slower than what it replaces.
 OPTIMIZATION = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
 _MAX_PLANS = 256
+# ONNX Runtime adds up products of more than WIDE columns in other blocks if there are at most SHORT rows, so a wide
+# head's attention is computed over more rows than that from the first token on.
+WIDE, SHORT = 128, 64
 _Shape = tuple[tuple[int, int, int], ...]  # per lane: rows, nodes among them, wanted logits
 
 
@@ -65,6 +68,7 @@ class OrtExecutor:
         self._session = open_session(graph, options, ["CPUExecutionProvider"])
         check_tensors(self._session, spec, batch_size)
         rows = spec.max_nodes + MAX_ROWS
+        self._wide = spec.head_dim > WIDE and min(rows, spec.capacity - MAX_ROWS) >= SHORT + MAX_ROWS
         try:
             bias = batch_size, rows, spec.capacity
             self._cache = KVCache(spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim)
@@ -146,12 +150,16 @@ class OrtExecutor:
 
     def _shape(self, lanes: Sequence[StepInput]) -> _Shape:
         """Return each lane's rows, nodes and wanted logits in a step of the class; no node sees the extra rows."""
-        each = self.exactness.sequence_rows if self.exactness else 1
-        counts = [len(lane.tokens) for lane in lanes]
-        rows = [max(1, count + -count % each) for count in counts]
+        rows = [self._filled(lane.start, len(lane.tokens)) for lane in lanes]
         if any(lane.start + count > self.spec.capacity for lane, count in zip(lanes, rows, strict=True)):
             raise ExecutionError(f"the {self.spec.name} has no rows to fill a step up: build the bundle again")
-        return tuple(zip(rows, counts, [lane.logits for lane in lanes], strict=True))
+        return tuple((count, len(lane.tokens), lane.logits) for lane, count in zip(lanes, rows, strict=True))
+
+    def _filled(self, start: int, count: int) -> int:
+        """Return the attention rows of a lane with `count` nodes from row `start` on, as the class wants them."""
+        if count and self.exactness and self._wide and start + count <= SHORT:
+            count = SHORT + MAX_ROWS - start // MAX_ROWS * MAX_ROWS
+        return max(1, count + -count % (self.exactness.sequence_rows if self.exactness else 1))
 
     def _bind_cache(self) -> None:
         """Bind the inputs and outputs that have the same address in every step."""
@@ -210,8 +218,7 @@ class OrtExecutor:
             self._plans.clear()
         read, written = ([(name, _value(array)) for name, array in each.items()] for each in (inputs, outputs))
         logits = [self._logits[first:end] for first, end in pairwise([0, *ends])]
-        plan = _Plan(read, written, tokens, positions, logits, fed, hidden)
-        self._plans[shape] = plan
+        plan = self._plans[shape] = _Plan(read, written, tokens, positions, logits, fed, hidden)
         return plan
 
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:

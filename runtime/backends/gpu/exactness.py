@@ -74,6 +74,5 @@ def _last(executor: StandardExecutor, text: list[int], size: int) -> NDArray[np.
     """Return the logits after a sequence that is prefilled in pieces of `size` tokens."""
     for start in range(0, len(text), size):
         piece = text[start : start + size]
-        given = StepInput(0, start, start, piece, range(start, start + len(piece)), None, 1)
-        (last,) = executor.step([given])
+        (last,) = executor.step([StepInput(0, start, start, piece, range(start, start + len(piece)), None, 1)])
     return last.copy()

@@ -143,8 +143,7 @@ class OrtModel:
         binding, spec = self._session.io_binding(), self.spec
 
         def bind(name: str, kind: Any, shape: tuple[int, ...], address: int, output: bool = False) -> None:
-            method = binding.bind_output if output else binding.bind_input
-            method(name, self._provider, 0, kind, shape, address)
+            (binding.bind_output if output else binding.bind_input)(name, self._provider, 0, kind, shape, address)
 
         bind("input_ids", np.int32, (batch, nodes), self.tokens.address)
         bind("position_ids", np.int32, (batch, nodes), self.positions.address)
