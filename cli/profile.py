@@ -13,6 +13,7 @@ from specbuild.runtime import Bundle, Engine, RunStats, SamplingParams, TreeSpec
 from specbuild.runtime.backends import nvtx
 from specbuild.runtime.bundle.manifest import REPORT, Manifest
 from specbuild.runtime.bundle.memory_plan import cache_item_bytes
+from specbuild.runtime.checked_json import JSON_BYTES, decode
 from specbuild.runtime.decoding.loop import Loop
 from specbuild.runtime.errors import BundleError, OptionError
 
@@ -51,8 +52,7 @@ def command(
     \b
     specbuild profile pycode.bundle --tree chain:4
     """
-    opened = Bundle.open(bundle)
-    manifest = opened.manifest
+    manifest = (opened := Bundle.open(bundle)).manifest
     spec = TreeSpec.parse(tree or manifest.default_tree).check(manifest.buckets[-1])
     rows = min(CONTEXT, manifest.max_seq_len // 2) if context is None else context
     if rows > manifest.max_seq_len:
@@ -83,7 +83,7 @@ def command(
 
 def _products(bundle: Bundle) -> dict[str, Products]:
     """Return the products that the build counted, by model; raise BundleError if it did not count them."""
-    report = json.loads(bundle.path(REPORT).read_text(encoding="utf-8"))
+    report = decode(bundle.read(REPORT, JSON_BYTES))
     if "products" not in report:
         raise BundleError(f"{bundle.folder} was built by an older specbuild, which counted no products: build it again")
     return {name: Products.of(fields) for name, fields in report["products"].items()}

@@ -13,6 +13,7 @@ from specbuild.runtime import Bundle
 from specbuild.runtime.bundle.atomic_output import staging
 from specbuild.runtime.bundle.bundle import file_record
 from specbuild.runtime.bundle.manifest import MANIFEST, REPORT, SCHEMA_VERSION
+from specbuild.runtime.checked_json import JSON_BYTES, decode
 from specbuild.runtime.speculation.timings import FILE
 
 from .measure import Progress, Tuning, measure, unseen, untunable
@@ -45,9 +46,8 @@ def tune_build(folder: Path, progress: Progress = unseen) -> dict[str, Any] | No
 
 def _write(bundle: Bundle, timings: dict[str, Any], report: dict[str, Any]) -> None:
     """Replace the bundle by one with the timing table and the report in it; other files are linked, not copied."""
-    build = json.loads(bundle.path(REPORT).read_text(encoding="utf-8"))
-    contents = {FILE: timings, REPORT: build | {"tuning": report}}
-    texts = {name: _json(content) for name, content in contents.items()}
+    build = decode(bundle.read(REPORT, JSON_BYTES))
+    texts = {FILE: _json(timings), REPORT: _json(build | {"tuning": report})}
     folder = bundle.folder.resolve()
     with staging(folder, sum(map(len, texts.values()))) as new:
         kept = bundle.manifest.files.keys() - texts.keys()

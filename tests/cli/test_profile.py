@@ -116,6 +116,13 @@ def test_a_report_without_products(specbuild: Command, bundle_copy: Path) -> Non
     assert "build it again" in specbuild("profile", bundle_copy).refusal()
 
 
+@pytest.mark.parametrize("command", ["profile", "tune"])
+def test_a_report_that_was_changed_is_refused(specbuild: Command, bundle_copy: Path, command: str) -> None:
+    text = (bundle_copy / "report.json").read_text(encoding="utf-8")
+    (bundle_copy / "report.json").write_text(text.replace("products", "Products"), encoding="utf-8")
+    assert "report.json is not what was built" in specbuild(command, bundle_copy).refusal()
+
+
 def test_a_gpu_s_bundle_fails_as_it_does_elsewhere(specbuild: Command, bundle_copy: Path) -> None:
     change(bundle_copy, backend="onnxruntime-cuda")
     expected = specbuild("generate", bundle_copy, "-p", "x")
