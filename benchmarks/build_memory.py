@@ -76,8 +76,10 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     checkpoint = given.checkpoint or gemma(given.out / f"gemma3-{given.layers}", given.layers)
     bundle = given.out / "memory.bundle"
-    rows = {name: measured(checkpoint, name, bundle) for name in given.precisions.split(",")}
-    common.save(given.out, "build-memory", {"checkpoint": checkpoint.name, "builds": rows})
+    rows = dict[str, dict[str, Any]]()
+    for name in given.precisions.split(","):
+        rows[name] = measured(checkpoint, name, bundle)
+        common.save(given.out, "build-memory", {"checkpoint": checkpoint.name, "builds": rows})
     return int(any(abs(row["ratio"] - 1) > ALLOWED for row in rows.values()))
 
 
