@@ -3,11 +3,11 @@
 python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only NAME] [--pairs 30] [--turnover 3]
 
 A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests in both ways, one after the other
-in alternating order; its ratio is plain seconds over `auto`'s. A pair has --turnover requests for each slot, so that
-the next one begins where one ends, as in serving. Requests are pycode's prompts, or with PATH,chat those of
-`tests/data/kinds.jsonl`, category by category. In `busy` cells another process keeps a core busy during the second half
-of the pairs. Cells that are already in FILE are skipped, so the benchmark can run in pieces; after --seconds no
-further cell begins.
+in alternating order; its ratio is plain seconds over `auto`'s. A pair has --turnover requests for each slot, of 32 to
+96 tokens, so that the next one begins where one ends, as in serving, and not all slots at once. Requests are pycode's
+prompts, or with PATH,chat those of `tests/data/kinds.jsonl`, category by category. In `busy` cells another process
+keeps a core busy during the second half of the pairs. Cells that are already in FILE are skipped, so the benchmark can
+run in pieces; after --seconds no further cell begins.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class Timed:
     """A timed run of concurrent requests: seconds in all, and when each chunk of each request came."""
 
     def __init__(self, engine: Engine, texts: Sequence[Any], params: SamplingParams | list[SamplingParams]) -> None:
-        self.arrivals = [list[float]() for _ in texts]
-        self.tokens, began = 0, time.perf_counter()
+        self.arrivals, self.tokens = [list[float]() for _ in texts], [0 for _ in texts]
+        began = time.perf_counter()
         for chunk in engine.stream(list(texts), params):
             self.arrivals[chunk.index].append(time.perf_counter())
             if chunk.result:
-                self.tokens += len(chunk.result.token_ids)
+                self.tokens[chunk.index] = len(chunk.result.token_ids)
         self.seconds = time.perf_counter() - began
 
     def gaps(self) -> list[float]:
@@ -88,7 +88,8 @@ class Timed:
 
     def tpots(self) -> list[float]:
         """Return each request's mean seconds per token after its first chunk."""
-        return [(each[-1] - each[0]) / (NEW_TOKENS - 1) for each in self.arrivals if len(each) > 1]
+        both = zip(self.arrivals, self.tokens, strict=True)
+        return [(each[-1] - each[0]) / (tokens - 1) for each, tokens in both if len(each) > 1]
 
 
 def pair(
@@ -104,13 +105,16 @@ def pair(
         temperature: The sampling temperature.
         number: The pair's number, which determines the order of the ways and the seed.
     """
-    ways = WAYS if number % 2 else WAYS[::-1]
-    found = {}
+    ways, drawn, found = WAYS if number % 2 else WAYS[::-1], random.Random(number), dict[str, Timed]()
+    lengths = [drawn.randint(NEW_TOKENS // 2, NEW_TOKENS + NEW_TOKENS // 2) for _ in texts]
     for way in ways:
         params = SamplingParams(NEW_TOKENS, temperature=temperature, seed=number, ignore_eos=True, speculation=way)
         time.sleep(PAUSE)
         engines[way].generate(list(texts[:size]), replace(params, max_new_tokens=WAKE))
-        found[way] = Timed(engines[way], texts, [replace(params, cache_salt=salt) for salt in salts])
+        each = zip(lengths, salts, strict=True)
+        found[way] = Timed(
+            engines[way], texts, [replace(params, max_new_tokens=n, cache_salt=salt) for n, salt in each]
+        )
     return found
 
 
