@@ -59,8 +59,7 @@ def make_app(service: Service, log: RequestLog) -> ASGIApp:
         app.add_exception_handler(kind, _failed)
     gate: ASGIApp = Gate(app, log, options.api_keys, health_route=options.health_route, ui=options.ui)
     if options.allowed_origins:
-        origins = list(options.allowed_origins)
-        gate = CORSMiddleware(gate, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        gate = CORSMiddleware(gate, list(options.allowed_origins), allow_methods=["*"], allow_headers=["*"])
     return gate
 
 
@@ -163,8 +162,7 @@ def _operations(service: Service) -> APIRouter:
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def metrics(request: Request) -> Response:
-        accept = request.headers.get("accept", "")
-        text, kind = await service.in_pool(partial(service.metrics.render, accept))
+        text, kind = await service.in_pool(partial(service.metrics.render, request.headers.get("accept", "")))
         return Response(text, headers={"Content-Type": kind})
 
     return router

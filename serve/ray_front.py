@@ -249,8 +249,7 @@ def _without_id(send: Send) -> Send:
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = [each for each in message["headers"] if each[0].lower() != b"x-request-id"]
-            message = {**message, "headers": headers}
+            message = {**message, "headers": [x for x in message["headers"] if x[0].lower() != b"x-request-id"]}
         await send(message)
 
     return sending

@@ -66,8 +66,7 @@ class Scorer:
             except EngineClosedError:
                 return
             except Exception as error:  # affects this text only
-                told = "a text could not be scored"
-                self._log.event("warning", told, model=self._model.name, **error_of(error))
+                self._log.event("warning", "a text could not be scored", model=self._model.name, **error_of(error))
 
     def _score(self, text: _Text) -> Score:
         other = self._other.engine.engine if self._other else None

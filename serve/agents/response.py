@@ -22,6 +22,12 @@ from .fields import ResponsesRequest
 from .items import Event, Output
 from .kept import Kept
 
+SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+# Fields of a response that Open Responses asks for and that begin as null here, or are always the same.
+UNSET: dict[str, Any] = dict.fromkeys(
+    ("usage", "error", "incomplete_details", "completed_at", "reasoning", "max_tool_calls", "safety_identifier")
+) | {"prompt_cache_key": None, "service_tier": "default", "top_logprobs": 0, "truncation": "disabled"}
+
 
 class ResponseFormats:
     """Builds the `ResponseFormat` of a request, see `Formats`; `made` contains it once it is built."""
@@ -74,6 +80,7 @@ class ResponseFormat(ChatFormat):
                 async with aclosing(self._chunks()) as chunks:
                     async for chunk in chunks:
                         if not begun:
+                            self.body |= self._sampled()
                             yield {"type": "response.created", "response": self.body}
                             yield {"type": "response.in_progress", "response": self.body}
                         begun = True
@@ -126,21 +133,24 @@ class ResponseFormat(ChatFormat):
         plain = asked.model_dump(by_alias=True)
         return {
             **{"id": self.number, "object": "response", "created_at": int(time.time()), "status": "in_progress"},
-            **{"model": self.generation.served.name, "output": [], "usage": None, "error": None},
-            **{"incomplete_details": None, "instructions": asked.instructions, "metadata": asked.metadata or {}},
-            **{
-                name: plain[name]
-                for name in ("max_output_tokens", "previous_response_id", "temperature", "top_p", "user")
-            },
+            **{"model": self.generation.served.name, "output": [], "instructions": asked.instructions, **UNSET},
+            **{name: plain[name] for name in ("max_output_tokens", "previous_response_id", "user")},
+            **self._sampled() | {"background": bool(asked.background)},
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "tool_choice": plain["tool_choice"] or "auto",
             "tools": plain["tools"] or [],
             "text": plain["text"] or {"format": {"type": "text"}},
-            **{"truncation": "disabled", "background": bool(asked.background), "store": asked.store is not False},
+            **{"metadata": asked.metadata or {}, "store": asked.store is not False},
         }
+
+    def _sampled(self) -> dict[str, Any]:
+        """Return how tokens are chosen: as was asked, else by the model's defaults once the prompt is read."""
+        asked, used = self._asked.model_dump(), self.generation.params
+        return {name: getattr(used, name) if asked[name] is None else asked[name] for name in SAMPLED}
 
     def _end_body(self, status: str) -> None:
         told: dict[str, Any] = {"status": status, "output": self._output.items, "usage": self._used()}
+        told["completed_at"] = int(time.time()) if status == "completed" else None
         result = self.generation.results.get(0)
         if status == "incomplete" and result:
             late = result.finish_reason == "deadline"

@@ -113,8 +113,7 @@ class TgiFormat(CompletionFormat):
             yield {"id": token, "text": text, "logprob": logprob, "special": not tokenizer.decode([token])}
 
     def _generated(self) -> str:
-        prompt = self._asked.prompt if self._asked.return_full_text else ""
-        return f"{prompt}{self._text}"
+        return f"{self._asked.prompt if self._asked.return_full_text else ''}{self._text}"
 
     def _details(self) -> dict[str, Any]:
         result = self._result

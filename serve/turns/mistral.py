@@ -27,8 +27,7 @@ class Mistral(MarkedParser, ListParser):
         if not found:
             return False
         if found[0] == "[":
-            gap = OPEN + self._take(len(self._rest) - len(found))
-            return self._first_item(gap)
+            return self._first_item(OPEN + self._take(len(self._rest) - len(found)))
         at = self._rest.find("{")
         if at < 0 and len(self._rest) <= _LONGEST and OPEN not in self._rest:
             return False

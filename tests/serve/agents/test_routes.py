@@ -45,6 +45,28 @@ def test_a_text_is_the_chats(client: TestClient) -> None:
     assert shape(events[-1]["response"]) == shape(body)
 
 
+REQUIRED = """id object created_at completed_at status incomplete_details model previous_response_id instructions output
+error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs temperature
+reasoning usage max_output_tokens max_tool_calls store background service_tier metadata safety_identifier
+prompt_cache_key"""  # of a response, by Open Responses' schema
+
+
+def test_a_response_has_every_field_that_open_responses_requires(client: TestClient) -> None:
+    """Numbers say how tokens were chosen, also where the request left that to the model."""
+    whole = client.post("/v1/responses", json={"input": "a loop", "max_output_tokens": 2}).json()
+    for body in (whole, *(event["response"] for event in streamed(client) if "response" in event)):
+        assert set(REQUIRED.split()) <= body.keys()
+        assert all(
+            isinstance(body[name], int | float)
+            for name in ("top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "temperature")
+        )
+        assert body["completed_at"] is None, "a limit ended it"
+    fields = {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 60, "top_p": 0.5}
+    called = client.post("/v1/responses", json=ASKED | fields).json()
+    assert (called["status"], called["temperature"], called["top_p"]) == ("completed", 0, 0.5)
+    assert called["created_at"] <= called["completed_at"] <= time.time()
+
+
 def test_a_call_is_an_item(client: TestClient) -> None:
     fields = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}, "max_output_tokens": 60}
     body = client.post("/v1/responses", json=ASKED | fields).json()
