@@ -46,8 +46,8 @@ def test_a_text_is_the_chats(client: TestClient) -> None:
 
 
 REQUIRED = """id object created_at completed_at status incomplete_details model previous_response_id instructions output
-error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs temperature
-reasoning usage max_output_tokens max_tool_calls store background service_tier metadata safety_identifier
+error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs
+temperature reasoning usage max_output_tokens max_tool_calls store background service_tier metadata safety_identifier
 prompt_cache_key"""  # of a response, by Open Responses' schema
 
 
