@@ -1,12 +1,14 @@
 """Compare `auto` with plain decoding in turns: by bundle, concurrency and temperature, alone and beside a busy process.
 
 python benchmarks/never_slower.py --out FILE --bundle NAME=PATH … [--only NAME] [--pairs 30] [--turnover 3]
+    [--min-expected-speedup 1]
 
 A cell is a bundle, a concurrency and a temperature. A pair decodes the same requests in both ways, one after the other
 in alternating order; its ratio is plain seconds over `auto`'s. A pair has --turnover requests for each slot, of 32 to
 96 tokens, so that the next one begins where one ends, as in serving, and not all slots at once. Requests are pycode's
 prompts, or with PATH,chat those of `tests/data/kinds.jsonl`, category by category. In `busy` cells another process
-keeps a core busy during the second half of the pairs. Cells that are already in FILE are skipped, so the benchmark can
+keeps a core busy during the second half of the pairs. With --min-expected-speedup 1000 `auto` decides in every round
+and never drafts: what deciding costs. Cells that are already in FILE are skipped, so the benchmark can
 run in pieces; after --seconds no further cell begins.
 """
 
@@ -29,7 +31,7 @@ from typing import Any
 
 from common import ROOT, machine, prompts
 
-from specbuild.runtime import Engine, SamplingParams
+from specbuild.runtime import Engine, Limits, LoadOptions, SamplingParams
 from specbuild.runtime.errors import OptionError
 
 TEMPERATURES = (0.0, 0.8)
@@ -119,7 +121,7 @@ def pair(
 
 
 def cell(
-    path: Path, texts: list[str], size: int, temperature: float, busy: bool, pairs: int, turnover: int
+    path: Path, texts: list[str], size: int, temperature: float, busy: bool, asked: argparse.Namespace
 ) -> dict[str, Any]:
     """Run a cell's pairs and return their ratios and tails.
 
@@ -129,13 +131,13 @@ def cell(
         size: The concurrency.
         temperature: The sampling temperature.
         busy: Whether another process keeps a core busy during the second half.
-        pairs: The number of pairs.
-        turnover: Requests of a pair for each slot.
+        asked: The options `pairs`, `turnover` (a pair's requests for each slot) and `min_expected_speedup`.
     """
-    count = size * turnover
+    count, pairs, limits = size * asked.turnover, asked.pairs, Limits(min_expected_speedup=asked.min_expected_speedup)
     ratios, gaps, tpots = list[float](), {way: list[float]() for way in WAYS}, {way: list[float]() for way in WAYS}
+    options = LoadOptions(batch_size=size, prefix_caching=False, limits=limits)
     with ExitStack() as stack:
-        engines = {way: stack.enter_context(Engine.load(path, batch_size=size, prefix_caching=False)) for way in WAYS}
+        engines = {way: stack.enter_context(Engine.load(path, options)) for way in WAYS}
         for way, engine in engines.items():  # warm-up: the first step of each shape binds its buffers
             engine.generate(texts[:size], SamplingParams(16, temperature=temperature, ignore_eos=True, speculation=way))
         for number in range(pairs):
@@ -193,17 +195,17 @@ def prompt_cell(path: Path, texts: list[str], long: int, turns: int) -> dict[str
     return {"tokens": long, "turns": turns, "p99_ratio": tails[True] / tails[False], "p99_s": tails[True]}
 
 
-def cells(name: str, path: Path, pairs: int, turnover: int, kind: str) -> Iterator[tuple[str, Any]]:
+def cells(name: str, path: Path, asked: argparse.Namespace, kind: str) -> Iterator[tuple[str, Any]]:
     """Yield every cell of a bundle: its name in the output, and a function that runs it."""
     texts = asked_of(kind)
     for size, temperature, busy in itertools.product(CONCURRENCIES, TEMPERATURES, (False, True)):
         label = f"{name} concurrency={size} temperature={temperature}{' busy' if busy else ''}"
-        yield label, lambda s=size, t=temperature, b=busy: cell(path, texts, s, t, b, pairs, turnover)
-    yield f"{name} prompt", lambda: prompt_cell(path, texts, LONG, max(pairs // 3, 2))
+        yield label, lambda s=size, t=temperature, b=busy: cell(path, texts, s, t, b, asked)
+    yield f"{name} prompt", lambda: prompt_cell(path, texts, LONG, max(asked.pairs // 3, 2))
     for size in CROWDS:
         yield (
             f"{name} concurrency={size} temperature=0.0",
-            lambda s=size: cell(path, texts, s, 0.0, False, pairs, turnover),
+            lambda s=size: cell(path, texts, s, 0.0, False, asked),
         )
 
 
@@ -215,13 +217,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cells whose name has this")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--turnover", type=int, default=3)
+    parser.add_argument("--min-expected-speedup", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=math.inf)
     asked, began = parser.parse_args(), time.perf_counter()
     result: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"cells": {}}
     for given in asked.bundle:
         name, _, where = given.partition("=")
         path, _, kind = where.partition(",")
-        for label, run in cells(name, Path(path), asked.pairs, asked.turnover, kind or "code"):
+        for label, run in cells(name, Path(path), asked, kind or "code"):
             if asked.only not in label or label in result["cells"] or time.perf_counter() - began > asked.seconds:
                 continue
             try:

@@ -17,11 +17,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from common import machine
-from never_slower import PAUSE, WAKE, asked_of, interval
+from never_slower import NEW_TOKENS, PAUSE, WAKE, asked_of, interval
 
 from specbuild.runtime import Chat, Engine, SamplingParams
-
-NEW_TOKENS = 64
 
 
 def speed(engine: Engine, prompt: str) -> float:

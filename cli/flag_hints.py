@@ -1,4 +1,4 @@
-"""What other engines' flags are called here, for who types them out of habit."""
+"""Hints for flags of other engines: which flag of specbuild does the same."""
 
 from __future__ import annotations
 

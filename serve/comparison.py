@@ -1,4 +1,4 @@
-"""What a canary compares: two ways to serve, and the metrics that they are compared by."""
+"""The two ways to serve that a canary compares, and the metrics that it compares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ended request shows of how it was decoded."""
+"""Reads from an ended request how it was decoded."""
 
 from __future__ import annotations
 

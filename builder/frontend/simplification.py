@@ -1,4 +1,4 @@
-"""What torch exports, with the model's own names for weights, and without what no language model needs."""
+"""Simplifies an exported graph: gives weights the model's names and removes what no language model needs."""
 
 from __future__ import annotations
 

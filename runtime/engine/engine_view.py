@@ -1,4 +1,4 @@
-"""What can be seen of an engine while it runs: times, caches, queue, health, and the limits that it drafts by."""
+"""Shows the state of a running engine: times, caches, queue, health and the limits on its drafts."""
 
 from __future__ import annotations
 

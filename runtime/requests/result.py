@@ -1,4 +1,4 @@
-"""What a request returns: chunks as the text grows, and the result."""
+"""A request's `Result`, and the `Chunk`s that come before it as the text grows."""
 
 from __future__ import annotations
 

@@ -160,8 +160,7 @@ class Batch:
         if not models:
             return texts
         step = self._level + times.level * len(models) / times.lanes
-        count = len(self.wishes)
-        reading = sum(longer(times.draft_rows, count, self.wishes[number].policy.owed) for number in models)
+        reading = sum(longer(times.draft_rows, len(self.wishes), self.wishes[number].policy.owed) for number in models)
         seconds = self._seconds(rows) + times.once + levels * step + reading / READINGS
         return _Plan(tokens, seconds, tuple(nodes), frozenset(models), levels)
 

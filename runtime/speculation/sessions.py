@@ -79,8 +79,9 @@ class Session:
 
     def record(self, source: Source, accepted: int, chances: Sequence[float]) -> None:
         """Record a round's trials of a source's draft, for the session and for all sequences; see `Trust.record`."""
-        self.trusts[source].record(accepted, chances)
-        self.shared.record(source, accepted, chances)
+        if chances:
+            self.trusts[source].record(accepted, chances)
+            self.shared.record(source, accepted, chances)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
-"""What `specbuild tune` measures: how long the parts of a round take on a machine, and how often drafts come true.
+"""The timing table: how long the parts of a round take on a machine, and how often drafts come true.
 
-A bundle has this timing table as `timings.json`. Times are seconds; probabilities are those of the calibration's texts.
+`specbuild tune` measures it, and a bundle has it as `timings.json`. Times are seconds; probabilities are those of the
+calibration's texts.
 """
 
 from __future__ import annotations

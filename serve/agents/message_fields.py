@@ -59,7 +59,7 @@ class MessageTool(Body):
 
 
 class MessageChoice(Body):
-    """Whether the model may or must call tools, and which one."""
+    """The tool choice: the model may call tools, must call one, or must call a named one."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Label | None = None

@@ -23,10 +23,9 @@ from .items import Event, Output
 from .kept import Kept
 
 SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-# Fields of a response that Open Responses asks for and that begin as null here, or are always the same.
-UNSET: dict[str, Any] = dict.fromkeys(
-    ("usage", "error", "incomplete_details", "completed_at", "reasoning", "max_tool_calls", "safety_identifier")
-) | {"prompt_cache_key": None, "service_tier": "default", "top_logprobs": 0, "truncation": "disabled"}
+# Fields that a response begins without, and those that no request changes.
+UNSET = "error incomplete_details completed_at reasoning max_tool_calls safety_identifier prompt_cache_key".split()
+FIXED = {"service_tier": "default", "top_logprobs": 0, "truncation": "disabled"}
 
 
 class ResponseFormats:
@@ -133,20 +132,21 @@ class ResponseFormat(ChatFormat):
         plain = asked.model_dump(by_alias=True)
         return {
             **{"id": self.number, "object": "response", "created_at": int(time.time()), "status": "in_progress"},
-            **{"model": self.generation.served.name, "output": [], "instructions": asked.instructions, **UNSET},
+            **{"model": self.generation.served.name, "output": [], "usage": None, "instructions": asked.instructions},
+            **dict.fromkeys(UNSET) | FIXED | self._sampled(),
             **{name: plain[name] for name in ("max_output_tokens", "previous_response_id", "user")},
-            **self._sampled() | {"background": bool(asked.background)},
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "tool_choice": plain["tool_choice"] or "auto",
             "tools": plain["tools"] or [],
             "text": plain["text"] or {"format": {"type": "text"}},
-            **{"metadata": asked.metadata or {}, "store": asked.store is not False},
+            "metadata": asked.metadata or {},
+            **{"background": bool(asked.background), "store": asked.store is not False},
         }
 
     def _sampled(self) -> dict[str, Any]:
         """Return how tokens are chosen: as was asked, else by the model's defaults once the prompt is read."""
-        asked, used = self._asked.model_dump(), self.generation.params
-        return {name: getattr(used, name) if asked[name] is None else asked[name] for name in SAMPLED}
+        asked, used = self._asked, self.generation.params
+        return {name: getattr(used if getattr(asked, name) is None else asked, name) for name in SAMPLED}
 
     def _end_body(self, status: str) -> None:
         told: dict[str, Any] = {"status": status, "output": self._output.items, "usage": self._used()}

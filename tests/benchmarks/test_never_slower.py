@@ -42,10 +42,13 @@ def test_a_cell_that_is_there_is_not_run_again_and_a_slow_one_fails(
 ) -> None:
     ran, out = list[str](), tmp_path / "out.json"
 
-    def cells(name: str, path: Path, pairs: int, turnover: int, kind: str) -> Iterator[tuple[str, Any]]:
+    def cells(name: str, path: Path, asked: Any, kind: str) -> Iterator[tuple[str, Any]]:
         gaps = {way: [1.0] for way in ("off", "auto")}
         for label, ratio in (("fast", 1.2), ("slow", 0.9)):
-            yield label, lambda at=label, is_=ratio: ran.append(at) or benchmark.summary([is_] * pairs, gaps, gaps)
+            yield (
+                label,
+                lambda at=label, is_=ratio: ran.append(at) or benchmark.summary([is_] * asked.pairs, gaps, gaps),
+            )
 
     monkeypatch.setattr(benchmark, "cells", cells)
     monkeypatch.setattr(benchmark, "machine", dict)

@@ -218,8 +218,7 @@ class OrtExecutor:
             self._plans.clear()
         read, written = ([(name, _value(array)) for name, array in each.items()] for each in (inputs, outputs))
         logits = [self._logits[first:end] for first, end in pairwise([0, *ends])]
-        plan = self._plans[shape] = _Plan(read, written, tokens, positions, logits, fed, hidden)
-        return plan
+        return self._plans.setdefault(shape, _Plan(read, written, tokens, positions, logits, fed, hidden))
 
     def commit(self, slot: int, rows: Sequence[int], start: int) -> None:
         """Move cache rows; see `Executor.commit`."""

@@ -246,7 +246,8 @@ def slot_parts(cache: Tensor, slot: int = 0) -> list[Tensor]:
 
 def with_room(device: Device, shape: tuple[int, ...], dtype: DTypeLike, nodes: int, chunk: int) -> Tensor:
     """Allocate a tensor of `shape`, with `nodes` nodes per sequence; its memory also holds a chunk of one slot."""
-    memory = device.empty((-(-max(shape[0] * nodes, chunk) // nodes), *shape[1:]), dtype)
+    lines = -(-max(shape[0] * nodes, chunk) // nodes)
+    memory = device.empty((lines, *shape[1:]), dtype)
     return Tensor(memory.address, shape, memory.dtype)
 
 

@@ -301,7 +301,28 @@ def test_statistics_that_were_read_do_not_change(hash_model: Any, hash_executor:
     assert (before.rounds, loop.stats.rounds, loop.stats.since(before).emitted) == (0, 4, 4)
 
 
+CHEAP = {"verify": [[1, 3.0], [64, 41.5]], "draft": [[1, 0.2], [64, 0.4]], "plain": 0.4, "round": 0.4, "level": 0.04}
 LINEAR = {"verify": [[1, 10.0], [64, 41.5]], "draft": [[1, 0.2], [64, 0.4]], "plain": 0.4, "round": 0.4, "level": 0.04}
+
+
+def test_one_text_does_not_hold_up_many_prompts(hash_model: Any, hash_executor: Any, request_of: Any) -> None:
+    """A step for one is so cheap that by its pace alone three prompts would be read at two tokens a round."""
+    chances = {"likely": [0.0], "chance": [0.5], "step": 0.5, "reach": [0, 0.5], "lookup": [0.0, 0.5]}
+    record = {"schema": 2, "machine": {}, "widest": "best:16", "times": {"1": CHEAP, "4": LINEAR}}
+    table = TimingTable.of(record | {"chances": {"greedy": chances, "sampled": chances}}, 64)
+    seconds, executor = table.at(4).verify_rows, hash_executor(hash_model(3), 4, 400)
+    loop = HostLoop(executor, LookupDrafter(), 64, frozenset(), LoopOptions(live=LiveTimings(table, 4)))
+    executor.seconds = 0.0
+    first = request_of([1, 2, 3], SamplingParams(max_new_tokens=60, speculation="off"), slot=0)
+    loop.round([first])
+    late = [request_of([5, 6, 7, slot] * 40, first.params, slot=slot) for slot in (1, 2, 3)]
+    before = len(first.output)
+    loop.round([first, *late])
+    assert len(first.output) == before + 1
+    read = [each.cached for each in late]
+    assert max(read) - min(read) <= 1
+    assert min(read) > LEAST
+    assert PACE * seconds[1] < seconds[1 + sum(read)] <= PACE_OF_ALL * seconds[4] < seconds[1 + sum(read) + 3]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
