@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from threading import Event
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from fastapi.testclient import TestClient
 from serving import Log
 
 from specbuild.runtime.decoding.emission import Emission
+from specbuild.serve.generation import EventStream
 
 ASKED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 12, "temperature": 0}
 
@@ -61,15 +63,21 @@ def rejections(client: TestClient) -> list[str]:
 def test_a_fault_amid_a_stream_is_logged_and_traced(
     client: TestClient, log: Log, span: Span, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note, left = Emission.note, [3]
+    note, left, begun = Emission.note, [3], Event()
 
     def broken(self: Emission, *given: Any) -> None:
         left[0] -= 1
         if left[0] < 0:
+            assert begun.wait(60), "no response begins"
             raise ValueError("planted")
         note(self, *given)
 
+    def begin(events: Any) -> EventStream:
+        begun.set()
+        return EventStream(events)
+
     monkeypatch.setattr(Emission, "note", broken)
+    monkeypatch.setattr("specbuild.serve.answer.EventStream", begin)
     client.post("/v1/completions", json=ASKED | {"stream": True, "speculation": "off"})
     assert (log.lines[-1]["status"], "planted" in log.lines[-1]["error"]) == (200, True)
     assert span.ends == [(3, "500")]

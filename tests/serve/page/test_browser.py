@@ -103,10 +103,15 @@ def test_escape_stops_an_answer_that_stays(browser: Any, server: Server) -> None
 
     loaded(browser, server.url)
     browser.execute_script("at('max_tokens').value = 900; at('speculation').checked = false; at('line').focus()")
-    keys(browser, "import os", Keys.ENTER)
-    until(browser, "running && document.querySelectorAll('.assistant span').length > 2")
-    keys(browser, Keys.ESCAPE)
-    until(browser, "!running")
+    # So slow a network that the answer has not arrived before somebody could press a key.
+    browser.set_network_conditions(latency=0, download_throughput=4096, upload_throughput=1 << 20)
+    try:
+        keys(browser, "import os", Keys.ENTER)
+        until(browser, "running && document.querySelectorAll('.assistant span').length > 2")
+        keys(browser, Keys.ESCAPE)
+        until(browser, "!running")
+    finally:
+        browser.delete_network_conditions()
     assert browser.execute_script("return session.said.length") == 2
     assert browser.execute_script("return session.said[1].content") == answers(browser)[-1]
     assert not browser.find_elements("css selector", ".error")
