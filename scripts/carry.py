@@ -27,9 +27,10 @@ from slim import pack
 
 LIST, MOST_MIB = "list.json", 60
 LIST_BYTES = 1 << 16  # reserved for the list in a folder
-# Packages that are missing on the machine, or there in an unknown version; it has all others that the tests need.
+# Packages that are missing on the machine, or there in an unknown version, and the dependencies that it has.
 GPU = "onnxruntime-gpu"
-PACKAGES = ("cuda-pathfinder", "cuda-bindings", "cuda-core", GPU)
+PACKAGES = ("msgspec", "cuda-pathfinder", "cuda-bindings", "cuda-core", GPU)
+THERE = ("numpy", "click", "tokenizers", "rich", "jinja2")
 RTX = ("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu13-libs")
 PURE = "tensorrt-rtx-cu13"  # a few lines of Python, published as source alone
 GLIBC = (17, 24, 27, 28, 31, 34, 35)  # pip matches a platform exactly

@@ -9,7 +9,8 @@
 #   d  on a card that TensorRT-RTX lists: a bundle is built where none was carried, loaded twice and run: rtx.json,
 #      engines-rtx-*.json
 # Results go to $OUT, else benchmarks/results/gpu; what is built stays in $WORK, else build/gpu. BUNDLE names one of
-# several (a pattern); SMOKE=1 takes the smallest cases, PYTHON another Python.
+# several (a pattern); SMOKE=1 takes the smallest cases, PYTHON another Python; MOST are a stage's seconds; PREBUILT=1
+# takes the two libraries that $WORK has, in place of compiling them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stages=${*:-a b c d}
@@ -22,7 +23,7 @@ work=${WORK:-$PWD/build/gpu}
 bundles=${BUNDLES_AT:-$work/joined}
 out=${OUT:-benchmarks/results/gpu}
 smoke=${SMOKE:+--smoke}
-most=460 # seconds of a stage
+most=${MOST:-460} # seconds of a stage
 installed=${PYTHONPATH:-}
 mkdir -p "$out" "$work/specbuild" "$work/joined"
 # The package, uninstalled: its folders under the package's name. Carried packages go before the machine's.
@@ -42,6 +43,7 @@ left() { # the seconds that are left of this stage, at most $1; 1 where none are
 }
 
 build() { # every source by itself, at once; without the copy engine too: which way is faster is for b to say
+  [ -z "${PREBUILT:-}" ] || return 0
   local jobs=() source status=0 compile=(timeout "$(left 200)" nvcc -std=c++17 -O3 -arch=native -lineinfo -Xcompiler -fPIC -Iplugins -c)
   rm -f "$work"/*.o
   for source in plugins/kernels/*.cu; do
@@ -63,23 +65,27 @@ tests() { # $1 a tool or none, $2 seconds at most; under a tool without hypothes
 }
 
 a() {
-  local status=0 tool
-  timeout "$(left 120)" "$python" scripts/flavours.py "$out/probe.json" >/dev/null || status=1
+  local status=0 tool jobs=() job
+  carry
   build || { echo "nvcc compiles no kernels"; return 1; }
-  tests tests 150 || status=1
-  for tool in memcheck racecheck; do
-    command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer"; return 1; }
-    tests $tool 120 || status=1
+  timeout "$(left 120)" "$python" scripts/flavours.py "$out/probe.json" >/dev/null &
+  jobs+=($!)
+  for tool in tests memcheck racecheck; do # at once: none of them measures a time
+    [ $tool = tests ] || command -v compute-sanitizer >/dev/null || { echo "no compute-sanitizer"; status=1; break; }
+    tests $tool 300 &
+    jobs+=($!)
   done
+  for job in "${jobs[@]}"; do wait "$job" || status=1; done
   return $status
 }
 
 b() {
+  carry
   [ -f "$work/no-bulk.so" ] || build || return 1
   local measure=("$python" benchmarks/kernels.py ${smoke:+"$smoke"}) status=0
-  timeout "$(left 320)" "${measure[@]}" --out "$out" --library "$SPECBUILD_KERNELS" --seconds 220 || status=1
-  timeout "$(left 90)" "${measure[@]}" --out "$out/no-bulk" --library "$work/no-bulk.so" --seconds 60 --quick --attention ||
-    status=1
+  timeout "$(left 320)" "${measure[@]}" --out "$out" --library "$SPECBUILD_KERNELS" --seconds $((most * 9 / 20)) || status=1
+  timeout "$(left 90)" "${measure[@]}" --out "$out/no-bulk" --library "$work/no-bulk.so" --seconds $((most / 8)) --quick \
+    --attention || status=1
   return $status
 }
 

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from device import gpus
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"a-1-py3-none-any.whl": 0, "b-2-py3-none-any.whl": 900_000, "c-3-py3-none-any.whl": 2_500_000}
@@ -112,6 +114,13 @@ def test_what_carry_refuses(arguments: list[Any], message: str) -> None:
     assert done.stderr.startswith("carry: ")
     assert message in done.stderr
     assert "\n" not in done.stderr.strip()
+
+
+def test_every_dependency_is_carried_or_there() -> None:
+    code = "import sys; sys.path.insert(0, 'scripts'); import carry; print(*carry.PACKAGES, *carry.THERE)"
+    known = {*run(sys.executable, "-c", code).stdout.split(), "onnxruntime"}  # carried as the GPU's package
+    needed = (Requirement(each) for each in requires("specbuild-trt") or ())
+    assert {each.name for each in needed if not each.marker or each.marker.evaluate({"extra": ""})} <= known
 
 
 def proof(tmp_path: Path, *stages: str, **environment: str) -> subprocess.CompletedProcess[str]:
