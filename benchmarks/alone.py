@@ -39,7 +39,7 @@ class Alone:
     def round_ms(self, tree: str) -> float:
         """Return the milliseconds of all model steps in a round that drafts a tree, or of a plain round ("off")."""
         if tree == "off" or self._draft is None:
-            return self.step_ms(self._target, 1)
+            return self.step_ms(self._target, self._target.bucket(1))
         spec, draft = TreeSpec.parse(tree), self._draft
         levels = (spec.depth - 1) * self.step_ms(draft, draft.bucket(spec.expand))
         return self.step_ms(self._target, self._target.bucket(1 + spec.nodes)) + self.step_ms(draft, 2) + levels

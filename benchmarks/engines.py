@@ -5,9 +5,9 @@ python benchmarks/engines.py BUNDLE [--cpu-bundle BUNDLE] [--out DIR] [--cudnn-a
 Tokens: plain decoding and every tree, greedy and at temperature 0.8 with seeds, are compared with plain decoding of the
 CPU's bundle and of this one; a difference is a near-tie if its margin is below the bundle's bound. Times: medians over
 repeats in which all ways of decoding take turns; the cost of the same prompts with one new token is subtracted. Only
-the model drafts, except in "default", which also uses lookup. "enqueue" runs without CUDA graphs, specbuild's and ONNX
-Runtime's. `models_ms`: the round's steps of both models, measured alone, as graphs if possible;
-`glue_and_host_share`: the rest of a round. Each part is written when it is done, so an interrupted run leaves results.
+the model drafts, except in "default", which also uses lookup. "enqueue" runs without CUDA graphs. `models_ms`: the
+round's steps of both models, measured alone, as graphs if possible; `glue_and_host_share`: the rest of a round. Each
+part is written when it is done, so an interrupted run leaves results.
 
 --cudnn-attention: ONNX Runtime's attention by cuDNN, written to another file, to be compared with the one without.
 --smoke: fewer prompts and repeats; also on a CPU bundle, which has no graphs and no separately timed steps.
@@ -158,7 +158,7 @@ def open_engine(
         if not graphs:
             loop.rounds.device.graph = lambda enqueue, stream: enqueue
             for executor in executors(loop):
-                executor.model.replays = False  # ONNX Runtime's own; other models have none
+                executor.model.capturable = False  # ONNX Runtime's steps are graphs by themselves, too
         yield engine
 
 

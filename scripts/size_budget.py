@@ -23,10 +23,10 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("face", ".py"): 37,
     ("measure", ".py"): 2263,
     ("runtime", ".py"): 6642,
-    ("runtime/backends", ".py"): 2546,
+    ("runtime/backends", ".py"): 2562,
     ("runtime/decoding", ".py"): 1813,
     ("serve", ".py"): 6377,
-    ("plugins", ".cu .cuh"): 2022,  # the kernels
+    ("plugins", ".cu .cuh"): 2065,  # the kernels
     ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin
 }
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

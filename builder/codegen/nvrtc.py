@@ -23,7 +23,8 @@ DTYPES = {"F16": ("F16", "E4M3"), "BF16": ("BF16", "E4M3")}  # types of caches, 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"  # beside `builder`, both in a clone and in a wheel
 INSTALL = "pip install 'specbuild-trt[cuda]'"
 # kernels.h also declares the launchers, which are host functions: without the second flag NVRTC refuses them.
-FLAGS = ("-std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
+# Where there is a driver, NVRTC keeps what it has compiled, and says nothing of it the second time.
+FLAGS = ("-std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v", "--no-cache")
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

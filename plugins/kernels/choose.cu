@@ -7,9 +7,9 @@
 // penalties 4·V of history a row, 8·K per slice out and back; with a mask V / 8 more a row, and no logits of 128 neighbours
 // (a warp's) that are all illegal.
 //
-// choose_cut_*: the same rows to the least key that top-k, top-p and min-p leave in, a block a row, for requests that have
-// any. Work and bytes: the row once, 4 times for top-k and 4 times for top-p, from the L2 cache after the first; the mask as
-// often.
+// choose_cuts_*: the same rows to the least key that top-k, top-p and min-p leave in, a block a row, for requests that have
+// any. Work and bytes: the row once, and for top-k and top-p once more, from the L2 cache; 4 times more for each that falls
+// below the 2048 best tokens or so; the mask as often.
 #include "kernels/cut_offs.cuh"
 #include "kernels/philox.cuh"
 #include "kernels/processors.cuh"
@@ -146,6 +146,7 @@ template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p
 #endif
   __shared__ Node node;
   __shared__ Histogram bins;
+  __shared__ Kept kept;
   __shared__ uint64_t tops[kCutThreads / 32];
   const int b = blockIdx.y;
   if (!cuts_off(p.requests[b]) || (p.counts && int(blockIdx.x) >= p.counts[b])) return;
@@ -167,16 +168,39 @@ template <class T> __device__ __forceinline__ void cut(const specbuild_choose &p
   uint32_t least = 0, best = 0;
   each_key(p.vocab, key_at, [&](uint32_t key) { best = larger(best, key); });
   const float top = score_of(uint32_t(block_max(best, tops)));
-  if (request.top_k > 0 && request.top_k < p.vocab)
-    least = least_key(p.vocab, top, bins, key_at, [](uint32_t) { return 1; }, [&](uint64_t) { return uint64_t(request.top_k); });
-  if (request.top_p < 1.0) {
-    const uint32_t kth = least;
+  const bool cuts_k = request.top_k > 0 && request.top_k < p.vocab, cuts_p = request.top_p < 1.0;
+  if (cuts_k || cuts_p) {
     // A token's mass in units of 2⁻⁴⁰ of the best one's: sums are exact, so their order does not matter.
     const auto mass = [&](uint32_t key) {
-      return key >= kth && key > kLeastKey ? uint64_t(expf(__fsub_rn(score_of(key), top)) * 1099511627776.0f) : 0;
+      return key >= least && key > kLeastKey ? uint64_t(expf(__fsub_rn(score_of(key), top)) * 1099511627776.0f) : 0;
     };
-    const auto limit = [&](uint64_t whole) { return larger(uint64_t(ceil(request.top_p * double(whole))), uint64_t(1)); };
-    least = larger(least, least_key(p.vocab, top, bins, key_at, mass, limit));
+    const auto kept_at = [&](int i) { return kept.keys[i]; };
+    uint64_t mine = 0;
+    const uint32_t bar = bound(best, cuts_k ? request.top_k : kCutThreads * 3 / 4, kept);
+    each_key(p.vocab, key_at, [&](uint32_t key) {
+      if (cuts_p && !cuts_k) mine += mass(key);
+      if (key < bar) return;
+      const uint32_t at = atomicAdd(&kept.count, 1u);
+      if (at < kKept) kept.keys[at] = key;
+    });
+    const uint64_t row_mass = block_sum(mine, tops);
+    const int count = int(kept.count);
+    const bool few = count > 0 && count <= kKept;
+    if (cuts_k) {
+      const auto limit = [&](uint64_t) { return uint64_t(request.top_k); };
+      const auto one = [](uint32_t) { return 1; };
+      if (!few) least = least_key(p.vocab, top, bins, key_at, one, limit);
+      else if (count >= request.top_k) least = least_key(count, top, bins, kept_at, one, limit);
+    }
+    if (cuts_p) {
+      mine = 0;
+      if (few) each_key(count, kept_at, [&](uint32_t key) { mine += mass(key); });
+      const uint64_t kept_mass = block_sum(mine, tops), whole = cuts_k ? kept_mass : row_mass;
+      const auto limit_of = [&](uint64_t all) { return larger(uint64_t(ceil(request.top_p * double(all))), uint64_t(1)); };
+      const auto limit = [&](uint64_t) { return limit_of(whole); };
+      if (few && kept_mass >= limit_of(whole)) least = larger(least, least_key(count, top, bins, kept_at, mass, limit));
+      else least = larger(least, least_key(p.vocab, top, bins, key_at, mass, limit_of));
+    }
   }
   if (score_of(kLeastKey) < request.min_p_log) least = larger(least, key_of(float(double(top) + request.min_p_log)));
   if (threadIdx.x == 0) least_keys(p)[row] = least;
@@ -201,7 +225,7 @@ __device__ __forceinline__ void make_noise(const specbuild_noise &p) {
   extern "C" __global__ void __launch_bounds__(specbuild::kChooseThreads, 4)                                   \
       choose_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::choose<T>(p); }                   \
   extern "C" __global__ void __launch_bounds__(specbuild::kCutThreads, 1)                                      \
-      choose_cut_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::cut<T>(p); }
+      choose_cuts_##NAME(const __grid_constant__ specbuild_choose p) { specbuild::cut<T>(p); }
 EACH_LOGITS(DEFINE)
 extern "C" __global__ void __launch_bounds__(256) choose_noise(const __grid_constant__ specbuild_noise p) {
   specbuild::make_noise(p);
@@ -218,7 +242,7 @@ size_t specbuild_choose_workspace(const specbuild_choose *p) {
 int specbuild_choose_tokens(const specbuild_choose *p, void *stream) {
   using namespace specbuild;
   struct { void (*choose)(specbuild_choose); void (*cut)(specbuild_choose); } found = {nullptr, nullptr};
-#define PICK(NAME, T) if (p->dtype == SPECBUILD_##NAME) found = {choose_##NAME, choose_cut_##NAME};
+#define PICK(NAME, T) if (p->dtype == SPECBUILD_##NAME) found = {choose_##NAME, choose_cuts_##NAME};
   EACH_LOGITS(PICK)
 #undef PICK
   if (!found.choose) return refuse("logits of %s: choosing takes float32, float16 and bfloat16", name_of(p->dtype));

@@ -5,7 +5,7 @@
 
 namespace specbuild {
 
-constexpr int kCutThreads = 512, kBins = 2048;
+constexpr int kCutThreads = 1024, kBins = 2048, kKept = 2048;
 
 // The weights of a row's tokens by their keys' 11 bits, in two words each so that adding is exact in any order.
 struct Histogram {
@@ -19,6 +19,23 @@ struct Histogram {
   }
   __device__ uint64_t at(int bin) const { return uint64_t(high[bin]) << 32 | low[bin]; }
 };
+
+// Keys that few tokens reach, among which almost every cut-off falls: a few passes over them, not over the row.
+struct Kept {
+  uint32_t keys[kKept], count, bound;
+};
+
+// The rank-th largest of all threads' keys, which so many tokens reach at least; no less than that of a legal token.
+__device__ __forceinline__ uint32_t bound(uint32_t mine, int rank, Kept &kept) {
+  if (threadIdx.x == 0) kept.count = kept.bound = 0;
+  kept.keys[threadIdx.x] = mine;
+  __syncthreads();
+  int above = 0, level = 0;
+  for (int i = 0; i < kCutThreads; ++i) above += kept.keys[i] > mine, level += kept.keys[i] >= mine;
+  if (above < rank && rank <= level) kept.bound = mine;
+  __syncthreads();
+  return larger(kept.bound, kLeastKey + 1);
+}
 
 // Visits every token's key, four reads under way at a time.
 template <class Key, class Visit> __device__ __forceinline__ void each_key(int vocab, Key key_at, Visit visit) {

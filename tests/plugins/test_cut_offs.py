@@ -55,6 +55,30 @@ def test_equal_logits_stay_or_go_together(kernels: HostKernels) -> None:
         assert set(choices[0, 0].tolist()) - {-1} == left
 
 
+@pytest.mark.parametrize(
+    ("params", "left"),
+    [
+        ({"top_k": 2}, 3),
+        ({"top_k": 5}, 5003),
+        ({"top_k": 3000}, 5003),
+        ({"top_k": 5004}, 10_003),
+        ({"top_p": 0.3}, 5003),
+        ({"top_p": 0.9}, 10_003),
+        ({"top_k": 5, "top_p": 0.9}, 5003),
+    ],
+)
+def test_more_equal_logits_than_a_block_keeps(kernels: HostKernels, params: dict[str, float], left: int) -> None:
+    """Three high, 5,000 equal, 5,000 a little lower; noise far larger than what they differ by tells who was left."""
+    logits = np.repeat(np.array([9, 2, 1.9], np.float32), [3, 5000, 5000])
+    order = np.random.default_rng(12).permutation(len(logits))
+    shuffled = np.empty((1, 1, len(logits)), np.float32)
+    shuffled[0, 0, order] = logits
+    choices, _ = simple(kernels, shuffled, SamplingParams(temperature=50.0, **params), 64)  # type: ignore[arg-type]
+    assert set(choices[0, 0].tolist()) - {-1} <= set(order[:left].tolist())
+    if left > 5003:
+        assert set(choices[0, 0].tolist()) & set(order[5003:].tolist())
+
+
 def test_noise_is_drawn_for_who_is_left_alone(host_kernels: HostKernels) -> None:
     """Four neighbours share a block of Philox, which is 20 products; −∞ is nobody's noise either."""
     logits = np.random.default_rng(11).normal(0, 4, (1, 1, 5001)).astype(np.float32)

@@ -33,6 +33,10 @@ class HostDevice:
         self._streams: dict[int, list[Step]] = {}
         self._capturing: dict[int, list[Step]] = {}
 
+    @property
+    def capturing(self) -> bool:
+        return bool(self._capturing)
+
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> Tensor:
         assert not self._capturing, "memory is made before a graph"
         array = self.pinned(shape, dtype)

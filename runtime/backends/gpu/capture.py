@@ -35,6 +35,7 @@ class Capture:
             current: Makes the GPU's context the thread's.
         """
         self._driver, self._do, self._current = driver, do, current
+        self.active = False  # whether a graph is being captured
 
     def once(self, stream: int, enqueue: Step) -> Step:
         """Return a function that launches a graph of what `enqueue` enqueues on `stream` and streams ordered with it.
@@ -112,6 +113,7 @@ class Capture:
         """Yield the graph of what is enqueued; if the end of the capture fails, there is no graph."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._do(self._driver.cuStreamBeginCapture(stream, mode))
+        self.active = True
         try:
             enqueue()
         except BaseException:
@@ -119,6 +121,8 @@ class Capture:
             if not status:
                 self._driver.cuGraphDestroy(graph)
             raise
+        finally:
+            self.active = False
         with self._destroyed(self._do(self._driver.cuStreamEndCapture(stream))) as graph:
             yield graph
 

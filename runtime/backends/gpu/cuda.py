@@ -226,6 +226,11 @@ class Cuda:
                 self._do(found)
         return bool(counter[0] >= value)
 
+    @property
+    def capturing(self) -> bool:
+        """Return whether a graph is being captured."""
+        return self._capture.active
+
     def graph(self, enqueue: Step, stream: int) -> Step:
         """Capture; see `Device.graph`. What `enqueue` calls must have run once, so that a capture allocates nothing."""
         return self._try(lambda: self._capture.once(stream, enqueue)) or enqueue

@@ -111,6 +111,11 @@ class Device(Protocol):
         """
         ...
 
+    @property
+    def capturing(self) -> bool:
+        """Return whether a graph is being captured."""
+        ...
+
     uncaptured: list[str]  # why graphs could not be captured, one line each
     identity: dict[str, Any]  # the hardware and software that step times are valid for
 

@@ -1,8 +1,8 @@
 """A model of ONNX Runtime over the standard lowering: on a GPU by its CUDA provider, in tests on a CPU.
 
-There is one session. Every tensor is bound by address, once per bucket, and the cache is updated in place. If it can,
-the provider captures a CUDA graph of its own for each bucket and replays it; it keeps the graphs per thread. Prefill
-steps are in no graph.
+There is one session. Every tensor is bound by address, once per bucket, and the cache is updated in place. On a GPU
+each bucket's step is captured as a graph and replayed; a graph of a whole round holds the steps themselves. That takes
+a provider whose later runs neither allocate nor wait, so the first runs come before. Prefill steps are in no graph.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.errors import BundleError, ExecutionError, SpecbuildError, one_line
 
-from .device import Device, hidden_states, slot_parts, with_room
+from .device import Device, Step, hidden_states, slot_parts, with_room
 from .tensors import TensorInfo, check_tensors
 
 Provider = Literal["cuda", "cpu"]
 _ERRORS = 3  # ONNX Runtime's log severity
-_NO_GRAPH = -1  # `gpu_graph_id` of a run that is neither captured nor replayed
-_RUNS = 3  # runs until a step is steady: allocate and choose kernels, capture, replay
+_RUNS = 2  # runs until a step is steady: it allocates and chooses kernels
 _CACHES: dict[str, tuple[Any, Any]] = {  # by TensorRT's type name: the dtype of the memory, and ONNX Runtime's type
     "FLOAT": (np.float32, np.float32),
     "HALF": (np.float16, np.float16),
@@ -34,10 +33,9 @@ _TYPES = {"float": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT
 
 
 class OrtModel:
-    """See `Model`; it runs on `stream`: the one it was made with or, if graphs failed on that, a new one."""
+    """See `Model`; it runs on `stream`: the one it was made with or, if a capture failed on that, a new one."""
 
     tree = pages = None
-    capturable = False  # ONNX Runtime may call the host, and free memory, between its kernels
 
     def __init__(
         self,
@@ -70,8 +68,8 @@ class OrtModel:
         self.buckets: Sequence[int] = tuple(buckets)
         self.lengths = range(1, chunk + 1)
         self._provider, self._device, self.stream = provider, device, stream
-        self.replays = provider == "cuda"  # whether the provider replays graphs of its own; off after one fails
-        self._session = self._open(graph)
+        self.capturable = provider == "cuda"  # and steps are replayed from graphs; off after a capture fails
+        self._session = _session(graph, provider, stream)
         memory, self._cache_type = _CACHES[check_tensors(spec, _tensors(self._session))]
         largest, size = self.buckets[-1], (batch_size, self.buckets[-1])
         self.tokens, self.positions = (with_room(device, size, np.int32, largest, chunk) for _ in range(2))
@@ -87,54 +85,63 @@ class OrtModel:
         numbers[:] = np.arange(len(numbers))
         device.upload(self._wanted, numbers, self.stream)
         device.wait(self.stream)
-        self._runs = {nodes: _run_options(nodes) for nodes in (_NO_GRAPH, *self.buckets)}
+        self._options = _run_options()
+        self._graphs = dict[int, Step]()  # of a step, by its nodes
         try:
             self._prepare()
         except SpecbuildError as error:
-            self._give_up_graphs(error)
-            self._session = self._open(graph)
+            if not self.capturable:
+                raise
+            device.uncaptured.append(f"no graph holds ONNX Runtime's steps: {one_line(error)}")
+            self.capturable, self.stream = False, device.stream()  # a failed capture may have spoilt the other
+            self._session = _session(graph, provider, self.stream)
             self._prepare()
-
-    def _open(self, graph: Path | GraphFile) -> Any:
-        """Open a session whose provider captures graphs, or one without graphs if that is refused."""
-        try:
-            return _session(graph, self._provider, self.stream, self.replays)
-        except SpecbuildError as error:
-            self._give_up_graphs(error)
-            return self._open(graph)
-
-    def _give_up_graphs(self, error: SpecbuildError) -> None:
-        """Turn graphs off, on a new stream as a failed capture may spoil this one; if they are off, raise the error."""
-        if not self.replays:
-            raise error
-        self._device.uncaptured.append(f"ONNX Runtime replays no graphs: {one_line(error)}")
-        self.replays, self.stream = False, self._device.stream()
 
     def _prepare(self) -> None:
-        """Bind every step and run it several times. All nodes see all rows, so that none gives NaN."""
+        """Bind every step, run it twice and capture it. All nodes see all rows, so that none gives NaN."""
         self._steps = {nodes: self._bind(self.batch_size, nodes, 0, 0, nodes) for nodes in self.buckets}
         for mask in self.masks.values():
             self._device.fill(mask, 1, self.stream)
         self._device.wait(self.stream)
         for nodes in (*self.buckets,) * _RUNS:
-            self.enqueue(nodes, self.stream)
+            self._run(self._steps[nodes])
+        self._device.wait(self.stream)
+        if self.capturable:
+            self._graphs = {nodes: self._capture(nodes) for nodes in self.buckets}
+            self.enqueue(self.buckets[0], self.stream)
         for tensor in (*self.masks.values(), self.cache):
             self._device.fill(tensor, 0, self.stream)
         self._device.wait(self.stream)
 
+    def _capture(self, nodes: int) -> Step:
+        """Return what launches a graph of a step; raise ExecutionError if it cannot be captured."""
+
+        def step() -> None:
+            self._run(self._steps[nodes])
+
+        graph = self._device.graph(step, self.stream)
+        if graph is step:
+            raise ExecutionError(self._device.uncaptured.pop())
+        return graph
+
     def enqueue(self, nodes: int, stream: int) -> None:
         """See `Model.enqueue`; raises ExecutionError if ONNX Runtime fails."""
-        self._enqueue(self._steps[nodes], stream, nodes if self.replays else _NO_GRAPH)
+        self._check(stream)
+        replays = self.capturable and not self._device.capturing
+        self._graphs[nodes]() if replays else self._run(self._steps[nodes])
 
     def prefill(self, slot: int, nodes: int, last: int, stream: int) -> None:
         """See `Model.prefill`; raises ExecutionError if ONNX Runtime fails."""
-        self._enqueue(self._bind(1, nodes, slot, last, 1), stream, _NO_GRAPH)
+        self._check(stream)
+        self._run(self._bind(1, nodes, slot, last, 1))
 
-    def _enqueue(self, binding: Any, stream: int, graph_id: int) -> None:
+    def _check(self, stream: int) -> None:
         if stream != self.stream:
             raise ExecutionError(f"the {self.spec.name} runs on stream {self.stream}, not on {stream}: use that")
+
+    def _run(self, binding: Any) -> None:
         try:
-            self._session.run_with_iobinding(binding, self._runs[graph_id])
+            self._session.run_with_iobinding(binding, self._options)
         except Exception as error:  # ONNX Runtime raises many unrelated types
             raise ExecutionError(f"ONNX Runtime failed in a step: {one_line(error)}") from error
 
@@ -165,6 +172,7 @@ class OrtModel:
 
     def close(self) -> None:
         """Free the session."""
+        self._graphs.clear()
         self._steps.clear()
         del self._session
 
@@ -180,15 +188,14 @@ def _tensors(session: Any) -> dict[str, TensorInfo]:
     return found
 
 
-def _run_options(graph_id: int) -> Any:
-    """Return a step's options: the host does not wait, and the provider captures and replays it by `graph_id`."""
+def _run_options() -> Any:
+    """Return a step's options: the host does not wait."""
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    options.add_run_config_entry("gpu_graph_id", str(graph_id))
     return options
 
 
-def _session(graph: Path | GraphFile, provider: Provider, stream: int, replays: bool) -> Any:
+def _session(graph: Path | GraphFile, provider: Provider, stream: int) -> Any:
     """Open a session with one provider only; CUDA's computes in full float32, never in TF32, on our stream."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # on a GPU the host computes next to nothing
@@ -197,7 +204,7 @@ def _session(graph: Path | GraphFile, provider: Provider, stream: int, replays: 
     if provider == "cuda":
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             raise BundleError(f"ONNX Runtime {onnxruntime.__version__} has no CUDA here: pip install onnxruntime-gpu")
-        cuda = {"user_compute_stream": str(stream), "use_tf32": "0", "enable_cuda_graph": str(int(replays))}
+        cuda = {"user_compute_stream": str(stream), "use_tf32": "0"}
         wanted = [("CUDAExecutionProvider", cuda)]
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")  # the CPU's must not be listed then
     session = open_session(graph, options, wanted)

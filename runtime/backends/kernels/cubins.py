@@ -27,7 +27,7 @@ _UNASKED = 16 * 1024  # bytes; more than this, plus a kernel's static shared mem
 _LOGITS = ("F32", "F16", "BF16")
 _MASKS = ("BOOL", *_LOGITS)
 KERNELS = {
-    "choose_tokens": tuple(f"choose_{cut}{dtype}" for cut in ("", "cut_") for dtype in _LOGITS),
+    "choose_tokens": tuple(f"choose_{cut}{dtype}" for cut in ("", "cuts_") for dtype in _LOGITS),
     "walk_tree": ("walk_tree",),
     "commit_path": ("commit_path",),
     "tree_mask": tuple(f"tree_mask_{dtype}" for dtype in _MASKS),
@@ -207,7 +207,7 @@ def _choose(p: Choose) -> list[Launch]:
     _refuse(not p.row_nodes and p.nodes > p.tree_nodes, f"{p.nodes} rows of {p.tree_nodes} nodes need row_nodes")
     _refuse((p.bias_tokens is None) != (p.bias_values is None), "a bias needs both tokens and values")
     dtype = _dtype(p, _LOGITS)
-    cut = Launch(f"choose_cut_{dtype}", p.nodes, p.batch, 1, 512, 4 * _blocks(p.vocab, 32))
+    cut = Launch(f"choose_cuts_{dtype}", p.nodes, p.batch, 1, 1024, 4 * _blocks(p.vocab, 32))
     choose = Launch(f"choose_{dtype}", _blocks(p.vocab, _SLICE), p.nodes, p.batch, 256)
     return [cut, choose] if p.cut_offs else [choose]
 

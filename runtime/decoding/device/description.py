@@ -52,7 +52,7 @@ class RecordingDevice:
     """A `Device` without memory that records kind, stream, order and tensors of what a loop's body enqueues."""
 
     def __init__(self) -> None:
-        self.uncaptured: list[str] = []
+        self.uncaptured, self.capturing = list[str](), False  # no model asks
         self.identity: dict[str, Any] = {}
         self.nodes: list[dict[str, Any]] = []
         self.edges: list[tuple[int, int]] = []

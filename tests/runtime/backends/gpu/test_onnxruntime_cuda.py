@@ -87,8 +87,10 @@ def save(path: Path, cache: int = TensorProto.FLOAT) -> Path:
 class Toy:
     """The model on a device, and its tensors as arrays."""
 
-    def __init__(self, folder: Path, cache: int = TensorProto.FLOAT, provider: str = "cpu") -> None:
-        self.device = HostDevice()
+    def __init__(
+        self, folder: Path, cache: int = TensorProto.FLOAT, provider: str = "cpu", device: HostDevice | None = None
+    ) -> None:
+        self.device = device or HostDevice()
         self.stream = self.device.stream()
         path = save(folder / "toy.onnx", cache)
         self.model: Any = OrtModel(path, SPEC, self.device, BATCH, BUCKETS, CHUNK, provider, self.stream)  # type: ignore
@@ -177,40 +179,35 @@ def test_a_step_that_fails_says_so_in_one_line(toy: Toy) -> None:
 
 
 class Provider:
-    """ONNX Runtime's CUDA provider by its CPU's: what sessions and runs are asked, and when graphs are refused."""
+    """ONNX Runtime's CUDA provider by its CPU's: what sessions and runs are asked, and when a run fails."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, refuses: int | None = None) -> None:
-        """`refuses`: the run of a session with graphs that fails; 0: its making; None: none."""
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, device: HostDevice, refuses: int | None = None) -> None:
+        """`device`: where runs are enqueued; `refuses`: the number of the run that fails; None: none."""
         self.sessions: list[dict[str, Any]] = []
-        self.runs: list[tuple[int, bool]] = []  # the graph's number, and whether the host waits for the run
+        self.runs: list[bool] = []  # whether the host waits for the run
         outer, real = self, onnxruntime.InferenceSession
 
         class Binding:
             def __init__(self, inner: Any) -> None:
                 self.inner = inner
 
-            def bind_input(self, name: str, device: str, *rest: Any) -> None:
-                assert device == "cuda"
+            def bind_input(self, name: str, kind: str, *rest: Any) -> None:
+                assert kind == "cuda"
                 self.inner.bind_input(name, "cpu", *rest)
 
-            def bind_output(self, name: str, device: str, *rest: Any) -> None:
-                assert device == "cuda"
+            def bind_output(self, name: str, kind: str, *rest: Any) -> None:
+                assert kind == "cuda"
                 self.inner.bind_output(name, "cpu", *rest)
 
         class Session:
             def __init__(self, graph: Path, options: Any, providers: list[Any]) -> None:
                 ((name, asked),) = providers
                 assert name == "CUDAExecutionProvider"
-                self.graphs, self.left = asked["enable_cuda_graph"] == "1", refuses
                 fallback = options.get_session_config_entry("session.disable_cpu_ep_fallback")
                 outer.sessions.append({**asked, "only here": fallback})
-                self.fail(0)
+                self.stream = int(asked["user_compute_stream"])
                 self.inner = real(graph, providers=["CPUExecutionProvider"])
                 self.get_inputs, self.get_outputs = self.inner.get_inputs, self.inner.get_outputs
-
-            def fail(self, run: int) -> None:
-                if self.graphs and refuses == run:
-                    raise RuntimeError("no graph of this\nmodel")
 
             def get_providers(self) -> list[str]:
                 return ["CUDAExecutionProvider"]
@@ -219,50 +216,79 @@ class Provider:
                 return Binding(self.inner.io_binding())
 
             def run_with_iobinding(self, binding: Binding, options: Any) -> None:
-                waits = options.get_run_config_entry("disable_synchronize_execution_providers") != "1"
-                outer.runs.append((int(options.get_run_config_entry("gpu_graph_id")), waits))
-                self.fail(len(outer.runs))
-                self.inner.run_with_iobinding(binding.inner)
+                outer.runs.append(options.get_run_config_entry("disable_synchronize_execution_providers") != "1")
+                if len(outer.runs) == refuses:
+                    raise RuntimeError("no run of this\nmodel")
+                device.run(self.stream, lambda: self.inner.run_with_iobinding(binding.inner))
 
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
         monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
 
 
+WARM = 2 * len(BUCKETS)  # runs before steps are captured
+
+
 def test_on_a_gpu_nothing_is_rounded_or_left_to_the_cpu_and_steps_are_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A graph for each bucket, captured before anything is decoded, and none for a prompt."""
-    provider, toy = Provider(monkeypatch), Toy(tmp_path, provider="cuda")
+    """A graph for each bucket, captured before anything is decoded, none for a prompt; a larger graph holds the run."""
+    device = HostDevice()
+    provider, toy = Provider(monkeypatch, device), Toy(tmp_path, provider="cuda", device=device)
     stream = {"user_compute_stream": str(toy.stream), "use_tf32": "0"}
-    assert provider.sessions == [stream | {"enable_cuda_graph": "1", "only here": "1"}]
-    assert provider.runs == [(nodes, False) for nodes in BUCKETS] * 3, "one allocates, one captures, one replays"
+    assert provider.sessions == [stream | {"only here": "1"}]
+    assert provider.runs == [False] * (WARM + len(BUCKETS)), "one allocates, one is steady, one is captured"
+    assert device.captured == len(BUCKETS)
+    assert toy.model.capturable
+    assert not device.array(toy.model.cache).any(), "its first runs leave nothing"
     provider.runs.clear()
+    expected = toy.fill(BATCH, 4)
     toy.model.enqueue(4, toy.stream)
+    device.wait(toy.stream)
+    np.testing.assert_allclose(toy.part("logits", BATCH, 4, VOCAB), expected, atol=1e-5)
+    assert provider.runs == [], "it was replayed"
+    whole = device.graph(lambda: toy.model.enqueue(4, toy.stream), toy.stream)
+    assert provider.runs == [False], "a graph within a graph is the run itself"
+    whole()
     toy.model.prefill(1, 3, 2, toy.stream)
-    toy.model.replays = False
-    toy.model.enqueue(4, toy.stream)
-    assert [graph for graph, _ in provider.runs] == [4, -1, -1]
-    assert toy.device.uncaptured == []
+    device.wait(toy.stream)
+    assert provider.runs == [False] * 2
+    assert (device.array(toy.model.cache)[0, 1] == 3).all()
+    assert device.uncaptured == []
 
 
-@pytest.mark.parametrize("refuses", [0, 1, len(BUCKETS) + 1])
-def test_where_graphs_and_a_stream_do_not_work_together_steps_are_enqueued(
+@pytest.mark.parametrize("refuses", [1, WARM + 1])
+def test_where_a_step_cannot_be_captured_steps_are_enqueued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: int
 ) -> None:
-    """Whether the session is refused, its first run or the one that captures; on a stream that nothing has spoilt."""
-    provider = Provider(monkeypatch, refuses)
-    toy = Toy(tmp_path, provider="cuda")
-    assert [each["enable_cuda_graph"] for each in provider.sessions] == ["1", "0"]
+    """Whether the first run fails or the one that is captured; on a stream that nothing has spoilt."""
+    device = HostDevice()
+    monkeypatch.setattr(device, "graph", fallible(device))
+    provider, toy = Provider(monkeypatch, device, refuses), Toy(tmp_path, provider="cuda", device=device)
+    assert len(provider.sessions) == 2
     assert toy.model.stream != toy.stream
     assert provider.sessions[1]["user_compute_stream"] == str(toy.model.stream)
-    assert provider.runs[-1] == (-1, False)
-    (line,) = toy.device.uncaptured
-    assert line.startswith("ONNX Runtime replays no graphs: ")
-    assert line.endswith("no graph of this model")
+    assert not toy.model.capturable
+    (line,) = device.uncaptured
+    assert line == "no graph holds ONNX Runtime's steps: ONNX Runtime failed in a step: no run of this model"
     expected = toy.fill(BATCH, 4)
     toy.model.enqueue(4, toy.model.stream)
+    device.wait(toy.model.stream)
     np.testing.assert_allclose(toy.part("logits", BATCH, 4, VOCAB), expected, atol=1e-5)
-    assert (toy.device.array(toy.model.cache)[0] == 1).all(), "its first runs leave nothing"
+    assert (device.array(toy.model.cache)[0] == 1).all(), "its first runs leave nothing"
+
+
+def fallible(device: HostDevice) -> Any:
+    """`HostDevice.graph`, as a GPU says that something is not captured."""
+    graph = device.graph
+
+    def capture(enqueue: Any, stream: int) -> Any:
+        try:
+            return graph(enqueue, stream)
+        except ExecutionError as error:
+            device.uncaptured.append(str(error))
+            return enqueue
+
+    return capture
 
 
 def test_onnx_runtime_without_cuda_says_what_to_install() -> None:

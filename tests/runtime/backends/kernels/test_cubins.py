@@ -205,8 +205,8 @@ def records(*without: str) -> dict[str, KernelRecord]:
 
 
 def test_a_bundle_that_lacks_a_kernel(tmp_path: Path) -> None:
-    with pytest.raises(ExecutionError, match=r"no kernel choose_cut_F16 for .* 90: .*--cuda-arch 90"):
-        CubinKernels(tmp_path, records("choose_cut_F16", "publish"), "90")
+    with pytest.raises(ExecutionError, match=r"no kernel choose_cuts_F16 for .* 90: .*--cuda-arch 90"):
+        CubinKernels(tmp_path, records("choose_cuts_F16", "publish"), "90")
 
 
 def test_a_bundle_built_before_is_found(tmp_path: Path) -> None:

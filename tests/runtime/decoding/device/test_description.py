@@ -114,8 +114,8 @@ def test_cut_offs_are_a_kernel_more_for_every_choice(bundle: Path) -> None:
         [node["kernel"] for node in describe_bundle(opened, 2, "chain:2", asked)["body"]["nodes"] if "kernel" in node]
         for asked in (ProcessorFlags(False, False, False), ProcessorFlags(True, False, False))
     )
-    assert plain.count("choose_F32") == cut.count("choose_cut_F32") == 3  # two levels, and the target's own
-    assert [name for name in cut if name != "choose_cut_F32"] == plain
+    assert plain.count("choose_F32") == cut.count("choose_cuts_F32") == 3  # two levels, and the target's own
+    assert [name for name in cut if name != "choose_cuts_F32"] == plain
 
 
 def test_a_tree_that_no_step_verifies_is_refused(bundle: Path) -> None:

@@ -11,9 +11,10 @@ import card_driver
 import numpy as np
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-OPTIONS = {"device_id": "0", "user_compute_stream": "0", "use_tf32": "1", "enable_cuda_graph": "0"}
+OPTIONS = {"device_id": "0", "user_compute_stream": "0", "use_tf32": "1"}
 ON_CPU = {"Shape", "Size", "Range", "ConstantOfShape"}  # nodes that the CUDA provider leaves to the CPU's
 _BFLOAT16 = 16
+_LATE = "disable_synchronize_execution_providers"
 _MOST_BINDINGS = 256  # that a session keeps
 
 
@@ -67,7 +68,7 @@ class CudaSession:
         if unknown := asked.keys() - OPTIONS.keys():
             raise RuntimeError(f"Unknown provider option: {min(unknown)}")
         asked = OPTIONS | asked
-        self._stream, self._graphs = int(asked["user_compute_stream"]), _switch("enable_cuda_graph", asked)
+        self._stream = int(asked["user_compute_stream"])
         _switch("use_tf32", asked)
         card_driver.check_stream(self._stream)
         if options and _entry(options.get_session_config_entry, "session.disable_cpu_ep_fallback") == "1":
@@ -76,7 +77,7 @@ class CudaSession:
         self._inner = _inner(real, model, options)
         self.get_inputs, self.get_outputs = self._inner.get_inputs, self._inner.get_outputs
         self._bindings: dict[Binding, Any] = {}
-        self._runs: dict[tuple[int, int], Binding] = {}  # a graph's frozen binding, by thread and number
+        self._shapes = set[tuple[Any, ...]]()  # of what has run: later runs of these allocate nothing
 
     def get_providers(self) -> list[str]:
         return [CUDA, CPU]
@@ -90,33 +91,18 @@ class CudaSession:
         return self._inner.run(names, feeds)
 
     def run_with_iobinding(self, binding: IOBinding, options: Any = None) -> None:
-        """Enqueue a run. Of a graph the first is a regular one, a second in the same call captures, others replay."""
+        """Enqueue a run, or record it in a capture, which a first run of its shapes breaks: it allocates."""
         if card_driver.failures:
             raise RuntimeError(f"CUDA failure: {card_driver.failures[0]}")
-        if card_driver.capturing(self._stream):
-            card_driver.wait(self._stream)  # which breaks the capture, as a copy to the host would
-        config = options.get_run_config_entry if options else lambda name: ""
-        graph, now = int(_entry(config, "gpu_graph_id") or 0), binding.now
+        now = binding.now
         self._check(now)
-        if self._graphs and graph >= 0:
-            now = self._captured(graph, now)
-        elif graph >= 0 and _entry(config, "gpu_graph_id"):
-            raise RuntimeError(f"gpu_graph_id {graph} without enable_cuda_graph")
-        self._enqueue(now)
-        if _entry(config, "disable_synchronize_execution_providers") != "1":
+        shapes = tuple(each.shape for part in now for each in part)
+        if shapes not in self._shapes and card_driver.capturing(self._stream):
             card_driver.wait(self._stream)
-
-    def _captured(self, graph: int, now: Binding) -> Binding:
-        """What a graph has frozen, which may be elsewhere than what is bound now, but is never of other shapes."""
-        key = threading.get_ident(), graph
-        if key not in self._runs:
-            self._enqueue(now)
-            card_driver.wait(self._stream)  # before it captures
-            self._runs[key] = now
-        frozen = self._runs[key]
-        if [(x.name, x.shape) for part in frozen for x in part] != [(x.name, x.shape) for part in now for x in part]:
-            raise RuntimeError(f"graph {graph} was captured with other shapes")
-        return frozen
+        self._shapes.add(shapes)
+        self._enqueue(now)
+        if _entry(options.get_run_config_entry if options else lambda name: "", _LATE) != "1":
+            card_driver.wait(self._stream)
 
     def _check(self, now: Binding) -> None:
         """Raises RuntimeError where something is not bound."""
