@@ -22,7 +22,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("cli", ".py"): 2643,
     ("face", ".py"): 37,
     ("measure", ".py"): 2263,
-    ("runtime", ".py"): 6642,
+    ("runtime", ".py"): 6700,
     ("runtime/backends", ".py"): 2562,
     ("runtime/decoding", ".py"): 1813,
     ("serve", ".py"): 6377,

@@ -6,6 +6,7 @@ drafts the rest, and its cache catches up when it is asked. A plain step with a 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, nullcontext
 
@@ -45,7 +46,15 @@ class LookupDrafter:
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """Return a tree per sequence, from the text or from the model."""
-        trees = self._from_texts(sequences)
+        resting = {s.slot: s.policy for s in sequences if s.policy and s.policy.rest.rests and not s.sampler.foresees}
+        awake, began = [s for s in sequences if s.slot not in resting], time.perf_counter()
+        decided = iter(self._from_texts(awake) if awake else ())
+        trees = [Tree([s.tokens[-1]]) if s.slot in resting else next(decided) for s in sequences]
+        took = (time.perf_counter() - began) / max(len(awake), 1)
+        for policy in resting.values():
+            policy.pass_over(len(sequences))
+        for policy in (s.policy for s in awake if s.policy):
+            policy.rest.took = took
         self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
         if self._looks_up:
             for sequence, tree in zip(sequences, trees, strict=True):
@@ -91,7 +100,10 @@ class LookupDrafter:
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """See `Drafter.commit`; habits learn the accepted tokens, and the model keeps its rows if it drafted."""
-        self.habits.learn(sequence.tokens, len(path), sequence.params.cache_salt)
+        salt = sequence.params.cache_salt
+        if sequence.policy and sequence.policy.rest.left:
+            sequence.policy.rest.passed(self.habits.after(sequence.tokens[-3:-1], salt) == sequence.tokens[-1])
+        self.habits.learn(sequence.tokens, len(path), salt)
         if self.model and sequence.slot not in self._repeating:
             self.model.commit(sequence, path)
 

@@ -91,6 +91,8 @@ class Batch:
         for wish, option in zip(self.wishes, decided, strict=True):
             wish.policy.left = left if option is alone else 0
             wish.policy.settle(option, self.rate, alone, least)
+            if option.nodes:
+                wish.policy.extra *= option.nodes / sum(best.nodes)
             left -= wish.policy.left
 
     def _best(self, plain: _Plan) -> _Plan:

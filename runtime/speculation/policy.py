@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from .draft_limits import NO_LIMITS, Limits
 from .live import LiveTimings
 from .option import PLAIN, Option
+from .rest import Rest
 from .sessions import Session, Sessions
 from .timings import Chances, Times, TimingTable, longer
 from .tree import TreeSpec
@@ -47,6 +48,8 @@ class SequencePolicy:
     free: int = 0  # drafted nodes that cost a step of this sequence alone nothing: it is padded
     owed: int = 0  # tokens of the text that the draft model has not run
     model: Trust = field(init=False)
+    rest: Rest = field(init=False)
+    extra: float = 0.0  # seconds that the round's draft adds to those of plain decoding
     now: Option = PLAIN
     guess: int = -1  # the first token of the text's continuation; −1: there is none
     recalled: list[int] = field(default_factory=list)  # continuation from habits, if the text does not repeat
@@ -64,7 +67,7 @@ class SequencePolicy:
     _grown: Option = PLAIN  # the last tree that a device grew
 
     def __post_init__(self) -> None:
-        self.model = self.session.trusts["model"]
+        self.model, self.rest = self.session.trusts["model"], Rest(self.session.shared.waits)
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """Decide the next round beside `batch − 1` others; `matched` tokens repeat, `room` nodes may be drafted."""
@@ -97,6 +100,7 @@ class SequencePolicy:
             tokens = plain.tokens + self.continued[0]
             self.now = Option("lookup", min(self.left, len(self.continued)), tokens, plain.seconds)
         self.below = [*self.continued[: self.now.nodes], 0.0] if self.now.kind in ("lookup", "habit") else [0.0]
+        self.extra = self.now.seconds - plain.seconds
         return self.now
 
     @property
@@ -182,19 +186,14 @@ class SequencePolicy:
 
     def log_chances(self, likelihoods: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return children's log chances if their parent comes true, by their log likelihoods."""
-        return np.minimum(self.chances.log_chances(likelihoods) + self._log_ratio, math.log(SURE))
-
-    @property
-    def _log_ratio(self) -> float:
-        return math.log(max(self.model.ratio, 1e-3))
+        return np.minimum(self.chances.log_chances(likelihoods) + self.model.log_ratio, math.log(SURE))
 
     def expands(self, scores: Sequence[float]) -> int:
         """Return how many nodes (`scores`: log chances, best first) have children worth verifying and a draft step."""
         if self.now.kind == "probe":
             return 0
         times, step = self._times, min(self.chances.step * self.model.ratio, SURE)
-        node = self._rate * times.node
-        gain, best, count = 0.0, 0.0, 0
+        gain, best, count, node = 0.0, 0.0, 0, self._rate * times.node
         for size, score in enumerate(scores[: len(times.draft) - 1], 1):
             gain += max(step * math.exp(score) - node, 0.0)
             worth = gain - self._rate * (float(times.draft[size]) + times.level)
@@ -215,13 +214,12 @@ class SequencePolicy:
         """Note the model's tree as it will be verified: `parents`, and the log chances of its nodes."""
         self.below = [0.0] * len(parents)
         for node in range(1, len(parents)):
-            self.below[parents[node]] += math.exp(scores[node] - scores[parents[node]] - self._log_ratio)
+            self.below[parents[node]] += math.exp(scores[node] - scores[parents[node]] - self.model.log_ratio)
 
     def grown(self, shape: TreeSpec, steps: Sequence[int]) -> TreeSpec:
-        """Return the shape of a tree that a device grows by itself: as deep as decided, with all nodes of its step.
+        """Return the shape of a tree that a device grows: as deep as decided, with all nodes of its step (`steps`).
 
-        `steps`: node counts of a step, ascending. The last shape stays if others promise hardly more, so that rounds
-        can follow each other.
+        The last shape stays if others promise hardly more, so that rounds can follow each other.
         """
         if self.now.kind == "model":
             last = self._grown
@@ -241,9 +239,10 @@ class SequencePolicy:
         come = [1.0, *np.diff(self.chances.reach[: self.now.levels + 1]).tolist()]
         self.below = [after / max(before, 1e-9) for before, after in pairwise(come)] + [0.0]
 
-    def pass_over(self) -> None:
-        """Make the round plain decoding, as there is no room to draft; nothing is learnt about drafts."""
+    def pass_over(self, batch: int = 0) -> None:
+        """Make the round plain decoding, of which nothing is learnt; alone (`batch` 1) it keeps its free nodes."""
         self.resume(PLAIN)
+        self.left, self.rest.took, self.extra = self.free if batch == 1 else 0, 0.0, 0.0
 
     def resume(self, option: Option) -> None:
         """Make `option` the decision of the round that ends now, though another may have been chosen since."""
@@ -257,6 +256,7 @@ class SequencePolicy:
         So the text's continuation is judged even if it was not drafted. A node whose choice was left to the next round
         counts as one that did not come true: it was worth no token.
         """
+        self.rest.decided(len(path) - 1, self.extra, self._times.alone / (1 + self._others))
         chances = [min(self.below[node], 1.0) for node in path if self.below[node]]
         accepted = min(len(path) - 1, len(chances))  # a forced token is no trial
         if self.now.kind == "lookup" or (self.now.kind == "habit" and chances):

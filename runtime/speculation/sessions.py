@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .rest import Waits
 from .trust import CAUTION, PRIOR, Trust
 
 SHARED_MEMORY = 0.98  # what is left of a round's weight a round later, if all sequences record
@@ -49,7 +50,7 @@ class Shared:
     """The state that all sequences of an engine share: the trust in each source, and when the model is tried next."""
 
     def __init__(self) -> None:
-        self.probing, self._lock = Probing(), threading.Lock()
+        self.probing, self.waits, self._lock = Probing(), Waits(), threading.Lock()
         self._trusts = {each: Trust(r * weight, weight, SHARED_MEMORY, 0.0) for each, (weight, r) in PRIORS.items()}
 
     def record(self, source: Source, accepted: int, chances: Sequence[float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,11 @@ class Trust:
     def ratio(self) -> float:
         """The estimate: the mean of a gamma distribution."""
         return self.accepted / self.expected
+
+    @property
+    def log_ratio(self) -> float:
+        """The estimate's logarithm, of a thousandth at least."""
+        return math.log(max(self.ratio, 1e-3))
 
     def record(self, accepted: int, chances: Sequence[float]) -> None:
         """Record a round's trials: how many succeeded, and the calibrated chance of each."""

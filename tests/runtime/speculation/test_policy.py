@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,13 @@ from small_grammars import END, grammar
 from specbuild.runtime import Limits, SamplingParams
 from specbuild.runtime.decoding.host_loop import HostLoop
 from specbuild.runtime.decoding.planner import Planner
+from specbuild.runtime.drafting import lookup_first
 from specbuild.runtime.drafting.lookup_first import LookupDrafter
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.live import FRESH, LEFT_WITHIN
-from specbuild.runtime.speculation.policy import Option, Policy
+from specbuild.runtime.speculation.policy import Option, Policy, SequencePolicy
+from specbuild.runtime.speculation.rest import RESTS
 from specbuild.runtime.speculation.sessions import Session
 from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
@@ -45,6 +49,7 @@ class Meter:
         self.model, self.draft = executor(target, 1, 600), executor(draft, 1, 600)
         self.loop = HostLoop(self.model, LookupDrafter(ModelDrafter(self.draft, 64), looks_up=False), 64, frozenset())
         self.policy, self._request_of = Policy(self.timings, drafts=True), request_of
+        self.made = list[SequencePolicy]()
         self._meter(self.model, self.times.verify, 0.0)
         self._meter(self.draft, self.times.draft, self.times.level)
 
@@ -65,6 +70,7 @@ class Meter:
         chosen = SamplingParams(max_new_tokens=count, speculation="best:16", **params)
         request: Sequence = self._request_of(prompt, chosen)
         request.policy = self.policy.for_request(chosen.temperature, chosen.session)
+        self.made = [request.policy]
         self.loop.round([request])
         self.seconds, self.rounds = 0.0, []
         while not request.finish_reason:
@@ -445,3 +451,36 @@ def test_of_a_tree_what_had_to_come_is_no_trial(monkeypatch: pytest.MonkeyPatch)
     for path in ([0], [0, 4], [0, 1], [0, 1, 2, 3]):
         policy.record(path, 7)
     assert [each for each in seen if each[2]] == [("model", came, 1) for came in (0, 1, 1, 1)]
+
+
+def test_where_deciding_takes_longer_than_drafts_bring_it_is_left(
+    hash_model: Any, metered: Any, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft of another model, and a clock by which a decision takes a thirtieth of a step; the text is the same."""
+    clock = itertools.count(0.0, 0.4)
+    monkeypatch.setattr(lookup_first, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    meter, decided = metered(hash_model(3), hash_model(99), LARGE), list[int]()
+    real = SequencePolicy.choose
+    monkeypatch.setattr(SequencePolicy, "choose", lambda *given: decided.append(1) or real(*given))
+    done = meter.run([1, 2, 3], 200)
+    assert done.output == plain(hash_model(3), [1, 2, 3], done.params)
+    assert len(decided) < 60
+    assert meter.policy.sessions.of(None, False).shared.waits.rounds == RESTS[1]
+
+
+def test_what_a_constraint_forces_is_drafted_at_rest_too(hash_model: Any, metered: Any) -> None:
+    made, decided = grammar(regex="((a|b)(c|d)01,10,01,10,,)+"), dict[bool, int]()
+    for constrained in (False, True):
+        meter = metered(hash_model(3), hash_model(99), LARGE)
+        asked = {"constraint": made, "logit_bias": {END: -90.0}} if constrained else {}
+        done = meter.run([1, 2, 3], 100, before=lambda _, m=meter: rest_of(m), **asked)
+        decided[constrained] = done.metrics.speculative_decoding.decisions.get("forced", 0)
+        assert meter.made[0].rest.left > 0
+    assert decided[True] > 5
+    assert decided[False] == 0
+
+
+def rest_of(meter: Any) -> None:
+    """Its sequence rests in the next round."""
+    for policy in meter.made:
+        policy.rest.left = 9

@@ -1,0 +1,94 @@
+"""A sequence that deciding gains nothing rests, for longer each time, and wakes where habits foretell what it emits."""
+
+from __future__ import annotations
+
+from specbuild.runtime.speculation.rest import FORETOLD, RESTS, WATCH, Rest, Waits
+
+TOKEN = 1e-3  # seconds of plain decoding
+
+
+def resting(waits: Waits | None = None) -> Rest:
+    """One that has watched nothing pay, and rests."""
+    rest = Rest(waits or Waits())
+    for _ in range(WATCH):
+        assert not rest.rests
+        rest.took = 1e-4
+        rest.decided(0, 0.0, TOKEN)
+    assert rest.rests
+    return rest
+
+
+def pass_rounds(rest: Rest, most: int = 1000) -> int:
+    """Rounds until it decides again, none of which habits foretell."""
+    for rounds in range(most):
+        if not rest.rests:
+            return rounds
+        rest.passed(False)
+    raise AssertionError("it never wakes")
+
+
+def test_rests_become_longer_and_shorter_again_where_drafts_pay() -> None:
+    waits, lengths = Waits(), []
+    for _ in range(5):
+        lengths.append(pass_rounds(resting(waits) if waits.rounds < RESTS[1] else brief(waits)))
+    assert lengths == [16, 32, 64, 128, 128]
+    paying = Rest(waits)
+    for _ in range(4 * WATCH):
+        paying.took = 1e-4
+        paying.decided(2, TOKEN, TOKEN)
+    assert not paying.rests
+    assert waits.rounds == RESTS[0]
+
+
+def brief(waits: Waits) -> Rest:
+    """Where others rest for longest, a new one watches half as many rounds."""
+    rest = Rest(waits)
+    for _ in range(WATCH // 2):
+        assert not rest.rests
+        rest.took = 1e-4
+        rest.decided(0, 0.0, TOKEN)
+    assert rest.rests
+    return rest
+
+
+def test_what_drafts_gain_is_held_against_what_deciding_takes() -> None:
+    for extra, expected in ((0.91e-3, True), (0.89e-3, False)):
+        rest = Rest(Waits())
+        for _ in range(WATCH):
+            rest.took = 1e-4
+            rest.decided(1, extra, TOKEN)
+        assert rest.rests == expected
+
+
+def test_what_costs_next_to_nothing_is_no_reason_to_rest() -> None:
+    """Beside a large model's round."""
+    rest = Rest(Waits())
+    for _ in range(10 * WATCH):
+        rest.took = 1e-4
+        rest.decided(0, 0.0, 1e-2)
+    assert not rest.rests
+
+
+def test_where_nobody_measures_deciding_nobody_rests() -> None:
+    rest = Rest(Waits())
+    for _ in range(10 * WATCH):
+        rest.decided(0, 1.0, TOKEN)
+    assert not rest.rests
+
+
+def test_foretold_tokens_wake_for_a_round_and_a_draft_for_good() -> None:
+    rest = resting()
+    for _ in range(FORETOLD):
+        assert rest.rests
+        rest.passed(True)
+    assert not rest.rests
+    rest.took = 1e-4
+    rest.decided(0, 0.0, TOKEN)  # it looked, and drafted nothing
+    assert rest.rests
+    for _ in range(FORETOLD):
+        rest.passed(True)
+    rest.took = 1e-4
+    rest.decided(2, TOKEN, TOKEN)
+    rest.passed(False)
+    assert not rest.rests
+    assert pass_rounds(rest) == 0
