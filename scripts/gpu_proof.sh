@@ -43,7 +43,7 @@ left() { # the seconds that are left of this stage, at most $1; 1 where none are
 }
 
 build() { # every source by itself, at once; without the copy engine too: which way is faster is for b to say
-  [ -z "${PREBUILT:-}" ] || return 0
+  [ -z "${PREBUILT:-}" ] || { ls "$SPECBUILD_KERNELS" >/dev/null; return; }
   local jobs=() source status=0 compile=(timeout "$(left 200)" nvcc -std=c++17 -O3 -arch=native -lineinfo -Xcompiler -fPIC -Iplugins -c)
   rm -f "$work"/*.o
   for source in plugins/kernels/*.cu; do

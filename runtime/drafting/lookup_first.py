@@ -53,7 +53,7 @@ class LookupDrafter:
         took = (time.perf_counter() - began) / max(len(awake), 1)
         for policy in resting.values():
             policy.pass_over(len(sequences))
-        for policy in (s.policy for s in awake if s.policy):
+        for policy in (s.policy for s in awake if s.policy and not s.sampler.foresees):  # others never rest
             policy.rest.took = took
         self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
         if self._looks_up:

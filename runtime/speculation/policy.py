@@ -242,11 +242,11 @@ class SequencePolicy:
     def pass_over(self, batch: int = 0) -> None:
         """Make the round plain decoding, of which nothing is learnt; alone (`batch` 1) it keeps its free nodes."""
         self.resume(PLAIN)
-        self.left, self.rest.took, self.extra = self.free if batch == 1 else 0, 0.0, 0.0
+        self.left, self.rest.took = self.free if batch == 1 else 0, 0.0
 
     def resume(self, option: Option) -> None:
         """Make `option` the decision of the round that ends now, though another may have been chosen since."""
-        self.now, self.guess, self.continued, self.below = option, -1, [], [0.0]
+        self.now, self.guess, self.continued, self.below, self.extra = option, -1, [], [0.0], 0.0
         if option.levels:
             self._promise_levels()
 

@@ -47,7 +47,7 @@ class Rest:
             extra: Seconds that the draft added to the round; 0: it had none, or free rows alone, as at rest.
             plain: Seconds that plain decoding takes for a token of this sequence.
         """
-        if self.took < DEAR * plain or not self.took or (self.left and not extra):
+        if self.took <= DEAR * plain or (self.left and not extra):
             self._foretold = 0
             return
         self.left, self._watched = 0, self._watched + 1

@@ -1,4 +1,4 @@
-"""What parsers of calls share: an object that is a call, and lists of such objects."""
+"""Base classes of the parsers whose calls are JSON objects, one by one or behind a marker."""
 
 from __future__ import annotations
 
