@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from specbuild.runtime.backends.gpu.library import find_library
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.backends.kernels.library import find_library
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHES, REPLAYS = 20, 15  # minimum launches per graph (at least one per set of inputs); replays that are timed

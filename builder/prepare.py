@@ -110,9 +110,10 @@ def prepare(config: BuildConfig) -> Sources:
         raise OptionError("these precisions are not calibrated, there is nothing to keep: drop --calibration-cache")
     for name, layout in layouts.items():
         _check_head(config, name, layout.head_dim)
-    alone = config.architectures and not config.descriptor.on_gpu  # no engine brings its own attention
+    # No engine brings its own attention.
+    alone = config.architectures and (config.plugin or not config.descriptor.on_gpu) and not config.descriptor.compiles
     sources = models | ({"draft": head} if head else {})
-    shapes = [_shape(name, sources[name], layout) for name, layout in layouts.items()] if alone else []
+    shapes = [_shape(config, name, sources[name], layout) for name, layout in layouts.items()] if alone else []
     weights = [sum(path.stat().st_size for path in model.weights) for model in sources.values()]
     dtypes = [model.config.dtype or torch.float32 for model in sources.values()]
     parameters = [size // dtype.itemsize for size, dtype in zip(weights, dtypes, strict=True)]
@@ -190,12 +191,14 @@ def dry_run(config: BuildConfig) -> dict[str, Any]:
     }
 
 
-def _shape(name: str, checkpoint: Checkpoint | EagleCheckpoint, layout: Layout) -> nvrtc.Shape:
-    """Return the shape that TreeAttention is compiled for: float16 stays, other types compute in bfloat16.
+def _shape(config: BuildConfig, name: str, checkpoint: Checkpoint | EagleCheckpoint, layout: Layout) -> nvrtc.Shape:
+    """Return the shape that TreeAttention is compiled for: of the type that the bundle computes in.
 
-    The cache has the same type. Raises OptionError for a head size that the kernels do not support.
+    Where a bundle does not use it, float16 stays, and other types are bfloat16. The cache has the same type. Raises
+    OptionError for a head size that the kernels do not support.
     """
-    dtype = "F16" if checkpoint.config.dtype == torch.float16 else "BF16"
+    computed = config.dtype_of(name) if config.plugin else checkpoint.config.dtype
+    dtype = "F16" if computed in ("fp16", torch.float16) else "BF16"
     try:
         return nvrtc.Shape(layout.head_dim, dtype, dtype)
     except OptionError as error:

@@ -20,7 +20,7 @@ import onnxruntime
 from specbuild.builder.codegen.nvrtc import INSTALL, compiler_version
 from specbuild.builder.codegen.tensorrt import flavour
 from specbuild.runtime.backends.gpu.cuda import check_driver
-from specbuild.runtime.backends.gpu.library import PLUGIN, find_library
+from specbuild.runtime.backends.kernels.library import PLUGIN, find_library
 from specbuild.runtime.bundle.backend import BACKENDS, COMPILED, Backend
 from specbuild.runtime.errors import OptionError, SpecbuildError
 
@@ -72,7 +72,7 @@ def _backend(backend: Backend, lacking: list[str]) -> str:
     runs = package or driver
     if backend.provider not in (None, *onnxruntime.get_available_providers()):
         runs = runs or "ONNX Runtime has no CUDA here: pip install onnxruntime-gpu"
-    if backend.takes_plugins and not find_library(PLUGIN):
+    if backend.takes_plugins and backend.compiles and not find_library(PLUGIN):
         runs = runs or "the plugin's library is missing (plugins/README.md), all but --attention native needs it"
     told = [f"{what} {f'no ({why})' if why else 'yes'}" for what, why in (("builds", builds), ("runs", runs))]
     return f"{', '.join(backend.precisions)}; {'; '.join(told)}"

@@ -16,17 +16,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LIMIT = 300
 BUDGETS = {  # lines of code by folder and suffixes
-    ("builder", ".py"): 5373,
+    ("builder", ".py"): 5529,
     ("builder/distill", ".py"): 1404,
     ("builder/quantize", ".py"): 1435,
     ("cli", ".py"): 2643,
     ("face", ".py"): 37,
     ("measure", ".py"): 2263,
-    ("runtime", ".py"): 6700,
-    ("runtime/backends", ".py"): 2562,
-    ("runtime/decoding", ".py"): 1813,
+    ("runtime", ".py"): 6701,
+    ("runtime/backends", ".py"): 2886,
+    ("runtime/decoding", ".py"): 1815,
     ("serve", ".py"): 6377,
-    ("plugins", ".cu .cuh"): 2065,  # the kernels
+    ("plugins", ".cu .cuh"): 2068,  # the kernels
     ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin
 }
 _BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

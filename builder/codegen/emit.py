@@ -21,6 +21,7 @@ from specbuild.runtime.backends.gpu.plan import PLUGIN_VERSION
 from specbuild.runtime.bundle.manifest import EngineRecord
 
 from .engine_layers import describe
+from .parts import save_parts
 from .tensorrt import Progress, built_on, compile_engine, profiles_of
 
 WEIGHTS, GRAPH, PLAN = "weights.bin", "model.onnx", "model.plan"
@@ -104,6 +105,8 @@ def emit(
     )
     layers = sum(str(value.name).startswith("past_key") for value in lowered.graph.inputs)
     dynamic = sorted({d for value in lowered.graph.inputs for d in dims(value) or () if isinstance(d, str)})
+    if config.plugin and not config.descriptor.compiles:
+        return Emitted({str(config.max_batch_size): save_parts(folder, name, lowered)}, census)
     file = folder / name / GRAPH
     ir.save(lowered, file, external_data=WEIGHTS)
     del lowered

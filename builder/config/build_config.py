@@ -106,8 +106,9 @@ class BuildConfig:
 
     @property
     def plugin(self) -> bool:
-        """Return whether the engines' attention is the plugin TreeAttention."""
-        return self.engine.plugin(self.descriptor)
+        """Return whether attention is TreeAttention; by default graphs, not engines, in fp32 have the standard one."""
+        falls_back = self.engine.attention is None and not self.descriptor.compiles
+        return self.engine.plugin(self.descriptor) and not (falls_back and "fp32" in map(self.dtype_of, self.models))
 
     @property
     def models(self) -> tuple[str, ...]:

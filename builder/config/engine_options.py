@@ -79,12 +79,15 @@ class EngineOptions:
         """Raise OptionError for an option that this backend does not support, so that none is ignored."""
         caches = {"FP8": "--kv-cache-dtype fp8"} if self.kv_cache_dtype == "fp8" else {}
         caches |= {"paged": f"--block-size {self.block_size}"} if self.block_size else {}
-        for kind, option in caches.items() if not self.plugin(backend) else ():
-            without = " without --attention native" if backend.takes_plugins else ""
+        for kind, option in caches.items() if not (self.plugin(backend) and backend.compiles) else ():
+            without = " without --attention native" if backend.takes_plugins and backend.compiles else ""
             raise OptionError(f"{kind} caches are the plugin's alone: use {_PLUGIN}{without}, or drop {option}")
         given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
-        if not backend.compiles and given:
-            raise OptionError(f"backend {backend.name} compiles no engine: drop --{_flag(given[0])}, or use {_ENGINES}")
+        of_engines = [name for name in given if name != "attention" or not backend.takes_plugins]
+        if not backend.compiles and of_engines:
+            raise OptionError(
+                f"backend {backend.name} compiles no engine: drop --{_flag(of_engines[0])}, or use {_ENGINES}"
+            )
         if self.arch and not backend.architectures:
             raise OptionError(f"{backend.name} compiles for the GPU it runs on: drop --arch, or use {_ARCH}")
         if self.attention == "plugin" and not backend.takes_plugins:

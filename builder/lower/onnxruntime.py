@@ -82,7 +82,8 @@ def _norm(node: ir.Node) -> list[ir.Value]:
     return list(insert(node, "SimplifiedLayerNormalization", node.inputs, attributes=attributes).outputs)
 
 
-def _residual_norm(node: ir.Node) -> list[ir.Value]:
+def residual_norm(node: ir.Node) -> list[ir.Value]:
+    """Lower AddRMSNorm to ONNX Runtime's own kernel."""
     attributes = {"epsilon": node.attributes["epsilon"].as_float()}
     new = insert(node, "SkipSimplifiedLayerNormalization", node.inputs, _MS, attributes, outputs=4)
     for unused in new.outputs[1:3]:
@@ -90,7 +91,8 @@ def _residual_norm(node: ir.Node) -> list[ir.Value]:
     return [new.outputs[0], new.outputs[3]]
 
 
-def _transposed_product(node: ir.Node) -> list[ir.Value]:
+def transposed_product(node: ir.Node) -> list[ir.Value]:
+    """Lower a product with a transposed weight to ONNX Runtime's own kernel, which reads it as it is stored."""
     return list(insert(node, "FusedMatMul", node.inputs, _MS, {"transB": 1}).outputs)
 
 
@@ -141,12 +143,12 @@ def _as_rows(graph: ir.Graph, weight: ir.Value) -> ir.Value:
     return initializer(graph, tensor)
 
 
-__all__ = ["INPUTS", "OUTPUTS", "cache_width", "lower"]
+__all__ = ["INPUTS", "OUTPUTS", "cache_width", "lower", "residual_norm", "transposed_product"]
 _LOWERED = {
     "RMSNormalization": _norm,
-    "AddRMSNorm": _residual_norm,
+    "AddRMSNorm": residual_norm,
     "SwiGLU": swiglu,
-    "MatMulNT": _transposed_product,
+    "MatMulNT": transposed_product,
     "BlockMatMul": _block_product,
     "BlockGather": _block_gather,
     "ScaledMatMul": _scaled_product,

@@ -127,6 +127,9 @@ def _lower_attention(
     }
     plugin = insert(node, "TreeAttention", list(inputs.values()), DOMAIN, attributes, 3)
     plugin.name = f"attention.{layer}"
+    _, heads, _, _ = dims(node.inputs[0])  # type: ignore[misc]
+    plugin.outputs[0].shape = ir.Shape(["batch", "nodes", heads, size])
+    plugin.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     for old, new in zip(node.outputs, plugin.outputs, strict=True):
         replace(old, new)
     for cache in (past_key, past_value, *plugin.outputs[1:]) if scales else ():
@@ -157,7 +160,9 @@ def _projections(node: ir.Node) -> dict[str, ir.Value | None]:
     *_, size = dims(rows[0])  # type: ignore[misc]
     heads = sum(int(dims(value)[2]) for value in rows)  # type: ignore[index, misc]
     shape = constant(node.graph, f"shape_{heads}_{size}", np.array([0, 0, heads, int(size)], dtype=np.int64))  # type: ignore[arg-type]
-    return {"qkv": insert(node, "Reshape", [split.inputs[0], shape]).outputs[0]}
+    packed = insert(node, "Reshape", [split.inputs[0], shape]).outputs[0]
+    packed.shape, packed.type = ir.Shape(["batch", "nodes", heads, size]), ir.TensorType(ir.DataType.FLOAT)
+    return {"qkv": packed}
 
 
 def _rows(before: ir.Node, value: ir.Value | None) -> ir.Value | None:
@@ -165,4 +170,7 @@ def _rows(before: ir.Node, value: ir.Value | None) -> ir.Value | None:
     transpose = producer(value, "Transpose")
     if transpose is not None and permutation(transpose) == (0, 2, 1, 3):
         return transpose.inputs[0]
-    return insert(before, "Transpose", [value], attributes={"perm": [0, 2, 1, 3]}).outputs[0]
+    turned = insert(before, "Transpose", [value], attributes={"perm": [0, 2, 1, 3]}).outputs[0]
+    _, heads, _, size = dims(value)  # type: ignore[misc]
+    turned.shape, turned.type = ir.Shape(["batch", "nodes", heads, size]), ir.TensorType(ir.DataType.FLOAT)
+    return turned

@@ -48,19 +48,19 @@ __device__ __forceinline__ void attend(const specbuild_attention &p) {
   Weight weight[2] = {{kNothing, 0.0f}, {kNothing, 0.0f}};  // of rows lane / 4 and lane / 4 + 8 of the warp
   float output[D / 8][4] = {};
   if (!idle) {
-    const int tiles = ceil_div(part.end - part.begin, S::kKeys);
+    const int tiles = ceil_div(part.end - part.begin, part.step);
     const auto fetch = [&](int tile) {
       const int stage = tile % S::kStages;
       if (tile < tiles)
-        load_tile<C, D, S>(p, b, head, part.begin + tile * S::kKeys, part.end, shared + stage * S::kStage, &phases[stage]);
+        load_tile<C, D, S>(p, part, b, head, part.begin + tile * part.step, shared + stage * S::kStage, &phases[stage]);
       if (!kBulk) close_copies();
     };
     // The first tiles are on their way while the queries are made, unless the new rows are among them.
-    const bool early = !part.appends || part.begin + (S::kStages - 1) * S::kKeys <= part.fresh;
+    const bool early = !part.appends || part.begin + (S::kStages - 2) * part.step + S::kKeys <= part.fresh;
     for (int tile = 0; early && tile < S::kStages - 1; ++tile) fetch(tile);
     if (seen) link_ancestors(mine, tree, ancestors, jump);
     if (part.appends) {
-      append<T, C, D>(p, part, b, head, seen);
+      append<T, C, D, S::kKeys>(p, part, b, head, seen);
       publish_to_copies();
     }
     __syncthreads();
@@ -86,7 +86,7 @@ __device__ __forceinline__ void attend(const specbuild_attention &p) {
     const float unit = p.scale * (sizeof(C) == 1 ? Unit<T>::value * (p.key_scale ? p.key_scale[head] : 1.0f) : 1.0f);
 
     for (int tile = 0; tile < tiles; ++tile) {
-      const int stage = tile % S::kStages, first = part.begin + tile * S::kKeys + key_warp * S::kStep;
+      const int stage = tile % S::kStages, first = part.begin + tile * part.step + key_warp * S::kStep;
       if constexpr (kBulk) wait_phase(&phases[stage], tile / S::kStages & 1);
       else wait_copies<S::kStages - 2>();
       __syncthreads();

@@ -37,8 +37,9 @@ template <class C, int D, int kRowWarps> struct Tile {
 struct Part {
   int committed, offset, fresh, total;  // fresh: the first new row; total: past the last row seen by this block's queries
   int count;                            // new nodes
-  int lowest, begin, end;               // cache rows: the first that any query sees, and the part's
-  bool appends;                         // the new rows are in this part
+  int lowest, begin, step, end;         // cache rows: the first that any query sees; the part's first tile, how far its tiles
+                                        // are apart, and the end of all
+  bool appends;                         // some of the new rows are in this part
 
   __device__ bool sound(const specbuild_attention &p) const {
     return committed >= 0 && offset >= 0 && count >= 0 && count <= p.nodes &&
@@ -106,8 +107,8 @@ __device__ __forceinline__ void rotate_row(const specbuild_attention &p, const T
   }
 }
 
-// The new nodes' keys and values into the cache, by the block that reads them there next.
-template <class T, class C, int D>
+// The new nodes' keys and values into the cache, each by the block that reads it there next.
+template <class T, class C, int D, int kKeys>
 __device__ void append(const specbuild_attention &p, const Part &part, int b, int head, const uint64_t *seen) {
   const float key_unit = p.key_scale ? 1.0f / p.key_scale[head] : 1.0f, value_unit = p.value_scale ? 1.0f / p.value_scale[head] : 1.0f;
   const int new_rows = part.total - part.fresh;
@@ -116,8 +117,10 @@ __device__ void append(const specbuild_attention &p, const Part &part, int b, in
     const int node = smaller(first + int(threadIdx.x) / 8, new_rows - 1);
     const int depth = seen ? __popcll(seen[part.offset + node]) - 1 : part.offset + node;
     const int64_t from = int64_t(b) * p.nodes + node, to = row_at(p, b, head, part.fresh + node);
+    const bool mine = (part.fresh + node) / kKeys % p.splits == int(blockIdx.x);
     const auto store = [&](C *cache, float unit) {
       return [=](int at, float x[8]) {
+        if (!mine) return;
 #pragma unroll
         for (int j = 0; j < 8; ++j) x[j] *= unit;
         store8(cache + to + at, x);
@@ -152,18 +155,19 @@ __device__ void load_queries(const specbuild_attention &p, const Part &part, int
   }
 }
 
-// Starts the copy of a tile's keys and values to a stage; rows past `end` become zeros, for 0 · NaN is NaN.
+// Starts the copy of a tile's keys and values to a stage; rows that no query sees, before the first that one does and past
+// the end, become zeros, for 0 · NaN is NaN.
 template <class C, int D, class S>
-__device__ __forceinline__ void load_tile(const specbuild_attention &p, int b, int head, int first, int end, unsigned char *stage, uint64_t *phase) {
+__device__ __forceinline__ void load_tile(const specbuild_attention &p, const Part &part, int b, int head, int first, unsigned char *stage, uint64_t *phase) {
   const C *const keys = static_cast<const C *>(p.key_cache), *const values = static_cast<const C *>(p.value_cache);
   constexpr int kBytes = D * int(sizeof(C));
   if constexpr (kBulk) {
-    const int there = smaller(end - first, S::kKeys);
-    if (threadIdx.x == 0) arrive_phase(phase, uint32_t(2 * there * kBytes));
+    const int before = larger(part.lowest - first, 0), there = smaller(part.end - first, S::kKeys);
+    if (threadIdx.x == 0) arrive_phase(phase, uint32_t(2 * (there - before) * kBytes));
     for (int i = threadIdx.x; i < 2 * S::kKeys; i += kThreads) {
       const int row = i % S::kKeys;
       unsigned char *const to = stage + i * S::kStride;
-      if (row < there) {
+      if (row >= before && row < there) {
         copy_row(phase, to, (i < S::kKeys ? keys : values) + row_at(p, b, head, first + row), kBytes);
       } else {
         for (int at = 0; at < kBytes; at += 16) *reinterpret_cast<Eight<BF16> *>(to + at) = Eight<BF16>{};
@@ -173,8 +177,9 @@ __device__ __forceinline__ void load_tile(const specbuild_attention &p, int b, i
     constexpr int kPieces = kBytes / 16;
     for (int i = threadIdx.x; i < 2 * S::kKeys * kPieces; i += kThreads) {
       const int line = i / kPieces, at = i % kPieces * 16, row = first + line % S::kKeys;
-      const int64_t from = row_at(p, b, head, smaller(row, end - 1));
-      copy16(stage + line * S::kStride + at, reinterpret_cast<const unsigned char *>((line < S::kKeys ? keys : values) + from) + at, row < end);
+      const int64_t from = row_at(p, b, head, larger(smaller(row, part.end - 1), part.lowest));
+      copy16(stage + line * S::kStride + at, reinterpret_cast<const unsigned char *>((line < S::kKeys ? keys : values) + from) + at,
+             row >= part.lowest && row < part.end);
     }
   }
 }
@@ -264,12 +269,14 @@ __device__ __forceinline__ Part part_of(const specbuild_attention &p, int b, int
   const int group = p.heads / p.kv_heads;
   part.total = part.fresh + (p.parents ? part.count : smaller(part.count, ceil_div(first_row + rows, group)));
   part.lowest = p.window ? larger(0, part.committed - p.window + 1) : 0;
-  const int64_t tiles = ceil_div(part.total - part.lowest, keys);  // shared out evenly: no part has two more than another
-  part.begin = part.lowest + int(tiles * int(blockIdx.x) / p.splits) * keys;
-  part.end = smaller(part.lowest + int(tiles * (int(blockIdx.x) + 1) / p.splits) * keys, part.total);
-  part.appends = part.begin <= part.fresh && part.fresh < part.end;
-  if (part.appends) part.end = part.total;            // the new rows are one block's, however many
-  else if (part.begin > part.fresh) part.end = part.begin;
+  // Every splits-th tile, counted from row 0: which rows are summed up together depends neither on how long the context
+  // is nor on which rows are new, so a tree's first path has the bits of one token at a time. No part has two more.
+  const auto next_tile = [&](int row) {
+    const int tile = row / keys, splits = p.splits;
+    return (tile + (int(blockIdx.x) + splits - tile % splits) % splits) * keys;
+  };
+  part.begin = next_tile(part.lowest), part.step = p.splits * keys, part.end = part.total;
+  part.appends = part.fresh < part.total && next_tile(part.fresh) < part.total;
   return part;
 }
 

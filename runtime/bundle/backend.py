@@ -79,7 +79,8 @@ BACKENDS: Mapping[str, Backend] = {
         Backend(
             "onnxruntime-cuda",
             device="gpu",
-            lowering="standard",
+            lowering="parts",
+            native_lowering="standard",
             precisions=("fp16", "bf16", "fp32"),
             dtypes=("fp16",),
             provider="CUDAExecutionProvider",

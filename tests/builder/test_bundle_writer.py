@@ -166,7 +166,7 @@ def test_each_cubin_has_its_record(
     (tmp_path / "modest.cu").write_text('extern "C" __global__ void modest(float *x) { x[threadIdx.x] = 1.0f; }')
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(nvrtc, "sources", lambda names=(): asked.append(names) or [tmp_path / "modest.cu"])
-    work = context(backend="onnxruntime-cuda", cuda_arch=("80,90",))
+    work = context(backend="onnxruntime-cuda", precision="fp32", cuda_arch=("80,90",))
     kernels = save_kernels(work)
     names = {f"kernels/sm_{name}/modest.cubin": KernelRecord(name, ["modest"]) for name in ("80", "90")}
     assert (kernels.records, asked) == (names, [nvrtc.GLUE])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from small_models import random_head
 
+from specbuild.builder.codegen.nvrtc import Shape
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.engine_options import EngineOptions
 from specbuild.builder.config.quantize_options import QuantizeOptions
@@ -111,6 +112,7 @@ def test_what_is_not_calibrated_keeps_nothing(target: Path, tmp_path: Path) -> N
     [
         ({"cuda_arch": ("80",)}, f"the target has no kernels, {NO_HEADS}: build it without --cuda-arch"),
         ({"backend": "tensorrt"}, f"the target has no plugin, {NO_HEADS}: use --attention native"),
+        ({"backend": "onnxruntime-cuda"}, f"the target has no plugin, {NO_HEADS}: use --attention native"),
     ],
 )
 def test_heads_that_no_kernel_has_are_refused(target: Path, fields: dict[str, Any], message: str) -> None:
@@ -119,16 +121,28 @@ def test_heads_that_no_kernel_has_are_refused(target: Path, fields: dict[str, An
     assert str(caught.value) == message
 
 
+def test_attention_is_compiled_for_the_type_that_it_computes_in(make_checkpoint: Make, tmp_path: Path) -> None:
+    """A graph has no attention of its own where TreeAttention is the bundle's; a checkpoint's type does not matter."""
+    target = make_checkpoint(tmp_path / "target", num_hidden_layers=1, head_dim=64)
+    for precision, shapes in (("fp16", [Shape(64, "F16", "F16")]), ("bf16", [Shape(64, "BF16", "BF16")]), ("fp32", [])):
+        asked = {"backend": "onnxruntime-cuda", "precision": precision, "cuda_arch": ("90",)}
+        assert prepare(config(target, **asked)).shapes == shapes
+    native = EngineOptions(attention="native")
+    assert prepare(config(target, backend="onnxruntime-cuda", precision="fp16", engine=native)).shapes == []
+
+
 def test_tensorrt_takes_heads_of_eights_in_16_bits(make_checkpoint: Make, tmp_path: Path) -> None:
     odd, even = (make_checkpoint(tmp_path / str(n), num_hidden_layers=1, head_dim=n) for n in (12, 24))
     with pytest.raises(OptionError, match=r"the target has heads of 12, .* takes multiples of 8: use fp32"):
         prepare(config(odd, backend="tensorrt-rtx", precision="fp16"))
-    for target, backend, precision in (
-        (even, "tensorrt-rtx", "fp16"),
-        (odd, "tensorrt-rtx", "fp32"),
-        (odd, "onnxruntime-cuda", "fp16"),
+    for target, backend, precision, attention in (
+        (even, "tensorrt-rtx", "fp16", None),
+        (odd, "tensorrt-rtx", "fp32", None),
+        (odd, "onnxruntime-cuda", "fp32", None),
+        (odd, "onnxruntime-cuda", "fp16", "native"),
     ):
-        found = prepare(config(target, backend=backend, precision=precision))
+        engine = EngineOptions(attention=attention)
+        found = prepare(config(target, backend=backend, precision=precision, engine=engine))
         assert str(found.layouts["target"].head_dim) == target.name
 
 

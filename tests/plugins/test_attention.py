@@ -315,6 +315,26 @@ def test_parts_are_even(library: HostKernels, context: int, splits: int) -> None
     compare(library, random_case(context, batch=1, context=context, splits=splits, nodes=3))
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("first", [61, 126, 190])
+def test_a_first_path_has_the_bits_of_one_token_at_a_time(
+    library: HostKernels, first: int, window: int, splits: int
+) -> None:
+    """Rows that a tree adds, across tiles and parts, give each of its nodes what they give it as committed rows."""
+    tree = random_case(first, batch=1, nodes=8, context=300, window=window, splits=splits)
+    tree.cache_len[:] = first
+    tree.parents = np.array([[-1, 0, 1, 2, 3, 0, 5, 5]], np.int32)
+    tree.key_cache[:, :, first:] = tree.value_cache[:, :, first:] = np.nan
+    together, *_ = run(library, tree)
+    caches = {"key_cache": tree.key_cache, "value_cache": tree.value_cache}
+    for node in range(5):
+        rows = {name: np.repeat(getattr(tree, name)[:, node : node + 1], 8, 1) for name in ("query", "key", "value")}
+        one = replace(tree, **rows, **caches, counts=np.array([1], np.int32), cache_len=tree.cache_len + node)
+        output, caches["key_cache"], caches["value_cache"], _ = run(library, one)
+        assert output[0, 0].tobytes() == together[0, node].tobytes()
+
+
 @pytest.mark.parametrize("paged", [False, True])
 def test_a_part_without_rows_is_neither_written_nor_read(
     library: HostKernels, host: KernelLibrary, paged: bool

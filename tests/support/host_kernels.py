@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from device import GPU, CudaKernels, HostKernels
 
-from specbuild.runtime.backends.gpu.library import find_library
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.backends.kernels.library import find_library
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 HOST = Path(__file__).resolve().parent / "host"

@@ -119,7 +119,7 @@ class Cuda:
             self.driver_version = _version(self._do(driver.cuDriverGetVersion()))
         self.peak_bandwidth = 2 * kilohertz * 1000 * bits // 8 or None  # bytes per second; None: not known
         self.uncaptured: list[str] = []
-        self.identity: dict[str, Any] = {"processor": self.name, "driver": self.driver_version}
+        self.identity: dict[str, Any] = {"processor": self.name, "driver": _dotted(self.driver_version)}
         self._device = device
         self._streams: dict[int, Any] = {}
         self._frees: list[Step] = []

@@ -6,7 +6,6 @@ same loops run with the kernels compiled for a CPU.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -121,27 +120,6 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Wait for everything and free it all; then raise the first error, if there was one."""
-        ...
-
-
-class Kernels(Protocol):
-    """The kernels of plugins/kernels.h: `KernelLibrary`, or `CubinKernels` from a bundle."""
-
-    def launch(self, name: str, params: ctypes.Structure, stream: int = 0) -> None:
-        """Enqueue a kernel.
-
-        Args:
-            name: The launcher's name, a key of `LAUNCHERS` in kernels/abi.py.
-            params: The launcher's struct.
-            stream: The stream to enqueue it on.
-
-        Raises:
-            OptionError: If the parameters are refused.
-        """
-        ...
-
-    def workspace(self, params: Any) -> int:
-        """Return the bytes of workspace that TreeAttention or a token choice needs."""
         ...
 
 

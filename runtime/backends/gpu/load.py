@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.backends.executor import ModelSpec, spec_of
+from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.errors import ExecutionError
 
 from .cuda import Cuda
-from .device import Kernels, Model, PageTable
+from .device import Model, PageTable
 from .executor import StandardExecutor
 from .pages import Pages
 from .plan import Plan, PlanFile, check_architecture, check_version, flavour
@@ -76,7 +77,7 @@ def loaded(bundle: Bundle, placement: Placement, find_kernels: FindKernels) -> I
         memory_plan.check(manifest, placement.batch_size, device.memory[0], *asked)
         with device.current:
             kernels = _Current(find_kernels(bundle, device.capability), device)
-        executors = dict(zip(placement.names, _executors(bundle, placement, device), strict=True))
+        executors = dict(zip(placement.names, _executors(bundle, placement, device, kernels), strict=True))
         yield Loaded(executors["target"], executors.get("draft"), kernels)
     except BaseException:
         with suppress(ExecutionError):  # the first error is what went wrong
@@ -84,11 +85,14 @@ def loaded(bundle: Bundle, placement: Placement, find_kernels: FindKernels) -> I
         raise
 
 
-def _executors(bundle: Bundle, placement: Placement, device: Cuda) -> list[StandardExecutor]:
+def _executors(bundle: Bundle, placement: Placement, device: Cuda, kernels: Kernels) -> list[StandardExecutor]:
     """Make an executor for each model, each on a stream of its own."""
     specs = [spec_of(bundle.manifest, name) for name in placement.names]
-    made = _engines if bundle.manifest.descriptor.compiles else _graphs
-    return [StandardExecutor(device, model, stream) for model, stream in made(bundle, placement, specs, device)]
+    compiled = bundle.manifest.descriptor.compiles
+    made = (
+        _engines(bundle, placement, specs, device) if compiled else _graphs(bundle, placement, specs, device, kernels)
+    )
+    return [StandardExecutor(device, model, stream) for model, stream in made]
 
 
 def _files(bundle: Bundle, specs: Sequence[ModelSpec]) -> list[str]:
@@ -116,17 +120,20 @@ def _engines(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], d
     return [(model, device.stream()) for model in models]
 
 
-def _graphs(bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda) -> list[tuple[Model, int]]:
+def _graphs(
+    bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda, kernels: Kernels
+) -> list[tuple[Model, int]]:
     from .onnxruntime_cuda import OrtModel  # slow to import
+    from .parts import PARTS, PartsModel
 
-    manifest, batch_size = bundle.manifest, placement.batch_size
-    chunk = min(PROMPT_CHUNK, manifest.max_seq_len)
-    models = [
-        OrtModel(
-            GraphFile.of(bundle, graph), spec, device, batch_size, manifest.buckets, chunk, "cuda", device.stream()
-        )
-        for graph, spec in zip(_files(bundle, specs), specs, strict=True)
-    ]
+    manifest, models = bundle.manifest, list[OrtModel]()
+    sizes = placement.batch_size, manifest.buckets, min(PROMPT_CHUNK, manifest.max_seq_len)
+    for name, spec in zip(_files(bundle, specs), specs, strict=True):
+        graph, stream = GraphFile.of(bundle, name), device.stream()
+        if name.endswith(PARTS):
+            models.append(PartsModel(graph, spec, device, *sizes, "cuda", stream, kernels, device.multiprocessors))
+        else:
+            models.append(OrtModel(graph, spec, device, *sizes, "cuda", stream))
     return [(model, model.stream) for model in models]
 
 
@@ -144,3 +151,7 @@ class _Current:
     def workspace(self, params: Any) -> int:
         """See `Kernels.workspace`."""
         return self._kernels.workspace(params)
+
+    def splits(self, params: Any, processors: int) -> int:
+        """See `Kernels.splits`."""
+        return self._kernels.splits(params, processors)

@@ -7,9 +7,9 @@ a provider whose later runs neither allocate nor wait, so the first runs come be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -18,7 +18,7 @@ from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.onnx_graph import GraphFile, open_session
 from specbuild.runtime.errors import BundleError, ExecutionError, SpecbuildError, one_line
 
-from .device import Device, Step, hidden_states, slot_parts, with_room
+from .device import Device, PageTable, Step, Tensor, TreeInputs, hidden_states, slot_parts, with_room
 from .tensors import TensorInfo, check_tensors
 
 Provider = Literal["cuda", "cpu"]
@@ -32,10 +32,20 @@ _CACHES: dict[str, tuple[Any, Any]] = {  # by TensorRT's type name: the dtype of
 _TYPES = {"float": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32", "bool": "BOOL"}
 
 
+class Bound(NamedTuple):
+    """A graph's input or output, and where it lies: name, NumPy's or ONNX Runtime's type, shape and address."""
+
+    name: str
+    kind: Any
+    shape: tuple[int, ...]
+    address: int
+
+
 class OrtModel:
     """See `Model`; it runs on `stream`: the one it was made with or, if a capture failed on that, a new one."""
 
-    tree = pages = None
+    tree: TreeInputs | None = None
+    pages: PageTable | None = None
 
     def __init__(
         self,
@@ -67,19 +77,18 @@ class OrtModel:
         self.spec, self.batch_size, self.chunk = spec, batch_size, chunk
         self.buckets: Sequence[int] = tuple(buckets)
         self.lengths = range(1, chunk + 1)
-        self._provider, self._device, self.stream = provider, device, stream
+        self._graph, self._provider, self._device, self.stream = graph, provider, device, stream
         self.capturable = provider == "cuda"  # and steps are replayed from graphs; off after a capture fails
-        self._session = _session(graph, provider, stream)
-        memory, self._cache_type = _CACHES[check_tensors(spec, _tensors(self._session))]
+        memory = self._open()
         largest, size = self.buckets[-1], (batch_size, self.buckets[-1])
         self.tokens, self.positions = (with_room(device, size, np.int32, largest, chunk) for _ in range(2))
         self.rows = device.empty((batch_size,), np.int32)
-        seen = batch_size, 1, largest, spec.capacity
-        self.masks = {window: with_room(device, seen, np.bool_, largest, chunk) for window in spec.windows}
+        self.masks = dict[int, Tensor]()
         self.logits = device.empty((*size, spec.vocab_size), np.float32)
         self.hidden, self.hidden_in = hidden_states(device, spec, *size, chunk)
         shape = 2 * spec.layers, batch_size, spec.kv_heads, spec.capacity, spec.head_dim
         self.cache = device.empty(shape, memory)
+        self._allocate()
         self._wanted = device.empty((max(largest, chunk),), np.int32)  # 0, 1, 2, …: nodes whose logits are wanted
         numbers = device.pinned(self._wanted.shape, np.int32)
         numbers[:] = np.arange(len(numbers))
@@ -94,8 +103,21 @@ class OrtModel:
                 raise
             device.uncaptured.append(f"no graph holds ONNX Runtime's steps: {one_line(error)}")
             self.capturable, self.stream = False, device.stream()  # a failed capture may have spoilt the other
-            self._session = _session(graph, provider, self.stream)
+            self._open()
             self._prepare()
+
+    def _open(self) -> np.dtype[Any]:
+        """Open the graph on the stream; return the dtype of the caches' memory."""
+        self._session = open_on(self._graph, self._provider, self.stream)
+        memory, self._cache_type = _CACHES[check_tensors(self.spec, _tensors(self._session))]
+        dtype: np.dtype[Any] = np.dtype(memory)
+        return dtype
+
+    def _allocate(self) -> None:
+        """Allocate what attention reads besides the caches."""
+        largest = self.buckets[-1]
+        seen = self.batch_size, 1, largest, self.spec.capacity
+        self.masks = {w: with_room(self._device, seen, np.bool_, largest, self.chunk) for w in self.spec.windows}
 
     def _prepare(self) -> None:
         """Bind every step, run it twice and capture it. All nodes see all rows, so that none gives NaN."""
@@ -139,42 +161,55 @@ class OrtModel:
         if stream != self.stream:
             raise ExecutionError(f"the {self.spec.name} runs on stream {self.stream}, not on {stream}: use that")
 
-    def _run(self, binding: Any) -> None:
+    def _run(self, steps: Sequence[Step]) -> None:
         try:
-            self._session.run_with_iobinding(binding, self._options)
+            for step in steps:
+                step()
+        except SpecbuildError:
+            raise
         except Exception as error:  # ONNX Runtime raises many unrelated types
             raise ExecutionError(f"ONNX Runtime failed in a step: {one_line(error)}") from error
 
-    def _bind(self, batch: int, nodes: int, slot: int, first: int, wanted: int) -> Any:
-        """Return the binding of a step of `batch` slots from `slot` on, with `wanted` nodes' logits from `first` on."""
-        binding, spec = self._session.io_binding(), self.spec
+    def _bound(self, session: Any, inputs: Iterable[Bound], outputs: Iterable[Bound]) -> Step:
+        """Return what runs a session on tensors where they lie."""
+        binding = session.io_binding()
+        for each in inputs:
+            binding.bind_input(each.name, self._provider, 0, each.kind, each.shape, each.address)
+        for each in outputs:
+            binding.bind_output(each.name, self._provider, 0, each.kind, each.shape, each.address)
+        return lambda: session.run_with_iobinding(binding, self._options)
 
-        def bind(name: str, kind: Any, shape: tuple[int, ...], address: int, output: bool = False) -> None:
-            (binding.bind_output if output else binding.bind_input)(name, self._provider, 0, kind, shape, address)
+    def _ends(self, batch: int, nodes: int, first: int, wanted: int) -> tuple[list[Bound], list[Bound]]:
+        """Return what a step reads and makes besides caches and attention's inputs; see `_bind`."""
+        spec, states = self.spec, (batch, nodes, self.spec.hidden)
+        inputs = [
+            Bound("input_ids", np.int32, (batch, nodes), self.tokens.address),
+            Bound("logit_nodes", np.int32, (wanted,), self._wanted.address + 4 * first),
+        ]
+        outputs = [Bound("logits", np.float32, (batch, wanted, spec.vocab_size), self.logits.address)]
+        inputs += [Bound("hidden_in", np.float32, states, self.hidden_in.address)] if self.hidden_in else []
+        outputs += [Bound("hidden", np.float32, states, self.hidden.address)] if self.hidden else []
+        return inputs, outputs
 
-        bind("input_ids", np.int32, (batch, nodes), self.tokens.address)
-        bind("position_ids", np.int32, (batch, nodes), self.positions.address)
-        bind("logit_nodes", np.int32, (wanted,), self._wanted.address + 4 * first)
-        bind("write_rows", np.int32, (batch,), self.rows.address)
+    def _bind(self, batch: int, nodes: int, slot: int, first: int, wanted: int) -> Sequence[Step]:
+        """Return what enqueues a step of `batch` slots from `slot` on, with `wanted` nodes' logits from `first` on."""
+        inputs, outputs = self._ends(batch, nodes, first, wanted)
+        inputs.append(Bound("position_ids", np.int32, (batch, nodes), self.positions.address))
+        inputs.append(Bound("write_rows", np.int32, (batch,), self.rows.address))
         for window, mask in self.masks.items():
-            bind(f"mask.{window}", np.bool_, (batch, 1, nodes, spec.capacity), mask.address)
-        bind("logits", np.float32, (batch, wanted, spec.vocab_size), self.logits.address, output=True)
-        if self.hidden_in:
-            bind("hidden_in", np.float32, (batch, nodes, spec.hidden), self.hidden_in.address)
-        if self.hidden:
-            bind("hidden", np.float32, (batch, nodes, spec.hidden), self.hidden.address, output=True)
+            inputs.append(Bound(f"mask.{window}", np.bool_, (batch, 1, nodes, self.spec.capacity), mask.address))
         shape = batch, *self.cache.shape[2:]
         for index, part in enumerate(slot_parts(self.cache, slot)):
             name = f"{('key', 'value')[index % 2]}.{index // 2}"
-            bind(f"past_{name}", self._cache_type, shape, part.address)
-            bind(f"present_{name}", self._cache_type, shape, part.address, output=True)
-        return binding
+            inputs.append(Bound(f"past_{name}", self._cache_type, shape, part.address))
+            outputs.append(Bound(f"present_{name}", self._cache_type, shape, part.address))
+        return [self._bound(self._session, inputs, outputs)]
 
     def close(self) -> None:
         """Free the session."""
         self._graphs.clear()
         self._steps.clear()
-        del self._session
+        self._session = None
 
 
 def _tensors(session: Any) -> dict[str, TensorInfo]:
@@ -195,7 +230,7 @@ def _run_options() -> Any:
     return options
 
 
-def _session(graph: Path | GraphFile, provider: Provider, stream: int) -> Any:
+def open_on(graph: Path | GraphFile, provider: Provider, stream: int) -> Any:
     """Open a session with one provider only; CUDA's computes in full float32, never in TF32, on our stream."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # on a GPU the host computes next to nothing

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specbuild.runtime.backends.kernels.library import PLUGIN, find_library
 from specbuild.runtime.bundle.backend import Backend
 from specbuild.runtime.bundle.manifest import EngineRecord
 from specbuild.runtime.errors import BundleError, ExecutionError, OptionError, one_line
 
 from .cuda import Cuda
 from .device import Tensor
-from .library import PLUGIN, find_library
 from .runtime_cache import RuntimeCache
 from .tensors import TensorInfo
 

@@ -1,8 +1,4 @@
-"""Launch the kernels in a bundle's cubins through the CUDA driver: a device loop needs no compiled library.
-
-The launch grids that the library computes in C++ are computed here in Python, and tests compare the two. Bad sizes and
-null pointers are refused as in the library; the alignment of addresses, which whole tensors have, is not checked.
-"""
+"""Launch the kernels in a bundle's cubins through the CUDA driver: a device loop needs no compiled library."""
 
 from __future__ import annotations
 
@@ -10,52 +6,19 @@ import ctypes
 from collections.abc import Callable, Iterable, Mapping
 from ctypes import c_void_p
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from specbuild.runtime.backends.gpu.device import Kernels
-from specbuild.runtime.backends.gpu.library import find_library
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import KernelRecord
-from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.errors import ExecutionError
 
-from .abi import LAUNCHERS, Choose, Commit, Dtype, Grow, KernelLibrary, Mask, Ring, Walk
+from . import grids
+from .abi import LAUNCHERS, KernelLibrary
+from .interface import Kernels
+from .library import find_library
 
-# Limits from plugins/kernels.h, and CUDA's for y and z of a grid.
-_NODES, _POOL, _BEST, _VOCAB, _GRID, _ANY = 64, 512, 64, 1 << 19, 65535, 2**31 - 1
-_SLICE = 4096  # tokens per block in a choice
 _UNASKED = 16 * 1024  # bytes; more than this, plus a kernel's static shared memory, may exceed the default 48 KiB
-_LOGITS = ("F32", "F16", "BF16")
-_MASKS = ("BOOL", *_LOGITS)
-KERNELS = {
-    "choose_tokens": tuple(f"choose_{cut}{dtype}" for cut in ("", "cuts_") for dtype in _LOGITS),
-    "walk_tree": ("walk_tree",),
-    "commit_path": ("commit_path",),
-    "tree_mask": tuple(f"tree_mask_{dtype}" for dtype in _MASKS),
-    "grow_level": ("grow_level",),
-    "finish_tree": ("grow_finish",),
-    "publish": ("publish",),
-}  # kernels by launcher
-_LATER = "publish"  # used by resident rounds only, so it is looked up at its first launch
-
-
-class Launch(NamedTuple):
-    """A kernel and its grid: blocks, threads per block, and bytes of dynamic shared memory."""
-
-    kernel: str
-    x: int
-    y: int
-    z: int
-    threads: int
-    shared: int = 0
-
-
-def launches(name: str, params: ctypes.Structure) -> list[Launch]:
-    """Return what `specbuild_<name>` launches for a struct, in order; raise OptionError for what it would refuse."""
-    if name not in _GRIDS:
-        raise OptionError(f"{name} is not among the kernels that cubins are loaded for: {', '.join(_GRIDS)}")
-    if not isinstance(params, LAUNCHERS[name]):
-        raise OptionError(f"{name} takes {LAUNCHERS[name].__name__}, not {type(params).__name__}")
-    return _GRIDS[name](params)
+_LATER = ("publish", *grids.ATTENTION)  # not every bundle's loop has these, so they are looked up at their first launch
 
 
 def best_architecture(compiled: Iterable[str], device: str) -> str | None:
@@ -91,7 +54,7 @@ def find_kernels(bundle: Bundle, architecture: str) -> Kernels:
 
 
 class CubinKernels:
-    """The kernels of KERNELS, in the CUDA context that is current when this is made and used; they end with it."""
+    """The kernels of grids.py, in the CUDA context that is current when this is made and used; they end with it."""
 
     def __init__(
         self,
@@ -116,8 +79,9 @@ class CubinKernels:
         self._files = {name: file for file, r in records.items() if r.architecture == best for name in r.kernels}
         self._read = read or (lambda name: (folder / name).read_bytes())
         self._architecture, self._folder = architecture, folder
-        self._structs = {kernel: LAUNCHERS[name] for name, kernels in KERNELS.items() for kernel in kernels}
-        wanted = [kernel for kernel in self._structs if kernel != _LATER]
+        launched = grids.KERNELS | {"tree_attention": grids.ATTENTION}
+        self._structs = {kernel: LAUNCHERS[name] for name, kernels in launched.items() for kernel in kernels}
+        wanted = [kernel for kernel in self._structs if kernel not in _LATER]
         for kernel in sorted(wanted):
             self._file(kernel)
         self._driver = _driver()
@@ -153,7 +117,7 @@ class CubinKernels:
 
         Raises OptionError if the parameters are refused, and ExecutionError if CUDA fails.
         """
-        for kernel, x, y, z, threads, shared in launches(name, params):
+        for kernel, x, y, z, threads, shared in grids.launches(name, params):
             function = self._function(kernel)
             if shared > max(_UNASKED, self._shared.get(kernel, 0)):
                 attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -163,12 +127,7 @@ class CubinKernels:
             where = stream, ctypes.addressof(arguments), 0
             self._call("cuLaunchKernel", function, x, y, z, threads, 1, 1, shared, *where)
 
-    @staticmethod
-    def workspace(params: Any) -> int:
-        """Return the bytes of workspace that a token choice needs; raise OptionError for other structs."""
-        if not isinstance(params, Choose):
-            raise OptionError(f"a workspace is a choice's, {type(params).__name__} is not among these kernels")
-        return int(params.batch * params.nodes * (_blocks(params.vocab, _SLICE) * params.best * 8 + 4))
+    workspace, splits = staticmethod(grids.workspace), staticmethod(grids.splits)
 
     def _load(self, name: str) -> Any:
         try:
@@ -198,96 +157,3 @@ def _driver() -> Any:
     if status:
         raise ExecutionError(f"CUDA's driver does not start ({status.name}): see what nvidia-smi says")
     return driver
-
-
-def _choose(p: Choose) -> list[Launch]:
-    optional = "history masks bias_tokens bias_values parents row_nodes counts scores fault"
-    _check(p, optional, batch=_GRID, nodes=_GRID, vocab=_VOCAB, best=_BEST, tree_nodes=_POOL)
-    _refuse(p.stride < p.vocab, f"rows of {p.vocab} logits lie {p.stride} apart")
-    _refuse(not p.row_nodes and p.nodes > p.tree_nodes, f"{p.nodes} rows of {p.tree_nodes} nodes need row_nodes")
-    _refuse((p.bias_tokens is None) != (p.bias_values is None), "a bias needs both tokens and values")
-    dtype = _dtype(p, _LOGITS)
-    cut = Launch(f"choose_cuts_{dtype}", p.nodes, p.batch, 1, 1024, 4 * _blocks(p.vocab, 32))
-    choose = Launch(f"choose_{dtype}", _blocks(p.vocab, _SLICE), p.nodes, p.batch, 256)
-    return [cut, choose] if p.cut_offs else [choose]
-
-
-def _walk(p: Walk) -> list[Launch]:
-    _check(p, "parents counts history roots pair fault", batch=_ANY, nodes=_NODES)
-    _refuse(bool(p.history) and p.vocab < 1, f"a history of a vocabulary of {p.vocab}")
-    return [Launch("walk_tree", p.batch, 1, 1, 32)]
-
-
-def _commit(p: Commit) -> list[Launch]:
-    _check(p, "fault", batch=_GRID, nodes=_NODES)
-    layers, columns = 0, 1
-    for cache in p.caches:
-        if cache.count == 0:
-            continue
-        _check(cache, "page_table node_rows", count=_GRID, heads=_ANY, row_bytes=_ANY, capacity=_ANY)
-        size, rows, pages = cache.row_bytes, cache.page_rows, cache.pages
-        _refuse(size % 8 > 0, f"rows of {size} bytes: use a multiple of 8")
-        wrong = rows < 0 or rows & (rows - 1) or (pages < 1 or cache.capacity % rows if rows else pages)
-        _refuse(bool(wrong) or bool(rows) != bool(cache.page_table), f"{pages} pages of {rows} rows")
-        layers += cache.count
-        columns = max(columns, cache.heads * (size // (8 if size % 16 else 16)))
-    _refuse(not 1 <= layers <= _GRID, f"{layers} layers of keys and values in both caches")
-    return [Launch("commit_path", _blocks(columns, 128), layers, p.batch, 128)]
-
-
-def _mask(p: Mask) -> list[Launch]:
-    tree = {"nodes": _NODES, "tree_nodes": _NODES} if p.parents else {"nodes": _ANY}
-    _check(p, "parents tree_offset counts output positions rows fault", batch=_GRID, capacity=_ANY, **tree)
-    _refuse(bool(p.parents) and p.tree_nodes < p.nodes, f"a tree of {p.tree_nodes} nodes for {p.nodes} new ones")
-    _refuse(bool(p.rows) and p.capacity < p.nodes, f"{p.nodes} nodes in a cache slot of {p.capacity} rows")
-    _refuse(p.window < 0, f"window {p.window}")
-    return [Launch(f"tree_mask_{_dtype(p, _MASKS)}", _blocks(p.capacity, 1024) if p.output else 1, p.batch, 1, 256)]
-
-
-def _grow(kernel: str) -> Callable[[Grow], list[Launch]]:
-    def grids(p: Grow) -> list[Launch]:
-        _check(p, "fault", batch=_ANY, pool=_POOL, nodes=_NODES, rows=_NODES, frontiers=_NODES, best=_BEST)
-        _refuse(p.pool < 2 or p.nodes < 2, f"a pool of {p.pool} and a tree of {p.nodes} nodes: at least 2")
-        return [Launch(kernel, p.batch, 1, 1, 256)]
-
-    return grids
-
-
-def _publish(p: Ring) -> list[Launch]:
-    _check(p, "fault stop", batch=_GRID, nodes=_NODES, rounds=_ANY)
-    return [Launch("publish", 1, 1, 1, 256)]
-
-
-_GRIDS: dict[str, Callable[[Any], list[Launch]]] = {
-    "choose_tokens": _choose,
-    "walk_tree": _walk,
-    "commit_path": _commit,
-    "tree_mask": _mask,
-    "grow_level": _grow("grow_level"),
-    "finish_tree": _grow("grow_finish"),
-    "publish": _publish,
-}
-
-
-def _check(params: Any, optional: str, **limits: int) -> None:
-    """Refuse null pointers that are not in `optional`, and sizes that are not from 1 to the limit given for them."""
-    for name, limit in limits.items():
-        value = getattr(params, name)
-        _refuse(not 1 <= value <= limit, f"{name} is {value}: 1 to {limit}")
-    for name, kind in params._fields_:
-        _refuse(kind is c_void_p and not getattr(params, name) and name not in optional.split(), f"{name} is null")
-
-
-def _dtype(params: Any, names: tuple[str, ...]) -> str:
-    name = Dtype(params.dtype).name if params.dtype in set(Dtype) else "unknown"
-    _refuse(name not in names, f"dtype {params.dtype} is {name}: use {', '.join(names)}")
-    return name
-
-
-def _refuse(wrong: bool, message: str) -> None:
-    if wrong:
-        raise OptionError(message)
-
-
-def _blocks(count: int, each: int) -> int:
-    return -(-count // each)

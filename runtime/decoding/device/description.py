@@ -21,7 +21,7 @@ from specbuild.runtime.backends.executor import ModelSpec, spec_of
 from specbuild.runtime.backends.gpu.device import PageTable, Place, Step, Tensor, TreeInputs
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.gpu.pages import Pages
-from specbuild.runtime.backends.kernels.cubins import CubinKernels, launches
+from specbuild.runtime.backends.kernels.grids import launches, splits, workspace
 from specbuild.runtime.bundle.bundle import Bundle
 from specbuild.runtime.bundle.manifest import Manifest
 from specbuild.runtime.bundle.memory_plan import block_size, cache_item_bytes, pages
@@ -163,7 +163,7 @@ class _Kernels:
                 shared_bytes=shared,
             )
 
-    workspace = staticmethod(CubinKernels.workspace)
+    workspace, splits = staticmethod(workspace), staticmethod(splits)
 
 
 def _pointers(params: Any) -> Iterator[tuple[str, int]]:
@@ -275,8 +275,7 @@ def _executor(
     manifest: Manifest, name: str, recorder: RecordingDevice, batch_size: int, table: PageTable | None
 ) -> StandardExecutor:
     record, spec = manifest.models[name], spec_of(manifest, name)
-    engines = [manifest.engines[graph] for graph in record.graphs.values() if graph in manifest.engines]
-    plugin = any(engine.attention == "plugin" for engine in engines)
+    plugin = "parents" in record.inputs
     item = f"u{cache_item_bytes(manifest, record)}"  # unsigned integers as wide as the elements of the cache
     model = _Model(spec, recorder, batch_size, tuple(manifest.buckets), plugin, item, table)
     return StandardExecutor(recorder, model, recorder.stream())

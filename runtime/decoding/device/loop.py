@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.gpu.device import Kernels
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Fault
+from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.decoding.admission import Admission
 from specbuild.runtime.decoding.emission import Emission
 from specbuild.runtime.decoding.loop import DEFAULTS, LoopOptions, accounted, alone, cache_bytes

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.gpu.device import MAX_NODES, Kernels, Tensor
+from specbuild.runtime.backends.gpu.device import MAX_NODES, Tensor
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Cache, Choose, Dtype
+from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.option import Option

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from specbuild.runtime.backends import nvtx
-from specbuild.runtime.backends.gpu.device import Device, Kernels, Step, Tensor, slot_parts
+from specbuild.runtime.backends.gpu.device import Device, Step, Tensor, slot_parts
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Dtype, Request, Shape
+from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.decoding.loop import alone
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.constraint import tree_masks, words

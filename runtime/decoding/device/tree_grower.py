@@ -14,9 +14,10 @@ import numpy as np
 
 from specbuild.runtime.backends import nvtx
 from specbuild.runtime.backends.executor import StepInput, share_rows
-from specbuild.runtime.backends.gpu.device import MAX_NODES, Kernels
+from specbuild.runtime.backends.gpu.device import MAX_NODES
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
 from specbuild.runtime.backends.kernels.abi import Choose, Dtype
+from specbuild.runtime.backends.kernels.interface import Kernels
 from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.errors import BundleError
 from specbuild.runtime.requests.sequence import Sequence

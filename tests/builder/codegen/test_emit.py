@@ -16,7 +16,7 @@ from specbuild.builder import passes
 from specbuild.builder.codegen.emit import Caches, activation_bytes, emit, lowering
 from specbuild.builder.config.build_config import BuildConfig
 from specbuild.builder.config.engine_options import EngineOptions
-from specbuild.builder.lower import onnxruntime, plugin, standard
+from specbuild.builder.lower import onnxruntime, parts, plugin, standard
 
 CAPACITY = 24
 CACHES = Caches(CAPACITY, 20)
@@ -101,11 +101,13 @@ def test_other_backends_have_one_graph_of_any_batch(graph: ir.Model, tmp_path: P
 
 def test_each_backend_has_its_lowering() -> None:
     engine = {"precision": "fp16", "draft": None}
-    modules = {"onnxruntime": onnxruntime, "onnxruntime-cuda": standard, "tensorrt": plugin, "tensorrt-rtx": standard}
+    modules = {"onnxruntime": onnxruntime, "onnxruntime-cuda": parts, "tensorrt": plugin, "tensorrt-rtx": standard}
     for backend, module in modules.items():
         assert lowering(BuildConfig("t", Path("b"), backend=backend)) is module
     native = BuildConfig("t", Path("b"), backend="tensorrt", engine=EngineOptions(attention="native"))
     assert lowering(replace(native, **engine)) is standard
+    cuda = BuildConfig("t", Path("b"), backend="onnxruntime-cuda")
+    assert lowering(replace(cuda, engine=native.engine)) is lowering(replace(cuda, precision="fp32")) is standard
 
 
 def test_activations_are_twice_what_the_largest_operator_has() -> None:

@@ -61,6 +61,7 @@ def test_out_of_range(options: dict[str, Any], message: str) -> None:
         ("onnxruntime", {"arch": ("89",)}, "backend onnxruntime compiles no engine: drop --arch"),
         ("onnxruntime", {"prompt_chunk": 256}, "drop --prompt-chunk"),
         ("onnxruntime-cuda", {"weight_streaming": True}, "drop --weight-streaming"),
+        ("onnxruntime", {"attention": "native"}, "drop --attention"),
         ("tensorrt", {"arch": ("89",)}, "compiles for the GPU it runs on: drop --arch"),
         ("tensorrt-rtx", {"attention": "plugin"}, "takes no plugins"),
         *(
@@ -95,6 +96,8 @@ def test_nothing_is_ignored(backend: str, options: dict[str, Any], message: str)
         ("tensorrt", {"kv_cache_dtype": "fp8"}),
         ("tensorrt", {"kv_cache_dtype": "fp8", "attention": "plugin"}),
         ("onnxruntime", {"block_size": 0}),
+        ("onnxruntime-cuda", {"attention": "native"}),
+        ("onnxruntime-cuda", {"attention": "plugin"}),
         ("tensorrt", {"kv_cache_dtype": "fp8", "block_size": 256}),
         ("tensorrt", {"attention": "native", "timing_cache": Path("cache"), "version_compatible": True}),
         ("tensorrt-rtx", {"arch": ("portable",), "attention": "native", "weight_streaming": True}),

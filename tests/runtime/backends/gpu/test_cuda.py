@@ -107,6 +107,7 @@ def test_what_a_gpu_is(cuda: Cuda) -> None:
     assert cuda.capability.isdigit()
     assert cuda.multiprocessors > 0
     assert cuda.driver_version >= (13, 0)
+    assert all(isinstance(each, str) for each in cuda.identity.values())  # as a timing table's machine is written
     assert cuda.measure_bandwidth(1 << 24, 3) > 0
 
 

@@ -19,7 +19,7 @@ from specbuild.runtime import Bundle, Manifest
 from specbuild.runtime.backends.gpu import load
 from specbuild.runtime.backends.gpu.plan import flavour
 from specbuild.runtime.backends.kernels import cubins
-from specbuild.runtime.backends.kernels.cubins import KERNELS
+from specbuild.runtime.backends.kernels.grids import KERNELS
 from specbuild.runtime.bundle import memory_plan
 from specbuild.runtime.bundle.backend import BACKENDS, COMPILED
 from specbuild.runtime.bundle.manifest import EngineRecord, KernelRecord

@@ -1,11 +1,8 @@
-"""Kernels launched without their library: the grids are the library's, and so are the refusals."""
+"""Kernels in a bundle's cubins: which of them a device runs, what is missing, and that they run on a GPU."""
 
 from __future__ import annotations
 
 import ctypes
-import json
-from collections.abc import Callable
-from ctypes import c_char_p, c_void_p
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,158 +13,21 @@ import pytest
 from calls import ints, walk
 from choosing import rows, simple
 from device import CudaKernels, gpus, take_gpu
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specbuild.builder.codegen import nvrtc as compiler
 from specbuild.builder.targets import architectures
 from specbuild.runtime.backends.gpu.cuda import Cuda
 from specbuild.runtime.backends.kernels import cubins
-from specbuild.runtime.backends.kernels.abi import (
-    LAUNCHERS,
-    STRUCTS,
-    Attention,
-    Choose,
-    Dtype,
-    KernelLibrary,
-    Ring,
-    Walk,
-)
-from specbuild.runtime.backends.kernels.cubins import (
-    KERNELS,
-    CubinKernels,
-    Launch,
-    best_architecture,
-    find_kernels,
-    launches,
-)
+from specbuild.runtime.backends.kernels.abi import STRUCTS, KernelLibrary, Ring, Walk
+from specbuild.runtime.backends.kernels.cubins import CubinKernels, best_architecture, find_kernels
+from specbuild.runtime.backends.kernels.grids import KERNELS
 from specbuild.runtime.bundle.manifest import KernelRecord
-from specbuild.runtime.errors import ExecutionError, OptionError
+from specbuild.runtime.errors import ExecutionError
 from specbuild.runtime.sampling.sampler import SamplingParams
 
-REPORT = Path(__file__).resolve().parents[4] / "benchmarks" / "results" / "kernels-report.json"
-ADDRESS = 1 << 20  # of nothing: what is noted is not run
-GROWING = {"batch": 3, "pool": 40, "frontiers": 4, "best": 4, "rows": 20, "nodes": 12}
-ACCEPTED = {
-    "choose_tokens": {
-        "batch": 2,
-        "nodes": 5,
-        "tree_nodes": 9,
-        "vocab": 5000,
-        "best": 4,
-        "stride": 1 << 19,
-        "cut_offs": 1,
-    },
-    "walk_tree": {"batch": 3, "nodes": 7, "vocab": 50},
-    "commit_path": {"batch": 2, "nodes": 6},
-    "tree_mask": {"batch": 3, "nodes": 5, "tree_nodes": 9, "capacity": 3000, "shift": -1},
-    "grow_level": GROWING,
-    "finish_tree": GROWING,
-    "publish": {"rounds": 4, "batch": 3, "nodes": 5, "most": 9},
-}
-CACHE = {"count": 6, "heads": 3, "row_bytes": 80, "capacity": 640, "page_rows": 64, "pages": 30}
-EDGES = [-1, 0, 63, 64, 65, 512, 513, 4096, 4097, 65535, 65536, 1 << 19, (1 << 19) + 1, 1 << 30]
-NUMBERS = {
-    "dtype": st.integers(-1, 6),
-    "heads": st.integers(-1, 5000),  # times row_bytes within 31 bits
-    "row_bytes": st.one_of(st.integers(-8, 300), st.sampled_from([8, 16, 24, 512, 1 << 16])),
-    "page_rows": st.sampled_from([-64, 0, 1, 63, 64, 128, 1024]),
-    "pages": st.integers(-1, 2),
-}
 needs_nvrtc = pytest.mark.skipif(
     not any(metadata.distributions(name="nvidia-cuda-nvrtc")), reason="nvidia-cuda-nvrtc is not installed"
 )
-
-
-def accepted(name: str, **changed: int) -> tuple[Any, list[Any]]:
-    """A struct that a launcher takes, every pointer set; and it with the structs inside it."""
-    params: Any = LAUNCHERS[name](**ACCEPTED[name] | changed)
-    parts = [params, *getattr(params, "caches", ())]
-    for part in parts:
-        for field, kind in part._fields_:
-            if kind is c_void_p:
-                setattr(part, field, ADDRESS)
-        if part is not params:
-            for field, value in CACHE.items():
-                setattr(part, field, value)
-    return params, parts
-
-
-@st.composite
-def structs(draw: st.DrawFn) -> tuple[str, Any]:
-    """A launcher and a struct, some of whose fields are anything."""
-    name = draw(st.sampled_from(sorted(KERNELS)))
-    params, parts = accepted(name)
-    for _ in range(draw(st.integers(0, 4))):
-        part = draw(st.sampled_from(parts))
-        field, kind = draw(st.sampled_from([field for field in part._fields_ if field[0] != "caches"]))
-        number = NUMBERS.get(field, st.one_of(st.integers(1, 70), st.integers(1, 20000), st.sampled_from(EDGES)))
-        signed = number if kind in (ctypes.c_int32, ctypes.c_int64) else st.integers(0, 2**64 - 1)
-        setattr(part, field, None if kind is c_void_p else draw(signed))
-    return name, params
-
-
-@pytest.fixture(scope="module")
-def noted(host: KernelLibrary) -> Callable[[str, Any], list[Launch]]:
-    """What the library launches for a struct, without running it."""
-    library = ctypes.CDLL(str(host.path))
-    library.specbuild_host_launches.restype = c_char_p
-
-    def note(name: str, params: Any) -> list[Launch]:
-        library.specbuild_host_launches()
-        library.specbuild_host_dry(1)
-        try:
-            host.launch(name, params)
-        finally:
-            library.specbuild_host_dry(0)
-        lines = [line.split() for line in library.specbuild_host_launches().decode().splitlines()]
-        return [Launch(kernel, *map(int, grid)) for kernel, *grid in lines]
-
-    return note
-
-
-@settings(max_examples=1500, deadline=None)
-@given(case=structs())
-def test_grids_and_refusals_are_the_librarys(noted: Callable[..., list[Launch]], case: tuple[str, Any]) -> None:
-    name, params = case
-    try:
-        expected = noted(name, params)
-    except OptionError:
-        with pytest.raises(OptionError):
-            launches(name, params)
-    else:
-        assert launches(name, params) == expected
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_every_type_has_its_kernel(noted: Callable[..., list[Launch]], name: str) -> None:
-    types = range(len(Dtype)) if hasattr(LAUNCHERS[name], "dtype") else [None]
-    found = list[Launch]()
-    for dtype in types:
-        params, _ = accepted(name, **{} if dtype is None else {"dtype": dtype})
-        try:
-            found += launches(name, params)
-        except OptionError:
-            with pytest.raises(OptionError):
-                noted(name, params)
-    assert {launch.kernel for launch in found} == set(KERNELS[name])
-    compiled = json.loads(REPORT.read_text(encoding="utf-8"))["architectures"]
-    assert all(set(KERNELS[name]) <= set(kernels) for kernels in compiled.values())
-
-
-@given(batch=st.integers(1, 99), nodes=st.integers(1, 99), vocab=st.integers(1, 1 << 19), best=st.integers(1, 64))
-def test_a_choice_has_as_much_workspace(host: KernelLibrary, batch: int, nodes: int, vocab: int, best: int) -> None:
-    params = Choose(batch=batch, nodes=nodes, vocab=vocab, best=best)
-    assert CubinKernels.workspace(params) == host.workspace(params)
-
-
-def test_other_kernels_are_refused() -> None:
-    with pytest.raises(OptionError, match="tree_attention is not among"):
-        launches("tree_attention", Attention())
-    with pytest.raises(OptionError, match="walk_tree takes Walk, not Choose"):
-        launches("walk_tree", Choose())
-    with pytest.raises(OptionError, match="Attention is not among"):
-        CubinKernels.workspace(Attention())
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ def as_plans(bundle: Path, attention: str) -> Bundle:
     """The reference pair's, as if it were two plans of TensorRT."""
     opened = Bundle.open(bundle)
     record = EngineRecord("11.0", [], attention, "1" if attention == "plugin" else None, False, None, 0, {})
+    inputs = ["parents"] if attention == "plugin" else []  # who knows no parents is given masks
     models = {
-        name: replace(model, graphs={"4": f"{name}/model.plan"}, precision="fp16")
+        name: replace(model, graphs={"4": f"{name}/model.plan"}, precision="fp16", inputs=dict.fromkeys(inputs, ""))
         for name, model in opened.manifest.models.items()
     }
     engines = {f"{name}/model.plan": record for name in models}

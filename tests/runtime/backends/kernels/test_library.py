@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specbuild.runtime.backends.gpu import library
+from specbuild.runtime.backends.kernels import library
 
 
 @pytest.mark.parametrize("name", [library.LIBRARY, library.PLUGIN])

@@ -1,0 +1,128 @@
+"""Lowers for ONNX Runtime's CUDA provider with specbuild's own attention: graphs that end where TreeAttention begins.
+
+`cut` cuts the lowered graph at its attentions. A part takes every weight as an input, so layers of the same form are
+one graph, which runs for each with that layer's weights. The runtime launches the attention's kernel between parts, and
+captures all of them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from specbuild.builder.passes.pattern import replace
+
+from . import plugin
+from .onnxruntime import residual_norm, transposed_product
+from .plugin import DTYPES, INPUTS, OUTPUTS
+
+_FUSED = {"AddRMSNorm": residual_norm, "MatMulNT": transposed_product}  # ONNX Runtime's own kernels
+_STATES = "past_", "present_"  # caches, which the kernel reads and writes in place
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What runs between two attentions.
+
+    Attributes:
+        graph: The graph; its values have names of their own, so parts of the same form are the same graph.
+        inputs: The values and weights that it reads, in the order of the graph's inputs.
+        outputs: The values that it makes, in the order of the graph's outputs.
+    """
+
+    graph: ir.Model
+    inputs: list[ir.Value]
+    outputs: list[ir.Value]
+
+
+def lower(portable: ir.Model, precision: str, capacity: int, *of_caches: Any) -> ir.Model:
+    """Return a new model, still whole; see `plugin.lower`, whose arguments these are, and `cut`."""
+    model = portable.clone()
+    for node in list(model.graph):
+        if node.op_type in _FUSED:
+            for old, new in zip(node.outputs, _FUSED[node.op_type](node), strict=True):
+                new.shape, new.type = old.shape, old.type
+                replace(old, new)
+            model.graph.remove(node, safe=True)
+    return plugin.lower(model, precision, capacity, *of_caches)
+
+
+def cut(model: ir.Model) -> list[Part]:
+    """Return a lowered model's parts in order: one more than it has attentions."""
+    stages = _stages(model.graph)
+    last = max(stages.values(), default=0)
+    results = [value for value in model.graph.outputs if not str(value.name).startswith(_STATES)]
+    return [
+        _part(model, [node for node, stage in stages.items() if stage == number and not _attends(node)], results)
+        for number in range(last + 1)
+    ]
+
+
+def _attends(node: ir.Node | None) -> bool:
+    return node is not None and node.op_type == "TreeAttention"
+
+
+def _stages(graph: ir.Graph) -> dict[ir.Node, int]:
+    """Return the part of each node: after the attentions that it depends on, and as late as its results allow."""
+    stages = dict[ir.Node, int]()
+    for node in graph:
+        makers = [value.producer() for value in node.inputs if value is not None]
+        stages[node] = max((stages[maker] + _attends(maker) for maker in makers if maker), default=0)
+    for node in reversed(list(graph)):
+        users = [stages[use.node] for output in node.outputs for use in output.uses()]
+        if users and not _attends(node):
+            stages[node] = max(stages[node], min(users))
+    return stages
+
+
+def _part(model: ir.Model, nodes: list[ir.Node], results: list[ir.Value]) -> Part:
+    """Return the part that these nodes are; `results` are the values that the whole model gives."""
+    inside = set(nodes)
+    read = [value for node in nodes for value in node.inputs if value is not None and value.producer() not in inside]
+    inputs = [value for value in dict.fromkeys(read) if not _stays(value)]
+    made = [output for node in nodes for output in node.outputs]
+    outputs = [v for v in made if v in results or any(use.node not in inside for use in v.uses())]
+    copies = {value: _copy(value, f"i{number}") for number, value in enumerate(inputs)}
+    kept = {value: _copy(value, f"c{n}") for n, value in enumerate(v for v in dict.fromkeys(read) if _stays(v))}
+    for value, copy in kept.items():
+        copy.const_value = ir.tensor(value.const_value.numpy(), name=copy.name)  # type: ignore[union-attr]
+    copies |= kept
+    copied = list[ir.Node]()
+    for node in nodes:
+        new = ir.Node(
+            node.domain,
+            node.op_type,
+            [value and copies[value] for value in node.inputs],
+            list(node.attributes.values()),
+            num_outputs=len(node.outputs),
+        )
+        for output, copy in zip(node.outputs, new.outputs, strict=True):
+            copies[output] = copy
+            copy.name = "" if output.name == "" else f"v{len(copies)}"
+            copy.shape, copy.type = output.shape, output.type
+        copied.append(new)
+    for number, value in enumerate(outputs):
+        copies[value].name = f"o{number}"
+    graph = ir.Graph(
+        [copies[value] for value in inputs],
+        [copies[value] for value in outputs],
+        nodes=copied,
+        initializers=list(kept.values()),
+        opset_imports=dict(model.graph.opset_imports) | {"com.microsoft": 1},
+        name="part",
+    )
+    return Part(ir.Model(graph, ir_version=model.ir_version), inputs, outputs)
+
+
+def _stays(value: ir.Value) -> bool:
+    """Return whether a value stays in the graph: a constant that is no weight."""
+    return value.is_initializer() and (not value.dtype.is_floating_point() or not value.shape)  # type: ignore[union-attr]
+
+
+def _copy(value: ir.Value, name: str) -> ir.Value:
+    return ir.Value(name=name, shape=value.shape, type=value.type)
+
+
+__all__ = ["DTYPES", "INPUTS", "OUTPUTS", "Part", "cut", "lower"]

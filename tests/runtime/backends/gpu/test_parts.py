@@ -1,0 +1,121 @@
+"""Graphs in turn with TreeAttention's kernel between them: the whole graph's tokens, in one graph's memory."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from device_requests import prompt_of, run
+from host_device import HostDevice, HostQueue, QueuedModel
+from plugin_executors import requests, spec, torch_model
+from small_models import reference
+from tiny_models import BUCKETS, CAPACITY, CHUNK
+
+from specbuild.builder.codegen.parts import save_parts
+from specbuild.builder.frontend.attention_layout import probe
+from specbuild.builder.frontend.export import export
+from specbuild.builder.lower import parts
+from specbuild.builder.passes import run_portable
+from specbuild.runtime.backends.executor import StepInput
+from specbuild.runtime.backends.gpu.executor import StandardExecutor
+from specbuild.runtime.backends.gpu.parts import PARTS, PartsModel
+from specbuild.runtime.backends.kernels.abi import KernelLibrary
+from specbuild.runtime.backends.onnx_graph import GraphFile
+from specbuild.runtime.decoding.device.loop import DeviceLoop
+from specbuild.runtime.errors import BundleError
+
+PROCESSORS = 20  # so that some steps split their contexts
+BOUND = {"rtol": 2e-2, "atol": 2e-2}  # of float16
+
+
+@functools.cache
+def lowered(name: str) -> Any:
+    model = torch_model(name)
+    graph = export(model, probe(model.config, CAPACITY), CAPACITY, CAPACITY)
+    run_portable(graph)
+    return parts.lower(graph, "fp16", CAPACITY)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both models' parts, as a bundle has them."""
+    found = tmp_path_factory.mktemp("parts")
+    for name in ("target", "draft"):
+        (found / name).mkdir()
+        assert save_parts(found, name, lowered(name)) == f"{name}/{PARTS}"
+    return found
+
+
+def made(folder: Path, name: str, device: HostDevice, batch_size: int, host: KernelLibrary) -> StandardExecutor:
+    """The model's executor, on a stream of its own."""
+    stream, file = device.stream(), GraphFile.at(folder / name / PARTS)
+    given = device, batch_size, BUCKETS, CHUNK, "cpu", stream, host, PROCESSORS
+    model = PartsModel(file, spec(name), *given)  # type: ignore[arg-type]
+    return StandardExecutor(device, QueuedModel(model, device), stream)
+
+
+def test_layers_of_one_form_are_one_graph(folder: Path) -> None:
+    """A weight is stored once, also one that two parts read; no graph has any."""
+    found = json.loads((folder / "target" / PARTS).read_text())
+    assert len(found["parts"]) == len(found["attentions"]) + 1 == 3
+    size = sum(np.prod(each["shape"]) * np.dtype(each["dtype"]).itemsize for each in found["weights"].values())
+    assert size <= (folder / "target" / "weights.bin").stat().st_size < 1.1 * size
+    assert all((folder / "target" / f"part{number}.onnx").stat().st_size < 8192 for number in range(3))
+    windows = [each["window"] for each in found["attentions"]]
+    assert windows == [0, 7]
+
+
+def test_logits_are_the_models(folder: Path, host: KernelLibrary) -> None:
+    """A prompt in pieces, then single tokens, in one of two slots."""
+    target, text = made(folder, "target", HostDevice(), 2, host), prompt_of(3, 40)
+    expected = reference(torch_model("target"), text)
+    for start, end in ((0, CHUNK), (CHUNK, 37), (37, 38), (38, 40)):
+        step = StepInput(1, start, start, text[start:end], range(start, end), None, 1)
+        (rows,) = target.step([step])
+        np.testing.assert_allclose(rows[0], expected[end - 1], **BOUND)
+    assert not target.device.array(target.model.cache)[:, 0].any()
+
+
+@pytest.mark.parametrize("tree", ["chain:4", "topk:2,3", "best:7"])
+def test_tokens_are_plain_decodings(folder: Path, host: KernelLibrary, tree: str) -> None:
+    """Requests that join and leave, greedy and sampled, whatever is drafted for them."""
+    texts = []
+    for speculation in ("off", tree):
+        device = HostDevice()
+        both = [made(folder, name, device, 2, host) for name in ("target", "draft")]
+        done = run(DeviceLoop(*both, HostQueue(host, device), frozenset(), "model"), requests(speculation))
+        texts.append([each.output for each in done])
+    assert texts[0] == texts[1]
+    assert sum(s.metrics.speculative_decoding.num_accepted_draft_tokens for s in done) > 5
+
+
+def test_values_share_memory_once_nobody_reads_them(folder: Path, host: KernelLibrary) -> None:
+    model = made(folder, "target", HostDevice(), 1, host).model
+    addresses = {name: tensor.address for name, tensor in model._values.items()}
+    assert len(set(addresses.values())) < len(addresses)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda file: file["parts"].pop(), "do not fit each other"),
+        (lambda file: file["parts"][1]["inputs"].append("nobody's"), "do not fit each other"),
+        (lambda file: file["values"].popitem(), "do not fit each other"),
+        (lambda file: next(iter(file["weights"].values())).update(dtype="complex64"), "a type that no build writes"),
+        (lambda file: next(iter(file["weights"].values())).update(offset=1 << 39), "is not within 'weights.bin'"),
+        (lambda file: (file["parts"].pop(), file["attentions"].pop()), "has 1 layers, not 2"),
+        (lambda file: file.update(more=1), "malformed"),
+    ],
+)
+def test_a_file_that_no_build_wrote(folder: Path, host: KernelLibrary, spoil: Any, message: str) -> None:
+    good = GraphFile.at(folder / "target" / PARTS)
+    content = json.loads(good.data)
+    spoil(content)
+    device = HostDevice()
+    given = spec("target"), device, 1, BUCKETS, CHUNK, "cpu", device.stream(), host, PROCESSORS
+    with pytest.raises(BundleError, match=message):
+        PartsModel(good._replace(data=json.dumps(content).encode()), *given)  # type: ignore[arg-type]

@@ -1,0 +1,162 @@
+"""The grids are the library's, and so are the refusals."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+from collections.abc import Callable
+from ctypes import c_char_p, c_void_p
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbuild.runtime.backends.kernels.abi import LAUNCHERS, Choose, Dtype, KernelLibrary
+from specbuild.runtime.backends.kernels.grids import ATTENTION, KERNELS, Launch, launches, splits, workspace
+from specbuild.runtime.errors import OptionError
+
+REPORT = Path(__file__).resolve().parents[4] / "benchmarks" / "results" / "kernels-report.json"
+ADDRESS = 1 << 20  # of nothing: what is noted is not run
+GROWING = {"batch": 3, "pool": 40, "frontiers": 4, "best": 4, "rows": 20, "nodes": 12}
+ACCEPTED = {
+    "choose_tokens": {
+        "batch": 2,
+        "nodes": 5,
+        "tree_nodes": 9,
+        "vocab": 5000,
+        "best": 4,
+        "stride": 1 << 19,
+        "cut_offs": 1,
+    },
+    "walk_tree": {"batch": 3, "nodes": 7, "vocab": 50},
+    "commit_path": {"batch": 2, "nodes": 6},
+    "tree_mask": {"batch": 3, "nodes": 5, "tree_nodes": 9, "capacity": 3000, "shift": -1},
+    "grow_level": GROWING,
+    "finish_tree": GROWING,
+    "tree_attention": {"batch": 2, "nodes": 9, "tree_nodes": 20, "heads": 8, "kv_heads": 2, "head_dim": 64}
+    | {"capacity": 640, "page_rows": 64, "pages": 30, "rotary_dim": 64, "positions": 99, "scale": 1, "softcap": 0}
+    | {"splits": 2, "dtype": Dtype.F16, "cache_dtype": Dtype.E4M3, "norm_epsilon": 0}
+    | {"query_stride": 4096, "key_stride": 4096, "value_stride": 4096},
+    "publish": {"rounds": 4, "batch": 3, "nodes": 5, "most": 9},
+}
+CACHE = {"count": 6, "heads": 3, "row_bytes": 80, "capacity": 640, "page_rows": 64, "pages": 30}
+EDGES = [-1, 0, 63, 64, 65, 512, 513, 4096, 4097, 65535, 65536, 1 << 19, (1 << 19) + 1, 1 << 30]
+NUMBERS = {
+    "dtype": st.integers(-1, 6),
+    "heads": st.integers(-1, 5000),  # times row_bytes within 31 bits
+    "row_bytes": st.one_of(st.integers(-8, 300), st.sampled_from([8, 16, 24, 512, 1 << 16])),
+    "page_rows": st.sampled_from([-64, 0, 1, 63, 64, 128, 1024]),
+    "pages": st.integers(-1, 2),
+}
+
+
+def accepted(name: str, **changed: int) -> tuple[Any, list[Any]]:
+    """A struct that a launcher takes, every pointer set; and it with the structs inside it."""
+    params: Any = LAUNCHERS[name](**ACCEPTED[name] | changed)
+    parts = [params, *getattr(params, "caches", ())]
+    for part in parts:
+        for field, kind in part._fields_:
+            if kind is c_void_p:
+                setattr(part, field, ADDRESS)
+        if part is not params:
+            for field, value in CACHE.items():
+                setattr(part, field, value)
+    return params, parts
+
+
+@st.composite
+def structs(draw: st.DrawFn) -> tuple[str, Any]:
+    """A launcher and a struct, some of whose fields are anything."""
+    name = draw(st.sampled_from(sorted(ACCEPTED)))
+    params, parts = accepted(name)
+    for _ in range(draw(st.integers(0, 4))):
+        part = draw(st.sampled_from(parts))
+        field, kind = draw(st.sampled_from([field for field in part._fields_ if field[0] != "caches"]))
+        number = NUMBERS.get(field, st.one_of(st.integers(1, 70), st.integers(1, 20000), st.sampled_from(EDGES)))
+        signed = number if kind in (ctypes.c_int32, ctypes.c_int64) else st.integers(0, 2**64 - 1)
+        setattr(part, field, None if kind is c_void_p else draw(signed))
+    return name, params
+
+
+@pytest.fixture(scope="module")
+def noted(host: KernelLibrary) -> Callable[[str, Any], list[Launch]]:
+    """What the library launches for a struct, without running it."""
+    library = ctypes.CDLL(str(host.path))
+    library.specbuild_host_launches.restype = c_char_p
+
+    def note(name: str, params: Any) -> list[Launch]:
+        library.specbuild_host_launches()
+        library.specbuild_host_dry(1)
+        try:
+            host.launch(name, params)
+        finally:
+            library.specbuild_host_dry(0)
+        lines = [line.split() for line in library.specbuild_host_launches().decode().splitlines()]
+        return [Launch(kernel, *map(int, grid)) for kernel, *grid in lines]
+
+    return note
+
+
+@settings(max_examples=1500, deadline=None)
+@given(case=structs())
+def test_grids_and_refusals_are_the_librarys(noted: Callable[..., list[Launch]], case: tuple[str, Any]) -> None:
+    name, params = case
+    try:
+        expected = noted(name, params)
+    except OptionError:
+        with pytest.raises(OptionError):
+            launches(name, params)
+    else:
+        assert launches(name, params) == expected
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_type_has_its_kernel(noted: Callable[..., list[Launch]], name: str) -> None:
+    types = range(len(Dtype)) if hasattr(LAUNCHERS[name], "dtype") else [None]
+    found = list[Launch]()
+    for dtype in types:
+        params, _ = accepted(name, **{} if dtype is None else {"dtype": dtype})
+        try:
+            found += launches(name, params)
+        except OptionError:
+            with pytest.raises(OptionError):
+                noted(name, params)
+    assert {launch.kernel for launch in found} == set(KERNELS[name])
+    compiled = json.loads(REPORT.read_text(encoding="utf-8"))["architectures"]
+    assert all(set(KERNELS[name]) <= set(kernels) for kernels in compiled.values())
+
+
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
+def test_attention_of_every_shape(noted: Callable[..., list[Launch]], host: KernelLibrary, size: int) -> None:
+    """The library's kernel, shared memory, splits and workspace, for few rows and many, in each pair of types."""
+    found, compiled = set[str](), json.loads(REPORT.read_text(encoding="utf-8"))["architectures"]
+    for nodes, dtype, cache in itertools.product((1, 6, 40), (Dtype.F16, Dtype.BF16), (None, Dtype.E4M3)):
+        params, _ = accepted(
+            "tree_attention", head_dim=size, nodes=nodes, tree_nodes=64, dtype=dtype, cache_dtype=cache or dtype
+        )
+        params.key_scale = params.value_scale = ADDRESS if cache else None
+        for processors in (1, 20, 132):
+            assert splits(params, processors) == host.splits(params, processors)
+        params.splits = splits(params, 132)
+        assert workspace(params) == host.workspace(params)
+        expected = noted("tree_attention", params)
+        assert launches("tree_attention", params) == expected
+        found |= {launch.kernel for launch in expected}
+    assert found == {name for name in ATTENTION if f"_d{size}_" in name or "combine" in name}
+    assert all(found <= set(kernels) for kernels in compiled.values())
+
+
+@given(batch=st.integers(1, 99), nodes=st.integers(1, 99), vocab=st.integers(1, 1 << 19), best=st.integers(1, 64))
+def test_a_choice_has_as_much_workspace(host: KernelLibrary, batch: int, nodes: int, vocab: int, best: int) -> None:
+    params = Choose(batch=batch, nodes=nodes, vocab=vocab, best=best)
+    assert workspace(params) == host.workspace(params)
+
+
+def test_other_kernels_are_refused() -> None:
+    with pytest.raises(OptionError, match="rms_norm is not among"):
+        launches("rms_norm", LAUNCHERS["rms_norm"]())
+    with pytest.raises(OptionError, match="walk_tree takes Walk, not Choose"):
+        launches("walk_tree", Choose())
