@@ -28,11 +28,12 @@ PARAMS = [
 ]
 
 
-RTX = "tensorrt-rtx"  # of no card that is lent: the soak runs it
+RTX = "tensorrt-rtx"  # of no card that is lent: the soak runs it, and what takes minutes here
+FAST = "onnxruntime-cuda"
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.soak] * (name == RTX)) for name in sorted(BUNDLES)]
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.soak] * (name != FAST)) for name in sorted(BUNDLES)]
 )
 def built(request: pytest.FixtureRequest, card_bundle: Callable[[str], Path]) -> Path:
     """The reference pair's bundle for a backend, with cubins for the stand-in; built and checked on it."""
@@ -66,10 +67,10 @@ def test_what_runs_models_is_as_strict_as_the_real_ones(card: dict[str, str], tm
 def test_tokens_are_the_cpu_s(card: dict[str, str], built: Path, asked: dict[str, Any]) -> None:
     """Greedy and sampled, plain and by trees, whoever leads the rounds; and nothing is left on the device."""
     found = decode(card, asked, bundle=str(built), ways=WAYS)
-    rtx = RTX in built.parent.name
+    rounded = RTX in built.parent.name or "TreeAttention" in built.parent.name  # in 16 bits
     for way, result in zip(WAYS, found["ways"], strict=True):
         assert [case["exact"] for case in result["cases"]] == [True] * len(TREES), (way, result["cases"])
-        assert rtx or not any(case["differ"] for case in result["cases"]), (way, result["cases"])
+        assert rounded or not any(case["differ"] for case in result["cases"]), (way, result["cases"])
         assert min(case["mean_acceptance_length"] for case in result["cases"][1:]) > 1.5, way
         assert result["notes"] == [], way
         if way["resident"]:

@@ -24,6 +24,7 @@ COMMAND = "from specbuild.cli import main; main()"
 SMALL = ("--max-seq-len=192", "--max-batch-size=2", "--buckets=1,2,4,8", "--no-tune", "--cuda-arch=90")
 BUNDLES = {
     "onnxruntime-cuda": ("--precision=fp32",),
+    "onnxruntime-cuda, TreeAttention": ("--precision=fp16",),
     "tensorrt-rtx": ("--precision=fp16", "--prompt-chunk=64"),
 }
 HEADERS = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
@@ -91,7 +92,7 @@ def card_bundle(
 
     def make(backend: str, folder: Path) -> None:
         folder.mkdir()
-        sources = [f"--target={pair / 'target'}", f"--draft={pair / 'draft'}", f"--backend={backend}"]
+        sources = [f"--target={pair / 'target'}", f"--draft={pair / 'draft'}", f"--backend={backend.partition(',')[0]}"]
         command = [sys.executable, "-c", COMMAND, "build", *sources, *BUNDLES[backend], *SMALL]
         done = subprocess.run(
             [*command, f"--output={folder / 'card.bundle'}"], env=card, capture_output=True, text=True
