@@ -133,9 +133,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: Any) ->
     help=f"Compile the CUDA kernels for it into the bundle: {', '.join(ARCHITECTURES)}, all, or none; may be repeated.",
 )
 @click.option("--arch", multiple=True, metavar="SM", help=f"TensorRT-RTX's targets: {_ARCHITECTURES}; may be repeated.")
-@click.option(
-    "--attention", type=click.Choice(ATTENTIONS), help="A GPU's attention, by default TreeAttention (plugin)."
-)
+@click.option("--attention", type=click.Choice(ATTENTIONS), help="A GPU's; TreeAttention (plugin) by default.")
 @click.option(
     "--kv-cache-dtype",
     type=click.Choice(KV_CACHE_DTYPES),
