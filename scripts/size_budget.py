@@ -25,7 +25,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("runtime", ".py"): 6701,
     ("runtime/backends", ".py"): 2886,
     ("runtime/decoding", ".py"): 1815,
-    ("serve", ".py"): 6377,
+    ("serve", ".py"): 6392,
     ("plugins", ".cu .cuh"): 2068,  # the kernels
     ("plugins", ".h .cpp"): 683,  # the kernels' C interface, and the plugin
 }

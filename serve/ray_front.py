@@ -25,9 +25,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specbuild.runtime import SpecbuildError
 from specbuild.runtime.requests.tokenizer import Tokenizer
-from specbuild.serve.agents import messages
+from specbuild.serve.agents import conversation, messages
+from specbuild.serve.agents.fields import ResponsesRequest
 from specbuild.serve.agents.message_fields import MessagesRequest
 from specbuild.serve.clouds.fields import GenerateRequest
+from specbuild.serve.clouds.routes import body_of
 from specbuild.serve.clouds.tgi import PATHS as TGI_PATHS
 from specbuild.serve.clouds.tgi import completion_of
 
@@ -53,11 +55,26 @@ def _continued(body: bytes) -> CompletionRequest:
     return completion_of(GenerateRequest.model_validate_json(body), stream=False)
 
 
+def _invoked(body: bytes) -> ChatRequest | CompletionRequest:
+    read = body_of(msgspec.json.decode(body, type=dict))
+    assert isinstance(read, GenerateRequest | ChatRequest | CompletionRequest)
+    return completion_of(read, stream=False) if isinstance(read, GenerateRequest) else read
+
+
+def _responded(body: bytes) -> ChatRequest:
+    asked = ResponsesRequest.model_validate_json(body)
+    if asked.previous_response_id:
+        raise ValueError("the conversation that it continues is a replica's")
+    return conversation.chat_of(asked, ())
+
+
 _READS: dict[str, Callable[[bytes], ChatRequest | CompletionRequest]] = {
     "/v1/chat/completions": ChatRequest.model_validate_json,
     "/v1/completions": CompletionRequest.model_validate_json,
     "/v1/messages": lambda body: messages.chat_of(MessagesRequest.model_validate_json(body)),
+    "/v1/responses": _responded,
     **dict.fromkeys(TGI_PATHS, _continued),
+    **dict.fromkeys(("/invocations", "/predict"), _invoked),
 }
 _PASSED = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path")
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ")

@@ -76,12 +76,17 @@ async def _either(service: Service, request: Request, body: GenerateRequest) -> 
     return reply if body.stream else Response(b"[" + bytes(reply.body) + b"]", media_type="application/json")
 
 
-async def _any(service: Service, request: Request, given: dict[str, Any]) -> Response:
-    """Answer a body with `inputs`, `messages` or `prompt`, which tells its kind. Raises ApiError."""
+def body_of(given: dict[str, Any]) -> Body:
+    """Return a body whose kind its `inputs`, `messages` or `prompt` tells; raises ApiError."""
     kind = next((kind for name, kind in _KINDS.items() if name in given), None)
     if kind is None:
         raise ApiError(400, "give inputs, messages or prompt: a text, a chat, or a completion's")
-    body = validated(kind, given)
+    return validated(kind, given)
+
+
+async def _any(service: Service, request: Request, given: dict[str, Any]) -> Response:
+    """Answer any body of `body_of`; raises ApiError."""
+    body = body_of(given)
     if isinstance(body, GenerateRequest):
         return await _either(service, request, body)
     if isinstance(body, ChatRequest):

@@ -163,6 +163,26 @@ def test_anthropic_s_and_text_generation_inference_s_prompts_are_those_of_chats_
         assert hint(replicas) == other
     ask(replicas, {"inputs": text, "parameters": {"colour": 1, "grammar": {}}}, "/generate")
     assert hint(replicas) == ANY
+    for path in ("/invocations", "/predict"):
+        for body, expected in ((chat, one), ({"prompt": text, "max_tokens": 7}, other), ({"instances": []}, ANY)):
+            ask(replicas, body, path)
+            assert hint(replicas) == expected
+        ask(replicas, {"inputs": text, "parameters": {"max_new_tokens": 7}}, path)
+        assert hint(replicas) == other
+
+
+def test_a_response_s_prompt_is_its_chat_s_unless_a_replica_has_its_beginning(
+    ask: Callable[..., httpx.Response],
+) -> None:
+    replicas, text = Replicas(), "sort these numbers, and say why " * 6
+    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": text}]
+    ask(replicas, {"messages": said, "max_tokens": 7}, "/v1/chat/completions")
+    one = hint(replicas)
+    asked = {"input": text, "instructions": "be brief", "max_output_tokens": 7}
+    ask(replicas, asked, "/v1/responses")
+    assert hint(replicas) == one
+    ask(replicas, asked | {"previous_response_id": "resp_1"}, "/v1/responses")
+    assert hint(replicas) == ANY
 
 
 @pytest.mark.parametrize(
