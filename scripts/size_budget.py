@@ -23,7 +23,7 @@ BUDGETS = {  # lines of code by folder and suffixes
     ("face", ".py"): 37,
     ("measure", ".py"): 2263,
     ("runtime", ".py"): 6701,
-    ("runtime/backends", ".py"): 2886,
+    ("runtime/backends", ".py"): 2890,
     ("runtime/decoding", ".py"): 1815,
     ("serve", ".py"): 6392,
     ("plugins", ".cu .cuh"): 2068,  # the kernels

@@ -15,6 +15,7 @@ import torch
 from small_models import Chain, head_chain, parallel_chain, random_head
 
 from specbuild.builder.config.build_config import BuildConfig
+from specbuild.builder.config.engine_options import EngineOptions
 from specbuild.builder.frontend.checkpoint import find, load
 from specbuild.builder.frontend.eagle3_head import find_head, load_head, save_head
 from specbuild.builder.pipeline import build
@@ -156,6 +157,7 @@ def test_heads_are_built_for_gpus(target: Path, tmp_path: Path, backend: str) ->
         pytest.importorskip("tensorrt_rtx")
     eagle(target, tmp_path / "head")
     few = {"buckets": (1, 2, 4), "max_batch_size": 1, "max_seq_len": 60, "tree": "chain:3", "cuda_arch": ("none",)}
+    few |= {"engine": EngineOptions(attention="native")}  # of heads of 16
     config = BuildConfig(str(target), tmp_path / "b", str(tmp_path / "head"), backend, "bf16", **few)  # type: ignore
     report = build(config)
     manifest = Bundle.open(tmp_path / "b").manifest

@@ -124,14 +124,15 @@ def _graphs(
     bundle: Bundle, placement: Placement, specs: Sequence[ModelSpec], device: Cuda, kernels: Kernels
 ) -> list[tuple[Model, int]]:
     from .onnxruntime_cuda import OrtModel  # slow to import
-    from .parts import PARTS, PartsModel
+    from .parts import PARTS, Parts, PartsModel
 
     manifest, models = bundle.manifest, list[OrtModel]()
     sizes = placement.batch_size, manifest.buckets, min(PROMPT_CHUNK, manifest.max_seq_len)
     for name, spec in zip(_files(bundle, specs), specs, strict=True):
         graph, stream = GraphFile.of(bundle, name), device.stream()
         if name.endswith(PARTS):
-            models.append(PartsModel(graph, spec, device, *sizes, "cuda", stream, kernels, device.multiprocessors))
+            parts = Parts(graph, kernels, device.multiprocessors)
+            models.append(PartsModel(parts, spec, device, *sizes, "cuda", stream))
         else:
             models.append(OrtModel(graph, spec, device, *sizes, "cuda", stream))
     return [(model, model.stream) for model in models]

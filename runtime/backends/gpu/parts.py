@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -99,11 +99,13 @@ class PartsFile:
         """Read a file of parts; raise BundleError if no build can have written it."""
         try:
             found = checked(decode(graph.data), cls)
-            known = found.weights.keys() | found.values.keys() | {"input_ids", "logit_nodes", "hidden_in"}
-            known |= {"logits", "hidden"}
+            ends = {"input_ids", "logit_nodes", "hidden_in", "logits", "hidden"}
             named = [name for part in found.parts for name in (*part.inputs, *part.outputs)]
             named += [name for each in found.attentions for name in (*each.inputs.values(), each.output)]
-            if len(found.parts) != len(found.attentions) + 1 or set(named) - known:
+            if (
+                len(found.parts) != len(found.attentions) + 1
+                or set(named) - found.weights.keys() - found.values.keys() - ends
+            ):
                 raise ValueError("parts and attentions do not fit each other")
             types = {each.dtype for each in found.weights.values()} | {each.dtype for each in found.values.values()}
             if types - _TYPES.keys():
@@ -113,12 +115,20 @@ class PartsFile:
         return found
 
 
+class Parts(NamedTuple):
+    """A model's file of parts, the kernels, and how many multiprocessors there are."""
+
+    graph: GraphFile
+    kernels: Kernels
+    processors: int
+
+
 class PartsModel(OrtModel):
     """See `Model` and `OrtModel`."""
 
     def __init__(
         self,
-        graph: GraphFile,
+        parts: Parts,
         spec: ModelSpec,
         device: Device,
         batch_size: int,
@@ -126,24 +136,10 @@ class PartsModel(OrtModel):
         chunk: int,
         provider: Provider,
         stream: int,
-        kernels: Kernels,
-        processors: int,
     ) -> None:
-        """See `OrtModel`.
-
-        Args:
-            graph: The file of parts.
-            spec: The model.
-            device: The device of `provider`.
-            batch_size: The number of slots.
-            buckets: The node counts of steps of all slots, ascending.
-            chunk: Maximum number of nodes in a prefill step.
-            provider: ONNX Runtime's execution provider.
-            stream: The stream to run on.
-            kernels: The kernels, TreeAttention among them.
-            processors: How many multiprocessors the device has.
-        """
-        self._file, self._kernels, self._processors = PartsFile.read(graph), kernels, processors
+        """See `OrtModel`, whose graph the parts take the place of."""
+        graph, self._kernels, self._processors = parts
+        self._file = PartsFile.read(graph)
         if len(self._file.attentions) != spec.layers:
             raise BundleError(
                 f"{graph.path} has {len(self._file.attentions)} layers, not {spec.layers}: build it again"
@@ -247,11 +243,8 @@ class PartsModel(OrtModel):
             if layer < len(self._file.attentions):
                 each = self._params(self._file.attentions[layer], batch, nodes, *caches[2 * layer : 2 * layer + 2])
                 each.workspace = self._workspace.address if each.splits > 1 else None
-                steps.append(functools.partial(self._attend, each))
+                steps.append(functools.partial(self._kernels.launch, "tree_attention", each, self.stream))
         return steps
-
-    def _attend(self, params: Attention) -> None:
-        self._kernels.launch("tree_attention", params, self.stream)
 
 
 def _lives(file: PartsFile) -> Iterator[tuple[list[str], list[str]]]:

@@ -22,7 +22,7 @@ from specbuild.builder.lower import parts
 from specbuild.builder.passes import run_portable
 from specbuild.runtime.backends.executor import StepInput
 from specbuild.runtime.backends.gpu.executor import StandardExecutor
-from specbuild.runtime.backends.gpu.parts import PARTS, PartsModel
+from specbuild.runtime.backends.gpu.parts import PARTS, Parts, PartsModel
 from specbuild.runtime.backends.kernels.abi import KernelLibrary
 from specbuild.runtime.backends.onnx_graph import GraphFile
 from specbuild.runtime.decoding.device.loop import DeviceLoop
@@ -53,8 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(folder: Path, name: str, device: HostDevice, batch_size: int, host: KernelLibrary) -> StandardExecutor:
     """The model's executor, on a stream of its own."""
     stream, file = device.stream(), GraphFile.at(folder / name / PARTS)
-    given = device, batch_size, BUCKETS, CHUNK, "cpu", stream, host, PROCESSORS
-    model = PartsModel(file, spec(name), *given)  # type: ignore[arg-type]
+    model = PartsModel(Parts(file, host, PROCESSORS), spec(name), device, batch_size, BUCKETS, CHUNK, "cpu", stream)
     return StandardExecutor(device, QueuedModel(model, device), stream)
 
 
@@ -116,6 +115,6 @@ def test_a_file_that_no_build_wrote(folder: Path, host: KernelLibrary, spoil: An
     content = json.loads(good.data)
     spoil(content)
     device = HostDevice()
-    given = spec("target"), device, 1, BUCKETS, CHUNK, "cpu", device.stream(), host, PROCESSORS
+    parts = Parts(good._replace(data=json.dumps(content).encode()), host, PROCESSORS)
     with pytest.raises(BundleError, match=message):
-        PartsModel(good._replace(data=json.dumps(content).encode()), *given)  # type: ignore[arg-type]
+        PartsModel(parts, spec("target"), device, 1, BUCKETS, CHUNK, "cpu", device.stream())

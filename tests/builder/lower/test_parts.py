@@ -1,0 +1,65 @@
+"""A model cut at its attentions: every operator is in one part, no weight in any, and layers of one form are alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from plugin_lowering import CAPACITY, MODELS, fused, make
+
+from specbuild.builder.lower import parts
+
+pytestmark = pytest.mark.slow
+
+
+def attends(node: ir.Node) -> bool:
+    return node.op_type == "TreeAttention"
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_parts_are_the_whole(family: str, precision: str) -> None:
+    """Each part reads weights, inputs and what an earlier one or an attention made; ONNX Runtime loads it."""
+    kind, fields, _ = MODELS[family]
+    lowered = parts.lower(fused(make(kind, **fields)), precision, CAPACITY)
+    attentions = [node for node in lowered.graph if attends(node)]
+    found = parts.cut(lowered)
+    assert len(found) == len(attentions) + 1
+    rest = sorted(node.op_type for node in lowered.graph if not attends(node))
+    assert sorted(node.op_type for part in found for node in part.graph.graph) == rest
+    known = {value for value in lowered.graph.inputs if not str(value.name).startswith("past_")}
+    for number, part in enumerate(found):
+        assert all(value in known or value.is_initializer() for value in part.inputs)
+        assert not [
+            each for each in part.graph.graph.initializers.values() if each.dtype.is_floating_point() and each.shape
+        ]  # type: ignore
+        known |= {*part.outputs}
+        if number < len(attentions):
+            made = [value for value in attentions[number].inputs if value is not None and not value.is_initializer()]
+            assert all(value in known or value.is_graph_input() for value in made)
+            known.add(attentions[number].outputs[0])
+        names = [[str(value.name) for value in ends] for ends in (part.graph.graph.inputs, part.graph.graph.outputs)]
+        assert names == [[f"i{n}" for n in range(len(part.inputs))], [f"o{n}" for n in range(len(part.outputs))]]
+        if precision == "fp16":  # ONNX Runtime's CPU provider has no bfloat16
+            onnxruntime.InferenceSession(
+                ir.to_proto(part.graph).SerializeToString(), providers=["CPUExecutionProvider"]
+            )
+    assert [str(value.name) for value in found[-1].outputs] == ["logits"]
+
+
+def test_layers_of_one_form_are_one_graph() -> None:
+    lowered = parts.lower(fused(make("llama", num_hidden_layers=4)), "fp16", CAPACITY)
+    graphs = [ir.to_proto(part.graph).SerializeToString(deterministic=True) for part in parts.cut(lowered)]
+    assert len(graphs) == 5
+    assert len(set(graphs)) == 3
+    assert graphs[1] == graphs[2] == graphs[3]
+
+
+def test_sums_and_norms_are_one_operator() -> None:
+    portable: Any = fused(make("llama", tie_word_embeddings=True))
+    kinds = [node.op_type for node in parts.lower(portable, "fp16", CAPACITY).graph]
+    assert kinds.count("SkipSimplifiedLayerNormalization") == 4
+    assert kinds.count("FusedMatMul") == 1
+    assert "Add" not in kinds
