@@ -72,8 +72,7 @@ def cached_logits(
 
 def _cached(x: Tensor, scale: Tensor) -> Tensor:
     """Round `x [B, Hkv, N, D]` as an E4M3 cache does; `scale [Hkv, 1, 1]`."""
-    numbers = (x.float() / scale).to(torch.float8_e4m3fn)  # the cast saturates
-    return (numbers.float() * scale).to(x.dtype)
+    return ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(x.dtype)  # the cast saturates
 
 
 _keep: _Keep | None = None

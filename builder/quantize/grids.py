@@ -8,8 +8,7 @@ these, but they follow from its values. Here they are recovered and kept, instea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from specbuild.builder.config.scheme import BLOCKS, Scheme
 
 from .linears import groups, rows
 from .numbers import Quantized, fit
+from .offsets import rounded
 
 METHOD = "grid"
 _APART = 1e-3  # values of a block that differ by less than this fraction of its range are equal
@@ -30,8 +30,7 @@ _SAMPLE = 64  # rows that are tried before all others
 _ROWS = 4096  # rows at a time
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
+class _Grid(NamedTuple):
     """A weight's grid: codes from 0 on, uint8 `[N, blocks, size]`; steps and lowest values, float64 `[N, blocks]`."""
 
     codes: Tensor
@@ -74,21 +73,18 @@ def on_grid(weights: dict[str, Tensor], scheme: Scheme) -> dict[str, Quantized] 
                 break
             grids[name] = grid
         else:
-            return next(found for place in _PLACES if (found := _placed(grids, scheme, size, place)))
+            return next((found for place in _PLACES if (found := _placed(grids, scheme, size, place))), None)
     return None
 
 
 def _grid(weight: Tensor, size: int, bits: int) -> _Grid | None:
     """Return the grid of a weight in blocks of `size`, or None if one block lies on none."""
     blocks, parts = weight.reshape(len(weight), -1, size), list[_Grid]()
-    if _codes(blocks[:_SAMPLE], bits) is None:
-        return None
-    for some in torch.split(blocks, _ROWS):
-        part = _codes(some, bits)
-        if part is None:
+    for some in (blocks[:_SAMPLE], *torch.split(blocks, _ROWS)):
+        if (part := _codes(some, bits)) is None:
             return None
         parts.append(part)
-    return _Grid(*(torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "steps", "low")))
+    return _Grid(*map(torch.cat, zip(*parts[1:], strict=True)))
 
 
 def _codes(blocks: Tensor, bits: int) -> _Grid | None:
@@ -120,8 +116,7 @@ def _placed(grids: dict[str, _Grid], scheme: Scheme, size: int, place: _Place) -
     """Quantize weights on their grids, with zero points chosen by `place`; None if it cannot for one of them."""
     found = dict[str, Quantized]()
     for name, grid in grids.items():
-        placed = place(grid, scheme.bits)
-        if placed is None:
+        if (placed := place(grid, scheme.bits)) is None:
             return None
         codes, scales, zeros, offsets = placed
         own = Scheme(scheme.kind, scheme.dtype, size, zeros is None, METHOD, scheme.activations)
@@ -158,9 +153,13 @@ def _anywhere(grid: _Grid, bits: int) -> _Places | None:
     return codes, grid.steps / finer, start.clamp(max=0).abs().byte(), None
 
 
-def _beside(grid: _Grid, bits: int) -> _Places:
-    """Give each block an offset, the value of its middle code, if no code stands for 0."""
-    return grid.codes, grid.steps, None, (grid.low + (1 << bits - 1) * grid.steps).float()
+def _beside(grid: _Grid, bits: int) -> _Places | None:
+    """Give each block the zero point nearest to 0, and an offset by the rest; None if that is too far for offsets."""
+    zeros = (-grid.low / grid.steps).round().clamp(0, (1 << bits) - 1)
+    exact = grid.low + zeros * grid.steps
+    offsets = rounded(exact, bits)
+    off = (offsets - exact).abs().amax(-1) / grid.steps.amax(-1)
+    return (grid.codes, grid.steps, zeros.byte(), offsets) if off.max() <= _NEAR[0] else None
 
 
 _PLACES: tuple[_Place, ...] = (_in_the_middle, _anywhere, _beside)

@@ -6,6 +6,7 @@ A weight is `[N, K]`, with a row for each output. GPTQ is Frantar et al., arXiv 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,7 +48,7 @@ class Quantized:
         zeros: uint8 `[N, blocks]`; None if all are the middle code, and for E4M3.
         smooth: float32 `[K]`, by which inputs are divided; None for 1.
         input_scale: The scale of static activations.
-        offsets: float32 `[N, blocks]`; None for 0.
+        offsets: float32 `[N, blocks]`, as `offsets.rounded` returns them; None for 0.
     """
 
     scheme: Scheme
@@ -86,6 +87,13 @@ class Quantized:
                 scaled = scaled.round().clamp(-128, 127)
             x = scaled * self.input_scale
         return x.to(dtype)
+
+
+def joined(parts: Sequence[Quantized], axis: int = 0) -> Quantized:
+    """Return parts of a weight, rows or (`axis` 1) blocks of columns, as one; all have zero points, or none has."""
+    codes, scales = torch.cat([part.codes for part in parts], axis), torch.cat([part.scales for part in parts], axis)
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return replace(parts[0], codes=codes, scales=scales, zeros=torch.cat(zeros, axis) if zeros else None)
 
 
 def _in_8_bits(blocks: Tensor) -> Tensor:
@@ -129,11 +137,9 @@ def quantize(weights: dict[str, Tensor], scheme: Scheme, inputs: Inputs | None =
         levels = E4M3_LARGEST if scheme.kind == "fp8" else 127
         input_scale = _in_dtype(largest.max().clamp(min=1e-8) / levels, scheme).item()
     scale = _in_dtype(together.abs().max().clamp(min=_TINY) / E4M3_LARGEST, scheme) if scheme.per_tensor else None
-    found = {}
-    for name, weight in weights.items():
-        rounded = _rounded(weight if smooth is None else weight * smooth, scheme, scale)
-        found[name] = replace(rounded, smooth=smooth, input_scale=input_scale)
-    return found
+    smoothed = weights if smooth is None else {name: weight * smooth for name, weight in weights.items()}
+    rounded = {name: _rounded(weight, scheme, scale) for name, weight in smoothed.items()}
+    return {name: replace(each, smooth=smooth, input_scale=input_scale) for name, each in rounded.items()}
 
 
 def _in_dtype(scales: Tensor, scheme: Scheme) -> Tensor:
@@ -161,10 +167,7 @@ def _codes(blocks: Tensor, scheme: Scheme, scales: Tensor, zeros: Tensor | None)
 
 def _rounded(weight: Tensor, scheme: Scheme, scale: Tensor | None = None) -> Quantized:
     """Round a weight to nearest, some rows at a time. `scale` is one for all rows of E4M3; None for one per row."""
-    parts = [_rounded_rows(part, scheme, scale) for part in torch.split(weight, _ROWS)]
-    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
-    zeros = [part.zeros for part in parts if part.zeros is not None]
-    return Quantized(scheme, codes, scales, torch.cat(zeros) if zeros else None)
+    return joined([_rounded_rows(part, scheme, scale) for part in torch.split(weight, _ROWS)])
 
 
 def _rounded_rows(weight: Tensor, scheme: Scheme, scale: Tensor | None) -> Quantized:
@@ -200,8 +203,7 @@ def _gptq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Quantized:
         zero_points = None if scheme.symmetric else torch.stack(zeros, 1).byte()  # type: ignore[arg-type]
         blocks = codes.byte().reshape(len(codes), -1, size)
         parts.append(Quantized(scheme, blocks, torch.stack(scales, 1), zero_points))
-    zeros_of = None if scheme.symmetric else torch.cat([part.zeros for part in parts], 1)  # type: ignore[misc]
-    return Quantized(scheme, torch.cat([p.codes for p in parts], 1), torch.cat([p.scales for p in parts], 1), zeros_of)
+    return joined(parts, 1)
 
 
 def _inverse_factor(moment: Tensor) -> Tensor:
@@ -231,5 +233,4 @@ def _awq(weight: Tensor, scheme: Scheme, moments: list[Tensor]) -> Tensor:
 
 def _smoothing(weight: Tensor, largest: Tensor) -> Tensor:
     """Return SmoothQuant's factors `[K]`: dividing inputs and multiplying weights by them balances their ranges."""
-    smooth = largest.clamp(min=1e-5) ** ALPHA / weight.abs().amax(0).clamp(min=1e-5) ** (1 - ALPHA)
-    return smooth.clamp(min=1e-5)
+    return (largest.clamp(min=1e-5) ** ALPHA / weight.abs().amax(0).clamp(min=1e-5) ** (1 - ALPHA)).clamp(min=1e-5)

@@ -49,10 +49,9 @@ class Before:
                 break
             kept.append(list(text[:max_tokens]))
             tokens += len(text)
-        logits = cls.logits_of(model, kept).logits
         new = min(NEW_TOKENS, positions // 2)
         prompts = [text[: min(BEGINNING, positions - new)] for text in kept]
-        return cls(kept, logits, greedy(model, prompts, new, eos))
+        return cls(kept, cls.logits_of(model, kept).logits, greedy(model, prompts, new, eos))
 
     @classmethod
     def logits_of(cls, model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Before:

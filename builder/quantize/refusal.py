@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from specbuild.runtime.errors import ExecutionError, OptionError
 
 from .calibrate import Found
-from .linears import simulated
 from .quality import Before
 from .sensitivity import distance, least_alike
 from .texts import Texts
@@ -47,8 +46,7 @@ def check_cost(
         numbers: Returns the target's quantized weights in another precision.
         factor: How many times `max_kl` is allowed here.
     """
-    with simulated(model, found):
-        cost = distance(model, before)
+    cost = distance(model, before, found=found)
     if cost <= factor * max_kl:
         return
     worst = ", ".join(name for name, _ in least_alike(model, found, before)[:3])
@@ -58,8 +56,7 @@ def check_cost(
             found = numbers(wider)
         except OptionError:  # this backend does not have it
             continue
-        with simulated(model, found):
-            instead = distance(model, before)
+        instead = distance(model, before, found=found)
         if instead <= max_kl:
             raise ExecutionError(
                 f"{told}: nothing was written, use --precision {wider}, which moves it by {instead:.2g}, or allow more"

@@ -10,7 +10,6 @@ are folded into the weight of the norm before it, or become a Mul.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,20 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from specbuild.builder.config.scheme import Scheme
-from specbuild.builder.passes.pattern import (
-    TRANSPOSED,
-    FusionPass,
-    constant,
-    dims,
-    initializer,
-    insert,
-    producer,
-    replace,
-)
+from specbuild.builder.passes.pattern import TRANSPOSED, FusionPass, constant, dims, initializer, insert, replace
 from specbuild.runtime.errors import OptionError
 
 from .linears import Names
-from .numbers import Quantized
+from .numbers import Quantized, joined
+from .offsets import in_columns, room
 
 _NORMS = {"RMSNormalization": 1, "AddRMSNorm": 2}  # index of the weight among the inputs
 
@@ -64,20 +55,19 @@ class Quantize(FusionPass):
         if not inputs:
             made = _block_weight if parts[0].input_scale is None else _scaled_weight
             inputs += made(graph, f"{weight.name}{'_lookup' if lookup else ''}", parts)
-        attributes: dict[str, object] = {"columns": parts[0].codes[0].numel()}
+        columns, size = parts[0].codes[0].numel(), parts[0].codes.shape[2]
+        wide, x = scheme.activations == "wide" and not lookup, self._divide(graph, node, x, parts[0].smooth)
+        if parts[0].offsets is not None:
+            x, columns = _with_sums(graph, node, x, parts[0], wide)
+        attributes: dict[str, object] = {"columns": columns}
         if parts[0].input_scale is None:
             operator = "BlockGather" if lookup else "BlockMatMul"
-            attributes |= {"bits": scheme.bits, "block": parts[0].codes.shape[2]}
-            attributes |= {"exact": int(scheme.activations == "weight-only")}
+            attributes |= {"bits": scheme.bits, "block": size, "exact": int(scheme.activations == "weight-only")}
         else:
             operator = "ScaledMatMul"
-        x = self._divide(graph, node, x, parts[0].smooth)
-        wide = scheme.activations == "wide" and not lookup
-        given = _twice(graph, node, x, parts[0].codes.shape[2]) if wide else x
+        given = _twice(graph, node, x, size) if wide else x
         result = insert(node, operator, [given, *inputs], "specbuild", attributes).outputs[0]
         result = _halves_added(graph, node, result) if wide else result
-        if parts[0].offsets is not None:
-            result = _with_offsets(graph, node, x, result, parts)
         replace(node.outputs[0], result)
         graph.remove(node, safe=True)
 
@@ -103,13 +93,11 @@ class Quantize(FusionPass):
             weight = norm.inputs[at]
             if weight is not None and weight.const_value is not None and len(dims(weight) or ()) == 1:
                 exact = weight.const_value.numpy()
-                name = f"{weight.name}/{kernel.name}"
-                divided = ir.tensor((exact / smooth.numpy()).astype(exact.dtype), name=name)
-                norm.replace_input_with(at, initializer(graph, divided))
+                divided = (exact / smooth.numpy()).astype(exact.dtype)
+                norm.replace_input_with(at, initializer(graph, ir.tensor(divided, name=f"{weight.name}/{kernel.name}")))
                 return x
-        name = f"{kernel.name}_divided"
-        factors = initializer(graph, ir.tensor((1 / smooth).numpy(), name=name))
-        product = insert(node, "Mul", [x, factors]).outputs[0]
+        factors = initializer(graph, ir.tensor((1 / smooth).numpy(), name=f"{kernel.name}_divided"))
+        product = _of(node, "Mul", x, factors)
         product.shape, product.type = x.shape, x.type
         return product
 
@@ -120,11 +108,12 @@ def _twice(graph: ir.Graph, node: ir.Node, x: ir.Value, size: int) -> ir.Value:
     The MatMul rounds both again, which leaves the first half unchanged and keeps 8 bits of the second.
     """
     blocks = _shaped(graph, node, x, [0, 0, -1, size])
-    largest = insert(node, "ReduceMax", [_of(node, "Abs", blocks), _constant(graph, "last_axis", [-1])]).outputs[0]
-    steps = _of(node, "Mul", _of(node, "Max", largest, _number(graph, 1e-30)), _number(graph, 1 / 127))
+    largest = _of(node, "ReduceMax", _of(node, "Abs", blocks), _constant(graph, "last_axis", [-1]))
+    least = _constant(graph, "least_of_8_bits", 1e-30)
+    steps = _of(node, "Mul", _of(node, "Max", largest, least), _constant(graph, "step_of_8_bits", 1 / 127))
     rounded = _of(node, "Mul", _of(node, "Round", _of(node, "Div", blocks, steps)), steps)
     first = _shaped(graph, node, rounded, [0, 0, -1])
-    return insert(node, "Concat", [first, _of(node, "Sub", x, first)], attributes={"axis": 0}).outputs[0]
+    return _of(node, "Concat", first, _of(node, "Sub", x, first), axis=0)
 
 
 def _halves_added(graph: ir.Graph, node: ir.Node, product: ir.Value) -> ir.Value:
@@ -133,21 +122,23 @@ def _halves_added(graph: ir.Graph, node: ir.Node, product: ir.Value) -> ir.Value
     return _of(node, "Add", first, second)
 
 
-def _with_offsets(
-    graph: ir.Graph, node: ir.Node, x: ir.Value, product: ir.Value, parts: Sequence[Quantized]
-) -> ir.Value:
-    """Add to a product `[B, T, N]` what its weight's offsets contribute: each block's offset times its inputs' sum."""
-    size, blocks = parts[0].codes.shape[2], parts[0].codes.shape[1]
-    sums = np.kron(np.eye(blocks, dtype=np.float32), np.ones((size, 1), dtype=np.float32))
-    offsets = np.ascontiguousarray(_joined([part.offsets for part in parts if part.offsets is not None]).T)
-    kernel = constant(graph, f"offsets of {str(node.inputs[1].name).replace('+', ' ')}", offsets)  # type: ignore[union-attr]
-    added = _of(node, "MatMul", _of(node, "MatMul", x, constant(graph, f"sums_{blocks}_{size}", sums)), kernel)
-    return _of(node, "Add", product, added)
+def _with_sums(graph: ir.Graph, node: ir.Node, x: ir.Value, part: Quantized, whole: bool) -> tuple[ir.Value, int]:
+    """Append to inputs `[B, T, K]` the sums of their blocks for `in_columns`; return also how many columns these are.
+
+    If blocks have to be `whole`, zeros fill up the last one.
+    """
+    _, blocks, size = part.codes.shape
+    each, (copies, added) = _shaped(graph, node, x, [0, 0, -1, size]), room(blocks, size)
+    sums = _of(node, "ReduceSum", each, _constant(graph, "last_axis", [-1]), keepdims=0)
+    longer, columns = _of(node, "Concat", x, *[sums] * copies, axis=-1), blocks * (size + copies)
+    if whole and (left := (blocks + added) * size - columns):
+        return _of(node, "Pad", longer, _constant(graph, f"pads_{left}", [0] * 5 + [left])), columns + left
+    return longer, columns
 
 
-def _of(node: ir.Node, operator: str, *inputs: ir.Value) -> ir.Value:
+def _of(node: ir.Node, operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
     """Insert an operator before a node and return its output."""
-    return insert(node, operator, list(inputs)).outputs[0]
+    return insert(node, operator, inputs, attributes=attributes).outputs[0]
 
 
 def _shaped(graph: ir.Graph, node: ir.Node, x: ir.Value, shape: Sequence[int]) -> ir.Value:
@@ -155,12 +146,8 @@ def _shaped(graph: ir.Graph, node: ir.Node, x: ir.Value, shape: Sequence[int]) -
     return _of(node, "Reshape", x, _constant(graph, f"shape_{'_'.join(map(str, shape))}", shape))
 
 
-def _constant(graph: ir.Graph, name: str, numbers: Sequence[int]) -> ir.Value:
-    return constant(graph, name, np.array(numbers, dtype=np.int64))
-
-
-def _number(graph: ir.Graph, number: float) -> ir.Value:
-    return constant(graph, f"number_{number:g}", np.array(number, dtype=np.float32))
+def _constant(graph: ir.Graph, name: str, numbers: Sequence[int] | float) -> ir.Value:
+    return constant(graph, name, np.array(numbers, dtype=np.float32 if isinstance(numbers, float) else np.int64))
 
 
 def check_products(graph: ir.Model, schemes: Mapping[str, Scheme]) -> None:
@@ -192,33 +179,29 @@ def _weight(node: ir.Node) -> tuple[ir.Value, ir.Value, bool] | None:
 
 def _tokens(x: ir.Value) -> bool:
     """Return whether a value is input_ids, which some models reshape."""
-    while (node := producer(x, "Reshape")) and node.inputs[0] is not None:
+    while (node := x.producer()) and node.op_type == "Reshape" and node.inputs[0] is not None:
         x = node.inputs[0]
     return x.name == "input_ids"
 
 
 def _block_weight(graph: ir.Graph, name: str, parts: Sequence[Quantized]) -> list[ir.Value]:
-    arrays = {"codes": pack(_joined([p.codes for p in parts]), parts[0].scheme.bits)}
-    arrays["scales"] = _joined([p.scales for p in parts])
-    if parts[0].zeros is not None:
-        arrays["zeros"] = pack(_joined([p.zeros for p in parts if p.zeros is not None]), parts[0].scheme.bits)
+    whole = joined([in_columns(part) for part in parts])
+    arrays = {"codes": pack(whole.codes.numpy(), whole.scheme.bits), "scales": whole.scales.numpy()}
+    if whole.zeros is not None:
+        arrays["zeros"] = pack(whole.zeros.numpy(), whole.scheme.bits)
     return [initializer(graph, ir.tensor(each, name=f"{name}_{part}")) for part, each in arrays.items()]
 
 
 def _scaled_weight(graph: ir.Graph, name: str, parts: Sequence[Quantized]) -> list[ir.Value]:
-    codes = torch.cat([part.codes for part in parts]).flatten(1).T.contiguous()
+    whole = joined(parts)
+    codes = whole.codes.flatten(1).T.contiguous()
     if codes.dtype == torch.uint8:
         numbers = (codes.short() - 128).to(torch.int8).numpy()
     else:
         numbers = codes.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
-    scale = np.array(parts[0].input_scale, dtype=np.float32)
-    arrays = {"numbers": numbers, "scales": _joined([part.scales for part in parts])[:, 0], "input_scale": scale}
+    scale = np.array(whole.input_scale, dtype=np.float32)
+    arrays = {"numbers": numbers, "scales": whole.scales[:, 0].numpy(), "input_scale": scale}
     return [initializer(graph, ir.tensor(each, name=f"{name}_{part}")) for part, each in arrays.items()]
-
-
-def _joined(tensors: Sequence[torch.Tensor]) -> NDArray[Any]:
-    joined: NDArray[Any] = torch.cat(list(tensors)).contiguous().numpy()
-    return joined
 
 
 def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -20,6 +20,7 @@ from specbuild.runtime.errors import ExecutionError
 from .calibrate import Found
 from .linears import Names, groups, no_grad, rows, simulated
 from .numbers import Quantized
+from .offsets import room
 from .quality import Before, acceptance
 
 Progress = Callable[[str, float], None]
@@ -59,20 +60,16 @@ def stored(found: Mapping[str, Quantized], model: PreTrainedModel, unit: Sequenc
         unit: Names of the weights.
         item: Bytes of a number that is not quantized.
     """
-    total, seen = 0.0, set[tuple[int, int]]()  # by id too: a tied weight may be quantized in two ways
+    sizes = dict[tuple[int, int], float]()  # by id too: a tied weight may be quantized in two ways
     for name in unit:
         each, weight = found.get(name), rows(model.get_submodule(name))
-        key = weight.data_ptr(), id(each)
-        if key in seen:
-            continue
-        seen.add(key)
-        if each is None:
-            total += weight.numel() * item
-        else:
-            zeros = 0 if each.zeros is None else each.zeros.numel()
-            floats = each.scales.numel() + (0 if each.offsets is None else each.offsets.numel())
-            total += (each.codes.numel() + zeros) * each.scheme.bits / 8 + floats * item
-    return math.ceil(total)
+        total: float = weight.numel() * item
+        if each is not None:
+            count, blocks, size = each.codes.shape
+            blocks += 0 if each.offsets is None else room(blocks, size)[1]
+            total = count * blocks * ((size + (each.zeros is not None)) * each.scheme.bits / 8 + item)
+        sizes[weight.data_ptr(), id(each)] = total
+    return math.ceil(sum(sizes.values()))
 
 
 def _item(found: Found) -> int:
@@ -109,13 +106,16 @@ def _cosines(model: PreTrainedModel, alone: Found) -> Iterator[dict[str, list[fl
         yield seen
 
 
-def distance(model: PreTrainedModel, before: Before, tokens: int | None = None) -> float:
-    """Return the divergence from `before` in nats per token, on all texts or on `tokens` tokens of the longest."""
+def distance(model: PreTrainedModel, before: Before, tokens: int | None = None, found: Found | None = None) -> float:
+    """Return the divergence from `before` in nats per token, on all texts or on `tokens` tokens of the longest.
+
+    With `found` it is that of the model with these quantized weights.
+    """
     pairs = list(zip(before.texts, before.logits, strict=True))
     if tokens is not None:
         text, logits = max(pairs, key=lambda pair: len(pair[0]))
         pairs = [(text[:tokens], logits[:tokens])]
-    with no_grad(model):
+    with no_grad(model), simulated(model, found or {}):
         moved = [kl(exact, text_logits(model, text)) for text, exact in pairs]
     return float(np.concatenate(moved).mean())
 
@@ -150,9 +150,8 @@ def within(
     Raises:
         ExecutionError: The weights outside `split` alone exceed the bound.
     """
-    with simulated(model, rungs[0]):
-        if distance(model, before) <= bound:
-            return rungs[0]
+    if distance(model, before, found=rungs[0]) <= bound:
+        return rungs[0]
     rungs = [*rungs, {name: each for name, each in rungs[-1].items() if not any(name in unit for unit in split)}]
     split = [unit for unit in split if any(name in rungs[0] for name in unit)]
     kls, sizes = [], []
@@ -175,8 +174,7 @@ def within(
         chosen = dict(rungs[-1])
         for names, rung in zip(split, at, strict=True):
             chosen |= {name: rungs[rung][name] for name in names if name in rungs[rung]}
-        with simulated(model, chosen):
-            moved = distance(model, before)
+        moved = distance(model, before, found=chosen)
         if moved <= bound:
             return chosen
         if all(rung == len(rungs) - 1 for rung in at):

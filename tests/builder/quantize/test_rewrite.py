@@ -361,15 +361,15 @@ def test_the_graph_computes_what_is_simulated(tmp_path: Path, precision: str) ->
 
 @pytest.mark.parametrize("precision", ["int4", "int4:wide", "int4:weight-only", "int8", "int8:128,wide"])
 def test_the_graph_computes_a_checkpoint_s_own_grid(tmp_path: Path, precision: str) -> None:
-    """Of 4 bits with something added to each block, of 8 bits with zeros; products of one input made one."""
+    """Of 4 bits with offsets, which sums of the inputs take, of 8 bits with zeros; products of one input made one."""
     model, names = made("grid")[0], Names.of(made("grid")[0])
     found = own_grids(model, assign(QuantizeOptions(), "target", precision, CPU, names))
     assert {each.scheme.method for each in found.values()} == {"grid"}
     graph = rewritten("grid", found, names)
-    added = [value for name, value in weights(graph).items() if name.startswith("offsets of")]
-    products = census(graph)["BlockMatMul"]
-    assert products == len(found) - 6  # three become one, and two, in each of two layers
-    assert len(added) == sum(each.offsets is not None for each in found.values()) - 6 * bool(added)
+    counts = census(graph)
+    assert counts["BlockMatMul"] == len(found) - 6  # three become one, and two, in each of two layers
+    assert counts.get("ReduceSum", 0) == (8 if precision.startswith("int4") else 0)  # the head is INT8
+    assert "MatMul" not in counts
     with simulated(model, found):
         expected = text_logits(model, TEXT)
     gap = np.linalg.norm(run("grid", graph, tmp_path / "graph.onnx") - expected) / np.linalg.norm(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -96,6 +97,8 @@ def test_bytes_are_those_that_are_stored(case: Case) -> None:
     zeros = case.numbers(Scheme("int4", "fp32", 64, symmetric=False))
     assert stored(zeros, case.model, unit) == 2 * 64 * (32 + 4) + 64
     assert stored({unit[0]: case.narrow[unit[0]]}, case.model, unit) == 64 * (32 + 4) + 64 * 64 * 4
+    moved = {name: replace(each, offsets=torch.ones(64, 1)) for name, each in zeros.items()}
+    assert stored(moved, case.model, unit) == 3 * stored(zeros, case.model, unit)  # two blocks hold the offsets' codes
 
 
 def test_bytes_of_a_tied_weight_count_once_unless_it_is_two() -> None:
@@ -182,10 +185,10 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends a search that does not end."""
     calls, real = [0], sensitivity.distance
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **named: Any) -> Any:
         calls[0] += 1
         assert calls[0] < 300, "the search does not end"
-        return real(*args)
+        return real(*args, **named)
 
     monkeypatch.setattr(sensitivity, "distance", counted)
 
@@ -325,7 +328,7 @@ def test_units_are_widened_where_a_byte_helps_most(case: Case, monkeypatch: pyte
 
     monkeypatch.setattr(sensitivity, "costs", known)
     moved = dict[str, Iterator[float]]()
-    monkeypatch.setattr(sensitivity, "distance", lambda *_: next(moved["by"]))
+    monkeypatch.setattr(sensitivity, "distance", lambda *_, **__: next(moved["by"]))
     rungs = [{name: found[name] for name in small + large} for found in (case.narrow, case.wide)]
 
     def bits(bound: float) -> list[int]:
