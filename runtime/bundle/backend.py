@@ -52,7 +52,7 @@ class Backend:
 
     @property
     def takes_plugins(self) -> bool:
-        """Return whether attention can be TreeAttention, the only one with pages and FP8 caches."""
+        """Return whether attention can be TreeAttention; in engines it alone has pages and FP8 caches."""
         return self.native_lowering is not None
 
     @property

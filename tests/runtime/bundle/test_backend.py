@@ -28,8 +28,8 @@ def test_what_only_some_can_do() -> None:
     assert COMPILED == ("tensorrt", "tensorrt-rtx")
     assert not BACKENDS[DEFAULT].on_gpu
     assert not BACKENDS[DEFAULT].compiles
-    for what in ("takes_plugins", "times_kernels"):
-        assert [name for name, each in BACKENDS.items() if getattr(each, what)] == ["tensorrt"]
+    for what, having in (("takes_plugins", ["onnxruntime-cuda", "tensorrt"]), ("times_kernels", ["tensorrt"])):
+        assert [name for name, each in BACKENDS.items() if getattr(each, what)] == having
     assert not any(each.architectures for each in BACKENDS.values() if not each.compiles)
 
 
