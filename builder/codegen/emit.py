@@ -21,10 +21,10 @@ from specbuild.runtime.backends.gpu.plan import PLUGIN_VERSION
 from specbuild.runtime.bundle.manifest import EngineRecord
 
 from .engine_layers import describe
-from .parts import save_parts
+from .parts import WEIGHTS, save_parts
 from .tensorrt import Progress, built_on, compile_engine, profiles_of
 
-WEIGHTS, GRAPH, PLAN = "weights.bin", "model.onnx", "model.plan"
+GRAPH, PLAN = "model.onnx", "model.plan"
 INLINE_BYTES = 1024  # smaller tensors stay in the graph file
 Stored = dict[str, ir.ExternalTensor]  # tensors in weight files, by a hash of their content
 

@@ -24,7 +24,7 @@ _STATES = "past_", "present_"  # caches, which the kernel reads and writes in pl
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What runs between two attentions.
+    """The graph between two attentions, and the values that it reads and makes.
 
     Attributes:
         graph: The graph; its values have names of their own, so parts of the same form are the same graph.

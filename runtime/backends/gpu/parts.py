@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from msgspec import Meta
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from specbuild.runtime.backends.executor import ModelSpec
 from specbuild.runtime.backends.kernels.abi import Attention, Dtype
@@ -33,7 +33,7 @@ PARTS = "parts.json"
 _STAGED = 4 << 20  # bytes of weights in an upload
 _ALIGNED = 256  # bytes
 # By ONNX's name of a type: its dtype in memory, and how ONNX Runtime is told of it.
-_TYPES: dict[str, tuple[DTypeLike, Any]] = {
+_TYPES: dict[str, tuple[np.dtype[Any], Any]] = {
     **{name: (np.dtype(name), np.dtype(name).type) for name in ("float16", "float32", "int32", "int64")},
     "bfloat16": (np.dtype(np.uint16), 16),
 }
@@ -153,17 +153,14 @@ class PartsModel(OrtModel):
 
     def _open(self) -> np.dtype[Any]:
         """Open the graphs on the stream; return the dtype of the caches' memory, which is the queries'."""
-        graph, names = self._graph, dict.fromkeys(part.graph for part in self._file.parts)
+        graph, names = self._graph, {part.graph for part in self._file.parts}
         assert isinstance(graph, GraphFile)
-        self._session = {
-            name: open_on(GraphFile(graph.path.parent / PurePath(name).name, graph.beside(name)[:], graph.beside), *on)
-            for on in [(self._provider, self.stream)]
-            for name in names
-        }
+        parts = {n: GraphFile(graph.path.with_name(PurePath(n).name), graph.beside(n)[:], graph.beside) for n in names}
+        self._session = {name: open_on(part, self._provider, self.stream) for name, part in parts.items()}
         self._dtype = self._file.values[self._file.attentions[0].output].dtype
         if self._dtype not in _KERNELS and self._provider == "cuda":
             raise BundleError(f"{graph.path} computes in {self._dtype}: TreeAttention has float16 and bfloat16")
-        return np.dtype(_TYPES[self._dtype][0])
+        return _TYPES[self._dtype][0]
 
     def _allocate(self) -> None:
         """Allocate the tree's arrays, the values between parts, and attention's workspace."""
@@ -175,7 +172,7 @@ class PartsModel(OrtModel):
             for name in made:
                 value = self._file.values[name]
                 size = rows * math.prod(each for each in value.shape if isinstance(each, int))
-                dtype = np.dtype(_TYPES[value.dtype][0])
+                dtype = _TYPES[value.dtype][0]
                 spare = free.get(size * dtype.itemsize)
                 self._values[name] = spare.pop() if spare else self._device.empty((size,), dtype)
             for name in ended:
@@ -188,7 +185,7 @@ class PartsModel(OrtModel):
         """Return an attention's parameters for a step of `batch` slots, from those on whose caches these are."""
         spec = self.spec
         heads, size = {"query": record.heads, "key": spec.kv_heads, "value": spec.kv_heads}, spec.head_dim
-        width = size * np.dtype(_TYPES[self._dtype][0]).itemsize
+        width = size * _TYPES[self._dtype][0].itemsize
         packed, before = record.inputs.get("qkv"), itertools.accumulate([0, *heads.values()])
         given = dict[str, int]()
         for (name, count), first in zip(heads.items(), before, strict=False):
@@ -266,7 +263,7 @@ def _upload(weights: Mapping[str, Weight], graph: GraphFile, device: Device, str
     """Copy weights to the device, piece by piece; raise BundleError if a file does not hold one."""
     files = {name: np.frombuffer(graph.beside(name), np.uint8) for name in {each.file for each in weights.values()}}
     staged, found = device.pinned((_STAGED,), np.uint8), dict[str, Tensor]()
-    sizes = {n: math.prod(each.shape) * np.dtype(_TYPES[each.dtype][0]).itemsize for n, each in weights.items()}
+    sizes = {n: math.prod(each.shape) * _TYPES[each.dtype][0].itemsize for n, each in weights.items()}
     memory = device.empty((sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes.values()) or 1,), np.uint8)
     address = memory.address
     for name, each in weights.items():
@@ -278,6 +275,6 @@ def _upload(weights: Mapping[str, Weight], graph: GraphFile, device: Device, str
             staged[: len(piece)] = piece
             device.upload(Tensor(address + start, piece.shape, piece.dtype), staged[: len(piece)], stream)
             device.wait(stream)
-        found[name] = Tensor(address, tuple(each.shape), np.dtype(_TYPES[each.dtype][0]))
+        found[name] = Tensor(address, tuple(each.shape), _TYPES[each.dtype][0])
         address += -(-sizes[name] // _ALIGNED) * _ALIGNED
     return found

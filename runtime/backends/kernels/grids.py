@@ -1,4 +1,4 @@
-"""What each launcher of plugins/kernels.h launches, in Python: grids, and refusals of bad sizes and null pointers.
+"""Compute which kernels a launcher of plugins/kernels.h starts, and refuse the sizes and null pointers that it refuses.
 
 The library computes the same in C++, and tests compare the two. Only the alignment of addresses, which whole tensors
 have, is not checked here.
