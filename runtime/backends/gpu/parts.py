@@ -101,12 +101,14 @@ class PartsFile:
             found = checked(decode(graph.data), cls)
             ends = {"input_ids", "logit_nodes", "hidden_in", "logits", "hidden"}
             named = [name for part in found.parts for name in (*part.inputs, *part.outputs)]
-            named += [name for each in found.attentions for name in (*each.inputs.values(), each.output)]
-            if (
-                len(found.parts) != len(found.attentions) + 1
-                or set(named) - found.weights.keys() - found.values.keys() - ends
-            ):
+            unknown = set(named) - found.weights.keys() - found.values.keys() - ends
+            if len(found.parts) != len(found.attentions) + 1 or unknown:
                 raise ValueError("parts and attentions do not fit each other")
+            for each in found.attentions:
+                read, tables = {*each.inputs.values(), each.output}, {each.cos, each.sin} - {None}
+                known = set(each.inputs) in ({"qkv"}, {"query", "key", "value"})
+                if not known or read - found.values.keys() or tables - found.weights.keys():
+                    raise ValueError("an attention reads what is not there")
             types = {each.dtype for each in found.weights.values()} | {each.dtype for each in found.values.values()}
             if types - _TYPES.keys():
                 raise ValueError("a type that no build writes")

@@ -108,6 +108,11 @@ def test_values_share_memory_once_nobody_reads_them(folder: Path, host: KernelLi
         (lambda file: next(iter(file["weights"].values())).update(offset=1 << 39), "is not within 'weights.bin'"),
         (lambda file: (file["parts"].pop(), file["attentions"].pop()), "has 1 layers, not 2"),
         (lambda file: file.update(more=1), "malformed"),
+        (
+            lambda file: file["attentions"][0]["inputs"].update(query="input_ids"),
+            "an attention reads what is not there",
+        ),
+        (lambda file: file["attentions"][1].update(cos="input_ids"), "an attention reads what is not there"),
     ],
 )
 def test_a_file_that_no_build_wrote(folder: Path, host: KernelLibrary, spoil: Any, message: str) -> None:
