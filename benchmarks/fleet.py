@@ -3,8 +3,8 @@
 python benchmarks/fleet.py check BENCH.json --scale-out FILE    the two replicas of scale_out.py, simulated
 python benchmarks/fleet.py run BENCH.json --out FOLDER          fleet.json, and fleet.html with its plots
 
-A replica has slots like an engine. A request takes the free slot whose text shares the longest prefix with its prompt,
-prefill stops decoding, and sequences slow each other down as measured. Requests are routed by
+A replica has slots like an engine. A request takes the free slot with its chat's earlier turns, an empty one, or the
+longest unused; prefill stops decoding, and sequences slow each other down as measured. Requests are routed by
 `specbuild.serve.prefixes`, with whole turns as blocks. A user's chat has turns with pauses for thinking.
 """
 
@@ -70,6 +70,7 @@ class Replica:
     """An engine: each slot's text as (user, tokens, turns), and the running requests, which end at a `progress`."""
 
     held: list[tuple[int, int, int]]
+    free: list[int]  # slots, the longest unused first
     running: dict[int, Turn] = field(default_factory=dict)  # by slot
     ends: list[tuple[float, int]] = field(default_factory=list)  # (progress at which the request ends, slot)
     waiting: deque[Turn] = field(default_factory=deque)
@@ -83,13 +84,17 @@ class Fleet:
 
     def __init__(self, replicas: int, routing: str, costs: Costs, shared: int, seed: int = 0) -> None:
         self.costs, self.shared, self.routing, self._turn = costs, shared, routing, 0
-        self.replicas = [Replica([(-1, 0, 0)] * len(costs.token)) for _ in range(replicas)]
+        self.replicas = [self._empty() for _ in range(replicas)]
         self.names = list(range(replicas))
         self.places = Places(Random(seed), "prefix", len(costs.token))
         self.places.keep(self.names)
         self.random = Random(seed)
         self.events: list[tuple[float, int, int, Any]] = []  # time, kind, replica or a number, version or a turn
         self.done: list[Turn] = []
+
+    def _empty(self) -> Replica:
+        slots = len(self.costs.token)
+        return Replica([(-1, 0, 0)] * slots, list(range(slots)))
 
     def arrive(self, when: float, turn: Turn) -> None:
         """Schedule a request's arrival."""
@@ -137,7 +142,10 @@ class Fleet:
         while replica.waiting and len(replica.running) < len(replica.held):
             turn = replica.waiting.popleft()
             common = [text if user == turn.user else min(self.shared, text) for user, text, _ in replica.held]
-            slot = max((each for each in range(len(common)) if each not in replica.running), key=common.__getitem__)
+            mine = (each for each in replica.free if replica.held[each][0] == turn.user)
+            empty = (each for each in replica.free if not replica.held[each][1])
+            slot = next(mine, next(empty, replica.free[0]))
+            replica.free.remove(slot)
             turn.cached = min(max(common), turn.prompt - 1)
             replica.at = max(replica.at, now) + (turn.prompt - turn.cached) * self.costs.prompt
             turn.first = replica.at + self.costs.token[len(replica.running)]
@@ -157,6 +165,7 @@ class Fleet:
         self._advance(replica, now)
         _, slot = heapq.heappop(replica.ends)
         turn = replica.running.pop(slot)
+        replica.free.append(slot)
         if self.routing == "prefix":
             self.places.ended(number, f"{turn.user} {turn.number}")
             if not self.random.randrange(4):  # a replica reports its texts after every fourth request on average

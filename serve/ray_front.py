@@ -182,7 +182,7 @@ class Front:
                     return
 
     async def _answer(self, scope: Scope, body: bytes, hint: Hint, send: Send) -> None:
-        answers = self._calls.remote(scope, body, hint)
+        answers = self._calls.remote(scope, body, hint=hint)
         try:
             async for messages in answers:
                 for message in messages:

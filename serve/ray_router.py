@@ -21,7 +21,7 @@ class Hint(NamedTuple):
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """Prefers the replica that holds a prompt's beginning. A request's last argument must be a `Hint`."""
+    """Prefers the replica that holds a prompt's beginning. Requests have a `Hint` as their argument `hint`."""
 
     def initialize_state(self, routing: Routing = "prefix", slots: int = 0) -> None:
         """See `RequestRouter`, and `Places`."""
@@ -64,5 +64,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
 
 def _hint(request: PendingRequest | None) -> Hint | None:
-    given = request.args[-1] if request and request.args else None
-    return given if isinstance(given, Hint) else None
+    # Ray copies this module by value, so the class of a request's hint is not this module's `Hint`.
+    given = request.kwargs.get("hint") if request else None
+    return Hint(*given) if given else None

@@ -43,11 +43,15 @@ class Admission:
         """Raise OptionError for a sequence that could never get a slot."""
 
     def pick(self, sequence: Sequence, free: Seq[int]) -> int | None:
-        """Return the free slot whose cache holds the longest prefix of the prompt, the first among equals.
+        """Return the free slot whose text the prompt continues most of, else an empty one, else the first of `free`.
 
-        None means that the sequence has to wait until others have ended.
+        A prompt that shares only its beginning with a text (a system prompt) does not displace it: `enter` copies the
+        rows. `free` has the slots by the time of their last use. None means that the sequence has to wait.
         """
-        return max(free, key=lambda slot: self.common(sequence, slot))
+        texts = [slot for slot in free if self._continues(sequence, slot)]
+        if texts:
+            return max(texts, key=lambda slot: self.common(sequence, slot))
+        return next((slot for slot in free if not self.kept(slot)), free[0])
 
     def enter(self, sequences: Seq[Sequence]) -> None:
         """Set up the slots of new sequences; the longest prefix that any slot's cache holds is not prefilled again."""
@@ -75,6 +79,14 @@ class Admission:
             return 0
         differing = np.flatnonzero(last.history[:limit] != sequence.history[:limit])
         return int(differing[0]) if len(differing) else limit
+
+    def _continues(self, sequence: Sequence, slot: int) -> bool:
+        """Whether a prompt begins with all that a slot keeps of its last sequence's prompt."""
+        last = self._last[slot]
+        if not last or not self.common(sequence, slot):
+            return False
+        length = min(self.kept(slot), last.metrics.num_prompt_tokens)
+        return np.array_equal(sequence.history[:length], last.history[:length])
 
     def vacate(self, slot: int) -> None:
         """Mark a slot empty; erase it if its last sequence failed."""

@@ -62,8 +62,8 @@ class Replicas:
         assert given == {"method_name": "call", "stream": True}
         return self
 
-    def remote(self, *given: Any) -> Answers:
-        self.asked.append(given)
+    def remote(self, *given: Any, hint: Hint) -> Answers:
+        self.asked.append((*given, hint))
         self.answers.append(Answers(self.scripts.pop(0) if self.scripts else [[START, END]]))
         return self.answers[-1]
 

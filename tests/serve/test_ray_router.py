@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,7 +13,7 @@ pytest.importorskip("ray", reason="Ray is not installed")
 
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
 
-from specbuild.serve.ray_router import CACHED, Hint, PrefixRouter
+from specbuild.serve.ray_router import CACHED, PrefixRouter
 
 DEPLOYMENT = DeploymentID(name="Replica", app_name="specbuild")
 
@@ -29,9 +29,21 @@ def replica(name: str, blocks: list[int] | None = None) -> Any:
     )
 
 
-def request(name: str, *args: Any) -> Any:
-    context = SimpleNamespace(should_backoff=False)
-    return SimpleNamespace(args=list(args), metadata=SimpleNamespace(internal_request_id=name), routing_context=context)
+class Copied(NamedTuple):
+    """A hint as it reaches the router: Ray copies modules by value, so its class is another one."""
+
+    blocks: list[int]
+    tokens: int
+    output: int | None
+
+
+def request(name: str, *args: Any, hint: Any = None) -> Any:
+    return SimpleNamespace(
+        args=list(args),
+        kwargs={"hint": hint} if hint else {},
+        metadata=SimpleNamespace(internal_request_id=name),
+        routing_context=SimpleNamespace(should_backoff=False),
+    )
 
 
 def first(router: Any, replicas: list[Any], asked: Any) -> str:
@@ -59,10 +71,10 @@ def update(router: Any, replicas: list[Any]) -> None:
 def test_reports_requests_and_deaths_decide(router: Any) -> None:
     replicas = [replica("a", [1]), replica("b", [1, 2])]
     update(router, replicas)
-    asked = request("r", {}, b"", Hint([1, 2, 3], 48, 8))
+    asked = request("r", {}, b"", hint=Copied([1, 2, 3], 48, 8))
     assert first(router, replicas, asked) == "b"
     assert asked.routing_context.should_backoff, "else Ray tries again without a pause"
-    router.on_request_routed(request("big", {}, b"", Hint([1, 2], 32, 100)), replicas[1].replica_id, None)
+    router.on_request_routed(request("big", {}, b"", hint=Copied([1, 2], 32, 100)), replicas[1].replica_id, None)
     assert first(router, replicas, asked) == "a"
     router.on_request_completed(replicas[1].replica_id, "big")
     assert first(router, replicas, asked) == "b"
@@ -81,5 +93,5 @@ def test_who_comes_back_under_another_name_has_nothing(router: Any) -> None:
     update(router, [replica("a", [1]), replica("b", [])])
     replicas = [replica("b", []), replica("c", [])]
     update(router, replicas)
-    asked = request("r", {}, b"", Hint([1], 16, 8))
+    asked = request("r", {}, b"", hint=Copied([1], 16, 8))
     assert {first(router, replicas, asked) for _ in range(30)} == {"b", "c"}

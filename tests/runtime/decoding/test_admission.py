@@ -71,9 +71,30 @@ def test_a_prompt_goes_where_most_of_it_is(slots_of: Callable[..., Slots]) -> No
         slots.read(TEXT[:length], slot)
     picks = [slots.admission.pick(slots.ask(TEXT), free) for free in ([0, 1, 2], [2, 1, 0], [0, 2], [0])]
     assert picks == [1, 1, 2, 0]
-    assert slots.admission.pick(slots.ask([*TEXT[:3], 0]), [0, 1, 2]) == 1, "slots 1 and 2 have three: the first"
-    assert slots.admission.pick(slots.ask([*TEXT[:3], 0]), [0, 2, 1]) == 2, "as they are given"
-    assert slots.admission.pick(slots.ask([9, *TEXT]), [2, 0, 1]) == 2, "nobody has anything"
+    assert slots.admission.pick(slots.ask([9, *TEXT]), [2, 0, 1]) == 2, "nobody has anything: the longest unused"
+
+
+def test_a_common_beginning_displaces_no_text(slots_of: Callable[..., Slots]) -> None:
+    """Chats share their system prompt: a new one takes an empty slot, else the longest unused, and copies the rows."""
+    slots = slots_of()
+    slots.read(TEXT, 0)
+    other = [*TEXT[:5], 0, 0, 0]
+    assert slots.admission.pick(slots.ask(other), [0, 1, 2]) == 1
+    assert slots.read(other, 1).metrics.num_cached_tokens == 5
+    slots.read([*TEXT[:5], 3], 2)
+    assert slots.admission.pick(slots.ask([*TEXT[:5], 6]), [1, 2, 0]) == 1
+    assert slots.admission.pick(slots.ask([*TEXT, 6]), [1, 2, 0]) == 0, "its next turn"
+
+
+def test_a_prompt_continues_what_was_read_of_another(slots_of: Callable[..., Slots]) -> None:
+    """Also if its sequence ended before all of it was read, and if its answer is not what follows."""
+    slots = slots_of()
+    slots.read(TEXT, 1).cached = 3
+    assert slots.admission.pick(slots.ask([*TEXT[:4], 0]), [0, 1, 2]) == 1
+    answered = slots.read(TEXT, 1)
+    answered.emit(9, frozenset())
+    answered.cached = 9
+    assert slots.admission.pick(slots.ask([*TEXT, 0, 0]), [0, 1, 2]) == 1
 
 
 @pytest.mark.parametrize(

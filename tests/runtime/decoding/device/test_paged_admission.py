@@ -162,14 +162,14 @@ def test_salts_share_no_pages(host: KernelLibrary) -> None:
 
 
 def test_a_text_goes_on_in_its_own_page(host: KernelLibrary) -> None:
-    """Unless others have it: then from the page's beginning."""
+    """Another text goes elsewhere, with those pages that it shares whole."""
     paged, asked = Paged(host, 2, 2 * EVERY), {"speculation": "chain:4", "max_new_tokens": 5}
     (first,) = run(paged.loop, [request_of(LONG, **asked)])
-    texts = [[*first.tokens, 3], [*first.tokens[:45], 9]]
+    texts = [[*first.tokens, 3], [*first.tokens, 3, 9], [*first.tokens[:45], 9]]
     wanted = plain([request_of(text, **asked | {"speculation": "off"}) for text in texts])
     done = [run(paged.loop, [request_of(text, **asked)])[0] for text in texts]
     assert [s.output for s in done] == wanted
-    assert [s.metrics.num_cached_tokens for s in done] == [54, 45]
+    assert [s.metrics.num_cached_tokens for s in done] == [54, 56, 32]
 
 
 def test_a_text_that_lost_pages_is_read_from_what_is_left(host: KernelLibrary) -> None:
