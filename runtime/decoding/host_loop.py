@@ -64,7 +64,7 @@ class HostLoop:
         self.exactness, self.live = options.exactness, options.live
         self.bound = options.bound if options.exactness else 0.0
         self.admission = admission or Admission(target, drafter, options.prefix_caching)
-        self.pick, self.release = self.admission.pick, self.admission.release
+        self.check, self.pick, self.release = self.planner.check, self.admission.pick, self.admission.release
         self.cached_tokens, self.page_tokens = self.admission.cached_tokens, self.admission.page_tokens
         self.cached_texts = self.admission.cached_texts
 
@@ -160,10 +160,6 @@ class HostLoop:
     def stats(self) -> RunStats:
         """See `Loop.stats`."""
         return self.tally.snapshot()
-
-    def check(self, sequence: Sequence) -> None:
-        """See `Loop.check`."""
-        self.planner.check(sequence)
 
     def logits(self, tokens: list[int], count: int = 1, nodes: int | None = None) -> NDArray[np.float32]:
         """See `Loop.logits`."""

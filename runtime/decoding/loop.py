@@ -209,9 +209,8 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
             tally, (now, draft, verify), before = self._loop.tally, _clock(self._loop), self._before
             total, draft, verify = now - before[0], draft - before[1], verify - before[2]
             tally.rounds += 1
-            tally.emitted += sum(
-                len(s.output) - was.emitted for s, was in zip(self._sequences, self._were, strict=True)
-            )
+            pairs = zip(self._sequences, self._were, strict=True)
+            tally.emitted += sum(len(s.output) - was.emitted for s, was in pairs)
             tally.total += total
             tally.draft += draft
             tally.verify += verify
@@ -263,19 +262,14 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
             live.round(own, len(self._sequences), self.decoded, sampled, max(grown, 1))
 
 
-class alone:  # noqa: N801
+class alone(AbstractContextManager[None]):  # noqa: N801
     """Lets an error raised inside end only this sequence; an interrupt ends all of them.
 
     Only the main thread receives interrupts: in another thread such an error came from a tokenizer or a constraint.
     """
 
-    __slots__ = ("_sequence",)
-
     def __init__(self, sequence: Sequence) -> None:
         self._sequence = sequence
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is None:

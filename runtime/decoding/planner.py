@@ -35,9 +35,8 @@ class Planner:
         """Raise OptionError for a sequence that asks for a larger tree than is allowed."""
         max_nodes, tree = self.limits.max_draft_tokens, sequence.tree
         if max_nodes is not None and tree and tree.nodes > max_nodes and sequence.params.speculation != "auto":
-            raise OptionError(
-                f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {max_nodes}: ask for fewer"
-            )
+            allowed = f"max_draft_tokens allows {max_nodes}: ask for fewer"
+            raise OptionError(f"tree {tree} drafts {tree.nodes} nodes, {allowed}")
 
     def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
         """Return the sequences that draft in this round, with the shapes of their trees limited."""
