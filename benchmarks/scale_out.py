@@ -30,11 +30,12 @@ from http_overhead import crowd, served
 
 from specbuild.runtime import Chat, Engine, SamplingParams
 
-TEMPLATE = (
-    "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}def {% endif %}"
+TEMPLATE = (  # a question with its answer begins as the question did, as in real chat templates
+    "{% for message in messages %}# {{ message['role'] }}:\n{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}# assistant:\n{% endif %}"
 )
 USERS, TURNS, AT_ONCE, TOKENS = 50, 10, 6, 24
+ROW = ("user", "turn", "prompt", "cached", "ttft", "seconds", "replica")
 SYSTEM = "You write Python. Answer with one function and nothing else."
 
 
@@ -177,9 +178,8 @@ def routings(bundle: Path, template: Path, users: int, ways: list[str], found: d
             began = time.perf_counter()
             rows = asyncio.run(chats(url, users, TURNS))
             found[routing] = summary(rows, texts) | {"seconds": round(time.perf_counter() - began, 1)}
-            if routing == "prefix":
-                found["rows"] = [[row["user"], row["turn"], row.get("prompt"), row.get("cached")] for row in rows]
-            print(routing, found[routing], flush=True)
+            found[routing]["rows"] = [[row.get(name) for name in ROW] for row in rows]
+            print(routing, {name: told for name, told in found[routing].items() if name != "rows"}, flush=True)
     found["prefix/random"] = round(found["prefix"]["hit_rate"] / found["random"]["hit_rate"], 2)
     return found
 
