@@ -259,9 +259,10 @@ def check(measured: dict[str, Any], costs: Costs) -> dict[str, Any]:
     """Simulate the chats of scale_out.py with their numbers of tokens; return measured and simulated hit rates."""
     from scale_out import AT_ONCE, TOKENS
 
+    rows = measured["chats"]["random"]["rows"]  # the texts do not depend on the routing
+    prompts = {(user, turn): prompt for user, turn, prompt, *_ in rows if prompt}
     found: dict[str, Any] = {}
     for routing in ("random", "prefix"):
-        prompts = {(user, turn): prompt for user, turn, prompt, *_ in measured["chats"][routing]["rows"] if prompt}
         shared = min(prompt for (_, turn), prompt in prompts.items() if not turn) // 2
         fleet = Fleet(2, routing, costs, shared)
         waiting = sorted({user for user, _ in prompts})

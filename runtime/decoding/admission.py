@@ -83,7 +83,7 @@ class Admission:
         """Whether a prompt begins with all that a slot keeps of its last sequence's prompt."""
         last = self._last[slot]
         length = min(self.kept(slot), last.metrics.num_prompt_tokens) if last and self.common(sequence, slot) else 0
-        return bool(last and length) and np.array_equal(sequence.history[:length], last.history[:length])
+        return last is not None and length > 0 and np.array_equal(sequence.history[:length], last.history[:length])
 
     def vacate(self, slot: int) -> None:
         """Mark a slot empty; erase it if its last sequence failed."""
