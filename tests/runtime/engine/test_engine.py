@@ -15,7 +15,7 @@ import pytest
 
 from specbuild.measure.exactness import compare, plain
 from specbuild.runtime import Engine, Limits, Result, SamplingParams
-from specbuild.runtime.decoding.host_loop import HostLoop
+from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.errors import OptionError, QueueFullError
 from specbuild.runtime.requests.sequence import Sequence
 
@@ -111,11 +111,11 @@ def test_a_queue_needs_room(bundle: Path, max_waiting: Any) -> None:
 def test_what_never_gets_room_is_told_before_it_waits(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the loop says of a sequence is a prompt's own error, and the others run."""
 
-    def check(self: HostLoop, sequence: Sequence) -> None:
+    def check(self: Planner, sequence: Sequence) -> None:
         if len(sequence.tokens) > 3:
             raise OptionError("too long")
 
-    monkeypatch.setattr(HostLoop, "check", check)
+    monkeypatch.setattr(Planner, "check", check)
     with Engine.load(bundle) as engine:
         with pytest.raises(OptionError, match="prompt 2: too long"):
             engine.generate([[1, 2], [1, 2, 3, 4]])
