@@ -30,7 +30,7 @@ from specbuild.serve.prefixes import BLOCK, Places
 ROUTINGS = ("random", "round robin", "prefix")
 PRICE = 0.085  # default price of a machine per hour
 USERS, WINDOW = 600, 300.0  # to find the machines needed: users whose chats begin within WINDOW seconds
-TARGET = 2.0  # 99th percentile of seconds to the first token
+TARGET = 3.0  # 99th percentile of seconds to the first token
 
 
 @dataclass(frozen=True)
@@ -212,10 +212,15 @@ def play(replicas: int, users: int, seconds: float, routing: str, costs: Costs, 
 
 
 def needed(users: int, seconds: float, routing: str, costs: Costs, habits: Habits) -> dict[str, float]:
-    """Return the figures of the fewest replicas whose 99th percentile of first tokens meets TARGET."""
+    """Return the figures of the fewest replicas whose 99th percentile of first tokens meets TARGET.
+
+    Raises RuntimeError if no number of replicas does, because prompts alone take longer.
+    """
     low, high = 1, 4
     while play(high, users, seconds, routing, costs, habits)["ttft_p99"] > TARGET:
         low, high = high, 2 * high
+        if low > users:
+            raise RuntimeError(f"no number of replicas has {routing} routing's first tokens within {TARGET:g} s")
     while high - low > max(high // 50, 1):
         middle = (low + high) // 2
         late = play(middle, users, seconds, routing, costs, habits)["ttft_p99"] > TARGET
@@ -303,9 +308,9 @@ def run(found: dict[str, Any], out: Path, price: float, sizes: list[tuple[int, i
             machines[-1]["money_an_hour"] = round(told["replicas"] * price, 2)
             print(machines[-1], flush=True)
             (out / "fleet.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    busiest = min(row["replicas"] for row in machines)
+    enough = max(row["replicas"] for row in machines)  # with any routing: else queues grow without end
     for replicas, users in sizes:
-        seconds = WINDOW * (users / USERS) * (busiest / replicas)
+        seconds = WINDOW * (users / USERS) * (enough / replicas)
         for name, costs in ways.items():
             for routing in ROUTINGS:
                 rows.append({"speculation": name, "routing": routing})
