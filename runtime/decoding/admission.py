@@ -48,9 +48,10 @@ class Admission:
         A prompt that shares only its beginning with a text (a system prompt) does not displace it: `enter` copies the
         rows. `free` has the slots by the time of their last use. None means that the sequence has to wait.
         """
-        texts = (slot for slot in free if self._continues(sequence, slot))
+        common = {slot: self.common(sequence, slot) for slot in free}
+        texts = (slot for slot in free if common[slot] and self._continues(sequence, slot))
         empty = (slot for slot in free if not self.kept(slot))
-        return max(texts, key=lambda slot: self.common(sequence, slot), default=next(empty, free[0]))
+        return max(texts, key=common.__getitem__, default=next(empty, free[0]))
 
     def enter(self, sequences: Seq[Sequence]) -> None:
         """Set up the slots of new sequences; the longest prefix that any slot's cache holds is not prefilled again."""
@@ -80,9 +81,9 @@ class Admission:
         return int(differing[0]) if len(differing) else limit
 
     def _continues(self, sequence: Sequence, slot: int) -> bool:
-        """Whether a prompt begins with all that a slot keeps of its last sequence's prompt."""
+        """Return whether a prompt repeats every token that a slot has left of the prompt before it."""
         last = self._last[slot]
-        length = min(self.kept(slot), last.metrics.num_prompt_tokens) if last and self.common(sequence, slot) else 0
+        length = min(self.kept(slot), last.metrics.num_prompt_tokens) if last else 0
         return last is not None and length > 0 and np.array_equal(sequence.history[:length], last.history[:length])
 
     def vacate(self, slot: int) -> None:
@@ -120,5 +121,5 @@ class Admission:
 
     def cached_texts(self) -> list[tuple[str | None, list[int]]]:
         """Return the `cache_salt` and tokens of each text in the slots' caches; any thread may call this."""
-        held = ((last.params.cache_salt, last.history, slot) for slot, last in enumerate(self._last) if last)
-        return [(salt, history[: self.kept(slot)].tolist()) for salt, history, slot in held]
+        held = [(last, last.history[: self.kept(slot)]) for slot, last in enumerate(self._last) if last]
+        return [(last.params.cache_salt, rows.tolist()) for last, rows in held]
