@@ -29,8 +29,8 @@ from specbuild.serve.prefixes import BLOCK, Places
 
 ROUTINGS = ("random", "round robin", "prefix")
 PRICE = 0.085  # default price of a machine per hour
-USERS, WINDOW = 600, 300.0  # to find the machines needed: users whose chats begin within WINDOW seconds
-TARGET = 3.0  # 99th percentile of seconds to the first token
+USERS, WINDOW = 6000, 3000.0  # to find the machines needed: users whose chats begin within WINDOW seconds
+TARGET = 8.0  # 99th percentile of seconds to the first token
 
 
 @dataclass(frozen=True)

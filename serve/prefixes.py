@@ -119,9 +119,9 @@ class Places:
         two = sorted(self._random.sample(replicas, 2), key=self.load)
         if self._routing == "balanced" or not (holders := self._holders(replicas, blocks)):
             return two
-        best, least = min(holders, key=self.load), min(self._load.get(each, 0) for each in replicas)
-        lightest = next(each for each in replicas if self.load(each) == least)
-        if self.load(best) > SHARE * least and self.queue(best) - self.queue(lightest) > SLACK:
+        best = min(holders, key=self.load)  # unless it has a queue, no replica is compared with it
+        lightest = min(replicas, key=self.load) if self.queue(best) > SLACK else best
+        if self.load(best) > SHARE * self.load(lightest) and self.queue(best) - self.queue(lightest) > SLACK:
             return two
         return [best, *(each for each in two if each != best)]
 

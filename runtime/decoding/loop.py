@@ -258,7 +258,7 @@ class accounted:  # noqa: N801  (lower case reads better after `with`; a generat
             live.skip()
         else:
             sampled = any(s.params.temperature > 0 for s in self._sequences)
-            grown = sum(s.policy is None or s.policy.now.levels > 0 for s in self._sequences)
+            grown = sum(s.policy is None or (s.shape is not None and s.policy.now.levels > 0) for s in self._sequences)
             live.round(own, len(self._sequences), self.decoded, sampled, max(grown, 1))
 
 

@@ -33,26 +33,25 @@ class Planner:
 
     def check(self, sequence: Sequence) -> None:
         """Raise OptionError for a sequence that asks for a larger tree than is allowed."""
-        max_nodes, tree = self.limits.max_draft_tokens, sequence.tree
-        if max_nodes is not None and tree and tree.nodes > max_nodes and sequence.params.speculation != "auto":
-            allowed = f"max_draft_tokens allows {max_nodes}: ask for fewer"
-            raise OptionError(f"tree {tree} drafts {tree.nodes} nodes, {allowed}")
+        limit, tree = self.limits.max_draft_tokens, sequence.tree
+        if limit is not None and tree and tree.nodes > limit and sequence.params.speculation != "auto":
+            raise OptionError(f"tree {tree} drafts {tree.nodes} nodes, max_draft_tokens allows {limit}: ask for fewer")
 
     def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
         """Return the sequences that draft in this round, with the shapes of their trees limited."""
         drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
         for sequence in drafting:
-            sequence.limit_tree(now, len(drafting), self.max_nodes)
+            policy, alone = sequence.policy, len(drafting) == 1
+            if policy and not (sequence.sampler.foresees or (alone and policy.free)) and policy.rest.dozes():
+                sequence.shape = None
+                sequence.metrics.speculative_decoding.decide("plain")
+            else:
+                sequence.limit_tree(now, len(drafting), self.max_nodes)
         return [sequence for sequence in drafting if sequence.shape]
 
     @staticmethod
     def record(
-        sequence: Sequence,
-        nodes: int,
-        path: Seq[int],
-        token: int,
-        levels: int | None = None,
-        unsettled: Seq[int] = (),
+        sequence: Sequence, nodes: int, path: Seq[int], token: int, levels: int | None = None, unsettled: Seq[int] = ()
     ) -> None:
         """Record the result of a round in a sequence's metrics and policy.
 

@@ -102,6 +102,11 @@ class Habits:
         slot = key % len(self._keys)
         return self._next[slot] if self._keys[slot] == key and self._next[slot] != _NONE else None
 
+    def foretold(self, tokens: Seq[int], count: int, salt: str | None) -> bool:
+        """Return whether what is known foretold each of the last `count` tokens of a text."""
+        ends = range(len(tokens) - count, len(tokens))
+        return all(end > 1 and self.after(tokens[end - 2 : end], salt) == tokens[end] for end in ends)
+
     def learn(self, tokens: Seq[int], count: int, salt: str | None) -> None:
         """Learn from the last `count` tokens of a text."""
         for place in range(max(len(tokens) - count, 2), len(tokens)):

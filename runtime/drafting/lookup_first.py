@@ -14,10 +14,11 @@ from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.batch import Batch, Wish
 from specbuild.runtime.speculation.policy import SequencePolicy
+from specbuild.runtime.speculation.rest import FORETOLD, REPEATED, RESTS
 from specbuild.runtime.speculation.tree import Tree
 
 from .habits import Habits
-from .lookup import decided, forced, from_text, look, room
+from .lookup import decided, forced, from_text, longest, look, room
 from .model import ModelDrafter
 
 
@@ -101,9 +102,13 @@ class LookupDrafter:
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """See `Drafter.commit`; habits learn the accepted tokens, and the model keeps its rows if it drafted."""
         salt = sequence.params.cache_salt
-        if sequence.policy and sequence.policy.rest.left:
-            sequence.policy.rest.passed(self.habits.after(sequence.tokens[-3:-1], salt) == sequence.tokens[-1])
-        self.habits.learn(sequence.tokens, len(path), salt)
+        rest, new = sequence.policy and sequence.policy.rest, len(path)
+        if rest:
+            if rest.left:
+                repeats = rest.left % RESTS[0] == 0 and longest(sequence.history)[1] >= REPEATED
+                rest.passed(repeats or self.habits.foretold(sequence.tokens, FORETOLD, salt))
+            new, rest.dozed = new + rest.dozed, 0
+        self.habits.learn(sequence.tokens, new, salt)
         if self.model and sequence.slot not in self._repeating:
             self.model.commit(sequence, path)
 

@@ -23,10 +23,7 @@ class Handle:
     """
 
     def __init__(
-        self,
-        sequence: Sequence,
-        cancel: Callable[[Handle], None],
-        tell: Callable[[Result], None] | None = None,
+        self, sequence: Sequence, cancel: Callable[[Handle], None], tell: Callable[[Result], None] | None = None
     ) -> None:
         """Make the handle of a sequence that is about to be queued.
 

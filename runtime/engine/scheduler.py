@@ -52,11 +52,7 @@ class Scheduler(Driver):
         weakref.finalize(self, _close_at_exit, weakref.ref(self))
 
     def submit(
-        self,
-        sequence: Sequence,
-        wake: Callable[[], None] | None = None,
-        each_round: bool = False,
-        wait: bool = True,
+        self, sequence: Sequence, wake: Callable[[], None] | None = None, each_round: bool = False, wait: bool = True
     ) -> Handle:
         """Queue a sequence, or put it in the overflow if the queue is full; never blocks.
 

@@ -20,12 +20,7 @@ class Window:
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        sequences: Seq[Sequence],
-        size: int,
-        wake: Callable[[], None],
-        each_round: bool,
+        self, scheduler: Scheduler, sequences: Seq[Sequence], size: int, wake: Callable[[], None], each_round: bool
     ) -> None:
         """Promise the sequences to the scheduler.
 

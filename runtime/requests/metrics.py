@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
 from typing import Any
+
+_DRAFTED = "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"
+_COUNTS = *_DRAFTED, "num_unsettled_steps", "num_recomputed_tokens"
 
 
 @dataclass(slots=True)
@@ -30,7 +34,7 @@ class SpeculationStats:
     num_recomputed_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     depth_histogram: list[int] = field(default_factory=list)
-    decisions: dict[str, int] = field(default_factory=dict)
+    decisions: Counter[str] = field(default_factory=Counter)
     promised: float = 0.0
 
     def record(self, drafted: int, accepted: int, depth: int | None = None) -> None:
@@ -55,25 +59,17 @@ class SpeculationStats:
             kind: What the policy decided for the round, such as "plain" or "model".
             promised: Speedup over plain decoding that the timing table promised for the round.
         """
-        self.decisions[kind] = self.decisions.get(kind, 0) + 1
+        self.decisions[kind] += 1
         self.promised += promised
 
     def merge(self, other: SpeculationStats) -> None:
         """Add the counts in `other`, those of another request."""
-        self.num_spec_steps += other.num_spec_steps
-        self.num_draft_tokens += other.num_draft_tokens
-        self.num_accepted_draft_tokens += other.num_accepted_draft_tokens
-        self.num_unsettled_steps += other.num_unsettled_steps
-        self.num_recomputed_tokens += other.num_recomputed_tokens
-        for own, others in (
-            (self.acceptance_histogram, other.acceptance_histogram),
-            (self.depth_histogram, other.depth_histogram),
-        ):
-            for value, times in enumerate(others):
-                _count(own, value, times)
-        self.promised += other.promised
-        for kind, times in other.decisions.items():
-            self.decisions[kind] = self.decisions.get(kind, 0) + times
+        for name in (*_COUNTS, "promised"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("acceptance_histogram", "depth_histogram"):
+            for value, times in enumerate(getattr(other, name)):
+                _count(getattr(self, name), value, times)
+        self.decisions.update(other.decisions)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -88,9 +84,7 @@ class SpeculationStats:
     def to_dict(self) -> dict[str, Any]:
         """Return vLLM's `speculative_decoding` object."""
         rates = "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram"
-        counts = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-        settled = ("num_unsettled_steps", "num_recomputed_tokens")
-        return {name: getattr(self, name) for name in (*rates, *counts, *settled, "decisions")}
+        return {name: getattr(self, name) for name in (*rates, *_COUNTS, "decisions")}
 
 
 def _count(histogram: list[int], value: int, times: int = 1) -> None:
@@ -163,11 +157,8 @@ class RequestMetrics:
         times = "queue_time", "ttft", "tpot", "e2el"
         counts = "num_prompt_tokens", "num_output_tokens", "num_cached_tokens"
         told = {name: getattr(self, name) for name in (*times, *counts, "seed", "speculation")}
-        if self.first_token is None:
-            told["ttft"] = None
-        if self.first_token is None or self.num_output_tokens < 2:
-            told["tpot"] = None
-        return told | {"speculative_decoding": self.speculative_decoding.to_dict()}
+        missing = ("ttft", "tpot") if self.first_token is None else ("tpot",) if self.num_output_tokens < 2 else ()
+        return told | dict.fromkeys(missing) | {"speculative_decoding": self.speculative_decoding.to_dict()}
 
 
 def _between(start: float | None, end: float | None) -> float:
@@ -233,9 +224,8 @@ class RunStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts, seconds, the loop's own share and the correction as JSON data."""
-        seconds = {
-            f"{part}_s": getattr(self, part) for part in ("total", "draft", "verify", "accept", "commit", "host")
-        }
+        parts = "total", "draft", "verify", "accept", "commit", "host"
+        seconds = {f"{part}_s": getattr(self, part) for part in parts}
         counts = {"rounds": self.rounds, "emitted": self.emitted}
         return {**counts, **seconds, "loop_share": self.loop_share, "correction": self.correction}
 

@@ -114,10 +114,7 @@ class Environment(ImmutableSandboxedEnvironment):
 def environment() -> Environment:
     """Return transformers' environment: its whitespace rules, loop controls, filters, globals, `{% generation %}`."""
     made = Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, "jinja2.ext.loopcontrols"],
-        finalize=_printed,
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], finalize=_printed
     )
     for name in _UNBOUNDED:
         del made.filters[name]

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from .draft_limits import NO_LIMITS, Limits
 from .live import LiveTimings
 from .option import PLAIN, Option
 from .rest import Rest
-from .sessions import Session, Sessions
+from .sessions import Session, Sessions, Source
 from .timings import Chances, Times, TimingTable, longer
 from .tree import TreeSpec
 from .trust import SURE, Trust
@@ -67,7 +66,7 @@ class SequencePolicy:
     _grown: Option = PLAIN  # the last tree that a device grew
 
     def __post_init__(self) -> None:
-        self.model, self.rest = self.session.trusts["model"], Rest(self.session.shared.waits)
+        self.model, self.rest = self.session.trusts["model"], self.session.shared.waits.rest()
 
     def choose(self, batch: int, matched: int, room: int) -> Option:
         """Decide the next round beside `batch − 1` others; `matched` tokens repeat, `room` nodes may be drafted."""
@@ -104,7 +103,7 @@ class SequencePolicy:
         return self.now
 
     @property
-    def source(self) -> Literal["lookup", "habit"]:
+    def source(self) -> Source:
         """The source of the text's continuation."""
         return "habit" if self.recalled else "lookup"
 
@@ -256,7 +255,8 @@ class SequencePolicy:
         So the text's continuation is judged even if it was not drafted. A node whose choice was left to the next round
         counts as one that did not come true: it was worth no token.
         """
-        self.rest.decided(len(path) - 1, self.extra, self._times.alone / (1 + self._others))
+        if self.rest.took:
+            self.rest.decided(len(path) - 1, self.extra, self._times.alone / (1 + self._others))
         chances = [min(self.below[node], 1.0) for node in path if self.below[node]]
         accepted = min(len(path) - 1, len(chances))  # a forced token is no trial
         if self.now.kind == "lookup" or (self.now.kind == "habit" and chances):

@@ -2,7 +2,7 @@
 
 Deciding takes the host's time in every round, drafted or not. So a sequence keeps a balance of its decided rounds: the
 seconds that drafts gained over plain decoding, by the corrected table, less those that deciding took, by the clock.
-Once it is negative the sequence rests, each time for longer; it wakes early if habits foretell what it emits.
+Once it is negative the sequence rests, each time for longer. It wakes early if its last tokens could have been drafted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from dataclasses import dataclass
 WATCH = 8  # decided rounds before a sequence may rest; half as many while others rest for longest
 KEPT = 1 - 1 / 32  # share of the balance that is left a round later
 RESTS = (16, 128)  # rounds of rest: of an engine's first, and at most
+BESIDE = 1.7  # what deciding costs, over its own time: threads fall asleep meanwhile, and results are recorded
 DEAR = 0.02  # share of a plain token's seconds below which deciding is no reason to rest
-FORETOLD = 2  # tokens in a row, after which a round is decided: if it drafts, the rest is over
+FORETOLD = 2  # tokens in a row that habits have to foretell to wake a sequence
+REPEATED = 8  # tokens that the text has to repeat for the same
+PEEK = 4  # rounds of a rest, in one of which those are looked at
+FRESH = 4  # new sequences, of which one is watched at once while others rest for longest
 
 
 @dataclass(slots=True)
@@ -21,6 +25,12 @@ class Waits:
     """How long the next rest of any sequence is, in rounds. Only the worker changes it."""
 
     rounds: int = RESTS[0]
+    begun: int = 0  # sequences; counted by callers' threads, so it may miss one
+
+    def rest(self) -> Rest:
+        """Return a new sequence's rest; while others rest for longest, most new ones begin with a rest."""
+        self.begun += 1
+        return Rest(self, self.rounds if self.rounds == RESTS[1] and self.begun % FRESH else 0)
 
 
 @dataclass(slots=True)
@@ -29,38 +39,49 @@ class Rest:
 
     waits: Waits
     left: int = 0
-    took: float = 0.0  # seconds that deciding the round took; 0: nobody measures it, and nobody rests
+    dozed: int = 0  # rounds since the drafter last learnt from the text
+    took: float = 0.0  # seconds that deciding the round took; 0: it was at rest, or nobody measures it and none rests
+    _awake: bool = False  # whether the next round is decided though it rests
     _balance: float = 0.0
     _watched: int = 0
-    _foretold: int = 0
 
     @property
     def rests(self) -> bool:
         """Return whether the next round is not decided."""
-        return self.left > 0 and self._foretold < FORETOLD
+        return self.left > 0 and not self._awake
 
     def decided(self, accepted: int, extra: float, plain: float) -> None:
-        """Note a decided round; a rest begins if the balance is negative.
+        """Note a decided round; a rest begins if the balance is negative, and is over if this round gained.
 
         Args:
             accepted: Tokens of its draft that came true.
             extra: Seconds that the draft added to the round; 0: it had none, or free rows alone, as at rest.
             plain: Seconds that plain decoding takes for a token of this sequence.
         """
-        if self.took <= DEAR * plain or (self.left and not extra):
-            self._foretold = 0
+        gained = (accepted * plain - extra if extra else 0.0) - BESIDE * self.took
+        self._awake = False
+        if self.left and gained < 0:
             return
-        self.left, self._watched = 0, self._watched + 1
-        self._balance = KEPT * self._balance + (accepted * plain - extra if extra else 0.0) - self.took
+        self.left = 0
+        if self.took <= DEAR * plain:
+            return
+        self._watched += 1
+        self._balance = KEPT * self._balance + gained
         if self._watched < (WATCH if self.waits.rounds < RESTS[1] else WATCH // 2):
             return
         if self._balance < 0:
             self.left, self.waits.rounds = self.waits.rounds, min(2 * self.waits.rounds, RESTS[1])
-            self._balance, self._watched, self._foretold = 0.0, 0, 0
+            self._balance, self._watched = 0.0, 0
         elif self._watched % WATCH == 0:
             self.waits.rounds = max(self.waits.rounds // 2, RESTS[0])
 
-    def passed(self, foretold: bool) -> None:
-        """Note a round of a rest; `foretold`: whether habits had its token."""
-        self._foretold = self._foretold + 1 if foretold else 0
+    def passed(self, wakes: bool) -> None:
+        """Note a round of a rest; `wakes`: whether its last tokens could have been drafted."""
+        self._awake = wakes
         self.left -= 1
+
+    def dozes(self) -> bool:
+        """Return whether the next round is not even looked at, and note it as passed."""
+        dozes = not self._awake and self.left % PEEK > 0
+        self.left, self.dozed = self.left - dozes, self.dozed + dozes
+        return dozes

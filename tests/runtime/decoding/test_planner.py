@@ -13,6 +13,7 @@ from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
+from specbuild.runtime.speculation.rest import Rest, Waits
 
 
 def ask(request_of: Any, tree: str = "best:8", slot: int = 0, length: int = 3, **fields: Any) -> Sequence:
@@ -26,7 +27,7 @@ def ask(request_of: Any, tree: str = "best:8", slot: int = 0, length: int = 3, *
 class Policy:
     """What a sequence's policy is told."""
 
-    promised = 1.5
+    promised, free, rest = 1.5, 0, Rest(Waits())
 
     def __init__(self, kind: str) -> None:
         self.now, self.told = SimpleNamespace(kind=kind), list[tuple[list[int], int]]()

@@ -21,7 +21,7 @@ from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.live import FRESH, LEFT_WITHIN
 from specbuild.runtime.speculation.policy import Option, Policy, SequencePolicy
-from specbuild.runtime.speculation.rest import RESTS
+from specbuild.runtime.speculation.rest import PEEK, RESTS
 from specbuild.runtime.speculation.sessions import Session
 from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
@@ -473,14 +473,27 @@ def test_what_a_constraint_forces_is_drafted_at_rest_too(hash_model: Any, metere
     for constrained in (False, True):
         meter = metered(hash_model(3), hash_model(99), LARGE)
         asked = {"constraint": made, "logit_bias": {END: -90.0}} if constrained else {}
-        done = meter.run([1, 2, 3], 100, before=lambda _, m=meter: rest_of(m), **asked)
+        done = meter.run([1, 2, 3], 100, before=lambda _, m=meter: rest_of([m]), **asked)
         decided[constrained] = done.metrics.speculative_decoding.decisions.get("forced", 0)
         assert meter.made[0].rest.left > 0
     assert decided[True] > 2
     assert decided[False] == 0
 
 
-def rest_of(meter: Any) -> None:
-    """Its sequence rests in the next round."""
-    for policy in meter.made:
-        policy.rest.left = 9
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_rest_ends_where_habits_foretell_the_text(hash_model: Any, metered: Any, plain: Any, seen: bool) -> None:
+    """The draft is the target, so that the woken round gains; deciding takes hardly any of the table's time."""
+    meter, model, first = metered(hash_model(3), hash_model(3), LARGE), hash_model(3), iter((rest_of,))
+    if seen:
+        meter.run([1, 2, 3], 60)
+    done = meter.run([1, 2, 3], 60, before=lambda _: next(first, len)([meter]))
+    assert done.output == plain(model, [1, 2, 3], done.params)
+    rested, rounds = [drafted for drafted, _, _ in meter.rounds].count(0), len(meter.rounds)
+    assert rested <= PEEK if seen else rested > 40
+    assert sum(done.metrics.speculative_decoding.decisions.values()) in (rounds, rounds + 1)
+
+
+def rest_of(meters: list[Any]) -> None:
+    """Their sequences rest from the next round on."""
+    for policy in meters[0].made:
+        policy.rest.left = RESTS[1]

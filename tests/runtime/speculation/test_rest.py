@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbuild.runtime.speculation.rest import FORETOLD, RESTS, WATCH, Rest, Waits
+from specbuild.runtime.speculation.rest import BESIDE, FRESH, PEEK, RESTS, WATCH, Rest, Waits
 
 TOKEN = 1e-3  # seconds of plain decoding
 
@@ -52,7 +52,8 @@ def brief(waits: Waits) -> Rest:
 
 
 def test_what_drafts_gain_is_held_against_what_deciding_takes() -> None:
-    for extra, expected in ((0.91e-3, True), (0.89e-3, False)):
+    took = BESIDE * 1e-4
+    for extra, expected in ((TOKEN - 0.9 * took, True), (TOKEN - 1.1 * took, False)):
         rest = Rest(Waits())
         for _ in range(WATCH):
             rest.took = 1e-4
@@ -69,26 +70,41 @@ def test_what_costs_next_to_nothing_is_no_reason_to_rest() -> None:
     assert not rest.rests
 
 
-def test_where_nobody_measures_deciding_nobody_rests() -> None:
-    rest = Rest(Waits())
-    for _ in range(10 * WATCH):
-        rest.decided(0, 1.0, TOKEN)
-    assert not rest.rests
-
-
-def test_foretold_tokens_wake_for_a_round_and_a_draft_for_good() -> None:
+def test_a_wake_is_for_a_round_and_for_good_if_the_round_gains() -> None:
     rest = resting()
-    for _ in range(FORETOLD):
-        assert rest.rests
-        rest.passed(True)
-    assert not rest.rests
-    rest.took = 1e-4
-    rest.decided(0, 0.0, TOKEN)  # it looked, and drafted nothing
+    rest.passed(False)
     assert rest.rests
-    for _ in range(FORETOLD):
+    for accepted, extra in ((0, 0.0), (1, TOKEN)):  # it looked, and drafted nothing, or what brought nothing
         rest.passed(True)
+        assert not rest.rests
+        rest.took = 1e-4
+        rest.decided(accepted, extra, TOKEN)
+        assert rest.rests
+    rest.passed(True)
     rest.took = 1e-4
     rest.decided(2, TOKEN, TOKEN)
-    rest.passed(False)
     assert not rest.rests
     assert pass_rounds(rest) == 0
+
+
+def test_between_looks_a_rest_dozes() -> None:
+    rest, looks = resting(), 0
+    for _ in range(RESTS[0]):
+        assert rest.rests
+        if not rest.dozes():
+            rest.passed(False)
+            looks += 1
+    assert (rest.left, looks, rest.dozed) == (0, RESTS[0] // PEEK, RESTS[0] - RESTS[0] // PEEK)
+    assert not rest.dozes()
+    rest = resting()
+    rest.passed(True)
+    assert not rest.dozes()  # it is awake
+
+
+def test_while_others_rest_for_longest_most_begin_with_a_rest() -> None:
+    waits = Waits()
+    assert not any(waits.rest().rests for _ in range(2 * FRESH))
+    waits.rounds = RESTS[1]
+    begun = [waits.rest() for _ in range(2 * FRESH)]
+    assert [each.left for each in begun].count(0) == 2
+    assert {each.left for each in begun} == {0, RESTS[1]}

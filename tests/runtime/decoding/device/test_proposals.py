@@ -17,6 +17,7 @@ from specbuild.runtime.decoding.device.proposals import Proposals
 from specbuild.runtime.decoding.planner import Planner
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.policy import PLAIN, Option
+from specbuild.runtime.speculation.rest import Rest, Waits
 from specbuild.runtime.speculation.tree import Tree
 
 
@@ -34,6 +35,8 @@ def ready(slot: int = 0, tokens: int = 6, **fields: Any) -> Sequence:
 
 class Decided:
     """A policy whose mind is made up."""
+
+    free, rest = 0, Rest(Waits())
 
     def __init__(self, option: Option) -> None:
         self.option, self.now, self.guess, self.passed = option, PLAIN, -1, 0
