@@ -113,8 +113,7 @@ class HostLoop:
         pace, drafts not counted, which have to pay for themselves; unless that leaves less than LEAST tokens of each
         prompt.
         """
-        max_nodes = self._options.step_nodes
-        left = 1 << 30 if max_nodes is None else max_nodes - sum(taken)
+        left = (self._options.step_nodes or 1 << 30) - sum(taken)
         if self.live and self.live.on and taken:
             plain, everyone = step_rows(self, len(taken)), step_rows(self, len(taken) + reading)
             paced = max(self.live.rows_within(plain, PACE), self.live.rows_within(everyone, PACE_OF_ALL)) - plain
@@ -153,6 +152,8 @@ class HostLoop:
         if drafted and self.drafter:
             self.drafter.commit(sequence, path)
             self.planner.record(sequence, len(tree) - 1, path, sequence.tokens[root + 1], max(tree.depths), unsettled)
+        elif sequence.policy and sequence.policy.rest.due and isinstance(self.drafter, LookupDrafter):
+            self.drafter.reflect(sequence, sequence.policy.rest)
         self.tally.accept += walked - began
         self.tally.commit += time.perf_counter() - walked
 

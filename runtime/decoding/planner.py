@@ -40,13 +40,13 @@ class Planner:
     def drafting(self, sequences: Seq[Sequence]) -> list[Sequence]:
         """Return the sequences that draft in this round, with the shapes of their trees limited."""
         drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
-        for sequence in drafting:
-            policy, alone = sequence.policy, len(drafting) == 1
-            if policy and not (sequence.sampler.foresees or (alone and policy.free)) and policy.rest.dozes():
+        batch = len(drafting)
+        for sequence, policy in [(sequence, sequence.policy) for sequence in drafting]:
+            if policy and not (sequence.sampler.foresees or (policy.free and batch == 1)) and policy.rest.dozes():
                 sequence.shape = None
                 sequence.metrics.speculative_decoding.decide("plain")
             else:
-                sequence.limit_tree(now, len(drafting), self.max_nodes)
+                sequence.limit_tree(now, batch, self.max_nodes)
         return [sequence for sequence in drafting if sequence.shape]
 
     @staticmethod

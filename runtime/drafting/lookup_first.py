@@ -14,7 +14,7 @@ from specbuild.runtime.backends.executor import Executor
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.batch import Batch, Wish
 from specbuild.runtime.speculation.policy import SequencePolicy
-from specbuild.runtime.speculation.rest import FORETOLD, REPEATED, RESTS
+from specbuild.runtime.speculation.rest import DEEP, FORETOLD, REPEATED, Rest
 from specbuild.runtime.speculation.tree import Tree
 
 from .habits import Habits
@@ -47,15 +47,11 @@ class LookupDrafter:
 
     def propose(self, sequences: Seq[Sequence]) -> list[Tree]:
         """Return a tree per sequence, from the text or from the model."""
-        resting = {s.slot: s.policy for s in sequences if s.policy and s.policy.rest.rests and not s.sampler.foresees}
-        awake, began = [s for s in sequences if s.slot not in resting], time.perf_counter()
-        decided = iter(self._from_texts(awake) if awake else ())
-        trees = [Tree([s.tokens[-1]]) if s.slot in resting else next(decided) for s in sequences]
-        took = (time.perf_counter() - began) / max(len(awake), 1)
-        for policy in resting.values():
-            policy.pass_over(len(sequences))
-        for policy in (s.policy for s in awake if s.policy and not s.sampler.foresees):  # others never rest
-            policy.rest.took = took
+        began, trees = time.perf_counter(), self._from_texts(sequences)
+        took = (time.perf_counter() - began) / len(sequences)
+        for sequence in sequences:
+            if sequence.policy:
+                sequence.policy.rest.took = 0.0 if sequence.sampler.foresees else took  # so it never rests
         self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
         if self._looks_up:
             for sequence, tree in zip(sequences, trees, strict=True):
@@ -101,16 +97,16 @@ class LookupDrafter:
 
     def commit(self, sequence: Sequence, path: Seq[int]) -> None:
         """See `Drafter.commit`; habits learn the accepted tokens, and the model keeps its rows if it drafted."""
-        salt = sequence.params.cache_salt
-        rest, new = sequence.policy and sequence.policy.rest, len(path)
-        if rest:
-            if rest.left:
-                repeats = rest.left % RESTS[0] == 0 and longest(sequence.history)[1] >= REPEATED
-                rest.passed(repeats or self.habits.foretold(sequence.tokens, FORETOLD, salt))
-            new, rest.dozed = new + rest.dozed, 0
-        self.habits.learn(sequence.tokens, new, salt)
+        self.habits.learn(sequence.tokens, len(path), sequence.params.cache_salt)
         if self.model and sequence.slot not in self._repeating:
             self.model.commit(sequence, path)
+
+    def reflect(self, sequence: Sequence, rest: Rest) -> None:
+        """Learn from what a resting sequence emitted, and wake it if its last tokens could have been drafted."""
+        salt, new = sequence.params.cache_salt, rest.dozed
+        repeats = rest.left % DEEP == 0 and longest(sequence.history)[1] >= REPEATED
+        rest.looked(repeats or self.habits.foretold(sequence.tokens, FORETOLD, salt))
+        self.habits.learn(sequence.tokens, new, salt)
 
     def keep(self, slot: int, source: int, rows: int) -> None:
         """See `Drafter.keep`; only the model has rows."""

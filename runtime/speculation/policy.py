@@ -238,10 +238,10 @@ class SequencePolicy:
         come = [1.0, *np.diff(self.chances.reach[: self.now.levels + 1]).tolist()]
         self.below = [after / max(before, 1e-9) for before, after in pairwise(come)] + [0.0]
 
-    def pass_over(self, batch: int = 0) -> None:
-        """Make the round plain decoding, of which nothing is learnt; alone (`batch` 1) it keeps its free nodes."""
+    def pass_over(self) -> None:
+        """Make the round plain decoding, of which nothing is learnt."""
         self.resume(PLAIN)
-        self.left, self.rest.took = self.free if batch == 1 else 0, 0.0
+        self.left = 0
 
     def resume(self, option: Option) -> None:
         """Make `option` the decision of the round that ends now, though another may have been chosen since."""

@@ -14,9 +14,10 @@ KEPT = 1 - 1 / 32  # share of the balance that is left a round later
 RESTS = (16, 128)  # rounds of rest: of an engine's first, and at most
 BESIDE = 1.7  # what deciding costs, over its own time: threads fall asleep meanwhile, and results are recorded
 DEAR = 0.02  # share of a plain token's seconds below which deciding is no reason to rest
-FORETOLD = 2  # tokens in a row that habits have to foretell to wake a sequence
+FORETOLD = 3  # tokens in a row that habits have to foretell to wake a sequence
 REPEATED = 8  # tokens that the text has to repeat for the same
-PEEK = 4  # rounds of a rest, in one of which those are looked at
+PEEK = 4  # rounds at rest, after which those are looked at
+DEEP = 16  # rounds at rest, after which repetitions are looked for
 FRESH = 4  # new sequences, of which one is watched at once while others rest for longest
 
 
@@ -39,8 +40,8 @@ class Rest:
 
     waits: Waits
     left: int = 0
-    dozed: int = 0  # rounds since the drafter last learnt from the text
-    took: float = 0.0  # seconds that deciding the round took; 0: it was at rest, or nobody measures it and none rests
+    dozed: int = 0  # rounds at rest since the drafter last learnt from the text
+    took: float = 0.0  # seconds that deciding the round took; 0: nobody measures it, and nobody rests
     _awake: bool = False  # whether the next round is decided though it rests
     _balance: float = 0.0
     _watched: int = 0
@@ -75,13 +76,17 @@ class Rest:
         elif self._watched % WATCH == 0:
             self.waits.rounds = max(self.waits.rounds // 2, RESTS[0])
 
-    def passed(self, wakes: bool) -> None:
-        """Note a round of a rest; `wakes`: whether its last tokens could have been drafted."""
-        self._awake = wakes
-        self.left -= 1
-
     def dozes(self) -> bool:
-        """Return whether the next round is not even looked at, and note it as passed."""
-        dozes = not self._awake and self.left % PEEK > 0
-        self.left, self.dozed = self.left - dozes, self.dozed + dozes
-        return dozes
+        """Return whether the next round is at rest, and count it."""
+        rests = self.rests
+        self.left, self.dozed = self.left - rests, self.dozed + rests
+        return rests
+
+    @property
+    def due(self) -> bool:
+        """Return whether it is time to look at what the sequence emitted at rest."""
+        return self.dozed >= PEEK
+
+    def looked(self, wakes: bool) -> None:
+        """Note a look; `wakes`: whether the last tokens could have been drafted, so that the next round is decided."""
+        self._awake, self.dozed = wakes, 0

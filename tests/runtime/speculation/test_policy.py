@@ -21,7 +21,7 @@ from specbuild.runtime.drafting.model import ModelDrafter
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.speculation.live import FRESH, LEFT_WITHIN
 from specbuild.runtime.speculation.policy import Option, Policy, SequencePolicy
-from specbuild.runtime.speculation.rest import PEEK, RESTS
+from specbuild.runtime.speculation.rest import RESTS
 from specbuild.runtime.speculation.sessions import Session
 from specbuild.runtime.speculation.timings import TimingTable
 from specbuild.runtime.speculation.tree import Tree, TreeSpec
@@ -488,9 +488,9 @@ def test_a_rest_ends_where_habits_foretell_the_text(hash_model: Any, metered: An
         meter.run([1, 2, 3], 60)
     done = meter.run([1, 2, 3], 60, before=lambda _: next(first, len)([meter]))
     assert done.output == plain(model, [1, 2, 3], done.params)
-    rested, rounds = [drafted for drafted, _, _ in meter.rounds].count(0), len(meter.rounds)
-    assert rested <= PEEK if seen else rested > 40
-    assert sum(done.metrics.speculative_decoding.decisions.values()) in (rounds, rounds + 1)
+    assert (meter.made[0].rest.left == 0) is seen
+    assert (done.metrics.speculative_decoding.num_spec_steps > 3) is seen
+    assert sum(done.metrics.speculative_decoding.decisions.values()) >= len(meter.rounds) - 1  # none for the last token
 
 
 def rest_of(meters: list[Any]) -> None:

@@ -21,9 +21,8 @@ def resting(waits: Waits | None = None) -> Rest:
 def pass_rounds(rest: Rest, most: int = 1000) -> int:
     """Rounds until it decides again, none of which habits foretell."""
     for rounds in range(most):
-        if not rest.rests:
+        if not rest.dozes():
             return rounds
-        rest.passed(False)
     raise AssertionError("it never wakes")
 
 
@@ -72,33 +71,28 @@ def test_what_costs_next_to_nothing_is_no_reason_to_rest() -> None:
 
 def test_a_wake_is_for_a_round_and_for_good_if_the_round_gains() -> None:
     rest = resting()
-    rest.passed(False)
-    assert rest.rests
+    rest.looked(False)
+    assert rest.dozes()
     for accepted, extra in ((0, 0.0), (1, TOKEN)):  # it looked, and drafted nothing, or what brought nothing
-        rest.passed(True)
-        assert not rest.rests
+        rest.looked(True)
+        assert not rest.dozes()
         rest.took = 1e-4
         rest.decided(accepted, extra, TOKEN)
-        assert rest.rests
-    rest.passed(True)
+        assert rest.dozes()
+    rest.looked(True)
     rest.took = 1e-4
     rest.decided(2, TOKEN, TOKEN)
     assert not rest.rests
     assert pass_rounds(rest) == 0
 
 
-def test_between_looks_a_rest_dozes() -> None:
+def test_a_look_is_due_after_some_rounds_at_rest() -> None:
     rest, looks = resting(), 0
-    for _ in range(RESTS[0]):
-        assert rest.rests
-        if not rest.dozes():
-            rest.passed(False)
+    while rest.dozes():
+        if rest.due:
+            rest.looked(False)
             looks += 1
-    assert (rest.left, looks, rest.dozed) == (0, RESTS[0] // PEEK, RESTS[0] - RESTS[0] // PEEK)
-    assert not rest.dozes()
-    rest = resting()
-    rest.passed(True)
-    assert not rest.dozes()  # it is awake
+    assert (rest.left, looks, rest.dozed) == (0, RESTS[0] // PEEK, 0)
 
 
 def test_while_others_rest_for_longest_most_begin_with_a_rest() -> None:
