@@ -23,7 +23,7 @@ FRESH = 4  # new sequences, of which one is watched at once while others rest fo
 
 @dataclass(slots=True)
 class Waits:
-    """How long the next rest of any sequence is, in rounds. Only the worker changes it."""
+    """How long the next rest of any sequence is, in `rounds`, which only the worker changes."""
 
     rounds: int = RESTS[0]
     begun: int = 0  # sequences; counted by callers' threads, so it may miss one
@@ -56,7 +56,7 @@ class Rest:
 
         Args:
             accepted: Tokens of its draft that came true.
-            extra: Seconds that the draft added to the round; 0: it had none, or free rows alone, as at rest.
+            extra: Seconds that the draft added to the round; 0: it had none, or free rows alone.
             plain: Seconds that plain decoding takes for a token of this sequence.
         """
         gained = (accepted * plain - extra if extra else 0.0) - BESIDE * self.took

@@ -473,7 +473,7 @@ def test_what_a_constraint_forces_is_drafted_at_rest_too(hash_model: Any, metere
     for constrained in (False, True):
         meter = metered(hash_model(3), hash_model(99), LARGE)
         asked = {"constraint": made, "logit_bias": {END: -90.0}} if constrained else {}
-        done = meter.run([1, 2, 3], 100, before=lambda _, m=meter: rest_of([m]), **asked)
+        done = meter.run([1, 2, 3], 100, before=lambda _, m=meter: rest_of(m), **asked)
         decided[constrained] = done.metrics.speculative_decoding.decisions.get("forced", 0)
         assert meter.made[0].rest.left > 0
     assert decided[True] > 2
@@ -483,17 +483,17 @@ def test_what_a_constraint_forces_is_drafted_at_rest_too(hash_model: Any, metere
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_rest_ends_where_habits_foretell_the_text(hash_model: Any, metered: Any, plain: Any, seen: bool) -> None:
     """The draft is the target, so that the woken round gains; deciding takes hardly any of the table's time."""
-    meter, model, first = metered(hash_model(3), hash_model(3), LARGE), hash_model(3), iter((rest_of,))
+    meter, model, first = metered(hash_model(3), hash_model(3), LARGE), hash_model(3), iter([True])
     if seen:
         meter.run([1, 2, 3], 60)
-    done = meter.run([1, 2, 3], 60, before=lambda _: next(first, len)([meter]))
+    done = meter.run([1, 2, 3], 60, before=lambda _: next(first, False) and rest_of(meter))
     assert done.output == plain(model, [1, 2, 3], done.params)
     assert (meter.made[0].rest.left == 0) is seen
     assert (done.metrics.speculative_decoding.num_spec_steps > 3) is seen
     assert sum(done.metrics.speculative_decoding.decisions.values()) >= len(meter.rounds) - 1  # none for the last token
 
 
-def rest_of(meters: list[Any]) -> None:
-    """Their sequences rest from the next round on."""
-    for policy in meters[0].made:
+def rest_of(meter: Any) -> None:
+    """Its sequence rests from the next round on."""
+    for policy in meter.made:
         policy.rest.left = RESTS[1]

@@ -69,6 +69,13 @@ def test_what_costs_next_to_nothing_is_no_reason_to_rest() -> None:
     assert not rest.rests
 
 
+def test_where_nobody_measures_deciding_nobody_rests() -> None:
+    rest = Rest(Waits())
+    for _ in range(10 * WATCH):
+        rest.decided(0, 1.0, TOKEN)
+    assert not rest.rests
+
+
 def test_a_wake_is_for_a_round_and_for_good_if_the_round_gains() -> None:
     rest = resting()
     rest.looked(False)
