@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -34,7 +33,7 @@ class SpeculationStats:
     num_recomputed_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     depth_histogram: list[int] = field(default_factory=list)
-    decisions: Counter[str] = field(default_factory=Counter)
+    decisions: dict[str, int] = field(default_factory=dict)
     promised: float = 0.0
 
     def record(self, drafted: int, accepted: int, depth: int | None = None) -> None:
@@ -59,7 +58,7 @@ class SpeculationStats:
             kind: What the policy decided for the round, such as "plain" or "model".
             promised: Speedup over plain decoding that the timing table promised for the round.
         """
-        self.decisions[kind] += 1
+        self.decisions[kind] = self.decisions.get(kind, 0) + 1
         self.promised += promised
 
     def merge(self, other: SpeculationStats) -> None:
@@ -69,7 +68,8 @@ class SpeculationStats:
         for name in ("acceptance_histogram", "depth_histogram"):
             for value, times in enumerate(getattr(other, name)):
                 _count(getattr(self, name), value, times)
-        self.decisions.update(other.decisions)
+        for kind, times in other.decisions.items():
+            self.decisions[kind] = self.decisions.get(kind, 0) + times
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -112,3 +112,13 @@ def test_a_tally_is_added_to_and_its_snapshots_never_change() -> None:
 def test_a_part_of_a_run_is_what_was_added() -> None:
     before, now = RunStats(1, 2, 3.0, 1.0, 1.5, 0.25, 0.125), RunStats(4, 9, 8.0, 2.0, 4.5, 1.25, 0.375)
     assert now.since(before) == RunStats(3, 7, 5.0, 1.0, 3.0, 1.0, 0.25)
+
+
+def test_decisions_are_counted_added_and_copied_as_plain_data() -> None:
+    one, other = SpeculationStats(), SpeculationStats()
+    for kind in ("plain", "plain", "model"):
+        one.decide(kind)
+    other.decide("model")
+    one.merge(other)
+    assert dataclasses.asdict(one)["decisions"] == one.to_dict()["decisions"] == {"plain": 2, "model": 2}
+    assert one.promised == 4.0
