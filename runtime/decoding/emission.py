@@ -1,4 +1,4 @@
-"""Emission: chooses tokens from the target's logits and appends them to their sequences."""
+"""Emission: chooses tokens from the target's logits and records them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.runtime.sampling.logprobs import TokenLogprobs
 
 
 class Emission:
-    """Chooses tokens, records their log-probabilities and appends them; `eos`: token ids that end a text."""
+    """Chooses tokens and records their log-probabilities; `eos`: token ids that end a text."""
 
     def __init__(self, eos: frozenset[int]) -> None:
         self.eos = eos
@@ -38,7 +38,3 @@ class Emission:
             raise ExecutionError(f"the model gave {row[token]} as a token's logit: build the bundle from sound weights")
         if sequence.params.logprobs is not None:
             sequence.logprobs.append(TokenLogprobs.of(row, token, sequence.params.logprobs))
-
-    def emit(self, sequence: Sequence, token: int, begins: bool = True) -> None:
-        """Append a token; see `Sequence.emit`."""
-        sequence.emit(token, self.eos, begins)

@@ -141,7 +141,7 @@ class HostLoop:
         began = time.perf_counter()
         for node, token in walk(tree, choose):
             path.append(node)
-            self.emission.emit(sequence, token, begins=len(path) == 1)
+            sequence.emit(token, self.emission.eos, begins=len(path) == 1)
             if sequence.finish_reason:
                 break
         walked = time.perf_counter()

@@ -41,7 +41,9 @@ class Planner:
         """Return the sequences that draft in this round, with the shapes of their trees limited."""
         drafting, now = [sequence for sequence in sequences if sequence.drafts], self.now
         batch = len(drafting)
-        for sequence, policy in [(sequence, sequence.policy) for sequence in drafting]:
+        for sequence in drafting:
+            if policy := sequence.policy:
+                policy.together = len(sequences)
             if policy and not (sequence.sampler.foresees or (policy.free and batch == 1)) and policy.rest.dozes():
                 sequence.shape = None
                 sequence.metrics.speculative_decoding.decide("plain")

@@ -48,7 +48,7 @@ class Reader:
         sequence.cached += len(chunk)
         self._target.commit(sequence.slot, (), sequence.cached)
         if len(logits):
-            self._emission.emit(sequence, self._emission.choose(sequence, logits[-1], sequence.cached - 1))
+            sequence.emit(self._emission.choose(sequence, logits[-1], sequence.cached - 1), self._emission.eos)
 
     def logits(self, tokens: list[int], count: int, size: int) -> Logits:
         """Return the target's logits after each of the last `count` tokens of a text, `float32[count, V]`.

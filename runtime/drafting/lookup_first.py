@@ -49,14 +49,12 @@ class LookupDrafter:
         """Return a tree per sequence, from the text or from the model."""
         began, trees = time.perf_counter(), self._from_texts(sequences)
         took = (time.perf_counter() - began) / len(sequences)
-        for sequence in sequences:
-            if sequence.policy:
-                sequence.policy.rest.took = 0.0 if sequence.sampler.foresees else took  # so it never rests
+        for sequence, tree in zip(sequences, trees, strict=True):
+            if policy := sequence.policy:
+                policy.rest.took = 0.0 if sequence.sampler.foresees else took  # so it never rests
+                if tree and policy.spare and self._looks_up:
+                    self._fill(sequence, policy, tree)
         self._repeating = {s.slot for s, tree in zip(sequences, trees, strict=True) if tree}
-        if self._looks_up:
-            for sequence, tree in zip(sequences, trees, strict=True):
-                if tree and sequence.policy and sequence.policy.spare:
-                    self._fill(sequence, sequence.policy, tree)
         asked = [s for s, tree in zip(sequences, trees, strict=True) if not tree]
         proposed = self.model.propose(asked) if self.model and asked else ()
         drafted = iter(proposed)

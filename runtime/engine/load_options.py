@@ -95,11 +95,9 @@ class LoadOptions:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 2):
                 raise OptionError(f"{name} must be a whole number of at least 2, not {shown(value)}")
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 2 * self.batch_size:
-            raise OptionError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}: give at least 2 for each of "
-                f"{self.batch_size} sequences"
-            )
+        rows, size = self.max_num_batched_tokens, self.batch_size
+        if rows is not None and rows < 2 * size:
+            raise OptionError(f"max_num_batched_tokens is {rows}: give at least 2 for each of {size} sequences")
         share = self.gpu_weights_percent
         if share is not None and (type(share) not in (int, float) or not 0 <= share <= 1):
             raise OptionError(f"gpu_weights_percent is of 0…1, not {shown(share)}")
@@ -125,9 +123,7 @@ class LoadOptions:
                     f"({', '.join(able)} {'have' if len(able) > 1 else 'has'} it)"
                 )
         if self.drafter == "model" and "draft" not in manifest.models:
-            raise OptionError(
-                f"{bundle.folder} was built without a draft: use the ngram drafter, or build it with --draft"
-            )
+            raise OptionError(f"{bundle.folder} has no draft: use the ngram drafter, or build it with --draft")
         draft = manifest.models.get("draft")
         if self.overlap and (draft is None or draft.kind != "model"):
             raise OptionError(f"{bundle.folder} has no draft that drafts token by token, and so ahead: drop overlap")

@@ -120,9 +120,7 @@ class Scheduler(Driver):
         """Raise EngineClosedError if no new requests are taken."""
         self._home.check()
         if self._failure:
-            raise EngineClosedError(
-                f"the engine ended by a bug, {shown(self._failure)}: load the bundle again, and report it"
-            )
+            raise EngineClosedError(f"the engine ended by a bug, {shown(self._failure)}: load it again, and report it")
         if self.closed:
             raise EngineClosedError("the engine is closed: load the bundle again")
         if self.draining:

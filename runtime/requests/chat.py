@@ -75,9 +75,7 @@ def _check_parts(content: Any) -> None:
     for part in content if isinstance(content, list) else ():
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise PromptError(
-                f'a content part is {shown(kind)}: this runtime reads parts {{"type": "text", "text": "…"}}'
-            )
+            raise PromptError(f'a content part is {shown(kind)}: this runtime reads {{"type": "text", "text": "…"}}')
         if not isinstance(part.get("text"), str):
             raise PromptError('a content part of type text has no text: give {"type": "text", "text": "…"}')
 

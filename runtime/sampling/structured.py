@@ -83,9 +83,7 @@ class StructuredOutputs:
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
-            raise OptionError(
-                f"structured_outputs must be an object with one of {', '.join(KINDS)}, not {shown(value)}"
-            )
+            raise OptionError(f"structured_outputs: give an object with one of {', '.join(KINDS)}, not {shown(value)}")
         names = [each.name for each in fields(cls)]
         if unknown := [name for name in value if name not in names]:
             raise OptionError(f"structured_outputs has an unknown field {shown(unknown[0])}: use {', '.join(names)}")

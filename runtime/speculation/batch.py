@@ -47,12 +47,14 @@ class _Plan:
 class Batch:
     """Decides a round of several sequences together, and divides verified nodes once the model's trees are grown.
 
-    `rows`: rows of its step as decided, without the model's trees. `rate`: λ, tokens a second.
+    Other sequences in the step, at rest or prefilling, count as if they decoded plainly: a prompt's rows take the same
+    whatever is drafted. `rows`: rows of its step as decided, without the model's trees. `rate`: λ, tokens a second.
     """
 
     wishes: Sequence[Wish]
     rows: int = field(init=False)
     rate: float = field(init=False)
+    _count: int = field(init=False)  # sequences in the step
     _times: Times = field(init=False)
     _level: float = field(init=False)  # seconds of a draft step; `_row`: of one more row of the target
     _row: float = field(init=False)
@@ -60,9 +62,10 @@ class Batch:
     _trees: list[list[float]] = field(init=False)  # by sequence: the worth of the model's tree, by levels from 0
 
     def __post_init__(self) -> None:
-        first, count = self.wishes[0].policy, len(self.wishes)
+        first = self.wishes[0].policy
+        self._count = count = max(first.together, len(self.wishes))
         self._times = times = first.live.at(count, max(wish.policy.temperature for wish in self.wishes))
-        self.rows = sum(wish.pending for wish in self.wishes)
+        self.rows = count + sum(wish.pending - 1 for wish in self.wishes)
         seen = first.live.share(times, self.rows, count)
         for wish in self.wishes:
             wish.policy.weigh(seen, count, wish.matched, wish.room, count - 1)
@@ -73,8 +76,8 @@ class Batch:
 
     def decide(self) -> None:
         """Set what every sequence does in the round."""
-        count = len(self.wishes)
-        plain = _Plan(float(count), self._seconds(self.rows, drafts=False), (0,) * count)
+        count, seconds = self._count, self._seconds(self.rows, drafts=False)
+        plain = _Plan(float(count), seconds, (0,) * len(self.wishes))
         best, decided = self._best(plain), list[Option]()
         self.rate, alone = max(best.rate, plain.rate), Option("plain", 0, float(count), plain.seconds)
         least = plain.rate * max(self.wishes[0].policy.limits.min_expected_speedup, 1 + (MARGIN - 1) / count)
@@ -149,7 +152,7 @@ class Batch:
         second that a row has to be worth.
         """
         times, models, nodes = self._times, list[int](), list(texts.nodes)
-        row, rows, tokens = rate * self._row, self.rows, float(len(self.wishes))
+        row, rows, tokens = rate * self._row, self.rows, float(self._count)
         for number, (wish, (text, more)) in enumerate(zip(self.wishes, drawn, strict=True)):
             tree = self._tree(number, levels)
             if tree > text:
@@ -181,4 +184,4 @@ class Batch:
 
     def _seconds(self, rows: int, drafts: bool = True) -> float:
         """Return the seconds of a round without its steps of the draft."""
-        return self._times.of_round(rows, len(self.wishes), drafts)
+        return self._times.of_round(rows, self._count, drafts)

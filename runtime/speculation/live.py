@@ -76,6 +76,27 @@ class _Shape:
         return self.anchor is not None and abs(self.own - self.anchor) > ADRIFT
 
 
+class _Plain:
+    """The time of plain decoding over the table's, in `own`: the reference, which moves as steps of equal rows do.
+
+    Sequences come and go, so plain decoding has few rows and many, and a table may be wrong by another factor for each.
+    """
+
+    def __init__(self) -> None:
+        self.own = self.told = 0.0
+        self._shapes = dict[int, tuple[_Shape, float]]()  # each with `own` at the time
+
+    def record(self, shape: int, seen: float, now: int) -> float:
+        """Add a shape's ratio; return how far the estimate has moved since it was applied."""
+        known = self._shapes.get(shape)
+        one, then = known or (_Shape(), self.own)
+        before = one.own + self.own - then if known else seen
+        one.record(seen, before, now)
+        self.own = self.own + one.own - before if self._shapes else seen
+        self._shapes[shape] = one, self.own
+        return abs(self.own - self.told)
+
+
 class _Factors:
     """The correction factors of one part of a round, by shape."""
 
@@ -89,10 +110,10 @@ class _Factors:
         found: PerRow = np.exp(np.interp(shapes, np.array(at), np.array(took)))
         return found
 
-    def of_kind(self, kind: int, now: int, plain: float) -> float:
-        """Return the factor of one of a few kinds, which are never interpolated."""
+    def of_kind(self, kind: int, now: int, plain: float, unseen: float) -> float:
+        """Return the factor of one of a few kinds, which are never interpolated; `unseen` if it was not seen."""
         one = self.shapes.get(kind)
-        return math.exp(one.now(plain) if one and one.fresh(now) else plain)
+        return math.exp(one.now(plain)) if one and one.fresh(now) else unseen
 
 
 class LiveTimings:
@@ -115,8 +136,8 @@ class LiveTimings:
         self._now = self._version = self._steps = self._applied = 0
         self._made = dict[tuple[int, bool], tuple[int, Times]]()
         self._shares = dict[tuple[int, int], tuple[Times, Times]]()
-        self._plain, self._plain_at, self._plain_due = _Shape(), 0, 0
-        self._shape, self._seen, self._last, self._verified = _Shape(), 0.0, 0.0, deque[float](maxlen=LAST)
+        self._plain, self._plain_at, self._plain_due = _Plain(), 0, 0
+        self._shape, self._seen, self._last, self._verified = _Shape(), 0.0, (0, 0.0), deque[float](maxlen=LAST)
 
     @property
     def correction(self) -> float:
@@ -159,7 +180,7 @@ class LiveTimings:
             expected = seconds_at(times.verify_rows, rows)
         shape = self._note(part, shape_of(rows), count * expected, seconds)
         if part == "verify":
-            self._shape, self._last = shape, self._seen
+            self._shape, self._last = shape, (shape_of(rows), self._seen)
             self._verified.append(self._seen)
 
     def round(self, seconds: float, sequences: int, drafted: int, sampled: bool, grown: int = 1) -> None:
@@ -182,7 +203,8 @@ class LiveTimings:
         self._now += 1
         if not drafted:
             self._plain_at, self._plain_due = self._now, max(self._plain_due - 1, 0)
-            self._apply(self._plain, self._plain.record(self._last, self._plain.own, self._now))
+            if self._shape.recent:
+                self._apply(self._plain, self._plain.record(*self._last, self._now))
             for each in self._parts["verify"].shapes.values():
                 each.anchor = None
         elif not self._plain_due and (self._shape.adrift or self._now - self._plain_at > PLAIN_AGE):
@@ -224,7 +246,7 @@ class LiveTimings:
             self.likely += expected * math.exp(one.own)
         return one
 
-    def _apply(self, shape: _Shape, moved: float) -> None:
+    def _apply(self, shape: _Shape | _Plain, moved: float) -> None:
         """Rebuild the table at once for a large change, now and then for small ones: it costs a few tokens' choices."""
         if moved > FAR or (moved > MOVED and self._now - self._applied >= PATIENCE):
             self._version, self._applied, shape.told = self._version + 1, self._now, shape.own
@@ -233,7 +255,9 @@ class LiveTimings:
         verify, draft, own = (self._parts[part] for part in ("verify", "draft", "own"))
         rows = times.verify_rows * verify.of(_shapes(len(times.verify_rows)), self._now, self._plain.own)
         draft_rows = times.draft_rows * draft.of(_shapes(len(times.draft_rows)), self._now, self._plain.own)
-        plain, some, model = (own.of_kind(3 * times.sampled + each, self._now, self._plain.own) for each in range(3))
+        kind, now = 3 * times.sampled, (self._now, self._plain.own)
+        plain = own.of_kind(kind, *now, math.exp(self._plain.own))
+        some, model = (own.of_kind(kind + each, *now, plain) for each in (1, 2))
         return replace(
             times,
             verify_rows=rows,

@@ -59,6 +59,7 @@ class SequencePolicy:
     matched: int = 0  # tokens that match before it
     room: int = 0  # nodes that may be drafted
     left: int = 0  # free nodes that this sequence may use in this round
+    together: int = 1  # sequences in the round's step, prefilling ones included
     allotted: int | None = None  # nodes of the model's tree that a batch verifies; None: this policy decides
     _others: int = 0  # tokens that other sequences emit in the same seconds
     _read: float = 0.0  # what a probe takes to read the text, in rounds of plain decoding
@@ -252,8 +253,7 @@ class SequencePolicy:
     def record(self, path: Sequence[int], token: int) -> None:
         """Learn from the round: `path` has the accepted nodes, the root first; `token` is the first emitted one.
 
-        So the text's continuation is judged even if it was not drafted. A node whose choice was left to the next round
-        counts as one that did not come true: it was worth no token.
+        So the text's continuation is judged even if it was not drafted. A node left to the next round counts as failed.
         """
         if self.rest.took:
             self.rest.decided(len(path) - 1, self.extra, self._times.alone / (1 + self._others))

@@ -14,11 +14,11 @@ KEPT = 1 - 1 / 32  # share of the balance that is left a round later
 RESTS = (16, 128)  # rounds of rest: of an engine's first, and at most
 BESIDE = 1.7  # what deciding costs, over its own time: threads fall asleep meanwhile, and results are recorded
 DEAR = 0.02  # share of a plain token's seconds below which deciding is no reason to rest
-FORETOLD = 3  # tokens in a row that habits have to foretell to wake a sequence
+FORETOLD = 4  # tokens in a row that habits have to foretell to wake a sequence
 REPEATED = 8  # tokens that the text has to repeat for the same
 PEEK = 4  # rounds at rest, after which those are looked at
 DEEP = 16  # rounds at rest, after which repetitions are looked for
-FRESH = 4  # new sequences, of which one is watched at once while others rest for longest
+FRESH = 8  # new sequences, of which one is watched at once while others rest for longest
 
 
 @dataclass(slots=True)

@@ -182,7 +182,7 @@ class DeviceLoop:
                 self.emission.note(sequence, rows[at], token if token >= 0 else int(rows[at].argmax()))
             if token < 0:
                 raise ExecutionError("no token's score is finite: use milder penalties and bias, or another constraint")
-            self.emission.emit(sequence, token, begins=at == 0)
+            sequence.emit(token, self.emission.eos, begins=at == 0)
             sequence.cached += 1
             if sequence.finish_reason:
                 break

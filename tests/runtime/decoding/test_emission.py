@@ -37,7 +37,7 @@ def test_a_choice_is_the_samplers(request_of: Any, processors: dict[str, Any]) -
         row = row_of(position)
         token = emission.choose(mine, row.copy(), position)
         assert token == other.sampler.choose(row, position, ())
-        emission.emit(mine, token)
+        mine.emit(token, emission.eos)
         other.emit(token, frozenset())
     assert mine.output == other.output
     assert len(set(mine.output)) > 1 or processors.get("logit_bias")
@@ -107,7 +107,7 @@ def test_a_text_ends_with_its_eos_or_its_length(request_of: Any, ignore_eos: boo
     sequence: Sequence = request_of([4, 5], params)
     emission, found = Emission(frozenset({4, 9})), list[str | None]()
     for token in (3, 9, 4, 6):
-        emission.emit(sequence, token)
+        sequence.emit(token, emission.eos)
         found.append(sequence.finish_reason)
         if sequence.finish_reason:
             break

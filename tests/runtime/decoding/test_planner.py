@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from specbuild.runtime.errors import OptionError
 from specbuild.runtime.requests.sequence import Sequence
 from specbuild.runtime.sampling.sampler import SamplingParams
 from specbuild.runtime.speculation.draft_limits import NO_LIMITS, Limits
+from specbuild.runtime.speculation.policy import SequencePolicy
 from specbuild.runtime.speculation.rest import Rest, Waits
 
 
@@ -27,7 +28,7 @@ def ask(request_of: Any, tree: str = "best:8", slot: int = 0, length: int = 3, *
 class Policy:
     """What a sequence's policy is told."""
 
-    promised, free, rest = 1.5, 0, Rest(Waits())
+    promised, free, together, rest = 1.5, 0, 1, Rest(Waits())
 
     def __init__(self, kind: str) -> None:
         self.now, self.told = SimpleNamespace(kind=kind), list[tuple[list[int], int]]()
@@ -66,6 +67,15 @@ def test_a_schedule_refuses_nobody(request_of: Any) -> None:
     """Who will be in a batch, nobody knows beforehand; nor does a sequence that drafts nothing ask for too much."""
     Planner(Limits(num_speculative_tokens_per_batch_size=[[1, 9, 0]])).check(ask(request_of, "best:9"))
     Planner(Limits(max_draft_tokens=0)).check(ask(request_of, "off"))
+
+
+def test_a_policy_knows_how_many_sequences_share_the_step(request_of: Any) -> None:
+    """Also those that read prompts, or do not draft."""
+    reading, mine = ask(request_of, length=4), ask(request_of)
+    reading.cached = 2
+    mine.policy = cast(SequencePolicy, Policy("plain"))
+    Planner().drafting([ask(request_of, "off"), mine, reading])
+    assert mine.policy.together == 3
 
 
 def test_who_drafts(request_of: Any) -> None:

@@ -71,7 +71,7 @@ def test_sampling_wants_a_longer_repetition(hash_model: Any, hash_executor: Any,
 def test_a_look_wakes_what_could_have_been_drafted(
     hash_model: Any, hash_executor: Any, request_of: Any, text: list[int], learnt: list[int], wakes: bool
 ) -> None:
-    """It wakes a sequence whose last three tokens habits foretold, or that repeats its last eight."""
+    """It wakes a sequence whose last four tokens habits foretold, or that repeats its last eight."""
     drafter, rest = LookupDrafter(ModelDrafter(hash_executor(hash_model(4)), 8)), Rest(Waits(), left=2 * DEEP)
     drafter.habits.learn(learnt, len(learnt), None)
     for _ in range(DEEP if not learnt else PEEK):

@@ -243,9 +243,7 @@ def test_a_model_that_is_not_there_does_not_draft(bundle_for: Callable[..., Bund
         return
     with pytest.raises(OptionError) as caught:
         options.check(bundle_for(draft=False))
-    assert one_line(caught) == (
-        "some.bundle was built without a draft: use the ngram drafter, or build it with --draft"
-    )
+    assert one_line(caught) == ("some.bundle has no draft: use the ngram drafter, or build it with --draft")
 
 
 def test_tokens_are_of_paged_caches_alone(bundle_for: Callable[..., Bundle]) -> None:

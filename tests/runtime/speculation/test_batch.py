@@ -85,6 +85,21 @@ def test_a_row_that_is_there_anyway_costs_nothing() -> None:
     assert [(one.now.kind, one.spare) for one in each] == [("plain", 0), ("plain", 0)]
 
 
+def test_whoever_is_beside_counts_as_one_that_decodes_plainly() -> None:
+    """A second is worth what the whole step emits, so a row among rows of others has to bring more than one alone."""
+    policy = made(FLAT | {"verify": [[1, 10.0], [2, 16.0], [64, 388.0]]}, drafts=False, lanes=8)
+    batch, nodes = dict[int, Batch](), dict[int, int]()
+    for together in (1, 2, 8):
+        one = policy.for_request(0.0)
+        one.together = together
+        batch[together] = Batch([Wish(one, 5, 40)])
+        batch[together].decide()
+        nodes[together] = one.now.nodes
+        assert batch[together].rows == together + one.now.nodes
+    assert nodes[1] > nodes[2] > nodes[8]
+    assert batch[1].rate < batch[2].rate < batch[8].rate
+
+
 @pytest.mark.parametrize("limits", [Limits(max_draft_tokens=2), Limits(min_expected_speedup=900)])
 def test_limits_hold(limits: Limits) -> None:
     _, each = decided(made(FLAT, drafts=True, limits=limits), [5, 5, 0])

@@ -110,6 +110,34 @@ def test_the_first_step_of_a_shape_says_nothing(rows: int) -> None:
     assert live.at(1).verify[rows] == pytest.approx(2 * TABLE.at(1).verify[rows], rel=0.15)
 
 
+def test_plain_decoding_of_few_rows_says_nothing_of_the_table_of_many() -> None:
+    """Sequences end, and the table may be off by another factor for each number of rows; a slower machine is seen."""
+    live, table = LiveTimings(TABLE, 2), TABLE.at(2)
+    off = {1: 1.6, 2: 0.6, 4: 0.8}
+
+    def decode(slower: float, *rows: int) -> None:
+        for count in rows:
+            live.step("verify", count, off[count] * slower * float(table.verify_rows[count]))
+            live.round(slower * table.plain, min(count, 2), max(count - 2, 0), False)
+
+    decode(1.0, *[1, 2, 2, 4] * 10)
+    for last in (1, 2, 4):
+        decode(1.0, last, last)
+        for rows, factor in off.items():
+            assert live.at(2).verify_rows[rows] == pytest.approx(factor * float(table.verify_rows[rows]), rel=0.05)
+    decode(3.0, *[1, 2] * 6)
+    for rows in (1, 2):
+        assert live.at(2).verify_rows[rows] == pytest.approx(3 * off[rows] * float(table.verify_rows[rows]), rel=0.12)
+
+
+def test_a_kind_of_round_that_was_not_seen_is_off_as_plain_rounds_are() -> None:
+    """Not as the target's steps are, which another part of the machine takes."""
+    live, table = LiveTimings(TABLE, 1), TABLE.at(1)
+    rounds(live, 20, 1, 0.5, own=3.0)
+    assert live.at(1).plain == pytest.approx(3 * table.plain, rel=0.1)
+    assert live.at(1).round == pytest.approx(3 * table.round, rel=0.1)
+
+
 def test_what_was_long_ago_is_forgotten() -> None:
     live = LiveTimings(TABLE, 1)
     rounds(live, 20, 1, 1.0)
