@@ -1,11 +1,12 @@
 """Simulate a fleet of 10 to 1,000 replicas by discrete events over measured step times, by routing and speculation.
 
-python benchmarks/fleet.py check BENCH.json --scale-out FILE    the two replicas of scale_out.py, simulated
+python benchmarks/fleet.py check SCALE_OUT.json                 the two replicas of scale_out.py, simulated
 python benchmarks/fleet.py run BENCH.json --out FOLDER          fleet.json, and fleet.html with its plots
 
 A replica has slots like an engine. A request takes the free slot with its chat's earlier turns, an empty one, or the
-longest unused; prefill stops decoding, and sequences slow each other down as measured. Requests are routed by
-`specbuild.serve.prefixes`, with whole turns as blocks. A user's chat has turns with pauses for thinking.
+longest unused. Prompts share steps with decoding at the host loop's pace, and sequences slow each other down as
+measured. Requests are routed by `specbuild.serve.prefixes`, with whole turns as blocks. A user's chat has turns with
+pauses for thinking.
 """
 
 from __future__ import annotations
@@ -15,21 +16,26 @@ import base64
 import heapq
 import io
 import json
+import multiprocessing
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from statistics import fmean, median
 from typing import Any
 
 import common
 
+from specbuild.runtime.decoding.host_loop import PACE, PACE_OF_ALL
 from specbuild.serve.prefixes import BLOCK, Places
 
 ROUTINGS = ("random", "round robin", "prefix")
 PRICE = 0.085  # default price of a machine per hour
 USERS, WINDOW = 6000, 3000.0  # to find the machines needed: users whose chats begin within WINDOW seconds
+ENDS, ARRIVES, BEGINS = range(3)  # events: a request ends, arrives, has its prompt prefilled
+SEEDS = 12  # simulations of what was measured, since routing draws
 TARGET = 8.0  # 99th percentile of seconds to the first token
 
 
@@ -67,15 +73,18 @@ class Turn:
 
 @dataclass(slots=True)
 class Replica:
-    """An engine: each slot's text as (user, tokens, turns), and the running requests, which end at a `progress`."""
+    """An engine: each slot's text as (user, tokens, turns), and requests that prefill and that decode, by slot."""
 
     held: list[tuple[int, int, int]]
     free: list[int]  # slots, the longest unused first
-    running: dict[int, Turn] = field(default_factory=dict)  # by slot
-    ends: list[tuple[float, int]] = field(default_factory=list)  # (progress at which the request ends, slot)
+    turns: dict[int, Turn] = field(default_factory=dict)
+    prompts: list[tuple[float, int]] = field(default_factory=list)  # (`read` at which prefill ends, slot)
+    ends: list[tuple[float, int]] = field(default_factory=list)  # (`progress` at which the request ends, slot)
     waiting: deque[Turn] = field(default_factory=deque)
-    progress: float = 0.0  # tokens that each sequence has emitted
-    at: float = 0.0  # the time of `progress`; later than now during prefill
+    read: float = 0.0  # seconds that each prompt has been prefilled
+    progress: float = 0.0  # tokens that each decoding sequence has emitted
+    at: float = 0.0  # the time of both
+    busy: float = 0.0  # seconds in which a request ran
     version: int = 0
 
 
@@ -99,7 +108,7 @@ class Fleet:
     def arrive(self, when: float, turn: Turn) -> None:
         """Schedule a request's arrival."""
         self._turn += 1
-        heapq.heappush(self.events, (when, 1, self._turn, turn))
+        heapq.heappush(self.events, (when, ARRIVES, self._turn, turn))
 
     def run(self, again: Any, until: float = float("inf")) -> list[Turn]:
         """Simulate until no event is left or `until`, calling `again(turn, now)` after each request; return all."""
@@ -107,10 +116,11 @@ class Fleet:
             now, kind, number, what = heapq.heappop(self.events)
             if now > until:
                 break
-            if kind:
+            if kind == ARRIVES:
                 self._route(now, what)
             elif self.replicas[number].version == what:
-                self._end(now, number, again)
+                self._advance(self.replicas[number], now)
+                (self._begin if kind == BEGINS else self._end)(now, number, again)
         return self.done
 
     def _route(self, now: float, turn: Turn) -> None:
@@ -128,18 +138,26 @@ class Fleet:
         replica = self.replicas[number]
         self._advance(replica, now)
         replica.waiting.append(turn)
-        self._admit(replica, now)
+        self._admit(replica)
         self._plan(number)
 
-    def _advance(self, replica: Replica, now: float) -> None:
-        """Advance a replica to now, unless it is already ahead because of a prefill."""
-        if now > replica.at:
-            if replica.running:
-                replica.progress += (now - replica.at) / self.costs.token[len(replica.running) - 1]
-            replica.at = now
+    def _rates(self, replica: Replica) -> tuple[float, float]:
+        """Return the seconds that each prompt is prefilled, and the tokens that each sequence emits, in a second."""
+        token, reading, decoding = self.costs.token, len(replica.prompts), len(replica.ends)
+        if not reading or not decoding:
+            return 1 / max(reading, 1), 1 / token[decoding - 1] if decoding else 0.0
+        step = max(PACE * token[decoding - 1], PACE_OF_ALL * token[decoding + reading - 1])
+        return (step - token[decoding - 1]) / step / reading, 1 / step
 
-    def _admit(self, replica: Replica, now: float) -> None:
-        while replica.waiting and len(replica.running) < len(replica.held):
+    def _advance(self, replica: Replica, now: float) -> None:
+        read, emitted = self._rates(replica)
+        replica.busy += (now - replica.at) * bool(replica.turns)
+        replica.read += (now - replica.at) * read
+        replica.progress += (now - replica.at) * emitted
+        replica.at = now
+
+    def _admit(self, replica: Replica) -> None:
+        while replica.waiting and replica.free:
             turn = replica.waiting.popleft()
             common = [text if user == turn.user else min(self.shared, text) for user, text, _ in replica.held]
             mine = (each for each in replica.free if replica.held[each][0] == turn.user)
@@ -147,24 +165,35 @@ class Fleet:
             slot = next(mine, next(empty, replica.free[0]))
             replica.free.remove(slot)
             turn.cached = min(max(common), turn.prompt - 1)
-            replica.at = max(replica.at, now) + (turn.prompt - turn.cached) * self.costs.prompt
-            turn.first = replica.at + self.costs.token[len(replica.running)]
             replica.held[slot] = turn.user, turn.prompt + turn.answer - 1, turn.number + 1
-            replica.running[slot] = turn
-            heapq.heappush(replica.ends, (replica.progress + turn.answer, slot))
+            replica.turns[slot] = turn
+            heapq.heappush(replica.prompts, (replica.read + (turn.prompt - turn.cached) * self.costs.prompt, slot))
 
     def _plan(self, number: int) -> None:
+        """Schedule the replica's next event as it stands."""
         replica = self.replicas[number]
         replica.version += 1
+        read, emitted = self._rates(replica)
+        times = list[tuple[float, int]]()
+        if replica.prompts:
+            times.append((replica.at + max(replica.prompts[0][0] - replica.read, 0.0) / read, BEGINS))
         if replica.ends:
-            left = max(replica.ends[0][0] - replica.progress, 0) * self.costs.token[len(replica.running) - 1]
-            heapq.heappush(self.events, (replica.at + left, 0, number, replica.version))
+            times.append((replica.at + max(replica.ends[0][0] - replica.progress, 0.0) / emitted, ENDS))
+        if times:
+            heapq.heappush(self.events, (*min(times), number, replica.version))
+
+    def _begin(self, now: float, number: int, again: Any) -> None:
+        replica = self.replicas[number]
+        _, slot = heapq.heappop(replica.prompts)
+        turn = replica.turns[slot]
+        heapq.heappush(replica.ends, (replica.progress + turn.answer, slot))
+        turn.first = now + 1 / self._rates(replica)[1]
+        self._plan(number)
 
     def _end(self, now: float, number: int, again: Any) -> None:
         replica = self.replicas[number]
-        self._advance(replica, now)
         _, slot = heapq.heappop(replica.ends)
-        turn = replica.running.pop(slot)
+        turn = replica.turns.pop(slot)
         replica.free.append(slot)
         if self.routing == "prefix":
             self.places.ended(number, f"{turn.user} {turn.number}")
@@ -172,7 +201,7 @@ class Fleet:
                 held = [user << 8 | place for user, _, turns in replica.held for place in range(turns)]
                 self.places.report(number, held)
         self.done.append(turn)
-        self._admit(replica, now)
+        self._admit(replica)
         self._plan(number)
         again(turn, now)
 
@@ -209,6 +238,10 @@ def play(replicas: int, users: int, seconds: float, routing: str, costs: Costs, 
         "ttft_p99": round(waits[int(0.99 * (len(waits) - 1))], 4),
         "simulated_in_seconds": round(time.perf_counter() - began, 1),
     }
+
+
+def _play(how: tuple[int, int, float, str, Costs, Habits]) -> dict[str, float]:
+    return play(*how)
 
 
 def needed(users: int, seconds: float, routing: str, costs: Costs, habits: Habits) -> dict[str, float]:
@@ -260,38 +293,64 @@ def costs_of(found: dict[str, Any], name: str) -> Costs:
     return Costs(tuple(found[name]), found["prompt"])
 
 
-def check(measured: dict[str, Any], costs: Costs) -> dict[str, Any]:
-    """Simulate the chats of scale_out.py with their numbers of tokens; return measured and simulated hit rates."""
-    from scale_out import AT_ONCE, TOKENS
+def replayed(whole: dict[str, Any], routing: str, slower: float, outside: float, seed: int) -> dict[str, float]:
+    """Simulate the chats of scale_out.py with their numbers of tokens; return its figures.
 
-    rows = measured["chats"]["random"]["rows"]  # the texts do not depend on the routing
-    prompts = {(user, turn): prompt for user, turn, prompt, *_ in rows if prompt}
-    found: dict[str, Any] = {}
+    Args:
+        whole: Its result: an engine's times alone, and the requests.
+        routing: How requests are routed.
+        slower: How much slower than alone engines are.
+        outside: Seconds of each request outside of the engines.
+        seed: What routing draws from.
+    """
+    from scale_out import AT_ONCE, CROWDS, TOKENS
+
+    token = tuple(slower * between(whole["engine"]["token"], many) for many in range(1, max(CROWDS) + 1))
+    prompts = {(user, turn): prompt for user, turn, prompt, *_ in whole["random"]["rows"]}  # the same by any routing
+    shared = min(prompt for (_, turn), prompt in prompts.items() if not turn) // 2
+    fleet = Fleet(2, routing, Costs(token, slower * whole["engine"]["prompt"]), shared, seed)
+    waiting, took = sorted({user for user, _ in prompts}), list[float]()
+
+    def begin(now: float) -> None:
+        if waiting:
+            ask(waiting.pop(0), 0, now)
+
+    def ask(user: int, turn: int, now: float) -> None:
+        fleet.arrive(now + outside, Turn(user, turn, prompts[user, turn], TOKENS, now))
+
+    def again(turn: Turn, now: float) -> None:
+        took.append(now - turn.came)
+        if (turn.user, turn.number + 1) in prompts:
+            ask(turn.user, turn.number + 1, now)
+        else:
+            begin(now)
+
+    for _ in range(AT_ONCE):
+        begin(0.0)
+    done = fleet.run(again)
+    return {
+        "hit_rate": sum(each.cached for each in done) / sum(each.prompt for each in done),
+        "seconds_median": median(took),
+        "seconds": max(each.at for each in fleet.replicas),
+        "busy": sum(each.busy for each in fleet.replicas),
+    }
+
+
+def check(whole: dict[str, Any]) -> dict[str, Any]:
+    """Hold simulated and measured figures of scale_out.py's two replicas side by side; simulated ones are means.
+
+    Two numbers are taken from the replicas' own metrics in the run with random routing: how busy their engines were,
+    which says how much slower they are beside a server on the same cores, and a request's seconds outside of them.
+    """
+    alone = fmean(replayed(whole, "random", 1.0, 0.0, seed)["busy"] for seed in range(SEEDS))
+    slower, outside = whole["random"]["busy"] / alone, whole["random"]["outside"]
+    found: dict[str, Any] = {"slower": round(slower, 3), "outside": outside}
     for routing in ("random", "prefix"):
-        shared = min(prompt for (_, turn), prompt in prompts.items() if not turn) // 2
-        fleet = Fleet(2, routing, costs, shared)
-        waiting = sorted({user for user, _ in prompts})
-
-        def begin(now: float, fleet: Fleet = fleet, waiting: list[int] = waiting) -> None:
-            if waiting:
-                user = waiting.pop(0)
-                fleet.arrive(now, Turn(user, 0, prompts[user, 0], TOKENS, now))
-
-        def again(turn: Turn, now: float, fleet: Fleet = fleet, begin: Any = begin) -> None:
-            following = (turn.user, turn.number + 1)
-            if following in prompts:
-                fleet.arrive(now, Turn(*following, prompts[following], TOKENS, now))
-            else:
-                begin(now)
-
-        for _ in range(AT_ONCE):
-            begin(0.0)
-        done = fleet.run(again)
-        rate = sum(each.cached for each in done) / sum(each.prompt for each in done)
-        real = measured["chats"][routing]["hit_rate"]
-        seconds = max(each.first for each in done), measured["chats"][routing]["seconds"]
-        found[routing] = {"hit_rate": round(rate, 4), "measured": real, "off_by": round(rate / real - 1, 3)}
-        found[routing] |= {"seconds": round(seconds[0], 1), "measured_seconds": seconds[1]}
+        played = [replayed(whole, routing, slower, outside, seed) for seed in range(SEEDS)]
+        found[routing] = {}
+        for name in ("hit_rate", "seconds_median", "seconds"):
+            mean, real = fmean(each[name] for each in played), whole[routing][name]
+            found[routing][name] = {"simulated": round(mean, 4), "measured": real, "off_by": round(mean / real - 1, 3)}
     return found
 
 
@@ -309,14 +368,17 @@ def run(found: dict[str, Any], out: Path, price: float, sizes: list[tuple[int, i
             print(machines[-1], flush=True)
             (out / "fleet.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     enough = max(row["replicas"] for row in machines)  # with any routing: else queues grow without end
-    for replicas, users in sizes:
-        seconds = WINDOW * (users / USERS) * (enough / replicas)
-        for name, costs in ways.items():
-            for routing in ROUTINGS:
-                rows.append({"speculation": name, "routing": routing})
-                rows[-1] |= play(replicas, users, seconds, routing, costs, habits)
-                print(rows[-1], flush=True)
-                (out / "fleet.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    asked = [
+        (name, (replicas, users, WINDOW * (users / USERS) * (enough / replicas), routing, costs, habits))
+        for replicas, users in sizes
+        for name, costs in ways.items()
+        for routing in ROUTINGS
+    ]
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        for (name, how), told in zip(asked, pool.imap(_play, [how for _, how in asked]), strict=True):
+            rows.append({"speculation": name, "routing": how[3], **told})
+            print(rows[-1], flush=True)
+            (out / "fleet.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (out / "fleet.html").write_text(page(result), encoding="utf-8")
 
 
@@ -365,21 +427,19 @@ def main() -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["check", "run"])
-    parser.add_argument("bench", type=Path, help="a result of specbuild bench")
-    parser.add_argument("--scale-out", type=Path)
+    parser.add_argument("result", type=Path, help="of specbuild bench, or to check of scale_out.py")
     parser.add_argument("--slots", type=int, default=16, help="sequences that an engine decodes at once")
     parser.add_argument("--price", type=float, default=PRICE)
     parser.add_argument("--sizes", default="10:3000", help="replicas:users, such as 10:3000,100:30000,1000:1000000")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    bench = json.loads(options.bench.read_text())
+    result = json.loads(options.result.read_text())
     if options.what == "check":
-        measured = json.loads(options.scale_out.read_text())
-        print(json.dumps(check(measured, costs_of(costs_from(bench, 4), "speculation")), indent=1))
+        print(json.dumps(check(result["whole"]), indent=1))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     sizes = [(int(replicas), int(users)) for replicas, users in (each.split(":") for each in options.sizes.split(","))]
-    run(costs_from(bench, options.slots), options.out, options.price, sizes)
+    run(costs_from(result, options.slots), options.out, options.price, sizes)
     return 0
 
 

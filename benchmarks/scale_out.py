@@ -1,8 +1,9 @@
 """Test two replicas on this machine: long chats by prefix and random routing, a death, scaling to zero, Ray's overhead.
 
-python benchmarks/scale_out.py BUNDLE [--wide WIDE] --out FILE [--only chats,death,zero,overhead]
+python benchmarks/scale_out.py BUNDLE [--wide WIDE] --out FILE [--only chats,whole,death,zero,overhead]
 
-Texts are compared with those of one engine in this process. Each replica has one thread. Needs the extra `ray`.
+Texts are compared with those of engines without a server. Each replica has one thread. `whole` is `chats` with whole
+answers instead of streams, and with an engine's times, for `fleet.py check`. Needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -35,6 +37,8 @@ TEMPLATE = (  # a question with its answer begins as the question did, as in rea
     "{% if add_generation_prompt %}# assistant:\n{% endif %}"
 )
 USERS, TURNS, AT_ONCE, TOKENS = 50, 10, 6, 24
+CROWDS = (1, 2, 4)  # chats at once, by which an engine is timed
+Took = tuple[int, int, float, float]  # chats at once, prompt tokens read, seconds until all had begun, and per token
 ROW = ("user", "turn", "prompt", "cached", "ttft", "seconds", "replica")
 SYSTEM = "You write Python. Answer with one function and nothing else."
 
@@ -86,13 +90,13 @@ def server(bundle: Path, template: Path | None, *flags: str) -> Iterator[tuple[s
             process.wait(60)
 
 
-async def chat(client: httpx.AsyncClient, user: int, turns: int, told: list[dict[str, Any]]) -> None:
-    """Run a user's chat, turn by turn and streamed; append a row for every request to `told`."""
+async def chat(client: httpx.AsyncClient, user: int, turns: int, told: list[dict[str, Any]], stream: bool) -> None:
+    """Run a user's chat, turn by turn; append a row for every request to `told`."""
     messages = [{"role": "system", "content": SYSTEM}]
     for turn in range(turns):
         messages.append({"role": "user", "content": asked(user, turn)})
-        body = {"messages": messages, "max_tokens": TOKENS, "seed": seed_of(user, turn), "stream": True}
-        body |= {"temperature": 0.8, "stream_options": {"include_usage": True}}
+        body = {"messages": messages, "max_tokens": TOKENS, "seed": seed_of(user, turn), "temperature": 0.8}
+        body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
         row: dict[str, Any] = {"user": user, "turn": turn, "text": "", "done": False}
         told.append(row)
         began = time.perf_counter()
@@ -102,13 +106,15 @@ async def chat(client: httpx.AsyncClient, user: int, turns: int, told: list[dict
                 async for line in response.aiter_lines():
                     if line == "data: [DONE]":
                         row["done"] = True
-                    elif line.startswith("data: "):
-                        event = json.loads(line[6:])
+                    elif line.startswith("data: ") or not stream:
+                        event = json.loads(line.removeprefix("data: "))
+                        row["done"] = not stream
                         if "error" in event:
                             row["error"] = event["error"]
                         for choice in event.get("choices", ()):
-                            row.setdefault("ttft", time.perf_counter() - began)
-                            row["text"] += choice["delta"].get("content") or ""
+                            if stream:
+                                row.setdefault("ttft", time.perf_counter() - began)
+                            row["text"] += choice["delta" if stream else "message"].get("content") or ""
                         if usage := event.get("usage"):
                             row["prompt"] = usage["prompt_tokens"]
                             row["cached"] = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
@@ -119,33 +125,63 @@ async def chat(client: httpx.AsyncClient, user: int, turns: int, told: list[dict
 
 
 async def chats(
-    url: str, users: int, turns: int, at_once: int = AT_ONCE, told: list | None = None
+    url: str, users: int, turns: int, told: list | None = None, stream: bool = True
 ) -> list[dict[str, Any]]:
-    """Run every user's chat, `at_once` at a time; return the requests' rows."""
+    """Run every user's chat, AT_ONCE at a time; return the requests' rows."""
     told, waiting = [] if told is None else told, list(range(users))
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
 
         async def one() -> None:
             while waiting:
-                await chat(client, waiting.pop(0), turns, told)
+                await chat(client, waiting.pop(0), turns, told, stream)
 
-        await asyncio.gather(*(one() for _ in range(at_once)))
+        await asyncio.gather(*(one() for _ in range(AT_ONCE)))
     return told
 
 
-def alone(bundle: Path, users: int, turns: int) -> dict[tuple[int, int], str]:
-    """Return the texts of the same chats by one engine, a request at a time."""
-    texts = {}
-    with Engine.load(bundle, batch_size=4, chat_template=TEMPLATE) as engine:
-        for user in range(users):
-            messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+def decoded(bundle: Path, users: list[int], turns: int) -> tuple[dict[tuple[int, int], str], list[Took]]:
+    """Decode users' chats with one engine of one thread; return the texts, and what took how long.
+
+    1, 2 and 4 chats run at once, turn by turn. In every second group caches help nobody, by salts, so that whole
+    prompts are read.
+    """
+    texts, took, left, number = dict[tuple[int, int], str](), list[Took](), list(users), 0
+    with Engine.load(bundle, batch_size=max(CROWDS), threads=1, chat_template=TEMPLATE) as engine:
+        while left:
+            number, size = number + 1, CROWDS[number % len(CROWDS)]
+            group, left = left[:size], left[size:]
+            messages = [[{"role": "system", "content": SYSTEM}] for _ in group]
             for turn in range(turns):
-                messages.append({"role": "user", "content": asked(user, turn)})
-                params = SamplingParams(TOKENS, temperature=0.8, seed=seed_of(user, turn))
-                (result,) = engine.generate([Chat(list(messages))], params)
-                texts[user, turn] = result.text
-                messages.append({"role": "assistant", "content": result.text})
-    return texts
+                params, salt = list[SamplingParams](), f"{number} {turn}" if number % 2 else None
+                for user, told in zip(group, messages, strict=True):
+                    told.append({"role": "user", "content": asked(user, turn)})
+                    params.append(SamplingParams(TOKENS, temperature=0.8, seed=seed_of(user, turn), cache_salt=salt))
+                results = engine.generate([Chat(list(told)) for told in messages], params)
+                for user, told, result in zip(group, messages, results, strict=True):
+                    texts[user, turn] = result.text
+                    told.append({"role": "assistant", "content": result.text})
+                timed = [result.metrics for result in results]
+                last = max(timed, key=lambda each: each.first_token)
+                read = sum(each.num_prompt_tokens - each.num_cached_tokens for each in timed)
+                began = min(each.submitted for each in timed)
+                took.append((len(group), read, last.first_token - began, last.tpot))
+    return texts, took
+
+
+def alone(bundle: Path, users: int, turns: int) -> tuple[dict[tuple[int, int], str], dict[str, Any]]:
+    """Decode the same chats with two engines side by side, without a server.
+
+    Returns:
+        The texts, and an engine's times while the other core is as busy: `prompt`, seconds per prompt token, and
+        `token`, pairs of how many chats ran at once and seconds per token.
+    """
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        halves = pool.starmap(decoded, [(bundle, list(range(users))[half::2], turns) for half in (0, 1)])
+    took = [each for _, half in halves for each in half]
+    sizes = sorted({size for size, *_ in took})
+    token = [(size, statistics.fmean(tpot for many, _, _, tpot in took if many == size)) for size in sizes]
+    prompt = sum(seconds for _, _, seconds, _ in took) / sum(read for _, read, *_ in took)
+    return halves[0][0] | halves[1][0], {"prompt": prompt, "token": token}
 
 
 def summary(rows: list[dict[str, Any]], texts: dict[tuple[int, int], str]) -> dict[str, Any]:
@@ -154,6 +190,7 @@ def summary(rows: list[dict[str, Any]], texts: dict[tuple[int, int], str]) -> di
     right = [row for row in done if texts[row["user"], row["turn"]] == row["text"]]
     later = [row for row in done if "prompt" in row]
     times = sorted(row["ttft"] for row in done if "ttft" in row)
+    first = {"ttft_median": statistics.median(times), "ttft_p99": times[int(0.99 * (len(times) - 1))]} if times else {}
     return {
         "requests": len(rows),
         "answered": len(done),
@@ -161,8 +198,7 @@ def summary(rows: list[dict[str, Any]], texts: dict[tuple[int, int], str]) -> di
         "clean_errors": sum("error" in row or row.get("status", 200) >= 400 for row in rows if "broken" not in row),
         "broken": sum("broken" in row for row in rows),
         "hit_rate": round(sum(row["cached"] for row in later) / max(sum(row["prompt"] for row in later), 1), 4),
-        "ttft_median": round(statistics.median(times), 4),
-        "ttft_p99": round(times[int(0.99 * (len(times) - 1))], 4),
+        **{name: round(seconds, 4) for name, seconds in first.items()},
         "seconds_median": round(statistics.median(row["seconds"] for row in done), 4),
         "by_replica": {
             name: sum(row.get("replica") == name for row in rows) for name in {row.get("replica") for row in rows}
@@ -170,14 +206,30 @@ def summary(rows: list[dict[str, Any]], texts: dict[tuple[int, int], str]) -> di
     }
 
 
-def routings(bundle: Path, template: Path, users: int, ways: list[str], found: dict[str, Any]) -> dict[str, Any]:
+def engines(metrics: str, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the replicas' engines' busy seconds, and the mean seconds of a request outside of them."""
+    sums = {
+        name: sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(f"specbuild:{name}{{"))
+        for name in ("busy_seconds_total", "e2e_request_latency_seconds_sum", "e2e_request_latency_seconds_count")
+    }
+    busy, inside, count = sums.values()
+    return {
+        "busy": round(busy, 2),
+        "outside": round(statistics.fmean(row["seconds"] for row in rows) - inside / count, 4),
+    }
+
+
+def routings(
+    bundle: Path, template: Path, users: int, ways: list[str], found: dict[str, Any], stream: bool = True
+) -> dict[str, Any]:
     """Run all chats with each routing, and compare the texts with one engine's."""
-    texts = alone(bundle, users, TURNS)
+    texts, found["engine"] = alone(bundle, users, TURNS)
     for routing in ways:
         with server(bundle, template, "--ray", "--num-replicas", "2", "--routing", routing) as (url, _):
             began = time.perf_counter()
-            rows = asyncio.run(chats(url, users, TURNS))
+            rows = asyncio.run(chats(url, users, TURNS, stream=stream))
             found[routing] = summary(rows, texts) | {"seconds": round(time.perf_counter() - began, 1)}
+            found[routing] |= engines(httpx.get(f"{url}/metrics", timeout=60).text, rows)
             found[routing]["rows"] = [[row.get(name) for name in ROW] for row in rows]
             print(routing, {name: told for name, told in found[routing].items() if name != "rows"}, flush=True)
     found["prefix/random"] = round(found["prefix"]["hit_rate"] / found["random"]["hit_rate"], 2)
@@ -186,7 +238,7 @@ def routings(bundle: Path, template: Path, users: int, ways: list[str], found: d
 
 def death(bundle: Path, template: Path) -> dict[str, Any]:
     """Kill one of two replicas under load; return the outcomes of all requests, and of chats without a loss."""
-    texts = alone(bundle, 12, TURNS)
+    texts, _ = alone(bundle, 12, TURNS)
     with server(bundle, template, "--ray", "--num-replicas", "2") as (url, process):
 
         async def work() -> list[dict[str, Any]]:
@@ -266,7 +318,7 @@ def main() -> int:
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--routings", default="random,prefix", help="of the chats; others stay as they were measured")
-    parser.add_argument("--only", default="chats,death,zero,overhead")
+    parser.add_argument("--only", default="chats,whole,death,zero,overhead")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     random.seed(0)
@@ -277,6 +329,9 @@ def main() -> int:
         "chats": lambda: routings(
             options.bundle, template, options.users, options.routings.split(","), found.get("chats", {})
         ),
+        "whole": lambda: routings(
+            options.wide or options.bundle, template, options.users, ["random", "prefix"], {}, False
+        ),
         "death": lambda: death(options.bundle, template),
         "zero": lambda: zero(options.bundle, template),
         "overhead": lambda: {
@@ -285,8 +340,7 @@ def main() -> int:
     }
     for name in options.only.split(","):
         found[name] = work[name]() | {"machine": common.machine()}
-        told = {key: value for key, value in found[name].items() if key not in ("rows", "machine")}
-        print(name, json.dumps(told), flush=True)
+        print(name, {key: value for key, value in found[name].items() if not isinstance(value, dict)}, flush=True)
         options.out.write_text(json.dumps(found) + "\n", encoding="utf-8")
     template.unlink()
     return 0

@@ -44,3 +44,24 @@ def test_a_second_turn_finds_its_first_where_routing_goes_by_prefixes(fleet: Any
     found = {way: fleet.play(4, 60, 200.0, way, costs, habits) for way in fleet.ROUTINGS}
     assert found["prefix"]["hit_rate"] > 1.2 * found["random"]["hit_rate"]
     assert all(each["requests"] > 100 for each in found.values())
+
+
+def test_a_check_holds_what_was_simulated_beside_what_was_measured(fleet: Any) -> None:
+    """Held against itself, with engines twice as slow and a tenth of a second outside of them, it is never off."""
+    rows = [[user, turn, 50 + 60 * turn, 0] for user in range(12) for turn in range(4)]
+    whole = {"engine": {"prompt": 0.001, "token": [[1, 0.01], [2, 0.012], [4, 0.016]]}, "random": {"rows": rows}}
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        for routing in ("random", "prefix"):
+            played = [fleet.replayed(whole, routing, 2.0, 0.1, seed) for seed in range(fleet.SEEDS)]
+            means = {name: sum(each[name] for each in played) / len(played) for name in played[0]}
+            whole[routing] = {"rows": rows, "outside": 0.1} | means
+        found = fleet.check(whole)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    assert found["slower"] == pytest.approx(2, rel=0.15)
+    for routing in ("random", "prefix"):
+        assert tuple(found[routing]) == ("hit_rate", "seconds_median", "seconds")
+        assert all(abs(told["off_by"]) < 0.15 for told in found[routing].values()), found
+    hits = {routing: found[routing]["hit_rate"]["simulated"] for routing in ("random", "prefix")}
+    assert hits["prefix"] > hits["random"] > 0

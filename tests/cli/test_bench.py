@@ -153,7 +153,7 @@ def test_an_interrupt_leaves_nothing(
         (("--concurrency", "1;2"), "not a list of whole numbers"),
         (("--trees", "star:3"), "unknown tree 'star:3'"),
         (("--trees", "chain:64"), "verifies at most 63"),
-        (("--drafter", "model"), "built without a draft"),
+        (("--drafter", "model"), "has no draft"),
         (("--temperature", "-1"), "specbuild: temperature must be"),
         (("--seed", "-1"), "seed must be"),
         (("-n", 0), "max_new_tokens must be"),

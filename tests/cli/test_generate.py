@@ -501,7 +501,7 @@ def test_a_missing_bundle(specbuild: Command, tmp_path: Path) -> None:
 
 def test_a_draft_that_is_not_there(specbuild: Command, tiny_bundle: Path) -> None:
     line = specbuild("generate", tiny_bundle, "-p", "x", "--drafter", "model").refusal()
-    assert "without a draft" in line
+    assert "has no draft" in line
 
 
 @pytest.mark.parametrize("command", ["build", "inspect", "generate", "verify", "doctor"])

@@ -71,7 +71,7 @@ def replaced(kernels: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:
             path = list[int]()
             for node, token in zip(out["path"][0], out["emitted"][0, : out["length"][0]].tolist(), strict=False):
                 path.append(int(node))
-                self.emission.emit(sequence, token)
+                sequence.emit(token, self.emission.eos)
                 if sequence.finish_reason:
                     break
             self.target.commit(sequence.slot, [root + node for node in path], root)

@@ -75,7 +75,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"structural_tag": TAG | {"structures": [{"begin": "<f"}]}}, "needs begin, schema and end"),
     ({"structural_tag": TAG | {"structures": [TAG["structures"][0] | {"schema": 3}]}}, "must be a JSON schema"),  # type: ignore[operator]
     ({"colour": "red"}, "unknown field 'colour'"),
-    ("json", "must be an object"),
+    ("json", "give an object"),
 ]
 
 
