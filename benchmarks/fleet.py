@@ -120,7 +120,10 @@ class Fleet:
                 self._route(now, what)
             elif self.replicas[number].version == what:
                 self._advance(self.replicas[number], now)
-                (self._begin if kind == BEGINS else self._end)(now, number, again)
+                if kind == BEGINS:
+                    self._begin(now, number)
+                else:
+                    self._end(now, number, again)
         return self.done
 
     def _route(self, now: float, turn: Turn) -> None:
@@ -182,7 +185,7 @@ class Fleet:
         if times:
             heapq.heappush(self.events, (*min(times), number, replica.version))
 
-    def _begin(self, now: float, number: int, again: Any) -> None:
+    def _begin(self, now: float, number: int) -> None:
         replica = self.replicas[number]
         _, slot = heapq.heappop(replica.prompts)
         turn = replica.turns[slot]

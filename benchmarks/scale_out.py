@@ -340,7 +340,12 @@ def main() -> int:
     }
     for name in options.only.split(","):
         found[name] = work[name]() | {"machine": common.machine()}
-        print(name, {key: value for key, value in found[name].items() if not isinstance(value, dict)}, flush=True)
+        told = {
+            key: {part: each for part, each in value.items() if part != "rows"} if isinstance(value, dict) else value
+            for key, value in found[name].items()
+            if key != "machine"
+        }
+        print(name, json.dumps(told), flush=True)
         options.out.write_text(json.dumps(found) + "\n", encoding="utf-8")
     template.unlink()
     return 0

@@ -90,5 +90,5 @@ def _decoded(handle: Handle, count: int) -> Result:
             raise EngineClosedError("the engine was closed before the text was decoded again: load the bundle again")
         if result.finish_reason == "length":
             ended = len(result.token_ids)
-            raise OptionError(f"this engine ends the text after {ended} tokens, the receipt has {count}: allow longer")
+            raise OptionError(f"this engine ends the text after {ended} tokens, the receipt has {count}: allow more")
     return result

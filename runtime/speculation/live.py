@@ -178,9 +178,9 @@ class LiveTimings:
             expected = times.once or seconds_at(times.draft_rows, rows)
         else:
             expected = seconds_at(times.verify_rows, rows)
-        shape = self._note(part, shape_of(rows), count * expected, seconds)
+        shape = self._note(part, kind := shape_of(rows), count * expected, seconds)
         if part == "verify":
-            self._shape, self._last = shape, (shape_of(rows), self._seen)
+            self._shape, self._last = shape, (kind, self._seen)
             self._verified.append(self._seen)
 
     def round(self, seconds: float, sequences: int, drafted: int, sampled: bool, grown: int = 1) -> None:
